@@ -29,7 +29,7 @@ from rich.text import Text
 
 CHECKOUT: Final = Path(__file__).resolve().parent.parent
 COLUMNS: Final = (60, 100, 200)
-_LINES: Final = 100
+_LINES: Final = 300  # more than any of them prints
 # Widths and heights of windows.
 _WINDOWS: Final = {"one": (390, 760), "five": (1280, 720)}
 _FIVE: Final = """

@@ -175,6 +175,8 @@ class Semantics:
             value = getattr(self, name)
             classes = (int, float) if kind is float else kind
             check_argument(isinstance(value, classes), name, f"is {value!r}, {_SPOKEN[kind]}")
+            held = isinstance(value, float) or abs(value) <= _LARGEST
+            check_argument(held, name, f"is {value!r}, larger than tensors hold")
         for name, choices in _choices().items():
             value = getattr(self, name)
             if value not in choices:  # what was likely meant is searched for then alone
@@ -220,6 +222,7 @@ class Semantics:
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+_LARGEST: Final = 1 << 62  # a place is added to it in 64 bits
 _SPOKEN: Final = {bool: "not True or False", int: "not an integer", float: "not a number"}
 
 

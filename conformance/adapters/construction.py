@@ -30,6 +30,8 @@ HEADS: Final = 3
 HEAD_SIZE: Final = WIDTH // HEADS
 # Of heads that share keys and values: as many in a group as no other size is.
 GROUPED_HEADS: Final = 6
+# Where a width cannot be cut into HEADS.
+_OTHER_HEADS: Final = 4
 # Longer than any sequence that a clause asks for; a triangle of so many booleans is 1.6 MB.
 LONGEST: Final = 1280
 
@@ -74,7 +76,8 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
     """An instance, and how it was constructed; ConstructionError where that cannot be done.
 
     One that has to be told how many heads keys and values have gets fewer than queries have. Where
-    a width is refused, so are multiples of the numbers that the refusal names.
+    a width is refused, so are multiples of the numbers that the refusal names; and the width that
+    a constructor has from elsewhere, where nothing is answered otherwise.
     """
     try:
         built, how = _instance_of(kind, num_heads, 1)
@@ -85,7 +88,23 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
                 break
         else:
             raise
+    fixed = _fixed_widths(built)
+    if fixed and _answering(built) is None:
+        for width in fixed:
+            with contextlib.suppress(ConstructionError):
+                other, how_other = _instance_of(kind, num_heads, 1, width)
+                if _answering(other) is not None:
+                    return other, how_other
     return materialised(built), how
+
+
+def _fixed_widths(built: nn.Module) -> list[int]:
+    """The widths of inputs of matrices that none of the sizes given to a constructor makes."""
+    matrices = [
+        one for one in built.parameters() if not nn.parameter.is_lazy(one) and one.dim() > 1
+    ]
+    sizes = dict.fromkeys(one.shape[-1] for one in matrices)
+    return [size for size in sizes if size != HEAD_SIZE and size % WIDTH]
 
 
 def _divisors_named(why: str) -> list[int]:
@@ -110,7 +129,7 @@ def _is_lazy(module: nn.Module) -> bool:
 
 
 def _instance_of(
-    kind: type[nn.Module], num_heads: int | None, divisor: int
+    kind: type[nn.Module], num_heads: int | None, divisor: int, width: int | None = None
 ) -> tuple[nn.Module, str]:
     required = [
         parameter
@@ -118,7 +137,7 @@ def _instance_of(
         if parameter.default is inspect.Parameter.empty and parameter.kind in _NAMED
     ]
     names = [parameter.name for parameter in required]
-    sizes = Sizes(num_heads, names, divisor)
+    sizes = Sizes(num_heads, names, divisor, width)
     unknown = [name for name in names if sizes.value(name) is _UNKNOWN]
     if unknown and len(required) == 1 and not _is_number(required[0]):
         return _of_settings(kind, required[0].name, num_heads, divisor)
@@ -188,12 +207,16 @@ def _answering(built: nn.Module) -> Trial | None:
 class Sizes:
     """What parameters of a constructor are given, by the words of their names."""
 
-    def __init__(self, num_heads: int | None, names: list[str], divisor: int = 1) -> None:
+    def __init__(
+        self, num_heads: int | None, names: list[str], divisor: int = 1, width: int | None = None
+    ) -> None:
         shared = any(_says_shared(name) for name in names)
         self.heads = num_heads or (GROUPED_HEADS if shared else HEADS)
+        if width is not None and width % self.heads:
+            self.heads = math.gcd(width, _OTHER_HEADS)
         divisors = [count for count in range(1, self.heads) if self.heads % count == 0] or [1]
         self.kv_heads = divisors[len(divisors) // 2]
-        self.width = math.lcm(self.heads * HEAD_SIZE, divisor)
+        self.width = width or math.lcm(self.heads * HEAD_SIZE, divisor)
         self.head_size = self.width // self.heads
 
     def choices(self, name: str) -> tuple[Any, ...]:

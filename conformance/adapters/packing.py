@@ -47,7 +47,8 @@ class Holder:
     layout
         How the rows of several roles mingle: ``blocks`` one role after the other, ``grouped`` the
         roles of each key/value head together, ``hdk`` and ``dkh`` axes in that order: head (h),
-        channel (d), role (k). ``shared`` is one small matrix for each head's part of the tokens.
+        channel (d), role (k). ``parts`` are small matrices, one a head or one
+        for all, each of a head's part of the tokens.
     axes
         Of a parameter with an axis of heads: its axes in the order of (heads, channels) and width;
         one axis stands for a bias of heads and channels.
@@ -82,9 +83,8 @@ class Holder:
     def read(self, module: nn.Module, sizes: HeadSizes) -> dict[str, Tensor]:
         """A copy of what is held, by role, as ``(out, in)`` matrices (or biases)."""
         parts = [self._as_matrix(parameter.detach()) for parameter in self.parameters(module)]
-        packed = torch.cat(parts)
-        if self.layout == "shared":
-            packed = _for_each_head(packed, sizes.num_heads)
+        by_part = self.layout == "parts"
+        packed = _side_by_side(parts, sizes.num_heads) if by_part else torch.cat(parts)
         unpacked = unpack(packed, self.roles, self.layout, sizes)
         return {role: part.clone() for role, part in unpacked.items()}
 
@@ -92,8 +92,8 @@ class Holder:
     def write(self, module: nn.Module, sizes: HeadSizes, parts: Mapping[str, Tensor]) -> None:
         """Load what it holds, in place; raises DeclarationError for another shape."""
         packed = pack(parts, self.roles, self.layout, sizes)
-        if self.layout == "shared":
-            packed = self._for_one_head(packed, sizes.num_heads)
+        if self.layout == "parts":
+            packed = self._of_parts(module, packed, sizes.num_heads)
         views = [self._as_rows(parameter) for parameter in self.parameters(module)]
         shapes = [self._as_matrix(parameter).shape for parameter in self.parameters(module)]
         rows = [shape[0] for shape in shapes]
@@ -107,14 +107,16 @@ class Holder:
         for view, part in zip(views, packed.split(rows), strict=True):
             view.copy_(part.reshape(view.shape))
 
-    def _for_one_head(self, packed: Tensor, heads: int) -> Tensor:
-        """The small matrix (or bias) of every head; DeclarationError where they are not one."""
-        rows = packed.shape[0] // heads
-        small = packed[:rows, : packed.shape[1] // heads] if packed.dim() > 1 else packed[:rows]
-        if not torch.equal(_for_each_head(small, heads), packed):
-            msg = f"{self.path} is one matrix for all heads, which can hold no other for each"
+    def _of_parts(self, module: nn.Module, packed: Tensor, heads: int) -> Tensor:
+        """The small matrices (or biases); DeclarationError where these are not all of it."""
+        by_head = packed.chunk(heads)
+        if packed.dim() > 1:
+            by_head = tuple(rows.chunk(heads, 1)[head] for head, rows in enumerate(by_head))
+        small = [*by_head[: len(self.parameters(module))]]
+        if not torch.equal(_side_by_side(small, heads), packed):
+            msg = f"{self.path} is of a head's part of the tokens, and can hold no other weights"
             raise DeclarationError(msg)
-        return small
+        return torch.cat(small)
 
     def _as_matrix(self, stored: Tensor) -> Tensor:
         """A parameter as ``(out, in)``, or its numbers as one axis for a bias."""
@@ -141,21 +143,21 @@ class StoredProjections:
         """Whether a projection has a bias."""
         return any(role in holder.roles for holder in self.biases)
 
-    def for_all_heads(self) -> StoredProjections:
-        """The same with one matrix each of query, key and value for all heads."""
+    def in_parts(self) -> StoredProjections:
+        """The same with small matrices of query, key and value, each of a head's part of tokens."""
 
-        def shared(holders: tuple[Holder, ...]) -> tuple[Holder, ...]:
+        def cut(holders: tuple[Holder, ...]) -> tuple[Holder, ...]:
             return tuple(
-                holder if holder.roles == "o" else replace(holder, layout="shared")
+                holder if holder.roles == "o" else replace(holder, layout="parts")
                 for holder in holders
             )
 
-        return StoredProjections(matrices=shared(self.matrices), biases=shared(self.biases))
+        return StoredProjections(matrices=cut(self.matrices), biases=cut(self.biases))
 
     @property
     def is_free(self) -> bool:
-        """Whether any weights can be loaded: one matrix cannot hold several heads'."""
-        return all(holder.layout != "shared" for holder in self.matrices)
+        """Whether any weights can be loaded: small matrices hold none between parts of tokens."""
+        return all(holder.layout != "parts" for holder in self.matrices)
 
     @property
     def has_output(self) -> bool:
@@ -200,16 +202,17 @@ def _bias(weights: golden.ProjectionWeights, role: str) -> Tensor:
     return matrix.new_zeros(matrix.shape[0]) if bias is None else bias
 
 
-def _for_each_head(small: Tensor, heads: int) -> Tensor:
-    """A matrix of a head's part of the tokens as that of all heads, block by block."""
-    return torch.block_diag(*[small] * heads) if small.dim() > 1 else small.repeat(heads)
+def _side_by_side(small: list[Tensor], heads: int) -> Tensor:
+    """Matrices of parts of the tokens as one, block by block; one alone is that of every head."""
+    blocks = small * heads if len(small) == 1 else small
+    return torch.block_diag(*blocks) if small[0].dim() > 1 else torch.cat(blocks)
 
 
 def supports(layout: str, roles: str, sizes: HeadSizes) -> bool:
     """Whether a layout makes sense for these sizes: some need every role to have equal heads."""
     if layout == "blocks":
         return True
-    if layout == "shared":
+    if layout == "parts":
         return sizes.num_heads == sizes.num_kv_heads
     if len(roles) == 1:
         return False

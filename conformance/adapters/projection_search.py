@@ -30,7 +30,7 @@ from .packing import (
     possible_sizes,
     supports,
 )
-from .projections import INSIDE, Options, how_to_name, options, recipes
+from .projections import INSIDE, OWN_WEIGHTS, Options, how_to_name, options, recipes
 from .trial import LENGTHS, PROBES, Inputs, Trial
 
 Semantics = golden.Semantics
@@ -267,12 +267,14 @@ def _opened(module: nn.Module, request: ModuleRequest, calling: Calling) -> Proj
             trial=_trial(module, request, calling, possible),
         )
         hypotheses = tuple(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
-        if not hypotheses:
-            hypotheses = tuple(_with_one_matrix_for_all(search))
+        _settle(search.trial, hypotheses)
+        if not search.trial.answered and (in_parts := tuple(_in_parts(search))):
+            hypotheses = in_parts
+            _settle(search.trial, hypotheses)
         if not hypotheses:
             search, notes = _with_any_heads(search), []
             hypotheses = tuple(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
-        _settle(search.trial, hypotheses)
+            _settle(search.trial, hypotheses)
         request.known[key] = dataclasses.replace(
             search, hypotheses=hypotheses, notes=tuple(notes), read={}
         )
@@ -364,26 +366,29 @@ def _hypotheses(search: ProjectionSearch) -> Iterator[Hypothesis]:
                     yield Hypothesis(choice=choice, recipe=recipe, sizes=sizes)
 
 
-def _with_one_matrix_for_all(search: ProjectionSearch) -> Iterator[Hypothesis]:
-    """Readings in which every head projects its own part of the tokens by the same matrices."""
+def _in_parts(search: ProjectionSearch) -> Iterator[Hypothesis]:
+    """Readings in which every head projects its own part of the tokens by small matrices."""
     for choice, assignment in enumerate(search.possible.assignments):
+        inputs = [leaf for roles, leaf in assignment.items() if roles != "o"]
+        counts = {leaf.count for leaf in inputs}
         for recipe in recipes(assignment, search.possible.biases):
             pairs = zip(recipe.matrices, assignment.values(), strict=True)
             shapes = {holder.roles: leaf.read_by(holder) for holder, leaf in pairs}
-            small = {shapes[role] for role in "qkv" if role in shapes}
-            merged = shapes.get("o", (0, 0))[1]
-            rows, columns = next(iter(small), (0, 1))
-            heads_apart = any(holder.axes for holder in recipe.matrices)
-            alike = len(small) == 1 and set(shapes) == set("qkvo") and rows == columns
-            if heads_apart or not alike or merged % rows:
+            small = {shapes[roles] for roles in "qkv" if roles in shapes}
+            if any(holder.axes for holder in recipe.matrices) or {*shapes} - {"o"} != {*"qkv"}:
                 continue
-            count = merged // rows
-            if search.heads not in (None, (count,)):
+            if len(small) > 1 or len(counts) > 1:
                 continue
+            ((rows, columns),), (stacked,) = small, counts
+            merged = shapes["o"][1] if "o" in shapes else None
+            heads = merged // columns if merged else max(stacked, *search.heads or (1,))
             sizes = HeadSizes(
-                num_heads=count, num_kv_heads=count, head_size=rows, value_head_size=rows
+                num_heads=heads, num_kv_heads=heads, head_size=columns, value_head_size=columns
             )
-            yield Hypothesis(choice=choice, recipe=recipe.for_all_heads(), sizes=sizes)
+            as_many = heads > 1 and stacked in (1, heads) and search.heads in (None, (heads,))
+            square = rows == stacked * columns and merged in (None, heads * columns)
+            if as_many and square:
+                yield Hypothesis(choice=choice, recipe=recipe.in_parts(), sizes=sizes)
 
 
 def _fits(module: nn.Module, recipe: StoredProjections, sizes: HeadSizes) -> bool:
@@ -544,9 +549,12 @@ def _unfit(search: ProjectionSearch) -> str:
         for leaf in search.possible.leaves
     )
     number = "any number of heads" if search.heads is None else f"{search.heads[0]} heads"
+    freed = dataclasses.replace(search, heads=None, kv_heads=None)
+    others = next(_hypotheses(freed), None) is not None
+    lead = f"pass num_heads= and num_kv_heads=, or {INSIDE}" if others else OWN_WEIGHTS
     return (
         f"the matrices of {search.request.shown} (out, in: {shapes}) cannot be multi-head "
-        f"attention with {number}: pass num_heads= and num_kv_heads=, or {INSIDE}"
+        f"attention with {number}: {lead}"
     )
 
 

@@ -201,12 +201,12 @@ INSIDE: Final = (
     "it alone, where it finds one)"
 )
 # What is done where the weights are kept in no matrices.
-_OWN_WEIGHTS: Final = (
+OWN_WEIGHTS: Final = (
     "declare it with the weights that it has, conformance.fixed_layer(module, "
     "conformance.ProjectionWeights(q=q, k=k, v=v, o=o), num_heads=4), each reshaped to a matrix "
     "[out, in] in which a head's rows are neighbours"
 )
-_NO_MATRICES: Final = f"no matrices: {_OWN_WEIGHTS}"
+_NO_MATRICES: Final = f"no matrices: {OWN_WEIGHTS}"
 _NO_WEIGHTS: Final = (
     "it has no parameters): where it takes heads that are projected already, pass a function that "
     "calls it to conformance.core"
@@ -245,7 +245,7 @@ def options(shown: str, module: nn.Module, projections: Mapping[str, str] | None
             what = f"it has {titles}): {how_to_name(result)}"
         else:
             shapes = [f"{name} {list(one.shape)}" for name, one in module.named_parameters()]
-            what = f"it has {few(shapes, _MOST_SHOWN)}): {_OWN_WEIGHTS}" if shapes else _NO_WEIGHTS
+            what = f"it has {few(shapes, _MOST_SHOWN)}): {OWN_WEIGHTS}" if shapes else _NO_WEIGHTS
         msg = f"{shown} has no matrices that could be query, key and value projections ({what}"
         raise DeclarationError(msg)
     return Options(tuple(assignments), biases, tuple(result), len(assignments) == 1)

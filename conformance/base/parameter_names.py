@@ -19,9 +19,8 @@ _WORDS: Final = {
     **dict.fromkeys(("o", "out", "output", "outputs", "unifyheads", "unify", "combine"), "o"),
 }
 _FILLERS: Final = frozenset(
-    "w b weight weights bias biases linear linears lin fc proj projs projection projections layer "
-    "layers dense net to attn attention attentions head heads self cross multi matrix mat c param "
-    "transform map mapping".split()
+    "w b weight bias biases linear lin fc proj projection layer dense net to attn attention head "
+    "self cross multi matrix mat c param transform map mapping".split()
 )
 _PREFIXES: Final = ("to", "w", "b", "linear", "lin", "fc", "proj")
 _SUFFIXES: Final = ("projection", "proj", "linear", "lin", "layer")
@@ -69,7 +68,7 @@ def role_of(path: str) -> tuple[str, bool]:
         roles = _clear_role(component)
         if roles:
             return roles, True
-    vague = bool(components) and all(word in _FILLERS for word in _split(components[-1]))
+    vague = bool(components) and all(map(_is_filler, _split(components[-1])))
     return ("o", False) if vague else ("", False)
 
 
@@ -89,7 +88,7 @@ def _clear_role(component: str) -> str:
         return "qkv"
     roles = ""
     for word in words:
-        if word in _FILLERS:
+        if _is_filler(word):
             continue
         read = _read_word(word)
         if not read:
@@ -99,6 +98,11 @@ def _clear_role(component: str) -> str:
     if len(set(roles)) < len(roles) or (fused and "o" in roles):
         return ""
     return roles
+
+
+def _is_filler(word: str) -> bool:
+    """Whether a word, or what it is the plural of, tells no role."""
+    return word in _FILLERS or word.removesuffix("s") in _FILLERS
 
 
 def _read_word(word: str) -> str:

@@ -442,10 +442,11 @@ def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Te
             expected=list(shown),
             got=list(tensor.shape),
         )
-    if tensor.is_complex() or not tensor.is_floating_point():
+    # Eight bits are how numbers are kept: torch compares and adds none of them.
+    if not tensor.is_floating_point() or tensor.element_size() == 1:
         _refuse(
             "dtype",
-            f"{has} dtype {tensor.dtype}, not a floating-point one",
+            f"{has} dtype {tensor.dtype}, not a floating-point one of 16 bits or more",
             expected=str(inputs.query.dtype),
             got=str(tensor.dtype),
         )

@@ -25,7 +25,7 @@ from ._options import (
     to_file_or_output,
 )
 from ._output import check_files, printing, progress_bar, stream_for, write_to
-from .completion import complete_clauses, complete_targets
+from .completion import complete_explained, complete_targets
 
 
 @click.command(name="list", cls=Command)
@@ -61,7 +61,7 @@ def list_command(*, as_json: bool) -> int:
     nargs=-1,
     required=True,
     metavar="CLAUSE|FAMILY|MISTAKE...",
-    shell_complete=complete_clauses,
+    shell_complete=complete_explained,
 )
 def explain_command(*, names: tuple[str, ...]) -> int:
     """Say what a clause requires, why, and how it is checked; or what a mistake is.

@@ -1,4 +1,4 @@
-"""``conformance completion``: clauses, targets and files at the press of a key, in three shells.
+"""``conformance completion``: clauses, mistakes, targets and files, in three shells.
 
 What completes a word runs at each press: it reads files and imports no torch.
 """
@@ -27,6 +27,8 @@ from ._help import Command
 Completed = list[CompletionItem[str]]
 Complete = Callable[[click.Context, click.Parameter, str], Completed]
 _CLAUSES: Final = Path(__file__).resolve().parent.parent / "clauses"
+# The names of mistakes, of which many are put together by code that needs torch.
+_MISTAKES: Final = Path(__file__).resolve().with_name("mistakes.txt")
 _SLUG: Final = re.compile(r'^@clause\(\s*"([^"]+)"', re.MULTILINE)
 _VARIABLE: Final = "_CONFORMANCE_COMPLETE"
 _PROGRAM: Final = "conformance"
@@ -45,6 +47,14 @@ def complete_clauses(
     slugs = written_slugs()
     families = dict.fromkeys(slug.partition(".")[0] for slug in slugs)
     return _beginning(incomplete, slugs if "." in incomplete else [*families, *slugs])
+
+
+def complete_explained(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> Completed:
+    """Clauses and families, and of what is begun the names of mistakes, too."""
+    mistakes = _MISTAKES.read_text(encoding="utf-8").split() if incomplete else []
+    return [*complete_clauses(context, parameter, incomplete), *_beginning(incomplete, mistakes)]
 
 
 def complete_targets(

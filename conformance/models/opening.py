@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from ..base.printable_text import few
 from ..base.record import SiteEntry
 from ..graphs.process import Array, GraphProcess
 from ..graphs.protocol import GraphLost, GraphRefused
@@ -122,18 +123,11 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) 
     second = model.taken.get("second length", (length,))[-1]
     call = model.call(batch, (length, second if model.has_two_sequences else length), None, _SEED)
     said = np.arange(length) > 0
-    feeds = {
-        name: np.broadcast_to(said, value.shape).astype(value.dtype) if name in masks else value
-        for name, value in call.feeds.items()
-    }
-    call = replace(call, feeds=feeds)
-    try:
-        first, other = (_effect(model, call, place) for place in (0, 1))
-    except (GraphRefused, GraphLost):  # nothing is seen: the names of the masks are believed
-        return model
-    if max(first, other) * HIDDEN_PART < min(first, other) or first == other:
-        return model
-    hides = other < first
+    seen = _told_apart(model, call, dict.fromkeys(masks, said))
+    if seen is None:
+        added = () if documented else [e for e in model.inputs if e.name in masks]
+        return _with_added(model, call, added)
+    hides = seen == (1, 0)
     turned = sorted(name for name in masks if hides and name.endswith(ATTENTION_MASK))
     believed = turned if documented else []
     inputs = tuple(
@@ -153,6 +147,45 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) 
     return replace(
         model, inputs=inputs, warnings=(*model.warnings, *warnings), inverted=tuple(believed)
     )
+
+
+def _with_added(model: WholeModel, call: ModelCall, masks: Iterable[ModelInput]) -> WholeModel:
+    """The model with masks of floats that hide where they are added to the scores, if they do.
+
+    A warning says so: who gives ones and zeros hides nothing.
+    """
+    added = {e.name: replace(e, added=True) for e in masks if e.dtype.kind == "f"}
+    keep = np.arange(call.lengths[0])[None] > 0
+    said = {name: entry.mask(keep)[0] for name, entry in added.items()}
+    if not added or _told_apart(model, call, said) != (0, 1):
+        return model
+    inputs = tuple(added.get(entry.name, entry) for entry in model.inputs)
+    warning = (
+        f"{few(list(added))} is added to the scores: 0 stands for a token to attend to, and a "
+        "large negative number for one that is hidden; ones and zeros hide nothing"
+    )
+    return replace(model, inputs=inputs, warnings=(*model.warnings, warning))
+
+
+def _told_apart(
+    model: WholeModel, call: ModelCall, said: Mapping[str, Array]
+) -> tuple[int, int] | None:
+    """Which of the first two tokens is hidden from the last, then which is seen, by some masks.
+
+    None where both are, or neither is.
+    """
+    masks = {
+        name: np.broadcast_to(value, call.feeds[name].shape).astype(call.feeds[name].dtype)
+        for name, value in said.items()
+    }
+    call = replace(call, feeds={**call.feeds, **masks})
+    try:
+        first, other = (_effect(model, call, place) for place in (0, 1))
+    except (GraphRefused, GraphLost):  # nothing is seen: the names of the masks are believed
+        return None
+    if max(first, other) * HIDDEN_PART < min(first, other) or first == other:
+        return None
+    return (0, 1) if first < other else (1, 0)
 
 
 def is_decoder(module: Any) -> bool:

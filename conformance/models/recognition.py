@@ -52,8 +52,9 @@ def is_model(graph: ModelGraph) -> bool:
     """Whether a graph is more than one attention with its projections.
 
     It attends to what it makes of whole numbers, such as tokens; or it embeds some beside its
-    floats; or one attention is computed from the answer of another; or it is a layer of a model:
-    with at least two of a residual sum, a normalisation and a bend such as ReLU.
+    floats; or one attention is computed from the answer of another; or its answer holds weights
+    alone; or it is a layer of a model: with at least two of a residual sum, a normalisation and a
+    bend such as ReLU.
     """
     cores = [core for _, core in attention_cores(graph)]
     good = [core for core in cores if isinstance(core, Core)]
@@ -66,6 +67,8 @@ def is_model(graph: ModelGraph) -> bool:
     if any(_embeds(graph, name) for name in graph.inputs):
         return True
     heads = {core.heads for core in good}
+    if heads.isdisjoint(graph.answered):
+        return True
     last = good[-1]
     above = [graph.wiring.above(part.name) for part in (last.query, last.key, last.value)]
     return any(heads & names for names in above) or _is_layer(graph, last)

@@ -75,7 +75,7 @@ class Sizes:
     def _read_by(self, name: str) -> list[str]:
         """What the numbers of a tensor are worked out from."""
         node = self._wiring.producer.get(name)
-        known = node is not None and node.op_type in _OPERATORS and node.domain in _STANDARD
+        known = node is not None and node.op_type in _OPERATORS and node.domain in _DOMAINS
         return [entry for entry in node.input if entry] if node is not None and known else []
 
     def _follow(self, node: Node) -> None:
@@ -104,6 +104,7 @@ class Sizes:
 
         Runtimes know operators in versions before their first one.
         """
+        node = _as_standard(node)
         if node.domain not in _STANDARD or not onnx.defs.has(node.op_type):
             return {}
         make, kind_of = onnx.helper.make_tensor_type_proto, onnx.helper.tensor_dtype_to_np_dtype
@@ -148,9 +149,8 @@ class Sizes:
         known = [shape for shape in shapes if shape is not None]
         if not known or len(known) < len(shapes):
             return None
-        if node.op_type == "MatMul" and min(map(len, known)) > 1:
-            lead = _broadcast([known[0][:-2], known[1][:-2]])
-            return (*lead, known[0][-2], known[1][-1])
+        if node.op_type in _PRODUCTS and min(map(len, known)) > 1:
+            return _product(node, *known[:2])
         return _broadcast(known) if node.op_type in _ELEMENTWISE else None
 
     def _attended(self, node: Node, above: Shape | None) -> Shape | None:
@@ -173,7 +173,7 @@ class Sizes:
         work = _OPERATORS.get(node.op_type)
         values = [self._numbers.get(entry) if entry else None for entry in node.input]
         unknown = any(e for e, value in zip(node.input, values, strict=True) if value is None)
-        if work is None or unknown or node.domain not in _STANDARD:
+        if work is None or unknown or node.domain not in _DOMAINS:
             return None
         try:
             with np.errstate(all="ignore"):
@@ -214,6 +214,27 @@ class Sizes:
         own = attributes(node)
         sizes = [size if isinstance(size, int) else math.nan for size in shape]
         return np.array(sizes[own.get("start", 0) : own.get("end", len(sizes))])
+
+
+def _as_standard(node: Node) -> Node:
+    """A node that onnxruntime fused with an activation, as the standard's; any other as it is."""
+    name = node.op_type.removeprefix("Fused")
+    if node.domain in _STANDARD or name == node.op_type or not onnx.defs.has(name):
+        return node
+    schema = onnx.defs.get_schema(name)
+    own = {key: value for key, value in attributes(node).items() if key in schema.attributes}
+    if any(not key.startswith("activation") for key in attributes(node).keys() - own.keys()):
+        return node
+    return onnx.helper.make_node(name, node.input[: schema.max_input], node.output, **own)
+
+
+def _product(node: Node, first: Shape, second: Shape) -> Shape | None:
+    """The shape of a product, whose operands onnxruntime may turn."""
+    own = attributes(node)
+    if own.get("transBatchA") or own.get("transBatchB"):
+        return None
+    rows, columns = (-1 if own.get("transA") else -2), (-2 if own.get("transB") else -1)
+    return (*_broadcast([first[:-2], second[:-2]]), first[rows], second[columns])
 
 
 def _of_columns(_sizes: Sizes, node: Node, above: Shape | None) -> Shape | None:
@@ -308,14 +329,16 @@ _SHAPES: Final[Mapping[str, Callable[[Node, Shape | None, Array | None], Shape |
     "Reshape": _reshaped,
     # Of onnxruntime's own domain.
     **dict.fromkeys(
-        "BiasGelu FastGelu GroupQueryAttention MultiHeadAttention QuickGelu "
-        "SimplifiedLayerNormalization SkipLayerNormalization "
+        "BiasGelu DequantizeLinear FastGelu GroupQueryAttention MultiHeadAttention QuantizeLinear "
+        "QuickGelu SimplifiedLayerNormalization SkipLayerNormalization "
         "SkipSimplifiedLayerNormalization".split(),
         _kept,
     ),
 }
 _STANDARD: Final = ("", "ai.onnx")
+# onnxruntime's own has operators of the standard's names for further types.
 _DOMAINS: Final = (*_STANDARD, "com.microsoft")
+_PRODUCTS: Final = ("FusedMatMul", "MatMul")
 _ELEMENTWISE: Final = frozenset("Add And Div Max Min Mul Or Pow Sub Where".split())
 Work = Callable[[Node, list[Any]], Array]
 

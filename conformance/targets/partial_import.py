@@ -1,7 +1,7 @@
 """Runs what a target needs of a notebook, or of a file that does not import whole.
 
-Of a notebook that is imports, definitions and plain values; nothing else is run. What is left out,
-and what fails, is told where the target needs it.
+Of a notebook that is imports, definitions, and what gives values to the names that these use, as
+long as it has no effects. What is left out, and what fails, is told where the target needs it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import hashlib
 import importlib
 import linecache
 import os
+import symtable
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +23,7 @@ from typing import Any, Final, Never
 
 from ..base.printable_text import few
 from ..errors import DeclarationError, UsageError, lines_to_paste
+from .effects import EffectError, without_effects
 from .loading import (
     closest,
     guarded,
@@ -35,18 +38,13 @@ from .notebooks import cells_of, is_notebook
 
 _DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _IMPORTS: Final = (ast.Import, ast.ImportFrom)
-_SCOPES: Final = (
-    *_DEFINITIONS,
-    ast.Lambda,
-    ast.ListComp,
-    ast.SetComp,
-    ast.DictComp,
-    ast.GeneratorExp,
-)
+_COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SCOPES: Final = (*_DEFINITIONS, ast.Lambda, *_COMPREHENSIONS)
 # How many definitions of a file that fails are tried alone.
 _MOST_TRIED: Final = 6
-# What runs code of somebody's when it is evaluated; a lambda is a definition.
-_RUNS: Final = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr, *_SCOPES[4:])
+_ASSIGNMENTS: Final = (ast.Assign, ast.AnnAssign, ast.AugAssign)
+# What may be a training, and what needs a loop of events.
+_NEVER_RUN: Final = (ast.For, ast.While, ast.AsyncFor, ast.AsyncWith, ast.Await)
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,29 @@ class _Piece:
     @property
     def binds(self) -> set[str]:
         return _bound(self.statement)
+
+    @property
+    def changes(self) -> set[str]:
+        """The names of which it calls a method for what that does: ``sizes.update(heads=4)``."""
+        calls = [
+            node.value.func
+            for node in _outside(self.statement)
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+        ]
+        return {root for call in calls if isinstance(call, ast.Attribute) for root in _root(call)}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it names a value that no code of anybody's makes."""
+        calls = (ast.Call, *_COMPREHENSIONS)
+        return isinstance(self.statement, _ASSIGNMENTS) and not any(
+            isinstance(node, calls) for node in _outside(self.statement)
+        )
+
+    @property
+    def is_run(self) -> bool:
+        """Whether it is run where the target needs it, in a notebook."""
+        return not any(isinstance(node, _NEVER_RUN) for node in _outside(self.statement))
 
     @property
     def is_open(self) -> bool:
@@ -86,6 +107,8 @@ class _Running:
 
     module: ModuleType
     failed: dict[str, str] = field(default_factory=dict)
+    # Those of the names whose values would have effects.
+    refused: set[str] = field(default_factory=set)
 
 
 # The attribute of a module that was run in part for its notes.
@@ -131,6 +154,35 @@ def import_for(path: Path, name: str | None) -> Part:
 
 
 def _of_notebook(path: Path, name: str | None) -> Part:
+    pieces, unread = _read(path)
+    put_on_path(Path.cwd())
+    put_on_path(path.parent)
+    run = _Running(_new_module(path, name))
+    run.module.__package__ = ""
+    if name is None:
+        wanted = _declaring(pieces)
+    else:
+        wanted = _needed(pieces, {name})
+        if not wanted:
+            raise UsageError(_not_there(pieces, name, shown_path(path), unread))
+    chosen = [piece for piece in wanted if piece.is_run]
+    left = _made_by_loops(wanted)
+    if name in left:
+        raise UsageError(_not_run(wanted, name, shown_path(path), left[name]))
+    _run(run, chosen, watched=True)
+    if name in run.refused:
+        raise UsageError(_not_run(wanted, name, shown_path(path), run.failed[name]))
+    if name in run.failed:
+        raise UsageError(run.failed[name])
+    if name is None:
+        return Part(run.module, (*dict.fromkeys(run.failed.values()), *unread))
+    used = {word for piece in chosen for word in _used(piece.statement)}
+    missing = (said for bound, said in (run.failed | left).items() if bound in used)
+    return Part(run.module, tuple(dict.fromkeys(missing)))
+
+
+def _read(path: Path) -> tuple[list[_Piece], list[str]]:
+    """The statements of a notebook, and sentences on cells that are no Python."""
     pieces, unread = [], []
     for cell in cells_of(path):
         try:
@@ -142,42 +194,25 @@ def _of_notebook(path: Path, name: str | None) -> Part:
             continue
         linecache.cache[cell.file] = _lines(cell.text)
         pieces += [_Piece(statement, cell.file) for statement in tree.body]
-    put_on_path(Path.cwd())
-    put_on_path(path.parent)
-    run = _Running(_new_module(path, name))
-    run.module.__package__ = ""
-    wanted = pieces if name is None else _needed(pieces, name, shown_path(path), unread)
-    chosen = [piece for piece in wanted if _only_defines(piece.statement)]
-    left = {
-        bound: f"{bound} is assigned in {piece.place} by code that is not run: a further cell may "
-        "give it a plain value"
-        for piece in wanted
-        if not _only_defines(piece.statement)
-        for bound in sorted(piece.binds)
-    }
-    defined = {bound for piece in chosen for bound in piece.binds}
-    left = {bound: said for bound, said in left.items() if bound not in defined}
-    if name in left:
-        raise UsageError(_not_run(wanted, name, shown_path(path), left[name]))
-    _run(run, chosen)
-    if name in run.failed:
-        raise UsageError(run.failed[name])
-    if name is None:
-        return Part(run.module, (*dict.fromkeys(run.failed.values()), *unread))
-    used = {word for piece in chosen for word in _used(piece.statement)}
-    missing = (said for bound, said in (run.failed | left).items() if bound in used)
-    return Part(run.module, tuple(dict.fromkeys(missing)))
+    return pieces, unread
+
+
+def _made_by_loops(pieces: list[_Piece]) -> dict[str, str]:
+    """Sentences on the names whose last values a loop makes."""
+    made = dict[str, str]()
+    for piece in pieces:
+        for bound in piece.binds | piece.changes:
+            made.pop(bound, None)
+            if not piece.is_run:
+                made[bound] = f"{bound} is made in {piece.place} by a loop, which is not run"
+    return made
 
 
 def _not_run(pieces: list[_Piece], name: str, where: str, said: str) -> str:
-    """Why a name of a notebook is not there, and the cell to add."""
-    values = [
-        piece.statement.value
-        for piece in pieces
-        if name in piece.binds and isinstance(piece.statement, ast.Assign)
-    ]
-    value = ast.unparse(values[-1]) if values else "…"
-    lines = [f"def make_{name}():", f"    return {value}"]
+    """Why a name of a notebook is not there, and the cell to add, which is run as it stands."""
+    made_by = [piece.statement for piece in pieces if name in piece.binds | piece.changes]
+    body = "\n".join(map(ast.unparse, made_by)).splitlines()
+    lines = [f"def make_{name}():", *(f"    {line}" for line in (*body, f"return {name}"))]
     return f"{said}{lines_to_paste(f'a further cell of {where}', lines, f'{where}:make_{name}')}"
 
 
@@ -186,7 +221,7 @@ def _of_file(path: Path, name: str, why: str) -> Part | None:
     try:
         text = path.read_text(encoding="utf-8")
         pieces = [_Piece(statement, str(path)) for statement in ast.parse(text).body]
-        wanted = _needed(pieces, name, shown_path(path), [])
+        wanted = _needed(pieces, {name})
     except (OSError, ValueError, SyntaxError, UsageError):
         return None
     root, parts = package_of(path)
@@ -238,37 +273,73 @@ def _new_module(path: Path, name: str | None) -> ModuleType:
     return module
 
 
-def _needed(pieces: list[_Piece], name: str, where: str, unread: list[str]) -> list[_Piece]:
-    """The pieces that bind a name, and whatever they use, in order; raises UsageError for none."""
+def _not_there(pieces: list[_Piece], name: str, where: str, unread: list[str]) -> str:
     known = sorted({bound for piece in pieces for bound in piece.binds})
-    if name not in known and not any(piece.is_open for piece in pieces):
-        said = "".join(f"; {sentence}" for sentence in unread)
-        msg = f"{where} has no attribute {name!r}{closest(name, known)}{said}"
-        raise UsageError(msg)
-    wanted, chosen, grows = {name}, set[int](), True
+    said = "".join(f"; {sentence}" for sentence in unread)
+    return f"{where} has no attribute {name!r}{closest(name, known)}{said}"
+
+
+def _declaring(pieces: list[_Piece]) -> list[_Piece]:
+    """What defines or imports, and what candidates are declared with."""
+    ours = {
+        bound
+        for piece in pieces
+        if isinstance(piece.statement, _IMPORTS) and "conformance" in ast.unparse(piece.statement)
+        for bound in piece.binds
+    }
+    declared = {name for piece in pieces if _used(piece.statement) & ours for name in piece.binds}
+    needed = _needed(pieces, declared | {"__conformance__"})
+    kinds = (*_IMPORTS, *_DEFINITIONS, ast.If, ast.Try)
+    return [
+        piece
+        for piece in pieces
+        if isinstance(piece.statement, kinds) or piece.is_plain or piece in needed
+    ]
+
+
+def _needed(pieces: list[_Piece], names: set[str]) -> list[_Piece]:
+    """The pieces that bind or change names, and whatever they use, in order.
+
+    None where nothing binds the names and nothing binds what nobody knows. A library is
+    changed, by a seed or a type of numbers, where it is used, if plain values alone say how.
+    """
+    imported = {name for one in pieces if isinstance(one.statement, _IMPORTS) for name in one.binds}
+    plain = {name for piece in pieces if piece.is_plain for name in piece.binds}
+    wanted, chosen, grows = set(names), set[int](), True
     while grows:
         grows = False
         for number, piece in enumerate(pieces):
-            if number not in chosen and (piece.is_open or piece.binds & wanted):
+            if number in chosen:
+                continue
+            used = _used(piece.statement)
+            sets = piece.changes & imported & wanted and used <= plain | wanted
+            if piece.is_open or (piece.binds | piece.changes - imported) & wanted or sets:
                 chosen.add(number)
-                wanted |= _used(piece.statement)
+                wanted |= used
                 grows = True
-    return [pieces[number] for number in sorted(chosen)]
+    found = [pieces[number] for number in sorted(chosen)]
+    known = any(piece.is_open or piece.binds & names for piece in found)
+    return found if known else []
 
 
-def _run(run: _Running, pieces: list[_Piece]) -> None:
+def _run(run: _Running, pieces: list[_Piece], *, watched: bool = False) -> None:
     """Run the pieces one by one; a failure is kept, with something that raises it when used.
 
-    Raises DeclarationError: what contradicts itself is not left out.
+    ``watched`` ones without effects. Raises DeclarationError: what contradicts itself is not left
+    out.
     """
     for piece in pieces:
+        defines = isinstance(piece.statement, (*_IMPORTS, *_DEFINITIONS))
         for statement in _each(piece.statement):
-            _run_one(run, statement, piece.file)
+            with without_effects() if watched and not defines else nullcontext():
+                _run_one(run, statement, piece.file, piece.changes)
 
 
-def _run_one(run: _Running, statement: ast.stmt, file: str) -> None:
+def _run_one(run: _Running, statement: ast.stmt, file: str, changes: set[str]) -> None:
     flags = __future__.annotations.compiler_flag  # whose names may be missing
-    names = sorted(_bound(statement)) or [ast.unparse(statement).partition("\n")[0]]
+    changed = {name for name in changes if not isinstance(vars(run.module).get(name), ModuleType)}
+    names = sorted(_bound(statement) | changed)
+    names = names or [ast.unparse(statement).partition("\n")[0]]
     said = "imported" if isinstance(statement, _IMPORTS) else "defined"
     try:
         code = compile(ast.Module([statement], []), file, "exec", flags, dont_inherit=True)
@@ -279,8 +350,12 @@ def _run_one(run: _Running, statement: ast.stmt, file: str) -> None:
     except UsageError as error:
         if isinstance(error.__context__, DeclarationError):
             raise
+        cause = error.__context__
+        lacks = cause.name if isinstance(cause, NameError) else None
         for name in names:
-            run.failed.setdefault(name, str(error))
+            run.failed.setdefault(name, run.failed.get(lacks or "", str(error)))
+            if isinstance(error.__context__, EffectError):
+                run.refused.add(name)
             if isinstance(statement, _IMPORTS):
                 vars(run.module).setdefault(name, _Missing(str(error)))
     else:
@@ -340,30 +415,31 @@ def _bound(statement: ast.AST) -> set[str]:
             names |= {node.name, *(value.id for value in given)}
         names |= {(alias.asname or alias.name).partition(".")[0] for alias in _aliases(node)}
         if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
-            root = node
-            while isinstance(root, (ast.Attribute, ast.Subscript, ast.Starred)):
-                root = root.value
-            names |= {root.id} if isinstance(root, ast.Name) else set()
+            names |= _root(node)
     return names - {"*"}
 
 
+def _root(node: ast.AST) -> set[str]:
+    """The name that an expression such as ``sizes.heads[0]`` begins with, if it does."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred)):
+        node = node.value
+    return {node.id} if isinstance(node, ast.Name) else set()
+
+
 def _used(statement: ast.AST) -> set[str]:
-    return {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    """The names of its module that a statement reads, at once or when what it defines is called."""
+    return _globals(symtable.symtable(ast.unparse(statement), "", "exec"))
 
 
-def _only_defines(statement: ast.stmt) -> bool:
-    """Whether a statement imports, defines or names a plain value: running it does nothing else."""
-    if isinstance(statement, (*_IMPORTS, *_DEFINITIONS, ast.Pass)):
-        return True
-    if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-        return not any(isinstance(node, _RUNS) for node in _outside(statement))
-    if isinstance(statement, ast.If):
-        return all(map(_only_defines, (*statement.body, *statement.orelse)))
-    if isinstance(statement, ast.Try):
-        inside = (*statement.body, *statement.orelse, *statement.finalbody)
-        handled = [one for handler in statement.handlers for one in handler.body]
-        return all(map(_only_defines, (*inside, *handled)))
-    return False
+def _globals(scope: symtable.SymbolTable) -> set[str]:
+    # A class may read what it then binds itself: ``size = size``.
+    is_local = scope.get_type() == "function"
+    read = {
+        symbol.get_name()
+        for symbol in scope.get_symbols()
+        if symbol.is_referenced() and (symbol.is_global() or not is_local)
+    }
+    return read.union(*map(_globals, scope.get_children()))
 
 
 def _lines(text: str) -> tuple[int, None, list[str], str]:

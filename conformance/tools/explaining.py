@@ -27,7 +27,7 @@ def explained(name: str) -> list[Entry]:
     own = [slug for slug in slugs if slug == name or slug.startswith(f"{name}.")]
     if own:
         return [{**clause_entry(slug), "catches": caught_first().get(slug, ())} for slug in own]
-    mistakes = {entry["mistake"]: entry for entry in reversed(list(_mistakes()))}
+    mistakes = known_mistakes()
     parts = [name] if name in mistakes else name.split("+")
     if all(part in mistakes for part in parts):
         return [mistakes[part] for part in parts]
@@ -39,6 +39,11 @@ def explained(name: str) -> list[Entry]:
 
 
 _SEE = "; 'conformance list' shows the clauses"
+
+
+def known_mistakes() -> dict[str, Entry]:
+    """Every mistake that a cause may be named after, by its name."""
+    return {entry["mistake"]: entry for entry in reversed(list(_mistakes()))}
 
 
 def _mistakes() -> Iterator[Entry]:

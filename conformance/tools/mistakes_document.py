@@ -9,6 +9,7 @@ from typing import Final
 from ..base.mistake import UNKNOWN
 from ..diagnosis.mistakes import BACKWARD, MISTAKES, NamedMistake
 from ..diagnosis.precision_losses import LOSSES
+from .explaining import known_mistakes
 
 HEADER: Final = """# The mistakes that have a name
 
@@ -85,9 +86,14 @@ def _rows(mistakes: Sequence[NamedMistake]) -> list[str]:
     return [f"| `{m.name}` | {m.sentence} | {m.fix} | `{m.primary}` |" for m in names.values()]
 
 
+def names() -> str:
+    """The names that ``conformance explain`` takes for mistakes, a line each, for completion."""
+    return "".join(f"{name}\n" for name in sorted(known_mistakes()))
+
+
 def main() -> None:
-    """Print the document."""
-    sys.stdout.write(render())
+    """Print the document, or ``names``."""
+    sys.stdout.write(names() if sys.argv[1:] == ["names"] else render())
 
 
 if __name__ == "__main__":

@@ -195,3 +195,18 @@ def test_layers_whose_sizes_a_call_shows() -> None:
     shapes = {name: (list(one.shape), one.dtype) for name, one in built.named_parameters()}
     assert shapes["qkv.weight"] == ([72, 24], torch.float32)
     assert conformance.module(LazyOnDevice).declaration.kind == "layer"
+
+
+class OfFixedWidth(Attention):
+    """Its tokens are as wide as its file says; its parameters speak of its heads alone."""
+
+    def __init__(self, num_heads: int, head_size: int) -> None:
+        super().__init__(64, num_heads)
+        self.proj = nn.Linear(num_heads * head_size, 64)
+
+
+def test_a_width_from_elsewhere_is_cut_into_heads() -> None:
+    """Sizes with which no call is answered give way to those of the width that is there."""
+    built, how = instance_of(OfFixedWidth, None)
+    assert how == "constructed as OfFixedWidth(num_heads=4, head_size=16)"
+    assert built(torch.ones(2, 5, 64)).shape == (2, 5, 64)

@@ -65,7 +65,7 @@ class SharedByHeads(nn.Module):
         self.queries, self.keys, self.values = (
             nn.Linear(small, small, bias=False) for _ in range(3)
         )
-        self.fc_out = nn.Linear(embed_size, embed_size)
+        self.fc_out: nn.Module = nn.Linear(embed_size, embed_size)
 
     def forward(self, values: Tensor, keys: Tensor, query: Tensor, mask: Any) -> Tensor:
         """Attention of ``query [B, L, 12]``; without a mask for None."""
@@ -84,15 +84,90 @@ class SharedByHeads(nn.Module):
         return answer
 
 
-def test_one_small_matrix_for_all_heads_keeps_its_weights() -> None:
+class SharedWithoutOutput(SharedByHeads):
+    """The same without a matrix behind it, which alone would say how wide its tokens are."""
+
+    def __init__(self, embed_size: int = 12, heads: int = 3) -> None:
+        super().__init__(embed_size, heads)
+        self.fc_out = nn.Identity()
+
+
+@pytest.mark.parametrize("kind", [SharedByHeads, SharedWithoutOutput])
+def test_one_small_matrix_for_all_heads_keeps_its_weights(kind: type[SharedByHeads]) -> None:
     """No other weights can be loaded into it: it is judged with its own, block by block."""
-    candidate = conformance.module(SharedByHeads())
+    candidate = conformance.module(kind())
     weights = candidate.fixed_weights
     assert weights is not None
     assert weights.q.shape == (12, 12)
     assert not bool(weights.q[:4, 4:].any())
     assert torch.equal(weights.q[:4, :4], weights.q[4:8, 4:8])
     assert candidate.warnings == ()
+
+
+class OneForAllRoles(nn.Module):
+    """Query, key and value are one projection of the tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads, self.proj, self.out = 3, nn.Linear(12, 12), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Self-attention."""
+        heads = self.proj(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        mixed = (heads @ heads.mT / heads.shape[-1] ** 0.5).softmax(-1) @ heads
+        answer: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return answer
+
+
+def test_where_no_number_of_heads_fits_none_is_asked_for() -> None:
+    """The refusal names what judges the module, and that does."""
+    module = OneForAllRoles()
+    with pytest.raises(conformance.DeclarationError) as caught:
+        conformance.module(module)
+    assert "pass num_heads=" not in str(caught.value)
+    assert "conformance.fixed_layer(module, conformance.ProjectionWeights(" in str(caught.value)
+    one = {role: module.proj.weight.detach() for role in "qkv"}
+    biases = {f"{role}_bias": module.proj.bias.detach() for role in "qkv"}
+    weights = conformance.ProjectionWeights(
+        **one, **biases, o=module.out.weight.detach(), o_bias=module.out.bias.detach()
+    )
+    declared = conformance.fixed_layer(module, weights, num_heads=3, inputs="self", name="one")
+    assert conformance.check(declared, profile="smoke", only="numerics.golden").conforms
+
+
+class MatricesOfParts(nn.Module):
+    """Every head projects its own part of the tokens by matrices of its own, as in ViTs by hand."""
+
+    def __init__(self, width: int = 12, heads: int = 3, *, swapped: bool = False) -> None:
+        super().__init__()
+        small, self.swapped = width // heads, swapped
+        self.q_mappings, self.k_mappings, self.v_mappings = (
+            nn.ModuleList(nn.Linear(small, small) for _ in range(heads)) for _ in range(3)
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Attention of each head on its part, side by side."""
+        parts, answers = tokens.chunk(len(self.q_mappings), -1), []
+        for head, part in enumerate(parts):
+            by_key = self.k_mappings[head - self.swapped](part)
+            scores = self.q_mappings[head](part) @ by_key.mT / part.shape[-1] ** 0.5
+            answers.append(scores.softmax(-1) @ self.v_mappings[head](part))
+        return torch.cat(answers, -1)
+
+
+def test_matrices_of_parts_of_the_tokens_are_blocks() -> None:
+    """A list of small matrices, one a head, is judged with its own weights, and its mistakes are.
+
+    Neither an output projection nor a name for the number of heads is there.
+    """
+    candidate = conformance.module(MatricesOfParts())
+    weights = candidate.fixed_weights
+    assert weights is not None
+    assert (weights.q.shape, weights.o) == ((12, 12), None)
+    assert not bool(weights.q[:4, 4:].any())
+    assert not torch.equal(weights.q[:4, :4], weights.q[4:8, 4:8])
+    assert candidate.warnings == ()
+    assert conformance.module(MatricesOfParts(swapped=True)).warnings != ()
 
 
 def test_convolutions_over_several_tokens_are_none() -> None:

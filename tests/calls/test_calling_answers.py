@@ -55,12 +55,17 @@ def answering(make: Callable[[Tensor], object]) -> Callable[..., object]:
         (
             lambda output: output.to(torch.int32),
             "dtype",
-            "the output has dtype torch.int32, not a floating-point one",
+            "the output has dtype torch.int32, not a floating-point one of 16 bits or more",
+        ),
+        (
+            lambda output: output.to(torch.float8_e4m3fn),
+            "dtype",
+            "the output has dtype torch.float8_e4m3fn, not a floating-point one of 16 bits or more",
         ),
         (
             lambda output: output.to(torch.complex64),
             "dtype",
-            "the output has dtype torch.complex64, not a floating-point one",
+            "the output has dtype torch.complex64, not a floating-point one of 16 bits or more",
         ),
         (
             lambda output: output[:, :1],

@@ -53,7 +53,16 @@ def test_clauses_targets_and_files_are_completed(folder: Path) -> None:
     assert completed(folder, "conformance check note.ipynb:") == ["note.ipynb:Cell"]
     assert completed(folder, "conformance check gone.py:") == []
     assert completed(folder, "conformance check at") == ["at"]  # a file: the shell knows it
-    assert "mask.causal" in completed(folder, "conformance explain mask.caus")
+
+
+def test_what_can_be_explained_is_completed(folder: Path) -> None:
+    """Clauses, families and names of mistakes; no mistake as long as nothing is begun."""
+    begun = completed(folder, "conformance explain mask")
+    assert {"mask", "mask.causal", "mask-ignored"} <= {*begun}
+    assert completed(folder, "conformance explain causal-top-l") == ["causal-top-left"]
+    empty = completed(folder, "conformance explain ")
+    assert "mask.causal" in empty
+    assert "causal-top-left" not in empty
 
 
 def test_completion_brings_in_nothing_heavy() -> None:

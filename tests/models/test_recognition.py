@@ -132,3 +132,19 @@ def test_embedded_tokens_beside_floats_make_a_model(use: str, tmp_path: Path) ->
         made.graph.node.insert(4, node("Mul", "wide_q tokens", "turned_q"))
         made.graph.node[5].input[0] = "turned_q"
     assert is_model(read_graph(saved(made, tmp_path / "graph.onnx"))) is embedded
+
+
+def test_weights_alone_are_no_answer_of_an_attention(tmp_path: Path) -> None:
+    """Of a graph that answers with what meets no values, its attention is listed as not judged."""
+    path = float_graph(tmp_path / "weights.onnx")
+    made = onnx.load(path)
+    (softmax,) = [entry for entry in made.graph.node if entry.op_type == "Softmax"]
+    del made.graph.output[:]
+    made.graph.output.append(helper.make_tensor_value_info(softmax.output[0], 1, None))
+    onnx.save(made, path)
+    sites = model_sites(path)
+    assert sites is not None
+    assert sites.sites == ()
+    assert [entry.reason for entry in sites.uncut] == [
+        "its weights are an answer of the model and meet no values"
+    ]

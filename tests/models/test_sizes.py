@@ -112,6 +112,18 @@ def test_every_operator_of_the_standard_has_a_shape() -> None:
     ]
 
 
+def test_what_is_fused_with_an_activation_has_the_shape_of_its_operator() -> None:
+    """``FusedGemm`` is ``Gemm``; ``FusedMatMul`` also turns its operands."""
+    square = tensor("square", np.ones((8, 12), np.float32))
+    fused = {"domain": "com.microsoft", "transB": 1}
+    nodes = [
+        node("FusedGemm", "x square", "bent", activation="Relu", **fused),
+        node("FusedMatMul", "x square", "turned", **fused),
+    ]
+    shapes = sizes(model(nodes, inputs=(("x", FLOAT, [5, 12]),), tensors=[square])).shapes
+    assert (shapes["bent"], shapes["turned"]) == ((5, 8), (5, 8))
+
+
 def test_whole_numbers_are_divided_as_whole_numbers() -> None:
     """Half of five heads are two, and twice these are four."""
     numbers = [tensor("five", np.array([5], np.int64)), tensor("two", np.array([2], np.int64))]

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import Tensor
 
-from candidates.exports import by_tracing
+from candidates.exports import Input, Source, by_tracing
+from candidates.models.transformer import Encoder, Shape
 from candidates.models.wrong_models import WRONG
 from conformance.graphs.process import Setting
 from conformance.models.candidates import describe_sites
@@ -106,6 +108,33 @@ def test_the_polarity_of_a_mask_is_seen(
         model = open_model(sites, describe_sites(sites), declared)
         (known,) = [entry for entry in model.inputs if entry.role == "mask"]
         assert known.hides is (role == "padding")
+
+
+class AddedEncoder(Encoder):
+    """The same with a mask that is added to the scores."""
+
+    def forward(self, input_ids: Tensor, added: Tensor) -> Tensor:
+        """Ids and a mask ``[B, L]``, 0 for what exists, become ``[B, L, E]``."""
+        result: Tensor = self.tower(input_ids, added[:, None, None, :])
+        return result
+
+
+def test_a_mask_that_is_added_is_given_as_such(tmp_path: Path) -> None:
+    """Ones and zeros hide nothing there: the least number hides, and a warning says so."""
+    axes = ("batch", "tokens")
+    source = Source(
+        name="encoder-added",
+        module=AddedEncoder(Shape()).eval(),
+        inputs=(
+            Input(name="input_ids", axes=axes, kind="ids"),
+            Input(name="zebra", axes=axes, kind="floats"),
+        ),
+        outputs={"answer": (*axes, "width")},
+    )
+    made = opened(by_tracing(source, tmp_path / "added.onnx"))
+    (mask,) = [entry for entry in made.inputs if entry.role == "mask"]
+    assert (mask.name, mask.added, mask.hides) == ("zebra", True, False)
+    assert made.warnings[0].startswith("zebra is added to the scores: 0 stands for a token")
 
 
 def test_a_model_is_no_function(encoder: WholeModel) -> None:

@@ -55,6 +55,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ),
     ("head_split", ["x"], "head_split is ['x'], not one of blocks, interleaved, reinterpret"),
     ("mask_fill", "-inf", "mask_fill is '-inf', not a number"),
+    ("mask_fill", -(2**70), f"mask_fill is -{2**70}, larger than tensors hold"),
+    ("causal_offset", 2**70, f"causal_offset is {2**70}, larger than tensors hold"),
     ("scale_factor", None, "scale_factor is None, not a number"),
     ("rotary_base", "1e4", "rotary_base is '1e4', not a number"),
     ("rotary_base", 0.0, "rotary_base is 0.0, not positive and finite"),

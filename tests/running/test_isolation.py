@@ -31,7 +31,7 @@ ATTACKS = [
     if isinstance(entry, conformance.Candidate) and name != "honest"
 ]
 # What only namespaces keep out of reach.
-NEED_NAMESPACES = ("fills_its_folder", "writes_into_processes")
+NEED_NAMESPACES = ("fills_its_folder", "priorities_of_others", "writes_into_processes")
 OF_GRADIENTS = ("forges_gradients", "edits_upstream", "hides_its_history")
 WHERE_RECORDED = "is_wrong_when_gradients_are_recorded"
 pytestmark = [
@@ -192,6 +192,21 @@ def test_the_seed_of_an_isolated_run_is_not_known_before(judge: conformance.Judg
     assert first != second
 
 
+MODEL = """
+import torch
+
+
+class attend(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(8)
+        self.heads = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.norm(x + self.heads(x, x, x, need_weights=False)[0])
+"""
+
+
 @pytest.mark.parametrize(
     ("source", "told"),
     [
@@ -204,6 +219,7 @@ def test_the_seed_of_an_isolated_run_is_not_known_before(judge: conformance.Judg
             ),
             "a score_mod is a function that the golden answer runs",
         ),
+        (MODEL, "this candidate is a model, whose attentions the judge has to call alone"),
     ],
 )
 def test_what_cannot_be_isolated_is_refused(
@@ -212,6 +228,62 @@ def test_what_cannot_be_isolated_is_refused(
     """In one sentence, as any target that cannot be used."""
     with pytest.raises(conformance.UsageError, match=told):
         judge.check_source(source, "attend")
+
+
+ON_THE_WIRE = """
+import sys
+frame = sys._getframe()
+while frame is not None and "Served" not in frame.f_globals:
+    frame = frame.f_back
+if frame is not None:
+    send = frame.f_globals["send"]
+    def sent(end, reply):
+        for entry in reply.get("candidates", ()):
+            entry["declaration"]["masks"], entry["declaration"]["causal"] = [], None
+        send(end, reply)
+    frame.f_globals["send"] = sent
+"""
+HIDDEN = ON_THE_WIRE.replace(
+    """        for entry in reply.get("candidates", ()):
+            entry["declaration"]["masks"], entry["declaration"]["causal"] = [], None
+        send(end, reply)""",
+    """        send(end, {**reply, "candidates": []} if "candidates" in reply else reply)""",
+)
+IDLE_CONTEXT = """
+import torch
+
+
+class attend(torch.nn.Module):
+    def __init__(self, embed_dim, num_heads):
+        super().__init__()
+        self.heads, self.inside = num_heads, torch.nn.Linear(embed_dim, 3 * embed_dim)
+        self.outside = torch.nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, x, context=None):
+        heads = (each.unflatten(-1, (self.heads, -1)) for each in self.inside(x).chunk(3, -1))
+        query, key, value = (each.transpose(1, 2) for each in heads)
+        mixed = torch.nn.functional.scaled_dot_product_attention(query, key, value)
+        return self.outside(mixed.transpose(1, 2).flatten(2))
+"""
+
+
+def test_a_target_that_hides_its_candidates_is_refused(judge: conformance.Judge) -> None:
+    """Of several targets it would be the one that nobody judges."""
+    source = "import conformance\nattend = conformance.core()(lambda query, key, value: value)\n"
+    with pytest.raises(conformance.UsageError, match="a list of 0 candidates"):
+        judge.check_source(source + HIDDEN, "attend")
+
+
+def test_what_leaves_a_verdict_open_does_so_for_an_isolated_candidate(
+    judge: conformance.Judge,
+) -> None:
+    """What is found where a target is loaded reaches the judge: a context changes no answer."""
+    report = judge.check_source(IDLE_CONTEXT, "attend", only="shape.output", explain=False)
+    (candidate,) = report.candidates
+    assert (candidate.verdict, candidate.reason) == (
+        "inconclusive",
+        "context changes no answer: whatever is given, its tokens attend to themselves",
+    )
 
 
 def test_an_object_is_not_isolated(judge: conformance.Judge) -> None:
@@ -260,19 +332,6 @@ PATCHED = """
 import conformance as _conformance
 _core = _conformance.core
 _conformance.core = lambda **promises: _core({})
-"""
-ON_THE_WIRE = """
-import sys
-frame = sys._getframe()
-while frame is not None and "Served" not in frame.f_globals:
-    frame = frame.f_back
-if frame is not None:
-    send = frame.f_globals["send"]
-    def sent(end, reply):
-        for entry in reply.get("candidates", ()):
-            entry["declaration"]["masks"], entry["declaration"]["causal"] = [], None
-        send(end, reply)
-    frame.f_globals["send"] = sent
 """
 
 

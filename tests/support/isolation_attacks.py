@@ -846,3 +846,12 @@ limits_others = conformance.core(name="limits_others")(
         lambda: _LIBC.prlimit(1, 7, (ctypes.c_uint64 * 2)(0, 0), None) == 0,
     )
 )
+priorities_of_others = conformance.core(name="priorities_of_others")(
+    _unless_refused(
+        lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), 19) or True,
+        lambda: os.sched_setaffinity(os.getppid(), {0}) or True,
+        lambda: os.sched_setscheduler(os.getppid(), os.SCHED_IDLE, os.sched_param(0)) or True,
+        lambda: _LIBC.syscall(251, 1, os.getppid(), 0x6007) >= 0,
+        lambda: _LIBC.syscall(251, 3, os.getuid(), 0x6007) >= 0,
+    )
+)

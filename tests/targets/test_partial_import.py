@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def notebook(*cells: str | tuple[str, str]) -> str:
 STUDY = notebook(
     ("markdown", "# attention"),
     "%pip install nothing\n!ls\nimport math, no_such_package\nfrom json import loads\nsize = 24",
-    "open('ran', 'w')\ndata = print('ran')",
+    "open('ran', 'w').close()\ndata = open('ran', 'w').close()",
     "class Plain:\n    pi = math.pi * size\n\n\ndef late():\n    return data",
     "%%bash\necho it is no Python",
     "class Optional:\n    kind: no_such_package.Kind = None",
@@ -63,7 +64,8 @@ def test_what_a_definition_lacks(folder: Path) -> None:
     write(folder, {"study.ipynb": STUDY})
     assert part_of(folder, "Plain").notes == ()
     (said,) = part_of(folder, "late").notes
-    assert said.startswith("data is assigned in study.ipynb, cell 3, line 2 by code that is not")
+    assert said.startswith("data cannot be defined: EffectError: it writes ran, which is not done")
+    assert said.endswith("(study.ipynb, cell 3, line 2)")
     (said,) = part_of(folder, "Optional").notes
     assert said.startswith("no_such_package cannot be imported: ModuleNotFoundError")
     assert said.endswith(
@@ -86,16 +88,87 @@ def test_a_name_that_is_not_there(folder: Path, name: str, sentence: str) -> Non
     assert sentence in refused(folder, name)
 
 
-def test_a_value_that_a_call_makes(folder: Path) -> None:
-    """The cell that is shown instead makes it, when it is added."""
-    write(folder, {"study.ipynb": STUDY})
-    said = refused(folder, "made")
-    assert said.endswith("and run: conformance check study.ipynb:make_made")
-    pasted = "\n".join(line[6:] for line in said.splitlines()[2:-1])
+VALUES = notebook(
+    "import json, math, os\nfrom dataclasses import dataclass",
+    "heads = 4\nwidth = heads * int(math.sqrt(64))\nmath.seed(heads)",
+    "@dataclass\nclass Config:\n    width: int = width\n\nconfig = Config()\nconfig.heads = 2",
+    "sizes = dict(one=1)\nsizes.update(two=2)\nwith open('in.json') as file:\n"
+    "    read = json.load(file)",
+    "if os.environ.get('NEVER'):\n    device = 'cuda'\nelse:\n    device = str('cpu')",
+    "made = [json.loads(str(n)) for n in range(3)]\nlate = list()",
+    "for n in range(3):\n    late.append(n)",
+    "x = open('ran', 'w').close()\nout = os.system('touch ran')\nfolder = os.mkdir('ran')",
+    "def forward(x):\n    out = x\n    return out, config, sizes, read, device, made",
+    "class Above:\n    heads = heads",
+)
+
+
+def test_values_that_definitions_need(folder: Path) -> None:
+    """What gives a value to a name that the target uses is run in order, however it makes it.
+
+    A parameter of the target is no name of the notebook's.
+    """
+    write(folder, {"study.ipynb": VALUES, "in.json": "[7]"})
+    part = part_of(folder, "forward")
+    _, config, sizes, read, device, made = part.module.forward(1)
+    assert (config.width, config.heads, sizes, read) == (32, 2, {"one": 1, "two": 2}, [7])
+    assert (device, made, part.notes) == ("cpu", [0, 1, 2], ())
+    assert part_of(folder, "Above").module.Above.heads == 4
+    assert not (folder / "ran").exists()
+
+
+def test_the_first_cause_is_told(folder: Path) -> None:
+    """Of a value made of one that is not there the sentence says why that is not."""
+    cells = ["data = open('missing.txt')", "size = len(data)", "half = size // 2"]
+    write(folder, {"study.ipynb": notebook(*cells)})
+    assert "missing.txt" in refused(folder, "half")
+    assert refused(folder, "half").endswith("(study.ipynb, cell 1, line 1)")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("x", "it writes ran, which is not done for a value of a notebook"),
+        ("out", "it starts a process, which is not done for a value of a notebook"),
+        ("folder", "it changes ran, which is not done for a value of a notebook"),
+        ("late", "late is made in study.ipynb, cell 7, line 1 by a loop, which is not run"),
+    ],
+)
+def test_values_that_are_not_made(folder: Path, name: str, why: str) -> None:
+    """What leaves something behind, or may be a training, is not done: the builder shown does."""
+    write(folder, {"study.ipynb": VALUES})
+    sentence, _, *pasted, last = refused(folder, name).splitlines()
+    assert why in sentence
+    assert "study.ipynb, cell " in sentence
+    assert not (folder / "ran").exists()
+    assert last == f"  and run: conformance check study.ipynb:make_{name}"
     cells = [cell.text for cell in cells_of(folder / "study.ipynb")]
-    write(folder, {"more.ipynb": notebook(*cells, pasted)})
-    with pytest.raises(NameError, match="data"):  # as in the notebook itself
-        part_of(folder, "make_made", "more.ipynb").module.make_made()
+    cells.append("\n".join(line[6:] for line in pasted))
+    write(folder, {"more.ipynb": notebook(*cells)})
+    made = getattr(part_of(folder, f"make_{name}", "more.ipynb").module, f"make_{name}")()
+    assert made == [0, 1, 2] if name == "late" else (folder / "ran").exists()
+
+
+def test_a_library_that_is_set(folder: Path) -> None:
+    """A seed that plain values say is set where the target uses the library, before it does."""
+    cells = ["import random\nseed = 7", "random.seed(seed)", "drawn = random.random()"]
+    write(folder, {"study.ipynb": notebook(*cells)})
+    first = part_of(folder, "drawn").module.drawn
+    random.seed(7)
+    assert first == random.random()  # noqa: S311
+
+
+def test_what_a_declaration_needs(folder: Path) -> None:
+    """A notebook alone gives its declared candidates, made with values that calls give."""
+    cells = [
+        "import conformance\nfrom conformance import core as promised",
+        "names = list(['scale'])\nother = open('ran', 'w').close()",
+        "@promised(features=names)\ndef one(q, k, v, *, scale=None): ...",
+        "two = promised()(lambda q, k, v: v)",
+    ]
+    write(folder, {"study.ipynb": notebook(*cells)})
+    assert [getattr(entry, "name", "") for entry in find("study.ipynb")] == ["one", "<lambda>"]
+    assert not (folder / "ran").exists()
 
 
 @pytest.mark.parametrize(

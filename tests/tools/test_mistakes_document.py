@@ -8,7 +8,7 @@ from _paths import CHECKOUT
 
 from conformance.clauses.registry import all_clauses
 from conformance.diagnosis.mistakes import BACKWARD, MISTAKES, named_mistakes
-from conformance.tools.mistakes_document import render
+from conformance.tools.mistakes_document import names, render
 
 DOCUMENT = (CHECKOUT / "docs" / "mistakes.md").read_text(encoding="utf-8")
 NAMES = list(dict.fromkeys(mistake.name for mistake in MISTAKES))
@@ -19,6 +19,13 @@ def test_document_is_up_to_date() -> None:
     """What the module prints is what is committed."""
     hint = "run: python -m conformance.tools.mistakes_document > docs/mistakes.md"
     assert render() == DOCUMENT, hint
+
+
+def test_the_list_for_completion_is_up_to_date() -> None:
+    """What shells complete are the names that are explained."""
+    file = CHECKOUT / "conformance" / "cli" / "mistakes.txt"
+    hint = f"run: python -m conformance.tools.mistakes_document names > {file}"
+    assert names() == file.read_text(encoding="utf-8"), hint
 
 
 def test_document_lists_every_name_once() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 from ..._golden import golden
 from ...base.geometry import Geometry
 from ...base.printable_text import printable
-from ...declare.declaration import DEFAULT_FEATURES, KINDS, MASK_FORMS, Declaration
+from ...declare.declaration import DEFAULT_FEATURES, KINDS, MASK_FORMS, WHOLE_MODEL, Declaration
 from ...declare.promises import declare
 from ...errors import DeclarationError, UsageError
 from ...graphs.protocol import Head, ProtocolError
@@ -38,6 +38,12 @@ def as_json(declared: Declaration) -> Head:
         raise UsageError(msg)
     if declared.ranks is not None:
         msg = "the ranks of a candidate start processes of their own: check it without --isolated"
+        raise UsageError(msg)
+    if declared.kind == WHOLE_MODEL:
+        msg = (
+            "this candidate is a model, whose attentions the judge has to call alone: check it "
+            "without --isolated, or declare the attention that is meant"
+        )
         raise UsageError(msg)
     pins = declared.pins
     return {
@@ -64,8 +70,8 @@ def read(data: Any, fit: Fit) -> Declaration:
     if not isinstance(data, dict):
         msg = "no declaration"
         raise ProtocolError(msg)
-    kind, features = field(data, "kind", str), _texts(data, "features")
-    if kind not in KINDS:
+    kind, features = field(data, "kind", str), texts(data, "features")
+    if kind not in KINDS or kind == WHOLE_MODEL:
         msg = "a declaration of no known kind"
         raise ProtocolError(msg)
     try:
@@ -85,12 +91,12 @@ def _declared(kind: str, features: list[str], data: Head, fit: Fit) -> Declarati
         for name, value in field(data, "semantics", dict).items()
         if name != "score_mod"
     }
-    masks = _texts(data, "masks")
+    masks = texts(data, "masks")
     declared = declare(
         kind,
         **same,
         masks=[form for form in masks if form in MASK_FORMS],
-        mask_shapes=_texts(data, "mask_shapes"),
+        mask_shapes=texts(data, "mask_shapes"),
         empty_rows=data["empty_rows"],
         features=features,
         without=sorted(DEFAULT_FEATURES[kind] - set(features)),
@@ -103,8 +109,8 @@ def _declared(kind: str, features: list[str], data: Head, fit: Fit) -> Declarati
         raise ProtocolError(msg)
     return dataclasses.replace(
         declared,
-        declared_features=declared.features & frozenset(_texts(data, "declared_features")),
-        assumptions=tuple(printable(text) for text in _texts(data, "assumptions")),
+        declared_features=declared.features & frozenset(texts(data, "declared_features")),
+        assumptions=tuple(printable(text) for text in texts(data, "assumptions")),
         mask_pairs=None
         if pairs is None
         else tuple((str(form), str(shape)) for form, shape in pairs),
@@ -119,7 +125,8 @@ def _geometry(pins: Any, fit: Fit) -> Any:
     }
 
 
-def _texts(data: Head, name: str) -> list[str]:
+def texts(data: Any, name: str) -> list[str]:
+    """The texts that a description holds under a name; raises ProtocolError for others."""
     values: list[str] = field(data, name, list)
     if not all(type(value) is str for value in values):
         msg = f"{name} that are no texts"

@@ -48,8 +48,8 @@ def isolated_candidates(remote: Remote) -> list[Isolated]:
     try:
         entries, tensors = remote.loaded()
         weights = iter(tensors)
-        if remote.promises is not None and len(entries) != 1:
-            remote.refuse(f"{len(entries)} candidates where one was named")
+        if not entries or (remote.promises is not None and len(entries) != 1):
+            remote.refuse(f"a list of {len(entries)} candidates")
         return [_isolated(remote, number, entry, weights) for number, entry in enumerate(entries)]
     except ProtocolError as error:
         msg = (
@@ -104,6 +104,8 @@ def _declaring(remote: Remote, number: int, entry: Any, weights: Any) -> Candida
         weights_known=field(entry, "known", bool),
         isolated=True,
         reading=_reading(entry.get("reading")),
+        warnings=tuple(map(printable, declarations.texts(entry, "warnings"))),
+        unjudged=printable(field(entry, "unjudged", str)),
     )
 
 

@@ -113,6 +113,8 @@ class Served:
                     "declaration": as_json(candidate.declaration),
                     "fixed": None if fixed is None else list(held),
                     "known": candidate.weights_known,
+                    "warnings": candidate.warnings,
+                    "unjudged": candidate.unjudged,
                     "reading": None
                     if candidate.reading is None
                     else dataclasses.asdict(candidate.reading),
