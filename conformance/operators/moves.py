@@ -113,7 +113,12 @@ def moves(axes: str) -> Iterator[Operator]:
         for words, order in _ORDERS:
             yield Operator(in_words(words, noun), along(_from(order)))
     if axes.endswith("QK"):
-        yield Operator("those of queries and keys exchanged", _transposed)
+        exchanged = partial(_exchanged, one=-2, other=-1)
+        yield Operator("those of queries and keys exchanged", exchanged)
+    if axes[:2] in ("BH", "BG"):
+        one, other = -len(axes), 1 - len(axes)
+        exchanged = partial(_exchanged, one=one, other=other)
+        yield Operator("those of batch items and heads exchanged", exchanged)
     if "H" in axes[:2]:
         in_turns = partial(_in_turns, axis=axis_of(axes, "H"))
         yield Operator("those of the head dealt out in turns over the groups", in_turns)
@@ -166,8 +171,8 @@ def sums(axes: str) -> Iterator[Operator]:
             yield Operator(in_words(words, noun), along(together))
 
 
-def _transposed(result: Tensor) -> Tensor:
-    if result.shape[-1] != result.shape[-2]:
-        msg = "there are not as many queries as keys"
+def _exchanged(result: Tensor, *, one: int, other: int) -> Tensor:
+    if result.shape[one] != result.shape[other]:
+        msg = f"{result.shape[one]} places are not exchanged with {result.shape[other]}"
         raise ValueError(msg)
-    return result.mT
+    return result.transpose(one, other)

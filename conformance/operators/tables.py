@@ -13,7 +13,6 @@ from .moves import TILES
 from .operator import Operator, axes_of, in_words
 from .parts import PARTS, Part, filled
 
-_OFFSETS: Final = (1, -1, 2, -2)
 _CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("left out", torch.ones_like),
     ("inverted", torch.logical_not),
@@ -24,9 +23,6 @@ _CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 def tables(axes: str, *, of_places: bool = False) -> Iterator[Operator]:
     """Changes of a table with some axes, or of places, which are whole numbers."""
     if of_places:
-        for offset in _OFFSETS:
-            words = f"moved by {offset} {'place' if abs(offset) == 1 else 'places'}"
-            yield Operator(words, partial(_moved, offset=offset))
         yield Operator("negated", torch.neg)
         yield Operator("without their sign", torch.abs)
         for size in TILES:
@@ -39,10 +35,6 @@ def tables(axes: str, *, of_places: bool = False) -> Iterator[Operator]:
             for verb, value in (("false", False), ("true", True)):
                 change = along(partial(_set, part=part, value=value))
                 yield Operator(f"{verb} for {in_words(words, noun)}", change)
-
-
-def _moved(result: Tensor, *, offset: int) -> Tensor:
-    return result + offset
 
 
 def _in_tiles(result: Tensor, *, size: int) -> Tensor:

@@ -276,7 +276,7 @@ def test_the_mask_of_the_one_before_is_told(words: str) -> None:
 
     promises = {**BARE_FLOAT32, "masks": ["keep"], "empty_rows": "zeros"}
     (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
-    assert entry["name"] == f"mask: keys that the mask of the {words} before keeps"
+    assert entry["name"] == f"mask: those of the {words} before"
 
 
 @pytest.mark.parametrize("zeros", [True, False])

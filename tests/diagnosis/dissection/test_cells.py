@@ -99,7 +99,7 @@ def first_half(logits: Tensor, keep: Tensor | None) -> Tensor:
 @pytest.mark.parametrize(
     ("weights", "said"),
     [
-        (every_second, "keys in the second, fourth, … tile of 8"),
+        (every_second, "false for every second tile of 8 keys"),
         (first_half, "keys of queries from which the first half of the keys is hidden"),
     ],
 )

@@ -91,7 +91,7 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
         by_logits(lambda q, k: scores(q, k.mean(1, keepdim=True).expand_as(k))),
         "logits: the key averaged over the heads",
     ),
-    "another denominator": (euclidean, "sum: divided by the root of the sum of the squares"),
+    "another denominator": (euclidean, "weights: divided by their length over the keys"),
     "a larger denominator": (two_more, "sum: 2 added"),
     "lost keys": (keys_lost, "visibility: no weight for keys past the first 16"),
     "a factor on the answer": (
@@ -104,7 +104,7 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
     ),
     "a function of the values": (
         lambda q, k, v: scaled_dot_product_attention(q, k, v.relu()),
-        "values: the positive part of them",
+        "values: with zeros for what is negative",
     ),
     "a function of the answer": (
         lambda q, k, v: torch.tanh(scaled_dot_product_attention(q, k, v)),

@@ -58,7 +58,7 @@ def squeezed(query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None =
     [
         (transposed, {}, "weights-transposed", SAME_LENGTHS),
         (over_heads, {}, "heads-taken-for-tokens", SAME_LENGTHS),
-        (exchanged, {}, "weights: with items and heads exchanged", SAME_COUNTS),
+        (exchanged, {}, "weights: those of batch items and heads exchanged", SAME_COUNTS),
         (
             squeezed,
             {"masks": ["bias"], "mask_shapes": ["B1QK"]},
@@ -120,8 +120,8 @@ class OfEqualLengths(torch.autograd.Function):
 @pytest.mark.parametrize(
     ("of_value", "text"),
     [
-        (True, "in the gradient of the value the weights are transposed"),
-        (False, "in the gradient of the key dS is transposed"),
+        (True, "in the gradient of the value the weights are those of queries and keys exchanged"),
+        (False, "in the gradient of the key dS is those of queries and keys exchanged"),
     ],
 )
 def test_a_gradient_of_equal_lengths(of_value: bool, text: str) -> None:  # noqa: FBT001

@@ -39,12 +39,6 @@ def paged(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return attend(query, torch.cat([*reversed(key.split(4, 2))], 2), value)
 
 
-def blended(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """A tenth of the mean over the heads in each head's answer."""
-    answer = attend(query, key, value)
-    return 0.9 * answer + 0.1 * answer.mean(1, keepdim=True)
-
-
 def of_the_first(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The values of the first item for all items from the third on."""
     return attend(query, key, torch.cat([value[:2], value[:1].expand_as(value[2:])]))
@@ -53,9 +47,8 @@ def of_the_first(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (dealt, "the value of tokens in the order of even places, then odd ones"),
-        (paged, "the key of tokens with tiles of 4 in the reverse order is read"),
-        (blended, "0.9 times what it should be and 0.1 times the answer averaged over the heads"),
+        (dealt, "the values are with even keys first, odd ones behind"),
+        (paged, "the keys are with tiles of 4 keys in the reverse order"),
         pytest.param(
             of_the_first, "(only for batch items from index 2 on)", marks=pytest.mark.nightly
         ),
@@ -188,6 +181,4 @@ def test_a_cache_whose_pages_are_in_another_order_than_the_mask_is_told() -> Non
 
     promises = {"masks": [], "causal": "bottom-right", "features": [], "dtypes": ["float32"]}
     (entry,) = diagnose(Subject(core(attending, empty_rows="any", **promises), "float32"))
-    assert entry["name"] == (
-        "operand: key and value of tokens with tiles of 2 of which the last comes first"
-    )
+    assert entry["name"] == ("keys and values: with tiles of 2 keys of which the last comes first")

@@ -63,7 +63,7 @@ GROUPED = {**BARE, "features": ["gqa"]}
 @pytest.mark.parametrize(
     ("candidate", "said"),
     [
-        (layer(ValuesCentred, **BARE), "the weights meet the value less its mean over the heads"),
+        (layer(ValuesCentred, **BARE), "the values are less their mean over the key/value heads"),
         (
             core(QueriesCentred(), **BARE),
             "the logits are made with the query less its mean over the batch items",

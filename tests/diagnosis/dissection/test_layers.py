@@ -224,10 +224,10 @@ def test_a_gate_of_the_answer_is_told_by_what_it_is_made_of() -> None:
         return _core(query, key, value) * silu(query)
 
     (entry,) = diagnose(subject_of(layer(answer_of=lambda answer, x: answer * torch.sigmoid(x))))
-    assert "of the layer is multiplied by the sigmoid of the query's token" in entry["text"]
+    assert "the answer is multiplied by the sigmoid of the query's tokens" in entry["text"]
     same = {"geometry": {"head_size": 4, "value_head_size": 4}}
     (entry,) = diagnose(subject_of(examples.core(gated, **examples.BARE_FLOAT32, **same)))
-    assert "of each head is multiplied by the SiLU of its query" in entry["text"]
+    assert "the outputs of the heads are multiplied by the SiLU of the queries" in entry["text"]
 
 
 def test_heads_taken_for_items_are_stated() -> None:
@@ -290,7 +290,7 @@ def _normed(output: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("merged_of", "name"),
     [
-        (_unit_heads, "heads: the unit vector of each head's answer"),
+        (_unit_heads, "outputs of the heads: divided by their length over the channels"),
         (_normed, "heads: the layer norm over the channels of the merged heads"),
     ],
     ids=["each head", "merged"],

@@ -83,14 +83,10 @@ def looping(correct: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Subject:
 SUM = "tiles of 4: the weighted sum so far is"
 RIGHT = "exp(old maximum - new maximum)"
 STATED: dict[str, tuple[Subject, str]] = {
-    "no softmax": (weighing(no_softmax), "weights: the logits themselves, not their softmax"),
+    "no softmax": (weighing(no_softmax), "weights: made with the logits in place of the softmax"),
     "the last tile": (
         weighing(of_last_tile),
         "weights: the exponentials divided by the sum of the last tile of 5 keys alone",
-    ),
-    "one for hidden keys": (
-        weighing(lambda scores, hidden: softmax(scores, hidden).masked_fill(hidden, 1.0)),
-        "weights: with one for every hidden key",
     ),
     "another factor": (
         looping(lambda mixed, _old, new: mixed * new.exp()),
@@ -101,10 +97,6 @@ STATED: dict[str, tuple[Subject, str]] = {
         f"{SUM} added to {RIGHT}, not multiplied",
     ),
     "the reciprocal": (weighing(reciprocal), "logits: one divided by the scores"),
-    "an exponent": (
-        weighing(softmax, lambda d: 2.0**d),
-        "logits: scaled by 2 to the power of the head size",
-    ),
     "half of the head size": (
         weighing(softmax, lambda d: 2.0 / d),
         "logits: scaled by 2 times the head size to the power of -1",

@@ -9,6 +9,11 @@ from typing import Any, Final
 
 import pytest
 import torch
+from conformance.diagnosis.dissection.weight_functions import (
+    dropped_weight_statements,
+    share_statements,
+    weight_statements,
+)
 from examples import BARE_FLOAT32, core, plan, problem
 from torch import Tensor
 
@@ -16,7 +21,6 @@ from conformance import Semantics
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.dissection.bias_statements import additive_mask_statements
-from conformance.diagnosis.dissection.changed_logits import temperature_statements
 from conformance.diagnosis.dissection.denominators import sink_statements, sum_statements
 from conformance.diagnosis.dissection.logits import logit_statements
 from conformance.diagnosis.dissection.reading import Reading, in_digits, read
@@ -25,11 +29,6 @@ from conformance.diagnosis.dissection.tiles import tile_statements
 from conformance.diagnosis.dissection.visibility import (
     table_statements,
     visibility_statements,
-)
-from conformance.diagnosis.dissection.weight_functions import (
-    dropped_weight_statements,
-    share_statements,
-    weight_statements,
 )
 from conformance.diagnosis.mistakes import NamedMistake
 from conformance.problems.problem import Problem
@@ -219,32 +218,6 @@ def test_a_sink_without_its_exponential_is_read() -> None:
     drawn = problem(sinks=True, num_heads=3, num_kv_heads=3, query_length=5, key_length=7)
     name = "sinks: the sink itself, not its exponential, joins the sum of the exponentials"
     assert name in proposed(attend, sink_statements, drawn, features=["sinks"])
-
-
-@pytest.mark.parametrize(
-    ("divisor", "words"),
-    [
-        (lambda query, _place: 1.0 + 0.05 * query, "query i divided by 1 + 0.05 i"),
-        (
-            lambda _query, place: (1.0 + place).sqrt(),
-            "the query at place i among the keys divided by the root of 1 + i",
-        ),
-        (lambda _query, _place: torch.tensor(1.3), ""),
-    ],
-    ids=["index", "place", "all alike"],
-)
-def test_a_temperature_that_grows_from_query_to_query_is_read(
-    divisor: Callable[[Tensor, Tensor], Tensor], words: str
-) -> None:
-    """The factor of each query's logits says by what they are divided; one of all says nothing."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        index = torch.arange(query.shape[2])[:, None]
-        by = divisor(index, index + key.shape[2] - query.shape[2])
-        return (scores(query, key) / by).softmax(-1) @ value
-
-    names = proposed(attend, temperature_statements, problem(query_length=9, key_length=14))
-    assert f"logits: the logits of {words}" in names if words else not names
 
 
 def test_a_query_that_a_group_shares_is_read() -> None:

@@ -50,7 +50,7 @@ def averaged_keys(q: Tensor, k: Tensor, v: Tensor, *, softcap: float | None = No
 def test_another_operand_is_stated_beside_a_softcap() -> None:
     """What enters the products is read behind the softcap, which bends their logits."""
     entry = said(averaged_keys, features=["softcap"])
-    assert entry["name"] == "logits: the key averaged over the heads"
+    assert entry["name"] == "keys: averaged over the key/value heads"
 
 
 def two_tiles_at_most(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def two_tiles_at_most(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def test_keys_past_a_fixed_number_are_no_last_tile() -> None:
     """Where two tiles of keys are read of however many, it is not the last one that is lost."""
     entry = said(two_tiles_at_most)
-    assert entry["name"] == "visibility: no weight for keys past the first 128"
+    assert entry["name"] == "exponentials: zero for keys past the first 128"
 
 
 @pytest.mark.nightly
@@ -254,7 +254,7 @@ def test_a_channel_that_is_lost_is_not_told_as_keys() -> None:
 def test_an_activation_of_the_answer_is_told() -> None:
     """A function of each element of the answer."""
     entry = said(lambda q, k, v: gelu(scaled(q, k).softmax(-1) @ v))
-    assert entry["name"] == "answer: the GELU of it"
+    assert entry["name"] == "outputs of the heads: put through GELU"
 
 
 @pytest.mark.nightly
@@ -273,7 +273,7 @@ def test_weights_of_the_next_head_that_are_mixed_in_are_told() -> None:
     [
         (
             lambda s: softplus(s) / softplus(s).sum(-1, keepdim=True),
-            "weights: of the logits their softplus, divided by the row's sum",
+            "exponentials: the logits, put through softplus",
         ),
         pytest.param(
             lambda s: s.relu().square() / s.shape[-1],
@@ -311,7 +311,7 @@ def test_exponentials_divided_over_the_queries_are_told() -> None:
         powers = (scores - scores.amax(-1, keepdim=True)).exp()
         return powers / powers.sum(-2, keepdim=True) @ v
 
-    assert said(attend)["name"] == "weights: divided by their sum over the queries"
+    assert said(attend)["name"] == "softmax: the exponentials divided by their sum over the queries"
 
 
 @pytest.mark.nightly

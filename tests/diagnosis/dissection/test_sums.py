@@ -42,14 +42,14 @@ def _shares_so_far(weights: Tensor, _logits: Tensor) -> Tensor:
     ("change", "name"),
     [
         (lambda weights, _logits: weights.softmax(-1), "softmax-twice"),
-        (lambda _weights, logits: logits.log_softmax(-1), "weights: the logarithm of them"),
+        (lambda _weights, logits: logits.log_softmax(-1), "softmax-log"),
         (
             lambda weights, _logits: weights.mean().expand_as(weights),
-            "weights: the mean of all, for every key",
+            "softmax: their mean over all",
         ),
         (
             _shares_so_far,
-            "weights: the sum of them up to each key, hidden or not, divided by the row's sum",
+            "exponentials: summed up over the keys so far",
         ),
     ],
     ids=["softmax", "logarithm", "mean", "sums"],
@@ -71,20 +71,6 @@ def test_what_becomes_of_weights_is_stated_where_keys_are_hidden(
     assert entry["fix"]
 
 
-def test_the_first_terms_of_an_exponential_are_stated() -> None:
-    """A Taylor series up to the square, divided by the row's sum."""
-    candidate = core(
-        weighed(lambda _weights, s: _divided(1.0 + s + s * s / 2.0)),
-        masks=[],
-        causal=None,
-        features=[],
-        empty_rows="any",
-        dtypes=["float32"],
-    )
-    (entry,) = diagnose(Subject(candidate, "float32"))
-    assert "one, each of them and half of its square, divided by the row's sum" in entry["name"]
-
-
 def _divided(powers: Tensor) -> Tensor:
     return powers / powers.sum(-1, keepdim=True)
 
@@ -101,9 +87,7 @@ def test_keys_that_are_lost_behind_the_softmax_are_so_beside_sinks() -> None:
 
     candidate = core(attend, masks=[], causal=None, features=["sinks"], dtypes=["float32"])
     (entry,) = diagnose(Subject(candidate, "float32"))
-    assert entry["name"] == (
-        "visibility: no weight after the softmax for keys past the last whole tile of 4"
-    )
+    assert entry["name"] == ("values: zero for keys past whole tiles of 4")
 
 
 def test_an_answer_times_what_the_mask_keeps_is_stated() -> None:
@@ -127,32 +111,6 @@ def test_an_answer_times_what_the_mask_keeps_is_stated() -> None:
     promises = {"masks": ["keep"], "causal": "bottom-right", "features": [], "dtypes": ["float32"]}
     (entry,) = diagnose(Subject(core(attend, **promises, empty_rows="zeros"), "float32"))
     assert entry["name"] == "answer: times the part of the keys that the mask keeps"
-
-
-def test_lowest_numbers_that_two_rules_add_are_stated() -> None:
-    """A key that mask and causality hide has no weight where others have that of the mean."""
-
-    def attend(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        keep: Tensor | None = None,
-        causal: bool = False,
-    ) -> Tensor:
-        logits = query @ key.mT * query.shape[-1] ** -0.5
-        lowest = torch.full_like(logits, torch.finfo(logits.dtype).min)
-        if causal:
-            logits = logits + lowest.triu(1 + key.shape[2] - query.shape[2])
-        if keep is not None:
-            logits = logits + lowest.masked_fill(keep, 0.0)
-        return logits.softmax(-1) @ value
-
-    promises = {"masks": ["keep"], "causal": "bottom-right", "features": [], "dtypes": ["float32"]}
-    (entry,) = diagnose(Subject(core(attend, **promises, empty_rows="mean-of-all"), "float32"))
-    assert entry["name"] == (
-        "visibility: no weight for keys that two rules hide, in rows without keys"
-    )
 
 
 def test_a_second_softmax_that_is_subtracted_is_told() -> None:

@@ -11,10 +11,8 @@ import torch
 from examples import core
 from torch import Tensor
 
-from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
-from conformance.running.runner import CandidateRun
 
 PLAIN = {"masks": [], "causal": None, "features": [], "empty_rows": "any", "dtypes": ["float32"]}
 
@@ -167,24 +165,6 @@ def test_uncovered_keys_are_told_beside_a_wrong_sum() -> None:
         "tiles of 16: the sum of the weights so far is not rescaled; visibility: a weight for "
         "hidden keys past the first 16"
     )
-
-
-def test_tiles_of_channels_that_lie_over_each_other() -> None:
-    """Answers of more than 64 channels have what each tile is made of in the place of the first."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        output = (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1) @ value
-        written = torch.zeros_like(output)
-        for tile in output.split(64, -1):
-            written[..., : tile.shape[-1]] = tile
-        return written
-
-    only = ("numerics.golden",)
-    candidate = core(attend, **PLAIN)
-    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
-    (result,) = (run.run(planned) for planned in run.planned())
-    (entry,) = result.diagnosis
-    assert "with each tile of 64 channels written over the first" in entry["text"]
 
 
 def test_a_last_tile_that_is_filled_up_with_the_last_key_is_stated() -> None:
