@@ -21,14 +21,14 @@ STAGES = [stage for stage in golden.LAYER.stages if stage.axes]
 
 
 def results(name: str, axes: str) -> Iterator[Tensor]:
-    """Results of a stage with one long axis, and with as many queries as keys."""
+    """Results with one long axis, as many queries as keys, or as many batch items as heads."""
     generator = torch.Generator().manual_seed(5)
     for long in dict.fromkeys(axes):
         shape = [LONG if letter == long else SMALL[letter] for letter in axes]
         yield from _drawn(name, shape, generator)
-    yield from _drawn(
-        name, [SMALL["K"] if letter == "Q" else SMALL[letter] for letter in axes], generator
-    )
+    for alike in ({"Q": "K"}, {"B": axes[1:2] or "B"}):
+        shape = [SMALL[alike.get(letter, letter)] for letter in axes]
+        yield from _drawn(name, shape, generator)
 
 
 def _drawn(name: str, shape: list[int], generator: torch.Generator) -> Iterator[Tensor]:
@@ -45,8 +45,9 @@ def changed(operator: Operator, result: Tensor) -> Tensor | None:
     """What an operator makes of a result, None where it refuses."""
     function: Callable[..., Any] = operator.change
     names = golden.reads_besides(function)
+    besides = [BESIDES.get(name, -2.0 * result) for name in names]
     try:
-        made: Tensor = function(result, *(BESIDES[name] for name in names))
+        made: Tensor = function(result, *besides)
     except ValueError:
         return None
     return made
