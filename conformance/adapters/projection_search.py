@@ -267,8 +267,8 @@ def _opened(module: nn.Module, request: ModuleRequest, calling: Calling) -> Proj
             trial=_trial(module, request, calling, possible),
         )
         hypotheses = tuple(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
-        _settle(search.trial, hypotheses)
-        if not search.trial.answered and (in_parts := tuple(_in_parts(search))):
+        answered = _settle(search.trial, hypotheses)
+        if not answered and (in_parts := tuple(_in_parts(search))):
             hypotheses = in_parts
             _settle(search.trial, hypotheses)
         if not hypotheses:
@@ -286,12 +286,12 @@ def _opened(module: nn.Module, request: ModuleRequest, calling: Calling) -> Proj
 _MOST_TRIED: Final = 4
 
 
-def _settle(trial: Trial, hypotheses: Iterable[Hypothesis]) -> None:
-    """Fill what the module needs besides its tokens."""
+def _settle(trial: Trial, hypotheses: Iterable[Hypothesis]) -> bool:
+    """Fill what the module needs besides its tokens; whether anything is answered."""
     some = list(itertools.islice(hypotheses, _MOST_HYPOTHESES))
     widths = dict.fromkeys(one.recipe.widths(trial.module, one.sizes) for one in some[:_MOST_TRIED])
     sizes = dict.fromkeys(one.sizes.head_size for one in some)
-    trial.settle(tuple(widths), tuple(sizes)[: 2 * _MOST_TRIED])
+    return trial.settle(tuple(widths), tuple(sizes)[: 2 * _MOST_TRIED])
 
 
 def _longest(chosen: Hypothesis, search: ProjectionSearch) -> tuple[int, str] | None:

@@ -167,21 +167,25 @@ class Trial:
             self._apart = other is not None and _is_same(answer.output[1:], other.output[1:])
         return self._apart is not False
 
-    def settle(self, widths: Iterable[tuple[int, int, int]], head_sizes: Sequence[int]) -> None:
+    def settle(self, widths: Iterable[tuple[int, int, int]], head_sizes: Sequence[int]) -> bool:
         """Fill what the module needs besides its tokens with the first values that it takes.
 
-        Where masks are made, rows that are all the same show that one hides every key.
+        Where masks are made, rows that are all the same show that one hides every key. Returns
+        whether anything is answered.
         """
         widths = tuple(widths)
-        if self.calling.function is not None or self._settled(widths, head_sizes):
-            return
+        if self.calling.function is not None:
+            return any(self._fresh(each) is not None for each in widths)
+        if self._settled(widths, head_sizes):
+            return True
         lengths, calling = self.lengths, self.calling
         for length in self._own_lengths():
             self.lengths = ((length, length),)
             if self._settled(widths, head_sizes, most=_MOST_AT_A_LENGTH):
                 self.only = length
-                return
+                return True
         self.lengths, self.calling = lengths, calling
+        return False
 
     def _settled(
         self,

@@ -49,7 +49,9 @@ def operators(stage: str, axes: str, *, multiplied: bool = True) -> tuple[Operat
 
 
 def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]:
-    if stage in OF_TABLES or stage in OF_PLACES:
+    if stage == "shares":  # the others are those of the weights
+        yield from of_one_stage(stage)
+    elif stage in OF_TABLES or stage in OF_PLACES:
         yield from tables(axes, of_places=stage in OF_PLACES)
         yield from moves(axes)
     else:

@@ -14,6 +14,8 @@ from .operator import Operator, axes_of, in_words
 Function = Callable[[Tensor], Tensor]
 # Beyond this, exponentials would overflow, and who writes one by mistake clamps nothing.
 _MOST_EXPONENT: Final = 700.0
+# What layer norms add to the variance.
+EPSILON: Final = 1e-5
 OF_EACH: Final[tuple[tuple[str, Function], ...]] = (
     ("left at zero", torch.zeros_like),
     ("their mean over all", lambda t: t.mean().expand_as(t)),
@@ -72,8 +74,7 @@ def _over_largest(result: Tensor, axis: int) -> Tensor:
 
 def _standardised(result: Tensor, axis: int) -> Tensor:
     centred = result - result.mean(axis, keepdim=True)
-    deviation = centred.square().mean(axis, keepdim=True).sqrt()
-    return centred / torch.where(deviation == 0.0, 1.0, deviation)
+    return centred / (centred.square().mean(axis, keepdim=True) + EPSILON).sqrt()
 
 
 _OF_ROWS: Final = (

@@ -69,7 +69,6 @@ from .layers import (
     answer_order_statements,
     far_position_statements,
     head_answer_statements,
-    layer_answer_statements,
     query_and_key_statements,
     with_mistake,
 )
@@ -212,7 +211,7 @@ class StatementReader:
             said += [*shift_statements(answer), *alike_row_statements(answer)]
             said += added_number_statements(answer)
             return [*said, *zeroed_token_statements(inputs)]
-        said = [*self._layers.statements(inputs), *layer_answer_statements(answer)]
+        said = list(self._layers.statements(inputs))
         said += self._by_place(*self._layers.last) if self._layers.last else ()
         said += head_answer_statements(answer)
         said += shift_statements(answer)

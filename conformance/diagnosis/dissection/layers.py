@@ -36,7 +36,7 @@ from .reading import (
     statement,
     together,
 )
-from .sources import FUNCTIONS, function_of_answer, key_order_statements
+from .sources import key_order_statements
 from .terms import ADDED, SCORES, Term
 
 Proposer = Callable[[Reading], Iterator[NamedMistake]]
@@ -330,25 +330,6 @@ class SomeRows:
         return best[1]
 
 
-def layer_answer_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
-    """A function of what a layer should answer, or of what its output matrix should get."""
-    if not answer.fits:
-        return
-    exact = answer.exact
-    for words, function in FUNCTIONS:
-        if "heads" not in words and _answers(answer, function(exact.output)):
-            yield function_of_answer(words, output=lambda _call, out, f=function: f(out))
-    call = DeclaredCall(inputs=answer.inputs, semantics=answer.subject.declaration.semantics)
-    for words, function in _of_heads():
-        if _answers(answer, call.answer_of(function(exact.core.output))):
-            yield statement(
-                f"heads: {words}",
-                f"the output projection gets {words} in place of the heads' answers",
-                "merge the weighted sums of the heads as they are",
-                core=lambda _call, a, f=function: dataclasses.replace(a, output=f(a.output)),
-            )
-
-
 def head_answer_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
     """The answers of heads times a number of each, where that makes the whole answer."""
     sizes, heads = answer.inputs.geometry, answer.exact.core.output
@@ -476,20 +457,3 @@ def _reordered(
 def _answers(answer: BatteryAnswer, expected: Tensor) -> bool:
     size = expected.abs().amax().clamp_min(model.SAME_READ**2)
     return bool(((answer.output - expected).abs() <= model.SAME_READ * size).all())
-
-
-def _of_heads() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Functions of the answer of each head, and of those of all heads side by side."""
-    for words, function in FUNCTIONS:
-        yield f"{words} of each head's answer", function
-        if "channels" in words or "vector" in words:
-            yield f"{words} of the merged heads", _merged(function)
-
-
-def _merged(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    def of_heads(output: Tensor) -> Tensor:
-        merged = function(output.transpose(1, 2).flatten(2))
-        heads: Tensor = merged.unflatten(-1, (output.shape[1], -1)).transpose(1, 2)
-        return heads
-
-    return of_heads

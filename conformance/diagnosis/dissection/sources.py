@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from ..mistakes._steps import weighing
 from ..mistakes.named_mistake import IMPOSSIBLE, Heads, HeadsChange, with_every_key
 from ..stage_edits import stage_edits
 from .influence import (
-    CHANGED,
     CHANGES,
     GROUPINGS,
     orders,
@@ -61,43 +60,6 @@ def _statement_of_value(words: str, move: Callable[[Tensor], Tensor]) -> NamedMi
     return statement(
         f"values: {words}", f"the weights meet the value {words}", _OWN.format("value"), core=core
     )
-
-
-def function_of_answer(words: str, **steps: Any) -> NamedMistake:
-    """That a function of the answer is returned; ``steps`` act it out."""
-    return statement(
-        f"answer: {words} of it",
-        f"{words} of the answer is returned",
-        "return the weighted sum of the values as it is",
-        **steps,
-    )
-
-
-FUNCTIONS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    ("nothing", torch.zeros_like),
-    ("the hyperbolic tangent", torch.tanh),
-    ("the absolute value", torch.abs),
-    ("the positive part", torch.relu),
-    ("the square", torch.square),
-    ("the sigmoid", torch.sigmoid),
-    ("the GELU", functional.gelu),
-    ("the GELU by the hyperbolic tangent", lambda t: functional.gelu(t, approximate="tanh")),
-    ("the SiLU", functional.silu),
-    ("the softplus", functional.softplus),
-    ("the part between -1 and 1", lambda t: t.clamp(-1.0, 1.0)),
-    ("the sum over the queries so far", lambda t: t.cumsum(-2)),
-    ("the mean over the heads", lambda t: t.mean(-3, keepdim=True).expand_as(t)),
-    ("the softmax over the channels", lambda t: torch.softmax(t, -1)),
-    ("the layer norm over the channels", lambda t: functional.layer_norm(t, t.shape[-1:])),
-    ("the unit vector", lambda t: functional.normalize(t, dim=-1)),
-    *(
-        (
-            f"the quotient by the root of the mean square of the channels{words}",
-            lambda t, epsilon=epsilon: functional.rms_norm(t, t.shape[-1:], eps=epsilon),
-        )
-        for words, epsilon in (("", 0.0), (" with 1e-6 added", 1e-6), (" with 1e-5 added", 1e-5))
-    ),
-)
 
 
 _MOVES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
@@ -176,15 +138,9 @@ def cached_head_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
 
 
 def layer_head_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
-    """Values, or keys and values, of a layer's heads that are changed: by its answer."""
-    if not answer.fits:
-        return
-    core, (call, explained) = answer.exact.core, _judged(answer)
-    for words, move in CHANGED:
-        new = dataclasses.replace(core, value=move(core.value))
-        if new.value.shape == core.value.shape and explained(weighing(new, core.weights).output):
-            yield _statement_of_value(words, move)
-    yield from _of_moved_heads(call, explained)
+    """Keys, values or both of a layer's heads at another place: by its answer."""
+    if answer.fits:
+        yield from _of_moved_heads(*_judged(answer))
 
 
 def _judged(answer: BatteryAnswer) -> tuple[DeclaredCall, Callable[[Tensor], bool]]:

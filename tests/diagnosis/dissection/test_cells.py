@@ -99,8 +99,12 @@ def first_half(logits: Tensor, keep: Tensor | None) -> Tensor:
 @pytest.mark.parametrize(
     ("weights", "said"),
     [
-        (every_second, "false for every second tile of 8 keys"),
-        (first_half, "keys of queries from which the first half of the keys is hidden"),
+        (every_second, "exponentials: zero for every second tile of 8 keys"),
+        (
+            first_half,
+            "visibility: no weight for "
+            "keys of queries from which the first half of the keys is hidden",
+        ),
     ],
 )
 def test_keys_that_loops_lose_are_told_by_tiles_and_halves(
@@ -115,7 +119,7 @@ def test_keys_that_loops_lose_are_told_by_tiles_and_halves(
 
     promises = {"masks": ["keep"], "causal": None, "features": [], "empty_rows": "zeros"}
     (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
-    assert entry["name"] == f"visibility: no weight for {said}"
+    assert entry["name"] == said
 
 
 @pytest.mark.parametrize(("by_query", "said"), [(True, "query by query"), (False, "head by head")])

@@ -203,7 +203,7 @@ def test_two_mistakes_are_stated_as_two() -> None:
 
     (entry,) = diagnose(Subject(core(both, **BARE_FLOAT32), "float32"))
     assert "index of the key added" in entry["name"]
-    assert "of the head before" in entry["name"]
+    assert "values: those of the key/value head before" in entry["name"]
 
 
 def test_a_number_without_a_value_at_some_size_is_no_error() -> None:

@@ -58,7 +58,7 @@ def squeezed(query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None =
     [
         (transposed, {}, "weights-transposed", SAME_LENGTHS),
         (over_heads, {}, "heads-taken-for-tokens", SAME_LENGTHS),
-        (exchanged, {}, "weights: those of batch items and heads exchanged", SAME_COUNTS),
+        (exchanged, {}, "scores: those of batch items and heads exchanged", SAME_COUNTS),
         (
             squeezed,
             {"masks": ["bias"], "mask_shapes": ["B1QK"]},

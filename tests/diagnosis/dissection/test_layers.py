@@ -291,7 +291,7 @@ def _normed(output: Tensor) -> Tensor:
     ("merged_of", "name"),
     [
         (_unit_heads, "outputs of the heads: divided by their length over the channels"),
-        (_normed, "heads: the layer norm over the channels of the merged heads"),
+        (_normed, "merged heads: standardised over the channels"),
     ],
     ids=["each head", "merged"],
 )

@@ -96,7 +96,7 @@ STATED: dict[str, tuple[Subject, str]] = {
         looping(lambda mixed, old, new: mixed + (old - new).exp()),
         f"{SUM} added to {RIGHT}, not multiplied",
     ),
-    "the reciprocal": (weighing(reciprocal), "logits: one divided by the scores"),
+    "the reciprocal": (weighing(reciprocal), "scores: replaced by their reciprocals"),
     "half of the head size": (
         weighing(softmax, lambda d: 2.0 / d),
         "logits: scaled by 2 times the head size to the power of -1",

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pytest
 import torch
-from conformance.diagnosis.dissection.weight_functions import (
-    dropped_weight_statements,
-    share_statements,
-    weight_statements,
-)
 from examples import BARE_FLOAT32, core, plan, problem
 from torch import Tensor
 
@@ -24,7 +18,7 @@ from conformance.diagnosis.dissection.bias_statements import additive_mask_state
 from conformance.diagnosis.dissection.denominators import sink_statements, sum_statements
 from conformance.diagnosis.dissection.logits import logit_statements
 from conformance.diagnosis.dissection.reading import Reading, in_digits, read
-from conformance.diagnosis.dissection.sources import shared_head_statements, value_statements
+from conformance.diagnosis.dissection.sources import shared_head_statements
 from conformance.diagnosis.dissection.tiles import tile_statements
 from conformance.diagnosis.dissection.visibility import (
     table_statements,
@@ -131,43 +125,6 @@ def test_a_changed_additive_mask_is_read() -> None:
     assert name in proposed(attend, logit_statements, drawn, masks=["bias"])
 
 
-@pytest.mark.parametrize(
-    ("change", "name"),
-    [
-        (lambda weights: weights.clamp(max=0.25), "weights: clamped to at most 0.25"),
-        (lambda weights: weights.clamp(min=0.05), "weights: clamped to at least 0.05"),
-        (
-            lambda weights: 0.9 * weights + 0.1 / weights.shape[-1],
-            f"weights: 0.9 times the right ones plus 0.1 {OF_EVERY_KEY}",
-        ),
-    ],
-    ids=["at most", "at least", "share"],
-)
-def test_limits_and_shares_of_weights_are_read(
-    change: Callable[[Tensor], Tensor], name: str
-) -> None:
-    """Weights that are cut off at a number, or mixed with a share of every key, are stated."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return change(torch.softmax(scores(query, key), dim=-1)) @ value
-
-    assert name in proposed(attend, share_statements, problem(key_length=9))
-
-
-def test_squares_of_positive_logits_are_read() -> None:
-    """Weights of another function than exponentials, divided by their sum, are stated."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        squares = scores(query, key).relu().square()
-        return squares / squares.sum(dim=-1, keepdim=True).clamp_min(1e-30) @ value
-
-    (name,) = proposed(attend, weight_statements, problem(key_length=9))
-    assert (
-        name
-        == "weights: of the logits the squares of their positive parts, divided by the row's sum"
-    )
-
-
 def test_a_row_that_finite_numbers_hide_whole_has_lost_its_keys() -> None:
     """Equal weights are no sign that its keys are seen: a softmax of equal fills makes them."""
 
@@ -242,17 +199,6 @@ def test_a_rounded_scale_is_read() -> None:
     assert "logits: scaled by the scale rounded to one digit after the point" in names
 
 
-def test_channels_of_values_past_the_head_size_are_read() -> None:
-    """An answer as wide as a query, filled up with zeros."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        further = torch.arange(value.shape[-1]) >= query.shape[-1]
-        return softmaxed(query, key) @ value.masked_fill(further, 0.0)
-
-    names = proposed(attend, value_statements, problem(head_size=4, value_head_size=6))
-    assert "values: with zeros past as many channels as a query has" in names
-
-
 def test_an_additive_mask_of_another_place_is_read() -> None:
     """The numbers of the first head with every minus infinity of its own and of that."""
 
@@ -324,40 +270,6 @@ def test_a_softcap_that_is_applied_otherwise_is_read(
     assert f"logits: {said}" in proposed(attend, logit_statements, drawn, features=["softcap"])
 
 
-@pytest.mark.parametrize(
-    ("weights_of", "name"),
-    [
-        (lambda w: w.masked_fill(w < 0.05, 0.0), "weights: those below 0.05 are zero"),
-        (
-            lambda w: w.masked_fill(w < w.topk(3, -1).values[..., -1:], 0.0),
-            "weights: those that are not among the 3 largest of a row are zero",
-        ),
-    ],
-)
-def test_small_weights_that_are_dropped_are_read(
-    weights_of: Callable[[Tensor], Tensor], name: str
-) -> None:
-    """Which weights are zero says below which number, or past how many, they are dropped."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return weights_of(softmaxed(query, key)) @ value
-
-    drawn = problem(query_length=8, key_length=16)
-    assert name in proposed(attend, dropped_weight_statements, drawn)
-
-
-def test_a_softmax_over_a_tile_of_queries_is_read() -> None:
-    """Weights that sum to one over eight queries at a time are said to."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        tiles = [torch.softmax(tile, dim=2) for tile in scores(query, key).split(8, dim=2)]
-        return torch.cat(tiles, dim=2) @ value
-
-    drawn = problem(query_length=11, key_length=5)
-    names = proposed(attend, weight_statements, drawn)
-    assert names == ["weights: of the logits their softmax over the queries of each tile of 8"]
-
-
 def causal_in_tiles(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
     """With the causal flag keys before the query's own tile of eight are lost."""
     logits = scores(query, key)
@@ -367,7 +279,7 @@ def causal_in_tiles(query: Tensor, key: Tensor, value: Tensor, *, causal: bool =
     return torch.softmax(logits, dim=-1) @ value
 
 
-@pytest.mark.parametrize("proposer", [tile_statements, weight_statements])
+@pytest.mark.parametrize("proposer", [tile_statements, sum_statements])
 def test_weights_that_are_right_to_the_digits_that_are_read_say_nothing(proposer: Proposer) -> None:
     """What makes them as well as the golden does is no mistake, and every call would refute it."""
 
@@ -448,19 +360,3 @@ def test_keys_of_the_opposite_batch_item_are_stated() -> None:
 
     names = proposed(attend, logit_statements, problem(batch=4))
     assert "logits: the key of the opposite batch item" in names
-
-
-def test_terms_of_an_answer_that_are_no_numbers_are_passed_over() -> None:
-    """Where the expected answer is no number, or a term of it, nothing is fitted to it."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return softmaxed(query, key) @ value + 1.0
-
-    subject = Subject(core(attend, masks=[], causal=None, features=[]), "float32")
-    reading = read(subject, subject.inputs(problem()))
-    assert reading is not None
-    assert "answer: one added" in {one.name for one in value_statements(reading)}
-    lost = torch.full_like(reading.attention.output, torch.nan)
-    other = dataclasses.replace(reading.attention, output=lost)
-    said = list(value_statements(dataclasses.replace(reading, attention=other)))
-    assert not [one for one in said if one.name.endswith("added")]

@@ -60,9 +60,8 @@ def test_a_mask_that_hides_every_key(inverted: Callable[[Tensor], Tensor]) -> No
         return logits.softmax(-1) @ value
 
     text, fix = told(attend, masks=["keep_int"])
-    assert text == "every key has the same weight, hidden or not (only with a mask)"
-    assert "hide the hidden keys alone" in fix
-    assert "`~` of an integer mask" in fix
+    assert text == "the exponentials are one each (only with a mask)"
+    assert fix == "take the exponentials as they are"
 
 
 @pytest.mark.parametrize(

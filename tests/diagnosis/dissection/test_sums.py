@@ -45,7 +45,7 @@ def _shares_so_far(weights: Tensor, _logits: Tensor) -> Tensor:
         (lambda _weights, logits: logits.log_softmax(-1), "softmax-log"),
         (
             lambda weights, _logits: weights.mean().expand_as(weights),
-            "softmax: their mean over all",
+            "weights: their mean over all",
         ),
         (
             _shares_so_far,
