@@ -102,8 +102,10 @@ def first_half(logits: Tensor, keep: Tensor | None) -> Tensor:
         (every_second, "exponentials: zero for every second tile of 8 keys"),
         (
             first_half,
-            "visibility: no weight for "
-            "keys of queries from which the first half of the keys is hidden",
+            (
+                "visibility: no weight for keys of queries from which the first half of the keys "
+                "is hidden"
+            ),
         ),
     ],
 )
