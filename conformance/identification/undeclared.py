@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import time
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -32,7 +33,7 @@ from ..calls import torch_state
 from ..calls.calling import before_each_call
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
-from ..diagnosis.mistakes import named_mistakes
+from ..diagnosis.mistakes import mistaken_conventions, named_mistakes
 from ..diagnosis.ranks import diagnostician
 from ..errors import (
     ConstructionError,
@@ -55,6 +56,7 @@ from .deviations import Investigation, deviations
 from .implementation import Implementation, implementation_of
 from .job import read_case
 from .record import UNDETERMINED, Findings
+from .statements import Beyond
 from .writing import declaration_text, declared_name
 
 # The facts that a verdict rests on, in the order in which they are told.
@@ -99,7 +101,7 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
     read = _read(entry, built, request)
     if isinstance(read, Candidate):
         return [_with_notes(_without_idle_streams(read, built, request), how)]
-    return [_with_notes(one, how) for one in _unread(entry, built, (read, unknown), request)]
+    return [_with_notes(one, how) for one in _unread(entry, built, read, unknown, request)]
 
 
 def _without_idle_streams(read: Candidate, built: nn.Module, request: ModuleRequest) -> Candidate:
@@ -113,13 +115,29 @@ def _without_idle_streams(read: Candidate, built: nn.Module, request: ModuleRequ
     return dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, said))))
 
 
+@dataclass(frozen=True)
+class _NoDeclaration:
+    """Why what was read makes no declaration.
+
+    ``is_meant`` says that all of the answers is explained by what people choose.
+    """
+
+    why: str
+    is_meant: bool = False
+
+
 def _unread(
-    entry: Undeclared, built: nn.Module, reasons: tuple[str, str], request: ModuleRequest
+    entry: Undeclared, built: nn.Module, read: _NoDeclaration, unknown: str, request: ModuleRequest
 ) -> list[Candidate]:
-    """A module that was not read: as the mistake that it makes, else as a model, else plainly."""
-    inside, (reason, unknown) = _inside(built, entry.target), reasons
+    """A module that was not read: as the mistake that it makes, else as a model, else plainly.
+
+    ``unknown`` says why it is no whole model, if asked.
+    """
+    inside = _inside(built, entry.target)
+    if read.is_meant and inside is not None:
+        return _of_model(inside, entry)
     try:
-        plain = _plain(entry, built, reason, unknown, request)
+        plain = _plain(entry, built, read.why, unknown, request)
     except UsageError:
         if inside is None:
             raise
@@ -135,7 +153,7 @@ def _unread(
     if inside is not None and not known and not unmeant:
         return _of_model(inside, entry)
     mistakes = (said,) if unmeant else ()
-    reading = Reading(unread="" if unmeant else said or reason, mistakes=mistakes)
+    reading = Reading(unread="" if unmeant else said or read.why, mistakes=mistakes)
     return [dataclasses.replace(plain, reading=reading)]
 
 
@@ -283,15 +301,17 @@ def _function(entry: Undeclared) -> Candidate:
     if isinstance(read, Candidate):
         return read
     msg = (
-        f"{entry.target} declares nothing, and what it computes cannot be read: {read}; decorate "
+        f"{entry.target} declares nothing, and what it computes cannot be read: {read.why}; decorate "
         f"it with @conformance.core or @conformance.layer"
     )
     lines = declaration_lines(entry.value, entry.target) if ":" in entry.target else ""
     raise UsageError(msg + lines)
 
 
-def _read(entry: Undeclared, value: Any, request: ModuleRequest | None) -> Candidate | str:
-    """The candidate that the declaration of what was read makes, or why nothing was read."""
+def _read(
+    entry: Undeclared, value: Any, request: ModuleRequest | None
+) -> Candidate | _NoDeclaration:
+    """The candidate that the declaration of what was read makes, or why there is none."""
     name = getattr(value, "__name__", "") or type(value).__name__
     findings = Findings()
     try:
@@ -301,19 +321,30 @@ def _read(entry: Undeclared, value: Any, request: ModuleRequest | None) -> Candi
         implementation = dataclasses.replace(implementation, request=request)
         case = read_case(implementation, findings, {}, _silent, states=False)
         if isinstance(case, str):
-            return case
+            return _NoDeclaration(case)
+        if isinstance(case, Beyond):
+            return _NoDeclaration(case.text, is_meant=_is_meant(case.nearest.point))
         if not _depends_on_keys(case):
-            return "its answers depend on neither queries nor keys"
+            return _NoDeclaration("its answers depend on neither queries nor keys")
         if case.point.scale != "none":  # some models are trained without any
             case.held = frozenset({"scale"})
         made = {mistake.name: mistake.sentence for mistake in case.judge.made}
         if case.beyond and not made.keys() <= _MISTAKES:
-            return f"it computes {'; '.join(case.beyond)}"
+            said = f"it computes {'; '.join(case.beyond)}"
+            meant = not made.keys() & _MISTAKES and not any(
+                one.mistaken for one in deviations(case)
+            )
+            return _NoDeclaration(said, is_meant=meant)
         return _declared(entry, implementation, case, tuple(made.values()))
     except UsageError as error:
-        return str(error)
+        return _NoDeclaration(str(error))
     except Exception as error:  # noqa: BLE001 (whatever we fail at in reading, it is still judged)
-        return f"reading it failed ({fault_of(error)})"
+        return _NoDeclaration(f"reading it failed ({fault_of(error)})")
+
+
+def _is_meant(point: golden.Semantics) -> bool:
+    """Whether people choose a point; some models are trained without any scale."""
+    return not any(mistake.changes != {"scale": "none"} for mistake in mistaken_conventions(point))
 
 
 def _depends_on_keys(case: Investigation) -> bool:
