@@ -46,6 +46,8 @@ _LENGTHS: Final = frozenset(
     "patches".split()
 )
 _DROPOUTS: Final = frozenset("dropout drop p pdrop rate prob".split())
+# Modules are judged in eval mode: where some is dropped all the same, it shows.
+_DROPPED: Final = 0.1
 _BIASES: Final = frozenset("bias biases".split())
 _HEAD_SIZE_NAMES: Final = frozenset("d_k d_v d_q dim_k dim_v qk_size v_size d_key d_value".split())
 _VALUES: Final = (
@@ -216,7 +218,7 @@ class Sizes:
             ("batch" in words, _BATCH),
             (lowered in _HEAD_SIZE_NAMES or of_a_head, self.head_size),
             (bool(words & _HEADS), self.heads),
-            (bool(words & _DROPOUTS), 0.0),
+            (bool(words & _DROPOUTS), _DROPPED),
             (bool(words & _LENGTHS), LONGEST),
             *((bool(words & some) and not sized, number) for some, number in _VALUES),
             (bool(words & _BIASES), True),

@@ -181,8 +181,6 @@ _BY_NAME: Final = (
     ("bias", "bias", "BHQK"),
     ("", "keep", "BHQK"),
 )
-# Below this, finite fills show in ordinary problems, not only where one logit is driven far down.
-_ORDINARY: Final = 1e5
 
 
 def add_facts(case: Investigation) -> None:
@@ -485,17 +483,17 @@ def _expect(case: Investigation, leak: Leak) -> None:
     """Promise or record a leak that clauses notice."""
     if leak.threshold > MUST_UP_TO:
         return
-    if leak.fill is not None and abs(leak.fill) < _ORDINARY:
+    if leak.fill is not None:
         case.point = case.point.replace(mask_operation=leak.operation, mask_fill=leak.fill)
         return
     words = f"hidden keys {_leak_words(leak)}"
     filled = filled_mistake(
-        case.point.replace(mask_operation=leak.operation, mask_fill=leak.fill or -leak.threshold)
+        case.point.replace(mask_operation=leak.operation, mask_fill=-leak.threshold)
     )
     case.observed.append(
         Deviation(
             observed=words,
-            text=words if leak.fill is None else filled.sentence,
+            text=words,
             fix=filled.fix,
             mistaken=True,
             clause=filled.primary,

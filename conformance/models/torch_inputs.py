@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..adapters.calling import roles_by_name
 from ..base.parameter_names import option_of
 from ..errors import UsageError
 from ..graphs.protocol import Array
@@ -454,6 +455,31 @@ def items_stay_apart(module: nn.Module, calling: TorchCalling, length: int) -> b
         np.abs(one[0] - other[0]).max(initial=0.0) <= SAME_READ * np.abs(one).max(initial=0.0)
         for one, other in whole
         if one.shape == other.shape and np.isfinite(one).all() and np.isfinite(other).all()
+    )
+
+
+def queries_meet(module: nn.Module, calling: TorchCalling) -> bool:
+    """Whether queries change the answers to other queries, which in attention meet keys alone.
+
+    Of a module whose parameters are called query, key and value.
+    """
+    roles = roles_by_name(list(inspect.signature(module.forward).parameters.values()))
+    if len(roles) < len("qkv") or roles["q"] not in {entry.name for entry in calling.inputs}:
+        return False
+    plain, turned = (
+        _answers_to(module, calling, _LENGTHS[0], "", turned=names, at=(slice(None), -1))
+        for names in ((), (roles["q"],))
+    )
+    if plain is None or turned is None or plain.keys() != turned.keys():
+        return False
+    rows = [
+        (plain[name], turned[name])
+        for name in plain
+        if plain[name].shape[:2] == (_BATCH, _LENGTHS[0])
+    ]
+    return any(
+        np.abs(one[:, :-1] - other[:, :-1]).max() > SAME_READ * np.abs(one).max()
+        for one, other in rows
     )
 
 

@@ -13,6 +13,8 @@ from torch.nn.functional import normalize
 from .operator import PLACES, Operator, axis_of
 
 Order = Callable[[int], Tensor]
+# Axes of tokens: some models shift these.
+_TOKENS: Final = "LQK"
 # Sizes of tiles that loops of kernels have.
 TILES: Final = (2, 4, 8, 16, 32, 64, 128)
 
@@ -103,7 +105,7 @@ def moves(axes: str) -> Iterator[Operator]:
     for letter in filter(PLACES.get, dict.fromkeys(axes)):
         for words, order in _ORDERS:
             move = partial(_moved, move=_from(order), axis=axis_of(axes, letter))
-            yield Operator(words.format(PLACES[letter]), move)
+            yield Operator(words.format(PLACES[letter]), move, misplaces=letter not in _TOKENS)
     if axes.endswith("QK"):
         yield Operator("those of queries and keys exchanged", _transposed)
 

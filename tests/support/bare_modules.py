@@ -101,6 +101,80 @@ class WrongWidth(Projected):
         return x + self.o((weights @ value).transpose(1, 2).flatten(2))
 
 
+class HeadLost(Projected):
+    """The last head is left out before the output projection."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project zeros in its place."""
+        heads = attend(*map(heads_of, (self.q(x), self.k(x), self.v(x))))
+        kept = torch.cat([heads[:, :-1], torch.zeros_like(heads[:, -1:])], dim=1)
+        return self.o(kept.transpose(1, 2).flatten(2))
+
+
+class HalfScaled(Projected):
+    """The queries are divided by the fourth root of the head size, and the keys are not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale one of the two."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        weights = (query * query.shape[-1] ** -0.25 @ key.mT).softmax(-1)
+        return self.o((weights @ value).transpose(1, 2).flatten(2))
+
+
+class Dropping(Projected):
+    """Weights are dropped in eval mode, too."""
+
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop whatever the mode is."""
+        parts = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        heads = nn.functional.scaled_dot_product_attention(*parts, dropout_p=self.dropout)
+        return self.o(heads.transpose(1, 2).flatten(2))
+
+
+class Exchanged(nn.Module):
+    """Keys are made of the queries and queries of the keys, by matrices whose names say neither."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.linears = nn.ModuleList(nn.Linear(embed_dim, embed_dim) for _ in range(4))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend with the keys."""
+        given = zip(self.linears, (key, query, value), strict=False)
+        parts = (heads_of(linear(tokens)) for linear, tokens in given)
+        return self.linears[3](attend(*parts).transpose(1, 2).flatten(2))
+
+
+class ByPlace(Projected):
+    """A learned bias by the distance from query to key, and no scale, as in T5."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.table = nn.Embedding(17, num_heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the number of each distance to the dot products."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        places = torch.arange(x.shape[1])
+        apart = (places[None, :] - places[:, None]).clamp(-8, 8) + 8
+        weights = (query @ key.mT + self.table(apart).permute(2, 0, 1)).softmax(-1)
+        return self.o((weights @ value).transpose(1, 2).flatten(2))
+
+
+class OfPicture(Projected):
+    """Tokens of a picture with its sides, which this attention has no use for."""
+
+    def forward(self, x: Tensor, H: int, W: int) -> Tensor:  # noqa: N803 (as published)
+        """Attention of tokens."""
+        del H, W
+        return self.inside(x, x, x)
+
+
 class Gated(Projected):
     """Attention whose answer a gate of its own multiplies: right, and no reading of ours."""
 

@@ -414,6 +414,7 @@ def turned_weight_statements(reading: Reading) -> Iterator[NamedMistake]:
         "the groups",
         "let the weights of each head meet the values that this head reads",
         core=core,
+        misplaces=True,
     )
 
 
@@ -428,6 +429,7 @@ def exchanged_weight_statements(reading: Reading) -> Iterator[NamedMistake]:
             "values of head h of item b meet the weights of head b of item h",
             "let the weights of each head and item meet the values of the same head and item",
             core=_exchanged,
+            misplaces=True,
         )
 
 

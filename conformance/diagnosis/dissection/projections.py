@@ -34,6 +34,7 @@ from .value_steps import (
     MIXED,
     Steps,
     from_one_head,
+    misplaces,
     mixed,
     reading_from,
 )
@@ -92,6 +93,7 @@ class ValuePath:
             heads=self._heads if steps.changed("cut", "group", "turn") else None,
             core=self._core if steps.changed("merge") else None,
             output=self._output if self.added.tokens else None,
+            misplaces=self.added == AddedTerms() and all(map(misplaces, steps.wrong)),
         )
 
     def _words(self) -> tuple[list[str], list[str]]:
