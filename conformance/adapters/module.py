@@ -294,6 +294,19 @@ def idle_streams(built: nn.Module, calling: Calling, width: int) -> list[str]:
     return idle
 
 
+def items_meet(built: nn.Module, calling: Calling, finding: ModuleProjections) -> bool:
+    """Whether an item changes the answer to another, whichever of batch and tokens comes first."""
+    if calling.function is not None:
+        return False
+    widths = finding.recipe.widths(built, finding.sizes)
+    for turned in (False, True):
+        way = dataclasses.replace(calling, sequence_first=turned)
+        trial = Trial(built, way, batched=True, names=())
+        if trial.answer(widths) is None or trial.keeps_items_apart(widths):
+            return False
+    return True
+
+
 def _streams(built: nn.Module) -> list[str]:
     """The parameters of a further input that may be left out."""
     parameters = inspect.signature(built.forward).parameters.values()

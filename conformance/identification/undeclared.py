@@ -20,6 +20,7 @@ from ..adapters.construction import instance_of, materialised
 from ..adapters.module import (
     assuming,
     idle_streams,
+    items_meet,
     module,
     of_instance,
     understand,
@@ -148,7 +149,9 @@ def _unread(
         if inside is None:
             raise
         return _of_model(inside, entry, "; ".join(unmeant))
-    explanations = _explained(plain)
+    if items_meet(built, *understand(built, request)[:2]):
+        unmeant.append("an item of a batch changes the answer to another")
+    explanations = [] if unmeant else _explained(plain)
     known = any(_is_unmeant(mistake) for one in explanations for mistake in one.made)
     said = next((str(one.entry["text"]) for one in explanations), "")
     if inside is not None and said:
