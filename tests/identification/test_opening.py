@@ -109,6 +109,22 @@ def test_weights_without_effect_leave_the_verdict_open() -> None:
     assert verdict(bare_modules.UnusedValues)[0] != "conforms-up-to-gauge"
 
 
+def test_what_later_logits_become_is_read() -> None:
+    """A finite number in their place is a choice, and promised."""
+    (candidate,) = opened(bare_modules.FilledLater)
+    assert candidate.declaration.semantics.mask_fill == -1e4
+    assert candidate.declaration.always_causal
+    report = conformance.check(bare_modules.FilledLater, profile="quick", only=["mask.causal*"])
+    assert report.candidates[0].verdict.startswith("conforms")
+
+
+def test_items_that_meet_in_either_order_fail() -> None:
+    """Whatever is meant, an item of a batch has no part in the answer to another."""
+    (candidate,) = opened(bare_modules.FoldsItems)
+    assert candidate.reading is not None
+    assert candidate.reading.mistakes == ("an item of a batch changes the answer to another",)
+
+
 def test_sides_of_a_picture_are_no_tokens() -> None:
     """What changes no answer is neither key nor value."""
     (candidate,) = opened(bare_modules.OfPicture)

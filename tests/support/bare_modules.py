@@ -175,6 +175,17 @@ class OfPicture(Projected):
         return self.inside(x, x, x)
 
 
+class FilledLater(Projected):
+    """Causal in every call, with -1e4 in place of later logits, as in GPT-2."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to earlier tokens."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        seen = torch.ones(x.shape[1], x.shape[1]).tril()
+        logits = query @ key.mT / query.shape[-1] ** 0.5 * seen - 1e4 * (1 - seen)
+        return self.o((logits.softmax(-1) @ value).transpose(1, 2).flatten(2))
+
+
 class Gated(Projected):
     """Attention whose answer a gate of its own multiplies: right, and no reading of ours."""
 
@@ -207,6 +218,16 @@ class MixesItems(Projected):
         parts = map(heads_of, (self.q(x), self.k(x), self.v(x)))
         hidden = None if mask is None else mask.repeat(HEADS, 1).view(len(x), HEADS, 1, -1) == 0
         return self.o(attend(*parts, hidden).transpose(1, 2).flatten(2))
+
+
+class FoldsItems(Projected):
+    """Heads are folded into the batch, and taken out of it in the other order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Merge heads of other items."""
+        heads = attend(*map(heads_of, (self.q(x), self.k(x), self.v(x))))
+        folded = heads.flatten(0, 1).unflatten(0, (HEADS, len(x)))
+        return self.o(folded.permute(1, 2, 0, 3).flatten(2))
 
 
 class QueriesTurned(Projected):
