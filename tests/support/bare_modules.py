@@ -270,6 +270,14 @@ class WithCache(Projected):
         return self.inside(x, x, x)
 
 
+def sees_the_future(
+    query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool | None = None
+) -> Tensor:
+    """Its causal triangle is the wrong way round."""
+    ones = torch.ones(query.shape[-2], key.shape[-2]).bool()
+    return attend(query, key, value, ones.tril(-1) if is_causal else None)
+
+
 def kernel(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None) -> Tensor:
     """Attention proper in a function."""
     return attend(q, k, v, None if keep is None else ~keep)

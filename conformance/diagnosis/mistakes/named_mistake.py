@@ -221,8 +221,8 @@ class NamedMistake(Mistake):
     where
         The inputs that can show it, beyond what ``changes`` and ``inputs`` decide by themselves.
     misplaces
-        Whether it does nothing but put something in the place of what belongs there, or lose it:
-        nobody means that, whether or not the catalogue has it.
+        Whether it puts something in the place of what belongs there, or loses it: nobody means it,
+        whether or not the catalogue has it, and whatever else is done.
     needs
         What must be declared for the name to make sense: "mask", "causal", anything of "hiding"
         keys, a dtype of "half" precision, or a layout: "packed", or "sequences" of different
