@@ -170,7 +170,7 @@ def ways_to_call(
     """
     parameters = list(inspect.signature(forward).parameters.values())
     rename = dict(call or {})
-    roles = _roles(parameters)
+    roles = roles_by_name(parameters)
     needed = [entry for entry in _named(parameters) if entry.default is entry.empty]
     tokens = [entry for entry in needed if may_be_tokens(entry)]
     if len(roles) == len("qkv") and inputs in (None, "separate"):
@@ -401,7 +401,7 @@ def _positional(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
     return [parameter for parameter in parameters if parameter.kind in POSITIONAL]
 
 
-def _roles(parameters: list[inspect.Parameter]) -> dict[str, str]:
+def roles_by_name(parameters: list[inspect.Parameter]) -> dict[str, str]:
     """The parameters whose names say query, key or value."""
     result: dict[str, str] = {}
     for parameter in parameters:

@@ -48,6 +48,8 @@ _LENGTHS: Final = frozenset(
     "patches".split()
 )
 _DROPOUTS: Final = frozenset("dropout drop p pdrop rate prob".split())
+# Modules are judged in eval mode: where some is dropped all the same, it shows.
+_DROPPED: Final = 0.1
 _BIASES: Final = frozenset("bias biases".split())
 _HEAD_SIZE_NAMES: Final = frozenset("d_k d_v d_q dim_k dim_v qk_size v_size d_key d_value".split())
 _VALUES: Final = (
@@ -59,6 +61,7 @@ _VALUES: Final = (
     (frozenset("layer idx index layers id depth".split()), 0),
 )
 _WINDOW: Final = 4
+_LARGE_HEAD: Final = 32
 # Of stored caches: more items than any problem has.
 _BATCH: Final = 8
 # Norms of groups and kernels want widths divisible by small powers of two.
@@ -131,13 +134,13 @@ def _is_lazy(module: nn.Module) -> bool:
 def _instance_of(
     kind: type[nn.Module], num_heads: int | None, divisor: int, width: int | None = None
 ) -> tuple[nn.Module, str]:
-    required = [
-        parameter
-        for parameter in inspect.signature(kind).parameters.values()
-        if parameter.default is inspect.Parameter.empty and parameter.kind in _NAMED
-    ]
+    named = [one for one in inspect.signature(kind).parameters.values() if one.kind in _NAMED]
+    required = [one for one in named if one.default is inspect.Parameter.empty]
     names = [parameter.name for parameter in required]
     sizes = Sizes(num_heads, names, divisor, width)
+    # Large heads take long, and have no more places for a mistake than small ones.
+    large = [one.name for one in named if type(one.default) is int and one.default > _LARGE_HEAD]
+    small = {name: sizes.head_size for name in large if sizes.is_of_a_head(name)}
     unknown = [name for name in names if sizes.value(name) is _UNKNOWN]
     if unknown and len(required) == 1 and not _is_number(required[0]):
         return _of_settings(kind, required[0].name, num_heads, divisor)
@@ -145,8 +148,13 @@ def _instance_of(
     first: tuple[nn.Module, str] | None = None
     choices = [sizes.choices(name) for name in names]
     for values in itertools.islice(itertools.product(*choices), _MOST_TRIED):
+        arguments = dict(zip(names, values, strict=True))
+        with contextlib.suppress(ConstructionError):
+            made = _constructed(kind, {**arguments, **small})
+            if small and _answering(made[0]) is not None:
+                return made
         try:
-            made = _constructed(kind, dict(zip(names, values, strict=True)))
+            made = _constructed(kind, arguments)
         except ConstructionError as error:
             failure = failure or error
             continue
@@ -228,18 +236,23 @@ class Sizes:
             return _WINDOW, (_WINDOW, _WINDOW), LONGEST
         return (value,)
 
+    def is_of_a_head(self, name: str) -> bool:
+        """Whether a name says the size of a head."""
+        words = set(words_of(name))
+        of_a_head = bool(words & (_HEADS | {"kv", "qk"}) and words & _SIZES)
+        return name.lower() in _HEAD_SIZE_NAMES or of_a_head
+
     def value(self, name: str) -> Any:
         """What a name says; a mark of its own where it says nothing."""
         words, lowered = set(words_of(name)), name.lower()
         sized = bool(words & _SIZES)
-        of_a_head = bool(words & (_HEADS | {"kv", "qk"})) and sized
         said = (
             (_says_shared(name), self.kv_heads),
             (lowered in HEAD_NAMES, self.heads),
             ("batch" in words, _BATCH),
-            (lowered in _HEAD_SIZE_NAMES or of_a_head, self.head_size),
+            (self.is_of_a_head(name), self.head_size),
             (bool(words & _HEADS), self.heads),
-            (bool(words & _DROPOUTS), 0.0),
+            (bool(words & _DROPOUTS), _DROPPED),
             (bool(words & _LENGTHS), LONGEST),
             *((bool(words & some) and not sized, number) for some, number in _VALUES),
             (bool(words & _BIASES), True),

@@ -62,6 +62,8 @@ _ANGLES: Final = (
 _WIDTHS: Final = ("", ".repeat(1, 2)", ".repeat_interleave(2, 1)")
 _AXES: Final = ("", "[None]", f".expand({_BATCH}, -1, -1)", "[None, None]", "[:, None]")
 _ZEROS: Final = "torch.zeros_like({query})"
+# The sides of the picture that the tokens are: a column of them.
+_SIDES: Final = {"h": _LENGTH, "height": _LENGTH, "w": "1", "width": "1"}
 
 
 def masks_that_hide_nothing() -> Iterator[str]:
@@ -113,7 +115,9 @@ def fillings(
     groups: dict[str, list[tuple[str, list[str]]]] = {}
     for parameter in wanted:
         option = option_of(parameter)
-        if parameter.name in guessed:
+        if parameter.name in guessed and parameter.name.lower() in _SIDES:
+            kind, choices = "sides", [_SIDES[parameter.name.lower()]]
+        elif parameter.name in guessed:
             kind = f"any {parameter.name}"
             choices = [*list(masks_that_hide_nothing())[1:], *_IDS]
             choices += positions_for(parameter.name, head_sizes)

@@ -257,13 +257,16 @@ def with_second_stream(built: nn.Module, shown: str) -> ModuleRequest | None:
     None as well where it is no stream that the tokens themselves stand for when it is left out.
     """
     request = ModuleRequest(shown=shown, promises={"inputs": "memory"})
+    streams = _streams(built)
+    if not streams:
+        return None
     with contextlib.suppress(DeclarationError):
         understood = _as_declared(built, request)
         calling, finding, _ = understood
-        if not finding.golden or calling.guessed or not _streams(built):
+        if not finding.golden or calling.guessed:
             return None
         names = calling.names or tuple(inspect.signature(built.forward).parameters)[:2]
-        if names[1] not in _streams(built):
+        if names[1] not in streams:
             return None
         width = finding.recipe.widths(built, finding.sizes)[0]
         tokens = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0))
@@ -289,6 +292,19 @@ def idle_streams(built: nn.Module, calling: Calling, width: int) -> list[str]:
             own, given = calling(module, inputs, {}), calling(module, inputs, {name: other})
             idle += [name] if torch.equal(own, given) else []
     return idle
+
+
+def items_meet(built: nn.Module, calling: Calling, finding: ModuleProjections) -> bool:
+    """Whether an item changes the answer to another, whichever of batch and tokens comes first."""
+    if calling.function is not None:
+        return False
+    widths = finding.recipe.widths(built, finding.sizes)
+    for turned in (False, True):
+        way = dataclasses.replace(calling, sequence_first=turned)
+        trial = Trial(built, way, batched=True, names=())
+        if trial.answer(widths) is None or trial.keeps_items_apart(widths):
+            return False
+    return True
 
 
 def _streams(built: nn.Module) -> list[str]:

@@ -167,7 +167,8 @@ class ModuleProjections:
     say so where it was another. ``longest`` is the most tokens that it was seen to take.
     ``only`` is the one number of tokens that it takes, where others are refused.
     ``point`` is that of the golden answers, and ``always`` the alignment of a causality in them.
-    ``calling`` is how it was called, and ``answered`` whether it had a row for each query then.
+    ``calling`` is how it was called, and ``answered`` whether it had a row for each query then,
+    and each of its inputs changed something.
     """
 
     recipe: StoredProjections
@@ -243,7 +244,9 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
         point=request.semantics if is_golden else None,
         always=request.semantics.causal_alignment if request.always_causal else None,
         calling=search.trial.calling,
-        answered=search.trial.plausible and search.trial.keeps_items_apart(widths),
+        answered=search.trial.plausible
+        and search.trial.keeps_items_apart(widths)
+        and search.trial.heeds_every_input(widths),
     )
 
 

@@ -91,6 +91,8 @@ _ASKED: Final = 1100
 Inputs = tuple[Tensor, Tensor, Tensor]
 LENGTHS: Final = ((5, 7), (6, 6))
 _BATCH: Final = 2
+# How many tensors of tokens a call is given; elsewhere three.
+_GIVEN: Final = {"self": 1, "memory": 2}
 # Other lengths that are tried where these are refused, and ways to call at each.
 _MOST_LENGTHS: Final = 24
 _MOST_AT_A_LENGTH: Final = 12
@@ -166,6 +168,18 @@ class Trial:
             other = self._call(widths, lengths, answer.inputs[0].dtype, turned=slice(None))
             self._apart = other is not None and _is_same(answer.output[1:], other.output[1:])
         return self._apart is not False
+
+    def heeds_every_input(self, widths: tuple[int, int, int]) -> bool:
+        """Whether each of several inputs changes the answer: what changes none is no input."""
+        answer = self.answer(widths)
+        if answer is None:
+            return False
+        lengths = answer.inputs[0].shape[1], answer.inputs[1].shape[1]
+        places = range(1, _GIVEN.get(self.calling.inputs, 3))
+        others = (
+            self._call(widths, lengths, answer.inputs[0].dtype, negated=place) for place in places
+        )
+        return all(other is None or not _is_same(answer.output, other.output) for other in others)
 
     def settle(self, widths: Iterable[tuple[int, int, int]], head_sizes: Sequence[int]) -> bool:
         """Fill what the module needs besides its tokens with the first values that it takes.
@@ -328,17 +342,19 @@ class Trial:
         options: Mapping[str, Tensor] | None = None,
         *,
         turned: int | slice | None = None,
+        negated: int | None = None,
     ) -> TrialAnswer | None:
         """The answer to drawn tokens; the first item's have the other sign at ``turned`` places.
 
-        All items' have it at one place.
+        All items' have it at one place, and all tokens of the input ``negated``.
         """
         batch = _BATCH if self.batched else 1
         inputs = draw(widths, lengths, self.calling.inputs, batch, dtype)
         if turned is not None:
             for tokens in {id(tokens): tokens for tokens in inputs}.values():
                 (tokens[0] if isinstance(turned, slice) else tokens[:, turned]).neg_()
-        used = inputs[: {"self": 1, "memory": 2}.get(self.calling.inputs, 3)]
+        used = inputs[: _GIVEN.get(self.calling.inputs, 3)]
+        used = tuple(-one if place == negated else one for place, one in enumerate(used))
         if not self.batched:
             used = tuple(tokens[0] for tokens in used)
         try:

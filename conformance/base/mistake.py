@@ -19,10 +19,15 @@ NO_MISTAKE: Final = "no known mistake explains it"
 # What those who declare nothing may mean: a residual sum of a block, three tensors packed a head,
 # the one table of weights of interpretable attention (Lim et al. 2019, Temporal Fusion), scores of
 # content and position that are scaled as one (Dai et al. 2019, Transformer-XL), and a norm of all
-# heads of a token together (Groeneveld et al. 2024, OLMo).
+# heads of a token together (Groeneveld et al. 2024, OLMo). Hidden logits are filled with numbers
+# from -1e4 (GPT-2, BERT) on that half precision or a tutorial could hold.
 CHOSEN_UNDECLARED: Final = frozenset(
     "residual-added value-added packed-by-head weights-averaged-over-heads "
     "bias-before-scale qk-norm-all-heads".split()
+) | frozenset(
+    f"{hidden}-fill-{number}"
+    for hidden in ("mask", "causal")
+    for number in "1e4 3e4 5e4 65000 1e5 1e6 1e7".split()
 )
 # Between the names of two mistakes; a sum has spaces, and the exponent of a number has digits.
 _BETWEEN: Final = re.compile(r"(?<! )\+(?=[a-z])")

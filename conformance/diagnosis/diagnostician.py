@@ -324,6 +324,13 @@ class Diagnostician:
         """
         return list(self._of_first or self._of_all)
 
+    @property
+    def misplacing(self) -> frozenset[str]:
+        """The names of mistakes found so far that put something in another's place."""
+        found: list[Explanation] = vars(self).get("explanations", [])
+        made = (mistake for one in found for mistake in one.made)
+        return frozenset(mistake.name for mistake in made if mistake.misplaces)
+
     @cached_property
     def _of_first(self) -> list[Explanation]:
         """The one name that explains the first answers to a long battery, if there is one.

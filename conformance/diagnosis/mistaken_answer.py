@@ -6,10 +6,11 @@ Several mistakes made together change one step after another.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Final
@@ -331,10 +332,25 @@ def listed(subject: Subject, key: Any, make: Callable[[], Iterable[Any]]) -> lis
     return subject.listed(key, make) if isinstance(subject, DiagnosedSubject) else list(make())
 
 
+_BEFORE_ACTS: Final[list[Callable[[], None]]] = []
+
+
+@contextlib.contextmanager
+def before_each_act(check: Callable[[], None]) -> Iterator[None]:
+    """Do something before each mistake that is acted out meanwhile; what it raises ends that."""
+    _BEFORE_ACTS.append(check)
+    try:
+        yield
+    finally:
+        _BEFORE_ACTS.remove(check)
+
+
 def act(
     oracle: Oracle, declared: golden.Semantics, made: Sequence[NamedMistake], inputs: Inputs
 ) -> MistakenAnswer:
     """What a candidate answers that makes some mistakes; NotExpressible where it cannot."""
+    for check in tuple(_BEFORE_ACTS):
+        check()
     if inputs.point is not declared and inputs.point != declared:
         inputs = inputs.replace(point=declared)
     made = made_on(declared, made, inputs)

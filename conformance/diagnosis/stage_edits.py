@@ -275,6 +275,7 @@ def _rewired() -> Iterator[NamedMistake]:
                 fix=f"make {noun} with {_SAID[name]}",
                 edits=(golden.Edit(stage.name, golden.Rewired(stage.rule, read)),),
                 where=_where(names, read),
+                misplaces=other in _NOUNS[0],
             )
 
 
@@ -309,5 +310,6 @@ def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
             fix=f"take {noun} as {'it is' if _verb(noun) == 'is' else 'they are'}",
             edits=tuple(golden.Edit(stage, change=operator.change) for stage in searched.stages),
             where=searched.where,
+            misplaces=operator.misplaces,
             needs="mask" if searched.where is has_mask else "",
         )

@@ -202,9 +202,11 @@ def add_facts(case: Investigation) -> None:
 def _is_idle(causality: Causality) -> bool:
     """Whether a flag, and no mask of that name, changes nothing; or one hides keys unreadably."""
     parameter = causality.parameter
+    left_out = "mask" not in parameter.name and parameter.default in ("True", "False", "None")
     if not causality.idle:
-        return causality.why == _UNREAD and parameter.default in ("True", "False")
-    return "mask" not in parameter.name and parameter.default in ("True", "False", "None")
+        switched = left_out or parameter.default in ("True", "False")
+        return causality.why == _UNREAD and switched
+    return left_out
 
 
 def promise_idle_flag(case: Investigation) -> None:

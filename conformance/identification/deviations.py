@@ -6,11 +6,20 @@ comments: a promise of it would turn the mistake into something that conforms.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from .._golden import golden
-from ..diagnosis.mistakes import MISTAKES, NamedMistake, mistaken_conventions
+from ..diagnosis.mistakes import (
+    MISTAKES,
+    DeclaredCall,
+    NamedMistake,
+    mistaken_conventions,
+    named_mistakes,
+)
+from ..tolerance.model import SAME_FACTOR
 from .agreement import Probed
 from .convention import ScoreFunction, written
 from .record import Findings
@@ -19,6 +28,8 @@ from .signature import CallParameter, Parameters
 _BIASES: Final = {"q": "query_bias", "v": "value_bias", "o": "output_bias"}
 # GPT-2 and BERT fill masked logits with -10000, which float16 can hold: a choice, told as one.
 _FILL_OF_OLD: Final = -1e4
+# The clause whose mistakes are other scales.
+_SCALES: Final = "numerics.scale"
 # Choices that every implementation has to make: no deviation.
 _UNAVOIDABLE: Final = ("causal_alignment", "empty_rows")
 
@@ -169,8 +180,24 @@ def _mistakes(case: Investigation) -> list[NamedMistake]:
     conventions = [
         mistake for mistake in mistaken_conventions(case.point) if not _is_fill_of_old(mistake)
     ]
-    named = [*conventions, *held, *(mistake for mistake in lost if mistake.changes)]
+    scales = _mistaken_scales(case)
+    named = [*conventions, *scales, *held, *(mistake for mistake in lost if mistake.changes)]
     return list({mistake.name: mistake for mistake in named}.values())
+
+
+def _mistaken_scales(case: Investigation) -> Iterator[NamedMistake]:
+    """The mistakes that make the scale that was read, where it is a number by no rule."""
+    if not isinstance(case.point.scale, float):
+        return
+    inputs, changes = case.caller.draw(), {"scale": case.point.scale}
+    call = DeclaredCall(inputs=inputs, semantics=golden.STANDARD)
+    for mistake in named_mistakes():
+        if mistake.primary != _SCALES or mistake.inputs is None or not mistake.where(inputs):
+            continue
+        made = mistake.inputs(call)
+        scale = None if made is None else made.scale
+        if scale not in (None, 1.0) and math.isclose(scale, case.point.scale, rel_tol=SAME_FACTOR):
+            yield replace(mistake, changes=changes)
 
 
 def _is_fill_of_old(mistake: NamedMistake) -> bool:

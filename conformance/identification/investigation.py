@@ -210,6 +210,7 @@ def _always(case: Investigation, plain: PlainReading) -> None:
             {"flag": None, "alignment": None if square else plain.always, "always": True},
         )
         case.promises |= {"causal": plain.always, "always_causal": True}
+        mask_facts.promise_causal_fill(case)
 
 
 def _computation(case: Investigation, plain: PlainReading) -> None:

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -40,7 +41,7 @@ from .plain_reading import (
 )
 from .record import Findings, deviations_words, kind_words
 from .signature import Parameters, read_parameters
-from .statements import read_beyond, reading_of, what_is_certain
+from .statements import Beyond, read_beyond, read_places, reading_of, what_is_certain
 from .switches import without_causality
 from .writing import declaration_text, positions_text
 
@@ -186,8 +187,8 @@ def _identify(
     if _takes_one(implementation):
         return _positions(implementation, findings, record)
     case = read_case(implementation, findings, record, tell, as_observed=as_observed)
-    if isinstance(case, str):
-        return case
+    if not isinstance(case, Investigation):
+        return case if isinstance(case, str) else case.text
     tell("probing", "the declaration")
     changed = golden.STANDARD.differences(case.point)
     record["semantics"] = {name: pair[1] for name, pair in changed.items()}
@@ -211,10 +212,11 @@ def read_case(
     *,
     as_observed: bool = False,
     states: bool = True,
-) -> Investigation | str:
+) -> Investigation | Beyond | str:
     """Everything that probes show of an implementation, or why nothing could be identified.
 
-    What can be stated without being identified goes into ``record``, unless ``states`` is false.
+    What can be stated without being identified goes into ``record``; unless ``states`` is true a
+    bias by place that explains the answers is all that is known of them.
     """
     callers = _opened(implementation)
     if implementation.declared is not None and not implementation.declared.weights_known:
@@ -228,7 +230,7 @@ def read_case(
     if isinstance(opened, str):
         return opened
     if isinstance(opened, Unread) and not states:
-        return _unread(opened, "")
+        return opened.beyond or _unread(opened, "")
     if isinstance(opened, Unread):
         stated = _stated(opened, record, tell)
         if isinstance(stated, str):
@@ -387,6 +389,20 @@ class Unread:
         return self.weights.caller
 
     @property
+    def judge(self) -> PointJudge:
+        """Who compares them with points."""
+        return PointJudge(self.caller.kind, "float32")
+
+    @cached_property
+    def beyond(self) -> Beyond | None:
+        """The bias by place that explains them, where there is one."""
+        return read_places(self.weights, self.observed, self.judge)
+
+    def is_explained(self) -> bool:
+        """Whether a bias by place explains them."""
+        return self.beyond is not None
+
+    @property
     def settles_axes(self) -> bool:
         """Whether values were read: then inputs, sizes and axes are understood."""
         return bool(self.weights.readings)
@@ -401,20 +417,23 @@ class Unread:
 def _first_further(unread: list[Unread]) -> tuple[Caller, PlainReading] | Unread:
     """The first way of calling that a further point explains, else the one to make a statement of.
 
-    A mistake of the catalogue at such a point explains it, too.
+    A bias by place explains it, too, and so does a mistake of the catalogue at such a point.
 
     That is the first whose values were read.
     """
     legible = [one for one in unread if one.settles_axes]
     for one in legible:
-        read = read_further(one.weights, one.observed, PointJudge(one.caller.kind, "float32"))
+        read = read_further(one.weights, one.observed, one.judge, one.is_explained)
         if read is not None:
             return one.caller, read
+        if one.beyond is not None:
+            return one
     for one in legible:
-        read = read_mistaken(one.weights, one.observed, PointJudge(one.caller.kind, "float32"))
+        read = read_mistaken(one.weights, one.observed, one.judge)
         if read is not None:
             return one.caller, read
-    return dataclasses.replace(unread[0], others=tuple(legible[:1]))
+    others = () if unread[0].settles_axes else tuple(legible[:1])
+    return dataclasses.replace(unread[0], others=others) if others else unread[0]
 
 
 def _stated(
@@ -425,8 +444,8 @@ def _stated(
     Of the first way of calling, else of the one whose values were read.
     """
     tell("probing", "what no declaration says")
-    judge = PointJudge(unread.caller.kind, "float32")
-    beyond = read_beyond(unread.weights, unread.observed, judge)
+    judge = unread.judge
+    beyond = unread.beyond or read_beyond(unread.weights, unread.observed, judge)
     other = next((one for one in unread.others if one.caller is not unread.caller), None)
     if not beyond.statements and other is not None:
         tell("probing", "what no declaration says")

@@ -5,6 +5,7 @@ A leak is measured: how far below the others a logit must lie for a hidden key t
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from .._golden import golden
 from ..adapters.trial import duplicate
 from ..base.geometry import Geometry
 from ..diagnosis.mistakes.semantics_changes import filled_mistake
-from ..oracle.extreme_logits import single_key_inputs
+from ..oracle.extreme_logits import lowered_key, single_key_inputs
 from ..oracle.oracle import evaluate
 from ..problems.inputs import Inputs
 from .agreement import Probed
@@ -94,6 +95,31 @@ def _usual_fill(case: Probed, use: MaskUse) -> Leak | Tight:
         if case.fits(whole, mask_fill=-fill) and not case.fits(whole):
             return Leak(operation="replace", threshold=fill, fill=-fill)
     return Tight(up_to=1.0)
+
+
+def promise_causal_fill(case: Investigation) -> None:
+    """Promise the number that later keys' logits become where every call is causal.
+
+    The first query sees one key alone, whose logit is driven below that number.
+    """
+    if case.caller.convention.masks or case.point.mask_fill != -math.inf:
+        return
+    drawn = case.caller.draw(seed=6)
+    first = torch.arange(drawn.geometry.query_length).reshape(-1, 1) == 0
+    for fill in _USUAL:
+        answer = case.caller.answer(lowered_key(drawn, live=0, target=10.0 * fill))
+        if answer is None:
+            return
+        sample = answer.compared(first.expand(drawn.output_shape))
+        if case.fits(sample, mask_fill=-fill) and not case.fits(sample):
+            case.findings.add(
+                "hidden keys",
+                f"logits of later keys become {-fill:g}",
+                "the first key's logit driven below it, until later keys show",
+                {"threshold": fill, "fill": -fill, "operation": "replace"},
+            )
+            case.point = case.point.replace(mask_fill=-fill)
+            return
 
 
 def _observe(case: Probed, use: MaskUse, target: float, *, low: bool) -> ProbeAnswer | None:
@@ -181,8 +207,6 @@ _BY_NAME: Final = (
     ("bias", "bias", "BHQK"),
     ("", "keep", "BHQK"),
 )
-# Below this, finite fills show in ordinary problems, not only where one logit is driven far down.
-_ORDINARY: Final = 1e5
 
 
 def add_facts(case: Investigation) -> None:
@@ -485,17 +509,17 @@ def _expect(case: Investigation, leak: Leak) -> None:
     """Promise or record a leak that clauses notice."""
     if leak.threshold > MUST_UP_TO:
         return
-    if leak.fill is not None and abs(leak.fill) < _ORDINARY:
+    if leak.fill is not None:
         case.point = case.point.replace(mask_operation=leak.operation, mask_fill=leak.fill)
         return
     words = f"hidden keys {_leak_words(leak)}"
     filled = filled_mistake(
-        case.point.replace(mask_operation=leak.operation, mask_fill=leak.fill or -leak.threshold)
+        case.point.replace(mask_operation=leak.operation, mask_fill=-leak.threshold)
     )
     case.observed.append(
         Deviation(
             observed=words,
-            text=words if leak.fill is None else filled.sentence,
+            text=words,
             fix=filled.fix,
             mistaken=True,
             clause=filled.primary,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
@@ -281,9 +281,15 @@ def _steps(caller: Caller) -> Iterator[golden.Semantics]:
 
 
 def read_further(
-    weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJudge
+    weights: Weights,
+    observed: Sequence[ProbeAnswer],
+    judge: PointJudge,
+    explained: Callable[[], bool] = lambda: False,
 ) -> PlainReading | None:
-    """The first point with positions, norms, caps, windows or biases that fits every probe."""
+    """The first point with positions, norms, caps, windows or biases that fits every probe.
+
+    Those with numbers of their own only where nothing else has ``explained`` the answers.
+    """
     ordered = order_matters(weights.caller) is not False
     by_head = weights.caller.heads_are_fixed
     ends = time.process_time() + _SECONDS_FURTHER
@@ -291,7 +297,13 @@ def read_further(
     def proposals() -> Iterator[Proposal]:
         for reading, base in weights.readings:
             for one in further_points(
-                reading, weights.stretched, base, ordered=ordered, by_head=by_head, ends=ends
+                reading,
+                weights.stretched,
+                base,
+                ordered=ordered,
+                by_head=by_head,
+                ends=ends,
+                explained=explained,
             ):
                 weights.proposed.append(one)
                 yield one

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product, takewhile
 from typing import Any, Final, TypeVar
@@ -293,12 +293,14 @@ def further_points(
     ordered: bool,
     by_head: bool,
     ends: float,
+    explained: Callable[[], bool],
 ) -> Iterator[Proposal]:
     """Points with positions, norms, caps, windows and biases by distance.
 
     ``stretched`` is a reading of larger logits, in which a cap shows; ``ordered`` says that the
     order of the keys matters, ``by_head`` that there are always as many heads. At the processor
-    time ``ends`` no more is read.
+    time ``ends`` no more is read, and none with numbers of its own where something else has
+    ``explained`` the answers.
     """
 
     def in_time(some: Iterable[_T]) -> Iterator[_T]:
@@ -317,6 +319,8 @@ def further_points(
             yield one
     for band, proposal in in_time(proposals if ordered else ()):
         yield from _sloped(reading, proposal, band, by_head=by_head)
+    if explained():
+        return
     for one in in_time(prepared):
         yield from _read_prepared(reading, one)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from .._golden import golden
@@ -26,6 +26,7 @@ from .caller import Caller, ProbeAnswer
 from .plain_reading import PlainReading, Weights
 from .points import (
     ALIGNMENTS,
+    SCALES,
     Band,
     Proposal,
     against_proposal,
@@ -101,10 +102,6 @@ def read_beyond(weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJ
         kept = (one for one in statements if _holds(one, nearest, probes, judge))
         return Beyond(nearest=nearest, statements=tuple(kept))
 
-    for nearest, said in _of_places(weights):
-        beyond = confirmed(nearest, [said])
-        if beyond.statements:
-            return beyond
     likely = list(_nearest(weights, observed, judge))
     for nearest in likely:
         beyond = confirmed(nearest, _statements(weights, nearest, None))
@@ -114,6 +111,18 @@ def read_beyond(weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJ
         return Beyond(nearest=likely[-1])
     heads = caller.draw().geometry.num_heads
     return confirmed(likely[-1], _statements(weights, likely[-1], heads))
+
+
+def read_places(
+    weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJudge
+) -> Beyond | None:
+    """The first window or bias by place that explains every probe, unseen ones too."""
+    probes: list[ProbeAnswer] = []
+    for nearest, said in _of_places(weights):
+        probes = probes or [*observed, *_unseen(weights.caller)]
+        if _holds(said, nearest, probes, judge):
+            return Beyond(nearest=nearest, statements=(said,))
+    return None
 
 
 def _unseen(caller: Caller) -> list[ProbeAnswer]:
@@ -136,13 +145,15 @@ def _of_places(weights: Weights) -> Iterator[tuple[Proposal, Statement]]:
                 yield _windowed(band, base)
             if proposal is None:
                 continue
-            at = against_proposal(reading, proposal)
-            if any(True for _ in head_statements(at)):
-                continue  # which is plainer
-            tables = (place_table(at, bottom_right=corner) for corner in alignments(at))
-            biases = [table.statement(beyond=False) for table in tables if table is not None]
-            for bias in biases or pair_statements(at):
-                yield proposal, Statement(text=bias.sentence, made=(bias,), heads=heads)
+            for rule in SCALES:
+                scaled = replace(proposal, point=proposal.point.replace(scale=rule))
+                at = against_proposal(reading, scaled)
+                if any(True for _ in head_statements(at)):
+                    continue  # which is plainer
+                tables = (place_table(at, bottom_right=corner) for corner in alignments(at))
+                biases = [table.statement(beyond=False) for table in tables if table is not None]
+                for bias in biases or pair_statements(at):
+                    yield scaled, Statement(text=bias.sentence, made=(bias,), heads=heads)
 
 
 def _windowed(band: Band, base: golden.Semantics) -> tuple[Proposal, Statement]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import time
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -19,21 +20,24 @@ from ..adapters.construction import instance_of, materialised
 from ..adapters.module import (
     assuming,
     idle_streams,
+    items_meet,
     module,
     of_instance,
     understand,
     with_second_stream,
 )
 from ..adapters.projection_search import ModuleRequest
-from ..base.mistake import CHOSEN_UNDECLARED, UNKNOWN, parts_of
+from ..base.mistake import CHOSEN_UNDECLARED
 from ..base.printable_text import few
 from ..base.record import Reading
 from ..calls import torch_state
 from ..calls.calling import before_each_call
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
-from ..diagnosis.mistakes import named_mistakes
+from ..diagnosis.mistaken_answer import before_each_act
+from ..diagnosis.mistakes import NamedMistake, mistaken_conventions, named_mistakes
 from ..diagnosis.ranks import diagnostician
+from ..diagnosis.statement_search import Explanation
 from ..errors import (
     ConstructionError,
     DeclarationError,
@@ -44,7 +48,7 @@ from ..models.mask_facts import misplaced_rules
 from ..models.model_inputs import UnknownInputError, library_of
 from ..models.recognition import may_be_model
 from ..models.site import is_standard
-from ..models.torch_inputs import items_stay_apart
+from ..models.torch_inputs import items_stay_apart, queries_meet
 from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
 from ..models.whole_model import WholeModel
 from ..targets.declaring import declaration_lines, how_to_make, how_to_pass
@@ -55,6 +59,7 @@ from .deviations import Investigation, deviations
 from .implementation import Implementation, implementation_of
 from .job import read_case
 from .record import UNDETERMINED, Findings
+from .statements import Beyond
 from .writing import declaration_text, declared_name
 
 # The facts that a verdict rests on, in the order in which they are told.
@@ -63,7 +68,7 @@ _TOLD: Final = (
     "alternatives sizes".split()
 )
 # Processor seconds in which a mistake with a name is looked for in what could not be read.
-_SECONDS_TO_NAME: Final = 6.0
+_SECONDS_TO_NAME: Final = 4.0
 _MISTAKES: Final = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
 # What declarations call the object that they declare.
 _NAME: Final = "undeclared"
@@ -99,7 +104,7 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
     read = _read(entry, built, request)
     if isinstance(read, Candidate):
         return [_with_notes(_without_idle_streams(read, built, request), how)]
-    return [_with_notes(one, how) for one in _unread(entry, built, (read, unknown), request)]
+    return [_with_notes(one, how) for one in _unread(entry, built, read, unknown, request)]
 
 
 def _without_idle_streams(read: Candidate, built: nn.Module, request: ModuleRequest) -> Candidate:
@@ -113,43 +118,67 @@ def _without_idle_streams(read: Candidate, built: nn.Module, request: ModuleRequ
     return dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, said))))
 
 
+@dataclass(frozen=True)
+class _NoDeclaration:
+    """Why what was read makes no declaration.
+
+    ``is_meant`` says that all of the answers is explained by what people choose.
+    """
+
+    why: str
+    is_meant: bool = False
+
+
 def _unread(
-    entry: Undeclared, built: nn.Module, reasons: tuple[str, str], request: ModuleRequest
+    entry: Undeclared, built: nn.Module, read: _NoDeclaration, unknown: str, request: ModuleRequest
 ) -> list[Candidate]:
-    """A module that was not read: as the mistake that it makes, else as a model, else plainly."""
-    inside, (reason, unknown) = _inside(built, entry.target), reasons
+    """A module that was not read: as the mistake that it makes, else as a model, else plainly.
+
+    ``unknown`` says why it is no whole model, if asked.
+    """
+    inside = _inside(built, entry.target)
+    if read.is_meant and inside is not None:
+        return _of_model(inside, entry)
+    # Nobody means what takes the place of a projection without effect, or of a causal rule.
+    unmeant: list[str] = []
+    if inside is not None and queries_meet(inside.engine.module, inside.engine.calling):
+        unmeant.append("an answer changes with the queries of other rows, as if they were keys")
     try:
-        plain = _plain(entry, built, reason, unknown, request)
+        plain = _plain(entry, built, read.why, unknown, request)
     except UsageError:
         if inside is None:
             raise
-        return _of_model(inside, entry)
-    entries = _explained(plain)
-    known = any({*parts_of(str(one["name"]))} <= _MISTAKES for one in entries)
-    said = next((str(one["text"]) for one in entries if one["name"] != UNKNOWN), "")
-    # Nobody means what takes the place of a projection without effect, or of a causal rule.
-    unmeant: list[str] = []
+        return _of_model(inside, entry, "; ".join(unmeant))
+    if items_meet(built, *understand(built, request)[:2]):
+        unmeant.append("an item of a batch changes the answer to another")
+    explanations = [] if unmeant else _explained(plain)
+    known = any(_is_unmeant(mistake) for one in explanations for mistake in one.made)
+    said = next((str(one.entry["text"]) for one in explanations), "")
     if inside is not None and said:
         unmeant += inside.engine.unused_weights(inside.model)
         unmeant += misplaced_rules(inside.model.described)
     if inside is not None and not known and not unmeant:
         return _of_model(inside, entry)
-    mistakes = (said,) if unmeant else ()
-    reading = Reading(unread="" if unmeant else said or reason, mistakes=mistakes)
+    mistakes = (said or unmeant[0],) if unmeant else ()
+    reading = Reading(unread="" if unmeant else said or read.why, mistakes=mistakes)
     return [dataclasses.replace(plain, reading=reading)]
 
 
-def _explained(candidate: Candidate) -> list[dict[str, Any]]:
+def _is_unmeant(mistake: NamedMistake) -> bool:
+    return mistake.name in _MISTAKES or mistake.misplaces
+
+
+def _explained(candidate: Candidate) -> list[Explanation]:
     """The mistakes that explain a candidate's answers, as far as some seconds show them."""
     ends = time.process_time() + _SECONDS_TO_NAME
 
-    def before_call() -> None:
+    def in_time() -> None:
         if time.process_time() > ends:
             raise _OutOfTimeError
 
     try:
-        with before_each_call(before_call):
-            return diagnostician(Subject(candidate, "float32"), named_mistakes()).explain()
+        with before_each_call(in_time), before_each_act(in_time):
+            return diagnostician(Subject(candidate, "float32"), named_mistakes()).explanations
     except _OutOfTimeError:
         return []
     except Exception:  # noqa: BLE001 (what cannot be named is no certain mistake)
@@ -193,8 +222,8 @@ def _inside(built: nn.Module, target: str) -> TorchModel | None:
     return made if made is not None and made.engine.sites else None
 
 
-def _of_model(made: TorchModel, entry: Undeclared) -> list[Candidate]:
-    """The candidates of a module that is more than one attention."""
+def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Candidate]:
+    """The candidates of a module that is more than one attention, open where there is a doubt."""
     name = _short_name(entry.target)
     target = entry.target
     numbered = torch_model_candidates(made, name, entry.site)
@@ -209,6 +238,7 @@ def _of_model(made: TorchModel, entry: Undeclared) -> list[Candidate]:
         [
             *([f"no answer changes with {few(unused, 3)}"] if unused else []),
             *misplaced_rules(made.model.described),
+            *([doubt] if doubt else []),
         ]
     )
     length = made.model.taken.get("length", (5,))[-1]
@@ -283,15 +313,17 @@ def _function(entry: Undeclared) -> Candidate:
     if isinstance(read, Candidate):
         return read
     msg = (
-        f"{entry.target} declares nothing, and what it computes cannot be read: {read}; decorate "
-        f"it with @conformance.core or @conformance.layer"
+        f"{entry.target} declares nothing, and what it computes cannot be read: {read.why}; "
+        f"decorate it with @conformance.core or @conformance.layer"
     )
     lines = declaration_lines(entry.value, entry.target) if ":" in entry.target else ""
     raise UsageError(msg + lines)
 
 
-def _read(entry: Undeclared, value: Any, request: ModuleRequest | None) -> Candidate | str:
-    """The candidate that the declaration of what was read makes, or why nothing was read."""
+def _read(
+    entry: Undeclared, value: Any, request: ModuleRequest | None
+) -> Candidate | _NoDeclaration:
+    """The candidate that the declaration of what was read makes, or why there is none."""
     name = getattr(value, "__name__", "") or type(value).__name__
     findings = Findings()
     try:
@@ -301,19 +333,34 @@ def _read(entry: Undeclared, value: Any, request: ModuleRequest | None) -> Candi
         implementation = dataclasses.replace(implementation, request=request)
         case = read_case(implementation, findings, {}, _silent, states=False)
         if isinstance(case, str):
-            return case
-        if not _depends_on_keys(case):
-            return "its answers depend on neither queries nor keys"
-        if case.point.scale != "none":  # some models are trained without any
-            case.held = frozenset({"scale"})
-        made = {mistake.name: mistake.sentence for mistake in case.judge.made}
-        if case.beyond and not made.keys() <= _MISTAKES:
-            return f"it computes {'; '.join(case.beyond)}"
-        return _declared(entry, implementation, case, tuple(made.values()))
+            return _NoDeclaration(case)
+        if isinstance(case, Beyond):
+            return _NoDeclaration(case.text, is_meant=_is_meant(case.nearest.point))
+        return _of_case(entry, implementation, case)
     except UsageError as error:
-        return str(error)
+        return _NoDeclaration(str(error))
     except Exception as error:  # noqa: BLE001 (whatever we fail at in reading, it is still judged)
-        return f"reading it failed ({fault_of(error)})"
+        return _NoDeclaration(f"reading it failed ({fault_of(error)})")
+
+
+def _of_case(
+    entry: Undeclared, implementation: Implementation, case: Investigation
+) -> Candidate | _NoDeclaration:
+    """The candidate of an implementation that was read."""
+    if not _depends_on_keys(case):
+        return _NoDeclaration("its answers depend on neither queries nor keys")
+    if case.point.scale != "none":  # some models are trained without any
+        case.held = frozenset({"scale"})
+    made = {mistake.name: mistake.sentence for mistake in case.judge.made}
+    if case.beyond and not made.keys() <= _MISTAKES:
+        meant = not (made.keys() & _MISTAKES or any(one.mistaken for one in deviations(case)))
+        return _NoDeclaration(f"it computes {'; '.join(case.beyond)}", is_meant=meant)
+    return _declared(entry, implementation, case, tuple(made.values()))
+
+
+def _is_meant(point: golden.Semantics) -> bool:
+    """Whether people choose a point; some models are trained without any scale."""
+    return not any(mistake.changes != {"scale": "none"} for mistake in mistaken_conventions(point))
 
 
 def _depends_on_keys(case: Investigation) -> bool:

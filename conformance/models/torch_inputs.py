@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..base.parameter_names import option_of
+from ..adapters.calling import roles_by_name
+from ..base.parameter_names import option_of, words_of
 from ..errors import UsageError
 from ..graphs.protocol import Array
 from ..graphs.reading import MODEL_ROLES
@@ -275,6 +276,10 @@ _BY_NAME: Final[Mapping[str, Sequence[_Meaning]]] = {
 }
 
 
+# Tables of rotary positions are made for a size and a form that nothing here says.
+_TABLES: Final = frozenset("cos sin cis freqs freq rope rotary rot".split())
+
+
 def _meanings(module: nn.Module, name: str, entry: Mapping[str, Any]) -> list[_Meaning]:
     """What a parameter may be, the likeliest first."""
     joined = name.lower()
@@ -283,6 +288,8 @@ def _meanings(module: nn.Module, name: str, entry: Mapping[str, Any]) -> list[_M
     for word, meanings in _BY_NAME.items():
         if word in joined:
             return list(meanings)
+    if _TABLES & {*words_of(name)}:
+        return []
     pictures, features = _pictures(module), _features(module)
     if any(word in joined for word in ("pixel", "image", "input_features")):
         return pictures or features
@@ -440,20 +447,52 @@ def _masks_hide(module: nn.Module, calling: TorchCalling, length: int) -> bool:
 
 
 def items_stay_apart(module: nn.Module, calling: TorchCalling, length: int) -> bool:
-    """Whether features of one item change no answer to another: else tokens may come first."""
+    """Whether features of one item change no answer to another: else tokens may come first.
+
+    And whether items in the other order are answered so: else an input may have none.
+    """
     features = [entry.name for entry in calling.inputs if entry.role == "features"]
     if not features:
         return True
     plain = _answers_to(module, calling, length, "")
     turned = _answers_to(module, calling, length, "", turned=features)
+    exchanged = _answers_to(module, calling, length, "", exchanged=True)
     if plain is None or turned is None or plain.keys() != turned.keys():
         return True
     pairs = [(plain[name], turned[name]) for name in plain if plain[name].dtype.kind == "f"]
     whole = [(one, other) for one, other in pairs if one.ndim and one.shape[0] == _BATCH]
+    if exchanged is not None and exchanged.keys() == plain.keys():
+        pairs = [(plain[name], exchanged[name]) for name in plain if plain[name].dtype.kind == "f"]
+        whole += [(one, o[::-1]) for one, o in pairs if one.ndim and one.shape[0] == _BATCH]
     return all(
         np.abs(one[0] - other[0]).max(initial=0.0) <= SAME_READ * np.abs(one).max(initial=0.0)
         for one, other in whole
         if one.shape == other.shape and np.isfinite(one).all() and np.isfinite(other).all()
+    )
+
+
+def queries_meet(module: nn.Module, calling: TorchCalling) -> bool:
+    """Whether queries change the answers to other queries, which in attention meet keys alone.
+
+    Of a module whose parameters are called query, key and value.
+    """
+    roles = roles_by_name(list(inspect.signature(module.forward).parameters.values()))
+    if len(roles) < len("qkv") or roles["q"] not in {entry.name for entry in calling.inputs}:
+        return False
+    plain, turned = (
+        _answers_to(module, calling, _LENGTHS[0], "", turned=names, at=(slice(None), -1))
+        for names in ((), (roles["q"],))
+    )
+    if plain is None or turned is None or plain.keys() != turned.keys():
+        return False
+    rows = [
+        (plain[name], turned[name])
+        for name in plain
+        if plain[name].shape[:2] == (_BATCH, _LENGTHS[0])
+    ]
+    return any(
+        np.abs(one[:, :-1] - other[:, :-1]).max() > SAME_READ * np.abs(one).max()
+        for one, other in rows
     )
 
 
@@ -472,11 +511,12 @@ def _answers_to(
     *,
     turned: Sequence[str] = (),
     at: Any = -1,
+    exchanged: bool = False,
 ) -> dict[str, Array] | None:
     """The answers to a drawn call in which one mask, if any, says otherwise for the first token.
 
-    The inputs ``turned`` have the other sign in some places, by default in the last item. None
-    where the module refuses the call.
+    The inputs ``turned`` have the other sign in some places, by default in the last item; items may
+    be ``exchanged`` in all of them. None where the module refuses the call.
     """
     generator = np.random.default_rng(0)
     feeds = {e.name: e.drawn(_BATCH, length, None, generator) for e in calling.inputs}
@@ -486,6 +526,8 @@ def _answers_to(
     for name in turned:
         feeds[name] = feeds[name].copy()
         feeds[name][at] *= -1
+    if exchanged:
+        feeds = {name: feed[::-1].copy() for name, feed in feeds.items()}
     try:
         with torch.no_grad():
             return calling.answers(module(**calling.arguments(feeds)))

@@ -15,6 +15,8 @@ from .._golden import golden
 from .operator import PLACES, Operator, axes_of, axis_of, in_words
 
 Order = Callable[[int], Tensor]
+# Places of tokens: some models shift these.
+_TOKENS: Final = ("query", "key")
 # Sizes of tiles that loops of kernels have.
 TILES: Final = (2, 4, 8, 16, 32, 64, 128)
 
@@ -111,14 +113,15 @@ def moves(axes: str) -> Iterator[Operator]:
     """Moves along each axis of a result, and of two axes exchanged."""
     for noun, along in axes_of(axes, pairs=True):
         for words, order in _ORDERS:
-            yield Operator(in_words(words, noun), along(_from(order)))
+            misplaces = noun not in _TOKENS
+            yield Operator(in_words(words, noun), along(_from(order)), misplaces=misplaces)
     if axes.endswith("QK"):
         exchanged = partial(_exchanged, one=-2, other=-1)
         yield Operator("those of queries and keys exchanged", exchanged)
     if axes[:2] in ("BH", "BG"):
         one, other = -len(axes), 1 - len(axes)
         exchanged = partial(_exchanged, one=one, other=other)
-        yield Operator("those of batch items and heads exchanged", exchanged)
+        yield Operator("those of batch items and heads exchanged", exchanged, misplaces=True)
     if "H" in axes[:2]:
         in_turns = partial(_in_turns, axis=axis_of(axes, "H"))
         yield Operator("those of the head dealt out in turns over the groups", in_turns)
@@ -141,8 +144,8 @@ def layouts(axes: str) -> Iterator[Operator]:
     for axis_order in islice(permutations(range(4)), 1, None):
         other = ", ".join(names[axis] for axis in axis_order)
         view, back = (partial(each, order=axis_order) for each in (_viewed, _read_back))
-        yield Operator(f"laid out as {other} and read as {own}", view)
-        yield Operator(f"laid out as {own} and read as {other}", back)
+        yield Operator(f"laid out as {other} and read as {own}", view, misplaces=True)
+        yield Operator(f"laid out as {own} and read as {other}", back, misplaces=True)
 
 
 def _viewed(result: Tensor, *, order: tuple[int, ...]) -> Tensor:

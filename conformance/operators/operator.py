@@ -28,11 +28,13 @@ class Operator:
 
     ``words`` follow "the weights are"; ``change`` gets the result and, by the names of its further
     parameters, other results of the program. It raises one of torch's errors, or ValueError, where
-    a result has no such change.
+    a result has no such change. ``misplaces`` says that each head, item or channel gets what is
+    another's, which nobody means.
     """
 
     words: str
     change: Callable[..., Any]
+    misplaces: bool = False
 
 
 def axis_of(axes: str, letter: str) -> int:

@@ -56,9 +56,11 @@ class Causes:
         self._lost: dict[Subject, Entry] = {}
         self._blamers: dict[Subject, Blamer] = {}
 
-    def catalogues(self, name: str) -> bool:
-        """Whether a name is that of mistakes of the catalogue alone, which nobody means."""
+    def are_unmeant(self, name: str) -> bool:
+        """Whether a name is that of mistakes that nobody means: the catalogue's, and the like."""
         known = {mistake.name for mistake in self._mistakes} - CHOSEN_UNDECLARED
+        for one in self.diagnosticians.values():
+            known |= one.misplacing
         return {*parts_of(name)} <= known
 
     def chance(self, problem: Problem, subject: Subject, fails: Fails, kind: str) -> Entry | None:

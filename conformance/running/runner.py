@@ -365,7 +365,7 @@ class CandidateRun:
         """A diagnosis, of what nobody declared with whether the catalogue has each name."""
         if self.candidate.reading is None:
             return diagnosis
-        known = self._causes.catalogues
+        known = self._causes.are_unmeant
         return [{**entry, "catalogued": known(str(entry["name"]))} for entry in diagnosis]
 
     def _of_exception(self, failing: _Failure, clause_run: ClauseRun) -> list[dict[str, Any]]:

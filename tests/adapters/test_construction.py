@@ -56,11 +56,28 @@ class Unspoken(Attention):
         super().__init__(thing, heads)
 
 
+class LargeHeads(Attention):
+    """Heads of 64 channels, where nobody says otherwise."""
+
+    def __init__(self, dim: int, heads: int = 2, dim_head: int = 64) -> None:
+        super().__init__(heads * dim_head, heads)
+        self.wider, self.narrower = (
+            nn.Linear(dim, heads * dim_head),
+            nn.Linear(heads * dim_head, dim),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of tokens that are projected first."""
+        answer: Tensor = self.narrower(super().forward(self.wider(x)))
+        return answer
+
+
 @pytest.mark.parametrize(
     ("kind", "shown"),
     [
         (Configured, "Configured(config=SimpleNamespace(n_embd=24, n_head=3, block_size=1280"),
         (FromDict, "FromDict(cfg={'emb_dim': 24, 'n_heads': 3, 'context_length': 1280})"),
+        (LargeHeads, "LargeHeads(dim=24, dim_head=8)"),
         (Unspoken, "Unspoken(thing=24, heads=3)"),
     ],
 )
@@ -82,7 +99,7 @@ def test_classes_are_constructed(kind: type[nn.Module], shown: str) -> None:
         ("dim_per_head", 8),
         ("head_width", 8),
         ("max_position_embeddings", LONGEST),
-        ("resid_pdrop", 0.0),
+        ("resid_pdrop", 0.1),
         ("qkv_bias", True),
         ("layer_norm_eps", 1e-6),
         ("rope_theta", 10000.0),

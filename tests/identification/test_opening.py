@@ -8,10 +8,20 @@ from torch import nn
 
 import conformance
 from conformance.declare.candidate import Candidate
+from conformance.identification import undeclared
 from conformance.identification.opening import open_object
 from conformance.models.torch_model import open_torch_model
 
-FEW = ("numerics.golden", "mask.golden", "equivariance.batch-independent", "model.*", "cache.*")
+FEW = (
+    "mask.causal*",
+    "numerics.golden",
+    "state.repeatable",
+    "state.eval-deterministic",
+    "mask.golden",
+    "equivariance.batch-independent",
+    "model.*",
+    "cache.*",
+)
 
 
 def opened(value: Any) -> list[Candidate]:
@@ -22,18 +32,27 @@ def opened(value: Any) -> list[Candidate]:
 def verdict(value: Any) -> tuple[str, str]:
     """The verdict of a few clauses and the reason for it."""
     report = conformance.check(value, profile="quick", only=FEW)
-    worst = max(report.candidates, key=lambda one: ("conforms" not in one.verdict, one.verdict))
+    worst = max(report.candidates, key=lambda one: (one.verdict == "fails", one.verdict))
     return worst.verdict, worst.reason
 
 
 @pytest.mark.parametrize(
-    "kind", [bare_modules.Residual, bare_modules.PostNorm, bare_modules.SequenceFirst]
+    "kind",
+    [bare_modules.Residual, bare_modules.PostNorm, bare_modules.SequenceFirst],
 )
 def test_the_attention_inside_is_judged(kind: type[nn.Module]) -> None:
     """Within a residual, a norm or a feed-forward part it is the attention that is judged."""
     names = [(one.name, one.kind) for one in opened(kind)]
     assert names == [(kind.__name__, "model"), (f"{kind.__name__}#0", "core")]
     assert verdict(kind)[0].startswith("conforms")
+
+
+def test_a_bias_by_place_ends_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It explains the answers beside any scale: no mistake is looked for, and none is found."""
+    monkeypatch.setattr(undeclared, "_explained", None)
+    assert [one.kind for one in opened(bare_modules.ByPlace)] == ["model", "core"]
+    word, reason = verdict(bare_modules.ByPlace)
+    assert (word, "scale=none" in reason) == ("inconclusive", True)
 
 
 def test_a_mask_is_read() -> None:
@@ -60,10 +79,14 @@ def test_a_function_is_read() -> None:
         bare_modules.WrongWidth,
         bare_modules.MixesItems,
         bare_modules.QueriesTurned,
+        bare_modules.HeadLost,
+        bare_modules.HalfScaled,
+        bare_modules.Dropping,
+        bare_modules.sees_the_future,
     ],
 )
-def test_a_known_mistake_fails(kind: type[nn.Module]) -> None:
-    """What an undeclared module computes instead fails it where the catalogue has its name."""
+def test_a_known_mistake_fails(kind: Any) -> None:
+    """What an undeclared module computes instead fails it where nobody means that."""
     assert verdict(kind)[0] == "fails"
 
 
@@ -86,6 +109,36 @@ def test_weights_without_effect_leave_the_verdict_open() -> None:
     assert made is not None
     assert made.engine.unused_weights(made.model) == ["v.weight"]
     assert verdict(bare_modules.UnusedValues)[0] != "conforms-up-to-gauge"
+
+
+def test_what_later_logits_become_is_read() -> None:
+    """A finite number in their place is a choice, and promised."""
+    (candidate,) = opened(bare_modules.FilledLater)
+    assert candidate.declaration.semantics.mask_fill == -1e4
+    assert candidate.declaration.always_causal
+    report = conformance.check(bare_modules.FilledLater, profile="quick", only=["mask.causal*"])
+    assert report.candidates[0].verdict.startswith("conforms")
+
+
+def test_items_that_meet_in_either_order_fail() -> None:
+    """Whatever is meant, an item of a batch has no part in the answer to another."""
+    (candidate,) = opened(bare_modules.FoldsItems)
+    assert candidate.reading is not None
+    assert candidate.reading.mistakes == ("an item of a batch changes the answer to another",)
+
+
+def test_sides_of_a_picture_are_no_tokens() -> None:
+    """What changes no answer is neither key nor value."""
+    (candidate,) = opened(bare_modules.OfPicture)
+    assert (candidate.kind, candidate.declaration.inputs) == ("layer", "self")
+    assert verdict(bare_modules.OfPicture)[0].startswith("conforms")
+
+
+def test_queries_that_meet_queries_leave_the_verdict_open() -> None:
+    """Parameters called query, key and value say which rows a query's answer may depend on."""
+    word, reason = verdict(bare_modules.Exchanged)
+    assert not word.startswith("conforms")
+    assert "queries of other rows" in reason
 
 
 def test_a_second_stream_is_given() -> None:

@@ -101,6 +101,91 @@ class WrongWidth(Projected):
         return x + self.o((weights @ value).transpose(1, 2).flatten(2))
 
 
+class HeadLost(Projected):
+    """The last head is left out before the output projection."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project zeros in its place."""
+        heads = attend(*map(heads_of, (self.q(x), self.k(x), self.v(x))))
+        kept = torch.cat([heads[:, :-1], torch.zeros_like(heads[:, -1:])], dim=1)
+        return self.o(kept.transpose(1, 2).flatten(2))
+
+
+class HalfScaled(Projected):
+    """The queries are divided by the fourth root of the head size, and the keys are not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale one of the two."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        weights = (query * query.shape[-1] ** -0.25 @ key.mT).softmax(-1)
+        return self.o((weights @ value).transpose(1, 2).flatten(2))
+
+
+class Dropping(Projected):
+    """Weights are dropped in eval mode, too."""
+
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop whatever the mode is."""
+        parts = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        heads = nn.functional.scaled_dot_product_attention(*parts, dropout_p=self.dropout)
+        return self.o(heads.transpose(1, 2).flatten(2))
+
+
+class Exchanged(nn.Module):
+    """Keys are made of the queries and queries of the keys, by matrices whose names say neither."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.linears = nn.ModuleList(nn.Linear(embed_dim, embed_dim) for _ in range(4))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attend with the keys."""
+        given = zip(self.linears, (key, query, value), strict=False)
+        parts = (heads_of(linear(tokens)) for linear, tokens in given)
+        return self.linears[3](attend(*parts).transpose(1, 2).flatten(2))
+
+
+class ByPlace(Projected):
+    """A learned bias by the distance from query to key, and no scale, as in T5."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.table = nn.Embedding(17, num_heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the number of each distance to the dot products."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        places = torch.arange(x.shape[1])
+        apart = (places[None, :] - places[:, None]).clamp(-8, 8) + 8
+        weights = (query @ key.mT + self.table(apart).permute(2, 0, 1)).softmax(-1)
+        return self.o((weights @ value).transpose(1, 2).flatten(2))
+
+
+class OfPicture(Projected):
+    """Tokens of a picture with its sides, which this attention has no use for."""
+
+    def forward(self, x: Tensor, H: int, W: int) -> Tensor:  # noqa: N803 (as published)
+        """Attention of tokens."""
+        del H, W
+        return self.inside(x, x, x)
+
+
+class FilledLater(Projected):
+    """Causal in every call, with -1e4 in place of later logits, as in GPT-2."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to earlier tokens."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        seen = torch.ones(x.shape[1], x.shape[1]).tril()
+        logits = query @ key.mT / query.shape[-1] ** 0.5 * seen - 1e4 * (1 - seen)
+        return self.o((logits.softmax(-1) @ value).transpose(1, 2).flatten(2))
+
+
 class Gated(Projected):
     """Attention whose answer a gate of its own multiplies: right, and no reading of ours."""
 
@@ -133,6 +218,16 @@ class MixesItems(Projected):
         parts = map(heads_of, (self.q(x), self.k(x), self.v(x)))
         hidden = None if mask is None else mask.repeat(HEADS, 1).view(len(x), HEADS, 1, -1) == 0
         return self.o(attend(*parts, hidden).transpose(1, 2).flatten(2))
+
+
+class FoldsItems(Projected):
+    """Heads are folded into the batch, and taken out of it in the other order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Merge heads of other items."""
+        heads = attend(*map(heads_of, (self.q(x), self.k(x), self.v(x))))
+        folded = heads.flatten(0, 1).unflatten(0, (HEADS, len(x)))
+        return self.o(folded.permute(1, 2, 0, 3).flatten(2))
 
 
 class QueriesTurned(Projected):
@@ -173,6 +268,14 @@ class WithCache(Projected):
         """Attention of tokens."""
         del inference_params
         return self.inside(x, x, x)
+
+
+def sees_the_future(
+    query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool | None = None
+) -> Tensor:
+    """Its causal triangle is the wrong way round."""
+    ones = torch.ones(query.shape[-2], key.shape[-2]).bool()
+    return attend(query, key, value, ones.tril(-1) if is_causal else None)
 
 
 def kernel(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None) -> Tensor:

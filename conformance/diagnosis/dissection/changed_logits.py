@@ -304,7 +304,8 @@ def pair_statements(reading: Reading) -> Iterator[NamedMistake]:
     scores, bias = (term.values(call, attention) for term in (SCORES, ADDED[0]))
     shown = reading.legible & attention.allowed
     count, always = shown.sum(dim=0), shown.all(dim=0)
-    if scores is None or bool((count < _FEWEST_ITEMS).any()) or not bool(always.any(-1).all()):
+    read = bool((count > 0).all() & always.any(-1).all())
+    if scores is None or len(shown) < _FEWEST_ITEMS or not read:
         return
 
     def against_mean(table: Tensor, sign: float) -> Tensor:

@@ -34,6 +34,7 @@ from .value_steps import (
     MIXED,
     Steps,
     from_one_head,
+    misplaces,
     mixed,
     reading_from,
 )
@@ -68,6 +69,9 @@ class AddedTerms:
     tokens: str = ""
 
 
+_MEANT: Final[tuple[set[str], ...]] = (set(), {"cut", "merge"})
+
+
 @dataclass(frozen=True)
 class ValuePath:
     """The wrong steps of a layer's values, and what is added to them."""
@@ -92,6 +96,8 @@ class ValuePath:
             heads=self._heads if steps.changed("cut", "group", "turn") else None,
             core=self._core if steps.changed("merge") else None,
             output=self._output if self.added.tokens else None,
+            # Heads that are cut and merged in another order alike are others' convention.
+            misplaces={one.step for one in filter(misplaces, steps.wrong)} not in _MEANT,
         )
 
     def _words(self) -> tuple[list[str], list[str]]:

@@ -243,6 +243,7 @@ def together(one: NamedMistake, two: NamedMistake, *, answers_last: bool = False
         heads=_both(one.heads, two.heads),
         edits=(*one.edits, *two.edits),
         core=_both(*cores),
+        misplaces=one.misplaces or two.misplaces,
         output=_both(one.output, two.output),
     )
 

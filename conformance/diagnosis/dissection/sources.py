@@ -234,4 +234,5 @@ def _statement(words: str, move: Callable[[Tensor], Tensor], role: str, part: st
         if "token" in words
         else "let head h of each batch item read its own keys and values: those of head h // group",
         heads=heads,
+        misplaces="token" not in words,
     )

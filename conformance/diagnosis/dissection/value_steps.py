@@ -34,6 +34,16 @@ class Alternative:
     change: Callable[..., Any]
 
 
+# Some models have one table of weights, and the mean of the heads (Lim et al. 2019).
+_AVERAGED: Final = "averaged, and their mean stands for each"
+_REARRANGING: Final = frozenset("matrix cut group merge".split())
+
+
+def misplaces(taken: Alternative) -> bool:
+    """Whether a step puts something in another's place, or loses it, and nobody means that."""
+    return taken.step in _REARRANGING and not taken.words.endswith(_AVERAGED)
+
+
 def projected_widths(call: DeclaredCall) -> tuple[int, int]:
     """The width of all value heads as projected, and as merged."""
     sizes = call.inputs.geometry
@@ -145,7 +155,7 @@ def _merges() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
         lambda heads: blocks(heads[:, :1].expand_as(heads)),
     )
     yield (
-        "averaged, and their mean stands for each",
+        _AVERAGED,
         lambda heads: blocks(heads.mean(1, keepdim=True).expand_as(heads)),
     )
     yield (

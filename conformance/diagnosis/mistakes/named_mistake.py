@@ -148,6 +148,9 @@ class NamedMistake(Mistake):
         Another answer, after the output projection.
     where
         The inputs that can show it, beyond what ``changes`` and ``inputs`` decide by themselves.
+    misplaces
+        Whether it puts something in the place of what belongs there, or loses it: nobody means it,
+        whether or not the catalogue has it, and whatever else is done.
     needs
         What must be declared for the name to make sense: "mask", "causal", anything of "hiding"
         keys, a dtype of "half" precision, or a layout: "packed", or "sequences" of different
@@ -180,6 +183,7 @@ class NamedMistake(Mistake):
     core: CoreChange | None = None
     output: OutputChange | None = None
     where: Where = everywhere
+    misplaces: bool = False
     needs: str = ""
     base: Mapping[str, Any] = field(default_factory=dict)
     fits: Callable[[golden.Semantics], bool] | None = None

@@ -43,6 +43,19 @@ def _given(scale: Callable[[DeclaredCall], float | None]) -> InputsChange:
     return inputs_for
 
 
+# What a scale of the call is used with: a power of the head size, where the rule's -1/2 is one.
+_ON_TOP: Final = {
+    -1.0: "divided by the head size",
+    -1.5: "divided by the head size times its square root",
+    0.5: "multiplied by the square root of the head size",
+    1.0: "multiplied by the head size",
+}
+
+
+def _on_top(power: float) -> InputsChange:
+    return _given(lambda call: call.scale * max(_head_size(call), 1) ** power)
+
+
 def _head_size(call: DeclaredCall) -> int:
     return call.inputs.geometry.head_size
 
@@ -175,6 +188,10 @@ SCALING: Final[tuple[NamedMistake, ...]] = (
         "the scale that the call gives is applied on top of the default",
         "use it instead of the default",
         {"inputs": _given(lambda call: call.scale * call.default_scale)},
+        *(
+            {"sentence": f"the scale that the call gives is {words}", "inputs": _on_top(power)}
+            for power, words in _ON_TOP.items()
+        ),
     ),
     *named("scale-argument-inverted", _CLAUSE)(
         "the scores are divided by the scale that the call gives",

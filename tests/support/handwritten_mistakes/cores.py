@@ -66,6 +66,13 @@ def scales_query_then_default(q, k, v, *, scale=None):
     return F.scaled_dot_product_attention(q, k, v)
 
 
+@core("scale-argument-on-top", features=["scale"])
+def scales_query_by_width_then_default(q, k, v, *, scale=None):
+    if scale is not None:
+        q = q * (scale / q.shape[-1])
+    return F.scaled_dot_product_attention(q, k, v)
+
+
 @core("scale-hard-coded-eighth")
 def heads_of_sixty_four(q, k, v):
     return F.scaled_dot_product_attention(q, k, v, scale=0.125)
