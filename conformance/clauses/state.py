@@ -480,7 +480,10 @@ def on_threads(subject: Subject, problem: Problem) -> Finding:
             answers = list(_repeated(subject, forward, inputs))
         wording = f"on {count} threads the answer is another than on one"
         for answer in answers:
-            finding = same_unless_identical(subject, (inputs, alone), (inputs, answer), wording)
+            # What is finite on no number of threads is other clauses' to judge.
+            known = alone.isfinite() | answer.isfinite()
+            one, other = (each.where(known, 0) for each in (alone, answer))
+            finding = same_unless_identical(subject, (inputs, one), (inputs, other), wording)
             if finding.violation is not None:
                 races = not all(identical(answers[0], each) for each in answers)
                 return _of_threads(finding.violation, count, races=races)

@@ -138,9 +138,6 @@ def runnable(recording: ModuleRecording, site: TorchSite) -> TorchSite:
 
     Raises UnreadableError where its calls do not run at other sizes.
     """
-    if len({edge.number for edge in site.edges.values()}) < len(PARTS):
-        msg = "two of its query, key and value are one tensor"
-        raise UnreadableError(msg)
     why = ""
     for outside in _readings(recording, site):
         made = replace(site, outside=outside)

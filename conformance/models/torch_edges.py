@@ -121,18 +121,18 @@ class Edges:
 
     def _edge(self, number: int, letters: str, *, grouped: bool) -> TorchEdge:
         """The heads behind an operand: above turns, casts, numbers and repetitions for groups."""
-        here = best = self._counted(TorchEdge(number=number, letters=letters))
+        here = best = self.counted(TorchEdge(number=number, letters=letters))
         while True:
             call = self._values[here.number].made_by
             above = None if call is None else self._above(call, here, grouped=grouped)
             if above is None:
                 return best
-            here = self._counted(above)
+            here = self.counted(above)
             packed = "M" in here.letters and here.scaled and not best.scaled
             if packed or set(here.letters) in _FULL:
                 best = here
 
-    def _counted(self, edge: TorchEdge) -> TorchEdge:
+    def counted(self, edge: TorchEdge) -> TorchEdge:
         """The edge with its number of heads, where it has an axis of them."""
         at = edge.letters.find("H")
         if at < 0:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..adapters.graph_forward import spelled
 from ..graphs.weights.wiring import UnreadableError
 from .operands import MaskInput
-from .recording import Call, ModuleRecording, Ref, Value
+from .recording import Call, ModuleRecording, Ref, Value, mapped
 from .site import Uncut
 from .torch_edges import CASTS, Edges, Product, TorchEdge, kinds_of, leading, shown_call, swaps_last
 
@@ -154,8 +154,10 @@ class _Finder:
             msg = f"its heads have {rank} axes: 3 or 4 are expected"
             raise UnreadableError(msg)
         letters = "BHLD" if rank == len("BHLD") else "FLD"
-        edges = self._edges.edges({part: (own[part].number, letters) for part in PARTS})
-        return self._site(index, (call,), edges, call.results[0], letters, "BHQK"[-rank:])
+        operand = {part: (own[part].number, letters) for part in PARTS}
+        named = replace(call, arguments=(), keywords={part: own[part] for part in PARTS} | own)
+        calls = dict.fromkeys(PARTS, named)
+        return self._site(index, (call,), calls, operand, call.results[0], letters, "BHQK"[-rank:])
 
     def _of_softmax(self, softmax: Call, index: int, answers: set[int]) -> TorchSite | None:
         second = self._mean(softmax, _BETWEEN)
@@ -185,39 +187,41 @@ class _Finder:
         )
         named = dict(zip(first.letters[2], scores, strict=True))
         sides = ["".join(named.get(axis, "D") for axis in axes) for axes in first.letters[:2]]
-        if "Q" in sides[1]:
-            first = replace(first, operands=first.operands[::-1])
-            sides.reverse()
+        parts = ["key", "query"] if "Q" in sides[1] else ["query", "key"]
         own = dict(zip(product.letters[weights], kinds, strict=True))
         value = "".join(own.get(axis, "D") for axis in product.letters[1 - weights])
         answer = "".join(own.get(axis, "D") for axis in product.letters[2])
-        for axes, kind in ((sides[0], "Q"), (sides[1], "K"), (value, "K"), (answer, "Q")):
+        entering = dict(zip(parts, zip(first.operands, sides, strict=True), strict=True))
+        entering["value"] = (product.operands[1 - weights], value)
+        axes_of = {part: axes for part, (_, axes) in entering.items()} | {"answer": answer}
+        for part, axes in axes_of.items():
+            kind = "Q" if part in ("query", "answer") else "K"
             wanted = {*leading(len(axes)), kind, "D"}
             if len(axes) not in (3, 4) or set(axes) != wanted:
                 msg = f"the axes of its products are none of items, heads and positions ({axes})"
                 raise UnreadableError(msg)
         as_positions = str.maketrans("QK", "LL")
-        edges = self._edges.edges(
-            {
-                "query": (first.operands[0], sides[0].translate(as_positions)),
-                "key": (first.operands[1], sides[1].translate(as_positions)),
-                "value": (product.operands[1 - weights], value.translate(as_positions)),
-            }
-        )
-        calls = (first.call, softmax, product.call)
-        output = product.call.results[0]
-        return self._site(index, calls, edges, output, answer.translate(as_positions), scores)
+        operands = {
+            part: (number, axes.translate(as_positions))
+            for part, (number, axes) in entering.items()
+        }
+        taken_by = {**dict.fromkeys(parts, first.call), "value": product.call}
+        calls, output = (first.call, softmax, product.call), product.call.results[0]
+        letters = answer.translate(as_positions)
+        return self._site(index, calls, taken_by, operands, output, letters, scores)
 
     def _site(
         self,
         index: int,
         calls: Sequence[Call],
-        edges: Mapping[str, TorchEdge],
+        taken_by: Mapping[str, Call],
+        operands: Mapping[str, tuple[int, str]],
         output: int,
         output_letters: str,
         scores: str,
     ) -> TorchSite:
-        part = _Slice(self._values, edges, output, scores)
+        edges, untied = self._untied(taken_by, operands)
+        part = _Slice(self._values, edges, untied, output, scores)
         inside, masks = part.read()
         heads, kv_heads = edges["query"].heads, edges["key"].heads
         kernel = _kernel_arguments(calls[0]) if calls[0].name == KERNEL else {}
@@ -241,6 +245,28 @@ class _Finder:
                 self._edges.factor_above(edges[own].number) for own in ("query", "key")
             ),
         )
+
+    def _untied(
+        self, taken_by: Mapping[str, Call], operands: Mapping[str, tuple[int, str]]
+    ) -> tuple[Mapping[str, TorchEdge], dict[int, Call]]:
+        """Where query, key and value enter, and by place the calls that take them, if changed.
+
+        Of those that are one tensor each gets a value of its own where a product takes it, so that
+        the calls can be made again on tensors that differ.
+        """
+        edges = self._edges.edges(operands)
+        uses = Counter(edge.number for edge in edges.values())
+        changed: dict[int, Call] = {}
+        for part, call in taken_by.items():
+            if uses[edges[part].number] == 1:
+                continue
+            number, letters = operands[part]
+            own = replace(self._values[number], number=len(self._values))
+            self._values.append(own)
+            edges[part] = self._edges.counted(TorchEdge(number=own.number, letters=letters))
+            taking = changed.get(call.place, call)
+            changed[call.place] = _with_operand(taking, Ref(number), Ref(own.number))
+        return edges, changed
 
     def _tensor(self, number: int) -> Tensor:
         return self._values[number].tensor
@@ -315,6 +341,18 @@ class _Finder:
         return [found[place] for place in sorted(found)]
 
 
+def _with_operand(call: Call, old: Ref, new: Ref) -> Call:
+    """The call with another tensor where it first takes one."""
+    once = iter([new])
+
+    def leaf(entry: Any) -> Any:
+        return next(once, entry) if isinstance(entry, Ref) and entry == old else entry
+
+    return replace(
+        call, arguments=mapped(call.arguments, leaf), keywords=mapped(call.keywords, leaf)
+    )
+
+
 _KERNEL_PARAMETERS: Final = (*PARTS, "attn_mask", "dropout_p", "is_causal")
 
 
@@ -334,9 +372,15 @@ class _Slice:
     """The calls from the edges of an attention to its answer, and what else they read."""
 
     def __init__(
-        self, values: Sequence[Value], edges: Mapping[str, TorchEdge], output: int, scores: str
+        self,
+        values: Sequence[Value],
+        edges: Mapping[str, TorchEdge],
+        untied: Mapping[int, Call],
+        output: int,
+        scores: str,
     ) -> None:
         self._values, self._output, self._scores = values, output, scores
+        self._untied = untied
         self._ends = {edge.number for edge in edges.values()}
         self._made: dict[int, bool] = dict.fromkeys(self._ends, True)
         self._masks: dict[int, TorchMask] = {}
@@ -350,7 +394,7 @@ class _Slice:
         waiting = [self._output]
         while waiting:
             number = waiting.pop()
-            call = self._values[number].made_by
+            call = self._maker(number)
             if number in self._ends or call is None or call.place in calls:
                 continue
             if not self._depends(number):
@@ -363,12 +407,16 @@ class _Slice:
             calls[call.place] = call
         return tuple(calls[place] for place in sorted(calls)), tuple(self._masks.values())
 
+    def _maker(self, number: int) -> Call | None:
+        call = self._values[number].made_by
+        return None if call is None else self._untied.get(call.place, call)
+
     def _depends(self, number: int) -> bool:
         """Whether a value is computed from the edges."""
         waiting = [number]
         while waiting:
             top = waiting[-1]
-            call = self._values[top].made_by
+            call = self._maker(top)
             if top in self._made or call is None or call.name in _GATHERS:
                 self._made.setdefault(top, False)
                 waiting.pop()

@@ -121,6 +121,23 @@ def test_a_row_that_is_written_to_the_next_head_is_seen(compiled: Callable[[str]
     assert cause.clauses == ("state.threads",)
 
 
+def test_what_is_not_finite_on_one_thread_either_is_no_matter_of_threads() -> None:
+    """NaN for every row whose keys are all hidden is the same on any number of threads."""
+
+    @conformance.core(masks=["keep"])
+    def inverted(
+        query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None
+    ) -> Tensor:
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        scores = scores if keep is None else scores.masked_fill(keep, -torch.inf)
+        return scores.softmax(-1) @ value
+
+    report = conformance.check(inverted, only=("state.threads", "mask.golden"))
+    status = {clause.id: clause.status for clause in report.clauses}
+    assert status == {"mask.golden": "failed", "state.threads": "passed"}
+    assert [cause.name for cause in report.causes] == ["mask-inverted"]
+
+
 def test_threads_are_set_and_taken_back() -> None:
     """Also where the process was started for one thread alone."""
     torch.set_num_threads(1)

@@ -98,6 +98,45 @@ def test_scale_cap_and_causal_rule_are_read_off_answers(
     assert (known.cap, known.alignment) == (cap, alignment)
 
 
+def written(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return (query @ key.mT * 0.25).softmax(-1) @ value
+
+
+def with_einsum(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = torch.einsum("bhkd,bhqd->bhqk", key, query) * 0.25
+    return torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), value)
+
+
+def in_one_batch(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Items and heads are one axis."""
+    query, key, value = (each.flatten(0, 1) for each in (query, key, value))
+    scores = torch.bmm(query, key.transpose(1, 2)) * 0.25
+    return torch.bmm(scores.softmax(-1), value).unflatten(0, (BATCH, HEADS))
+
+
+def by_keyword(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return scaled_dot_product_attention(value=value, key=key, query=query, scale=0.25)
+
+
+@pytest.mark.parametrize("attend", [written, with_einsum, in_one_batch, by_keyword])
+@pytest.mark.parametrize("same", ["qkk", "qqv", "qkq", "qqq"])
+def test_of_one_tensor_query_key_and_value_are_taken_apart(attend: Attend, same: str) -> None:
+    """On three tensors the calls that took one several times compute attention."""
+
+    def tied(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        own = {"q": query, "k": key, "v": value}
+        return attend(*(own[part] for part in same))
+
+    made, sites = read(tied)
+    site = runnable(made, sites[0])
+    assert (site.scale, site.alignment) == (pytest.approx(0.25), None)
+    query, key, value = torch.randn(3, BATCH, HEADS, LENGTH, SIZE)
+    expected = scaled_dot_product_attention(query, key, value, scale=0.25)
+    torch.testing.assert_close(ReplayedCore(made, site)(query, key, value), expected)
+    _, twice = read(tied, tied)
+    assert len(twice) == 2
+
+
 def test_it_runs_at_any_size() -> None:
     """Other batches, and other lengths of queries and keys, than were recorded."""
     made, (site,) = read(sized)

@@ -171,7 +171,7 @@ def test_another_scale_of_one_layer_is_no_promise() -> None:
 
 
 class TwoInOne(nn.Module):
-    """Two attentions in one forward; keys and values of the first are one tensor."""
+    """Two attentions in one forward; the scores of the first are a sum of two products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -184,7 +184,7 @@ class TwoInOne(nn.Module):
             for part in self.parts(self.table(input_ids)).chunk(5, -1)
         )
         query, both, query_2, key, value = heads
-        first = (query @ both.mT * 0.5).softmax(-1) @ both
+        first = (query @ both.mT + query_2 @ key.mT).softmax(-1) @ both
         second = (query_2 @ key.mT * 0.5).softmax(-1) @ value
         return (first + second).transpose(1, 2).flatten(2)
 
@@ -193,7 +193,7 @@ def test_what_cannot_be_judged_alone_keeps_its_place() -> None:
     """The one attention that can is the second of its module, in every later call, too."""
     made = opened(TwoInOne())
     assert [site.place for site in made.engine.sites] == [("", 1)]
-    assert "one tensor" in made.uncut[0].reason
+    assert "several products" in made.uncut[0].reason
     call = made.model.call(2, (5, 5), None, 1)
     inside = dict(made.engine.in_place(call.feeds))[0]
     tapped = made.engine.run(call.feeds, taps=["attention #0"])["attention #0"]
