@@ -230,15 +230,13 @@ class StatementSearch:
         return self._search.among(list(fitting(every, plainest)) if fits else [])
 
     def _edited(self) -> Iterator[list[Combination]]:
-        """A stage of the program with an operator, wherever it can be made."""
+        """A stage of the program with an operator, in every call."""
         for one in self._edits.explaining():
             yield [(one,)]
-        for narrowed in sorted(self._edits.limited(), key=_length):
-            yield self._exactly([narrowed])
 
     def _edited_under(self, most: int) -> Iterator[list[Combination]]:
-        """A stage of the program with an operator, under so many conditions at most."""
-        for narrowed in sorted(self._edits.narrowed(most), key=_length):
+        """A stage with an operator wherever it can be made, or under so many conditions."""
+        for narrowed in sorted([*self._edits.limited(), *self._edits.narrowed(most)], key=_length):
             yield self._exactly([narrowed])
 
     def _stated(self, most: int | None = None) -> Iterator[list[Combination]]:

@@ -6,7 +6,6 @@ comments: a promise of it would turn the mistake into something that conforms.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -196,7 +195,8 @@ def _mistaken_scales(case: Investigation) -> Iterator[NamedMistake]:
             continue
         made = mistake.inputs(call)
         scale = None if made is None else made.scale
-        if scale not in (None, 1.0) and math.isclose(scale, case.point.scale, rel_tol=SAME_FACTOR):
+        room = SAME_FACTOR * abs(case.point.scale)
+        if scale not in (None, 1.0) and abs(scale - case.point.scale) <= room:
             yield replace(mistake, changes=changes)
 
 

@@ -16,7 +16,7 @@ from .operator import PLACES, Operator, axes_of, axis_of, in_words
 
 Order = Callable[[int], Tensor]
 # Places of tokens: some models shift these.
-_TOKENS: Final = ("query", "key")
+TOKENS: Final = ("query", "key")
 # Sizes of tiles that loops of kernels have.
 TILES: Final = (2, 4, 8, 16, 32, 64, 128)
 
@@ -113,7 +113,7 @@ def moves(axes: str) -> Iterator[Operator]:
     """Moves along each axis of a result, and of two axes exchanged."""
     for noun, along in axes_of(axes, pairs=True):
         for words, order in _ORDERS:
-            misplaces = noun not in _TOKENS
+            misplaces = noun not in TOKENS
             yield Operator(in_words(words, noun), along(_from(order)), misplaces=misplaces)
     if axes.endswith("QK"):
         exchanged = partial(_exchanged, one=-2, other=-1)

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from .moves import TILES
+from .moves import TILES, TOKENS
 from .operator import AlongAxis, Operator, axes_of, in_words
 
 # How many places at an end a loop may miss.
@@ -83,7 +83,9 @@ def parts_lost(axes: str) -> Iterator[Operator]:
     """Zeros for a part of the places along each axis of a result."""
     for noun, along in axes_of(axes, pairs=True):
         for words, part in PARTS:
-            yield Operator(f"zero for {in_words(words, noun)}", along(filled(part, 0.0)))
+            lost = along(filled(part, 0.0))
+            misplaces = noun not in TOKENS
+            yield Operator(f"zero for {in_words(words, noun)}", lost, misplaces=misplaces)
 
 
 def filled(part: Part, number: float) -> AlongAxis:

@@ -72,6 +72,7 @@ def _divided_over(_shares: Tensor, exponentials: Tensor, *, axes: tuple[int, ...
 
 
 def _gates() -> Iterator[Operator]:
+    yield Operator("the queries", lambda output, given_query: given_query.expand_as(output))
     for words, function in _GATES:
         by_query = partial(_gated_by_query, function=function)
         yield Operator(f"multiplied by {words}the queries", by_query)

@@ -58,6 +58,7 @@ from .comparisons import (
     tiled_window_statements,
 )
 from .denominators import sink_statements, sum_statements
+from .dropped_weights import dropped_weight_statements
 from .influence import (
     lost_cache_statements,
 )
@@ -121,6 +122,7 @@ OF_WEIGHTS: Final = (
     clamped_bias_statements,
     misplaced_bias_statements,
     sink_statements,
+    dropped_weight_statements,
     clamped_logit_statements,
     sum_statements,
     tile_statements,

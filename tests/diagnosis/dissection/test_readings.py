@@ -137,18 +137,6 @@ def test_a_row_that_finite_numbers_hide_whole_has_lost_its_keys() -> None:
     assert entry["name"].startswith("visibility: no weight for keys at or after the query")
 
 
-def test_a_number_beside_the_sum_of_other_functions_is_read() -> None:
-    """Positive parts of the logits over their sum and an epsilon are stated, and confirmed."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        positive = scores(query, key).relu()
-        return positive / (positive.sum(dim=-1, keepdim=True) + 1e-6) @ value
-
-    (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
-    said = "weights: of the logits their positive parts, divided by the row's sum and 1e-06"
-    assert entry["name"] == said
-
-
 @pytest.mark.parametrize(
     ("change", "name"),
     [
