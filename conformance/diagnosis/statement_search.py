@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import chain, islice, product
 from typing import Any, Final
 
 import torch
@@ -167,6 +167,8 @@ class Explanation:
 
 # One less than a multiple of 32: tiles of each size leave another rest.
 _UNEVEN: Final = 31
+# Numbers of queries and keys that are whole tiles of many sizes.
+_WHOLE: Final = (16, 32, 64)
 
 
 def of_precision(entry: dict[str, Any] | None) -> list[Explanation]:
@@ -349,6 +351,9 @@ class StatementSearch:
             twice = 2 * problem.geometry.query_length
             more = (self._with_size(plainest, "query_length", n) for n in (twice, twice | _UNEVEN))
             near += filter(None, more)
+        if any(one.edits for one in made):  # which tiles are whole decides between many of them
+            lengths = product(("query_length", "key_length"), _WHOLE)
+            near += filter(None, (self._with_size(plainest, *length) for length in lengths))
         rules = [rule for one in made for rule in one.sizes]
         seen = {one.inputs.geometry for one in (*self.observed, *self._unseen, *near)}
         at_sizes = at_unseen_sizes(self.subject, problem, rules, seen)

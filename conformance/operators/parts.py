@@ -28,6 +28,10 @@ def _past_whole(tile: int) -> Part:
     return lambda index, count: index >= count // tile * tile
 
 
+def _behind_tiles(tile: int) -> Part:
+    return lambda index, count: (index >= count // tile * tile) & (count >= tile)
+
+
 def _past(number: int) -> Part:
     return lambda index, _count: index >= number
 
@@ -69,6 +73,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("the second half of the {}s", lambda index, count: index >= count // 2),
     ("the first half of the {}s", lambda index, count: index < count // 2),
     *((f"{{}}s past whole tiles of {n}", _past_whole(n)) for n in TILES),
+    *((f"{{}}s past whole tiles of {n}, where there is one", _behind_tiles(n)) for n in TILES),
     *((f"the last tile of {n} {{}}s, of several", _last_tile(n)) for n in TILES),
     *((f"the first tile of {n} {{}}s, of several", _first_tile(n)) for n in TILES),
     *((f"all {{}}s but the last tile of {n}", _before_last_tile(n)) for n in TILES),

@@ -100,7 +100,7 @@ def test_rows_at_a_regular_step_and_in_every_second_tile_are_told() -> None:
             return torch.where(rows, scores / 2.0, scores).softmax(-1) @ value
 
         (entry,) = diagnose(Subject(core(halved, **BARE_FLOAT32), "float32"))
-        assert entry["name"] == "logits: 1/2 times the scores"
+        assert entry["name"] == "scores: halved"
         return str(entry["text"])
 
     assert "(only for queries 2, 5, 8, …)" in words(lambda index: index % 3 == 2)

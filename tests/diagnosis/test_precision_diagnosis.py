@@ -176,7 +176,7 @@ def test_exact_numbers_do_not_look_coarse() -> None:
 
     plain = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
     (name,) = names(diagnose(Subject(core(constant, **plain), "float32")))
-    assert name == "answer: 1/2 times one in place of it"
+    assert name == "answer: 0.5 in rows that have a key"
 
 
 def rounded(tensor: Tensor, name: str) -> Tensor:

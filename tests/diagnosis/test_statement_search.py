@@ -80,7 +80,7 @@ def test_what_is_true_of_one_option_alone_is_not_said() -> None:
     subject = Subject(core(later_unscaled, **{**BARE_FLOAT32, "features": ["scale"]}), "float32")
     failing = problem(query_length=18, scale=1.7)
     (entry,) = Diagnostician(subject).explain(CLAUSES["numerics.scale"], failing)
-    assert "are not scaled " in entry["text"]
+    assert "are divided by the scale " in entry["text"]
     assert "(only for queries from index 16 on)" in entry["text"]
 
 
@@ -190,7 +190,7 @@ def test_rows_past_the_tiles_of_one_size_are_told_from_those_of_another() -> Non
         return torch.cat([output[:, :, :whole], torch.zeros_like(output[:, :, whole:])], 2)
 
     (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
-    assert "past the last whole tile of 8" in entry["text"]
+    assert "zero for queries past whole tiles of 8, where there is one" in entry["text"]
 
 
 def test_right_rows_speak_against_a_mistake_that_takes_their_keys() -> None:
@@ -203,5 +203,4 @@ def test_right_rows_speak_against_a_mistake_that_takes_their_keys() -> None:
 
     declared = {**BARE_FLOAT32, "empty_rows": "any"}
     (entry,) = diagnose(Subject(core(behind_tiles, **declared), "float32"))
-    assert entry["name"] == "answer-zero"
-    assert "past the last whole tile of 16" in entry["text"]
+    assert "zero for queries past whole tiles of 16, where there is one" in entry["text"]
