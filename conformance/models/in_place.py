@@ -11,11 +11,12 @@ import numpy as np
 from ..graphs.process import DEFAULT, GraphProcess, Setting
 from ..graphs.protocol import Array
 from .operands import MaskInput
-from .site import Site, Step
+from .site import Site, Step, pair_up
 from .sites import Sites
 
 _HEADS: Final = "BHLD"
 _MASK: Final = "BHQK"
+_PARTS: Final = ("query", "key", "value")
 # What masks add to the scores of hidden keys lies below this one.
 HIDES: Final = -1e3
 
@@ -194,6 +195,10 @@ def assembled(
 
     Sinks are one number, or one for each head.
     """
+    if answer is not None:  # an item that all share, such as learned keys, is one of each
+        parts = {part: _of_all(tensor, len(answer)) for part, tensor in parts.items()}
+    if not pair_up(*(None if own is None else own.shape[1] for own in map(parts.get, _PARTS))):
+        return None
     key = parts["key"]
     items, keys = (0, 0) if key is None else (key.shape[0], key.shape[2])
     # Nodes of onnxruntime take lengths in other forms, too, with more numbers than items.
@@ -209,6 +214,10 @@ def assembled(
     keep, bias = _together([(role, value) for role, value in ordered if value is not None])
     spread = None if sinks is None else np.broadcast_to(sinks, (heads or sinks.size,))
     return Activations(**parts, answer=answer, keep=keep, bias=bias, causal=causal, sinks=spread)  # type: ignore[arg-type]  # none is None
+
+
+def _of_all(value: Array | None, items: int) -> Array | None:
+    return value if value is None else np.broadcast_to(value, (items, *value.shape[1:]))
 
 
 def _spreads_over(shape: Sequence[int], scores: Sequence[int]) -> bool:

@@ -186,6 +186,7 @@ def completed(graph: ModelGraph, site: Site) -> Site:
         if heads != kv_heads * groups:
             msg = f"{heads} query heads are no {groups} times {kv_heads} key heads"
             raise UnreadableError(msg)
+    refuse_unpaired(heads, kv_heads, site.value.size(graph, "H"))
     size = _head_size(graph, site)
     width = site.query.size(graph, "M")
     heads = heads or (width // size if width and size else None)
@@ -193,6 +194,22 @@ def completed(graph: ModelGraph, site: Site) -> Site:
     return replace(
         site, heads=heads, kv_heads=kv_heads or heads, head_size=size, scaled_above=above
     )
+
+
+def pair_up(heads: int | None, key: int | None, value: int | None) -> bool:
+    """Whether each query head has its key and value; None or 0 is a number that is not known.
+
+    One value may be of all heads, though each has a key of its own.
+    """
+    return not (key and ((value and value not in (key, 1)) or (heads and heads % key)))
+
+
+def refuse_unpaired(heads: int | None, key: int | None, value: int | None) -> None:
+    """Raise UnreadableError where broadcasting alone makes numbers of heads meet."""
+    if not pair_up(heads, key, value):
+        counts = ", ".join(str(own or "unknown") for own in (heads, key, value))
+        msg = f"query, key and value have {counts} heads: which belong together is not known"
+        raise UnreadableError(msg)
 
 
 # Nodes that put numbers in other places, take some or their mean: a factor stays what it is.
