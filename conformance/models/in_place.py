@@ -213,7 +213,7 @@ def assembled(
     keep, bias = _together(fitting)
     spread = None if sinks is None else np.broadcast_to(sinks, (heads or sinks.size,))
     own = {"query": query, "key": key, "value": value, "answer": answer}
-    return Activations(**own, keep=keep, bias=bias, causal=causal, sinks=spread)
+    return Activations(**own, keep=keep, bias=bias, causal=causal, sinks=spread)  # type: ignore[arg-type]  # arrays
 
 
 def _spreads_over(shape: Sequence[int], scores: Sequence[int]) -> bool:
