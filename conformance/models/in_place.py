@@ -200,7 +200,8 @@ def assembled(
     if unpaired(query.shape[1], key.shape[1], value.shape[1]):
         return None
     query, key, value = (  # an item that all share, such as learned keys, is one of each
-        np.broadcast_to(own, (len(answer), *own.shape[1:])) for own in (query, key, value)
+        own if len(own) == len(answer) else np.repeat(own, len(answer), axis=0)
+        for own in (query, key, value)
     )
     # Nodes of onnxruntime take lengths in other forms, too, with more numbers than items.
     if any(mask.role == "lengths" and given.size != len(answer) for mask, given in masks):
