@@ -146,15 +146,21 @@ def option_of(parameter: inspect.Parameter) -> str:
     for option, option_words in _OPTIONS.items():
         if words & option_words or parameter.name.lower() in option_words:
             return _as_mask(words, parameter) if option == "mask" else option
-    left_out = parameter.default is None and _INPUTS.fullmatch(parameter.name.lower())
-    return "input" if left_out else ""
+    named = _INPUTS.fullmatch(parameter.name.lower())
+    return "input" if named and may_be_left_out(parameter) else ""
+
+
+def may_be_left_out(parameter: inspect.Parameter) -> bool:
+    """Whether its default gives nothing: None, or the empty tensor of modules that are scripted."""
+    shape = getattr(parameter.default, "shape", ())
+    return parameter.default is None or (isinstance(shape, tuple) and 0 in shape)
 
 
 def _as_mask(words: set[str], parameter: inspect.Parameter) -> str:
     """A switch called mask is the triangle; numbers and texts are no masks."""
     if words & _NO_MASK:
         return ""
-    if parameter.default is None or parameter.default is inspect.Parameter.empty:
+    if may_be_left_out(parameter) or parameter.default is inspect.Parameter.empty:
         return "mask"
     if isinstance(parameter.default, bool):
         return "causal" if "mask" in words else ""

@@ -11,7 +11,7 @@ import numpy as np
 from ..graphs.process import DEFAULT, GraphProcess, Setting
 from ..graphs.protocol import Array
 from .operands import MaskInput
-from .site import Site, Step
+from .site import Site, Step, unpaired
 from .sites import Sites
 
 _HEADS: Final = "BHLD"
@@ -194,21 +194,27 @@ def assembled(
 
     Sinks are one number, or one for each head.
     """
-    key = parts["key"]
-    items, keys = (0, 0) if key is None else (key.shape[0], key.shape[2])
+    query, key, value = (parts[part] for part in ("query", "key", "value"))
+    if query is None or key is None or value is None or answer is None:
+        return None
+    if unpaired(query.shape[1], key.shape[1], value.shape[1]):
+        return None
+    query, key, value = (  # an item that all share, such as learned keys, is one of each
+        own if len(own) == len(answer) else np.repeat(own, len(answer), axis=0)
+        for own in (query, key, value)
+    )
     # Nodes of onnxruntime take lengths in other forms, too, with more numbers than items.
-    if any(mask.role == "lengths" and value.size != items for mask, value in masks):
+    if any(mask.role == "lengths" and given.size != len(answer) for mask, given in masks):
         return None
-    ordered = [(mask.role, _as_mask(value, mask, heads, keys)) for mask, value in masks]
-    if any(value is None for value in (*parts.values(), answer, *(entry for _, entry in ordered))):
+    scores = (*query.shape[:3], key.shape[2])
+    ordered = [(mask.role, _as_mask(given, mask, heads, key.shape[2])) for mask, given in masks]
+    fitting = [(role, own) for role, own in ordered if own is not None]
+    if len(fitting) < len(masks) or not all(_spreads_over(own.shape, scores) for _, own in fitting):
         return None
-    query = parts["query"]
-    scores = () if query is None or key is None else (*query.shape[:3], key.shape[2])
-    if any(value is not None and not _spreads_over(value.shape, scores) for _, value in ordered):
-        return None
-    keep, bias = _together([(role, value) for role, value in ordered if value is not None])
+    keep, bias = _together(fitting)
     spread = None if sinks is None else np.broadcast_to(sinks, (heads or sinks.size,))
-    return Activations(**parts, answer=answer, keep=keep, bias=bias, causal=causal, sinks=spread)  # type: ignore[arg-type]  # none is None
+    own = {"query": query, "key": key, "value": value, "answer": answer}
+    return Activations(**own, keep=keep, bias=bias, causal=causal, sinks=spread)  # type: ignore[arg-type]  # arrays
 
 
 def _spreads_over(shape: Sequence[int], scores: Sequence[int]) -> bool:

@@ -186,6 +186,8 @@ def completed(graph: ModelGraph, site: Site) -> Site:
         if heads != kv_heads * groups:
             msg = f"{heads} query heads are no {groups} times {kv_heads} key heads"
             raise UnreadableError(msg)
+    if why := unpaired(heads, kv_heads, site.value.size(graph, "H")):
+        raise UnreadableError(why)
     size = _head_size(graph, site)
     width = site.query.size(graph, "M")
     heads = heads or (width // size if width and size else None)
@@ -193,6 +195,17 @@ def completed(graph: ModelGraph, site: Site) -> Site:
     return replace(
         site, heads=heads, kv_heads=kv_heads or heads, head_size=size, scaled_above=above
     )
+
+
+def unpaired(heads: int | None, key: int | None, value: int | None) -> str:
+    """Why heads of queries have no keys or values of their own, or ""; None or 0 is not known.
+
+    One value may be of all heads, though each has a key of its own.
+    """
+    if not key or ((not value or value in (key, 1)) and (heads or key) % key == 0):
+        return ""
+    counts = ", ".join(str(own or "unknown") for own in (heads, key, value))
+    return f"query, key and value have {counts} heads: which belong together is not known"
 
 
 # Nodes that put numbers in other places, take some or their mean: a factor stays what it is.

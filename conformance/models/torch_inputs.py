@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..adapters.calling import roles_by_name
-from ..base.parameter_names import option_of, words_of
+from ..base.parameter_names import may_be_left_out, option_of, words_of
 from ..errors import UsageError
 from ..graphs.protocol import Array
 from ..graphs.reading import MODEL_ROLES
@@ -230,7 +230,7 @@ def _is_given(parameter: inspect.Parameter, *, own_code: bool) -> bool:
     if parameter.default is inspect.Parameter.empty:
         return True
     own = parameter.name in _OPTIONAL or parameter.name.endswith(_PADDING)
-    left_out = parameter.default is None and not parameter.name.startswith("tgt")
+    left_out = may_be_left_out(parameter) and not parameter.name.startswith("tgt")
     return left_out and (own or (own_code and option_of(parameter) == "mask"))
 
 

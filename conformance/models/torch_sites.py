@@ -15,7 +15,7 @@ from ..adapters.graph_forward import spelled
 from ..graphs.weights.wiring import UnreadableError
 from .operands import MaskInput
 from .recording import Call, ModuleRecording, Ref, Value, mapped
-from .site import Uncut
+from .site import Uncut, unpaired
 from .torch_edges import CASTS, Edges, Product, TorchEdge, kinds_of, leading, shown_call, swaps_last
 
 KERNEL: Final = "scaled_dot_product_attention"
@@ -224,6 +224,8 @@ class _Finder:
         part = _Slice(self._values, edges, untied, output, scores)
         inside, masks = part.read()
         heads, kv_heads = edges["query"].heads, edges["key"].heads
+        if why := unpaired(heads, kv_heads, edges["value"].heads):
+            raise UnreadableError(why)
         kernel = _kernel_arguments(calls[0]) if calls[0].name == KERNEL else {}
         return TorchSite(
             index=index,

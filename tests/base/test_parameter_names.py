@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from conformance.base.parameter_names import role_of, signature_in_docstring
+from conformance.base.parameter_names import (
+    may_be_left_out,
+    option_of,
+    role_of,
+    signature_in_docstring,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +69,15 @@ def test_the_signature_of_a_function_in_c(text: Any, signature: str | None) -> N
     """It is what begins a docstring; nothing where that is no signature, or no text."""
     read = signature_in_docstring(SimpleNamespace(__name__="attend", __doc__=text))  # type: ignore[arg-type]
     assert (None if read is None else str(read)) == signature
+
+
+@pytest.mark.parametrize(
+    ("default", "left_out"),
+    [(None, True), (torch.ones((0, 0, 0)), True), (torch.ones(2), False), ((), False), (0, False)],
+)
+def test_a_default_without_elements_gives_nothing(default: Any, *, left_out: bool) -> None:
+    """A mask whose default is an empty tensor, as in modules that are scripted, is a mask."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameter = inspect.Parameter("mask", kind, default=default)
+    assert may_be_left_out(parameter) == left_out
+    assert (option_of(parameter) == "mask") == left_out

@@ -17,7 +17,13 @@ from torch.nn.functional import interpolate
 from candidates.exports import Input, Source, by_tracing
 from conformance.graphs.process import Setting
 from conformance.graphs.protocol import Array
-from conformance.models.in_place import Activations, GraphEngine, activations, tapped
+from conformance.models.in_place import (
+    Activations,
+    GraphEngine,
+    activations,
+    assembled,
+    tapped,
+)
 from conformance.models.operands import MaskInput
 from conformance.models.site import Site
 from conformance.models.sites import find_sites
@@ -178,3 +184,25 @@ def test_lengths_in_another_form_are_none(site: Site) -> None:
     mask = MaskInput(name="mask", role="lengths", axes="B")
     assert entered(site, "BHLD", (mask, np.array([5, 3]))) is not None
     assert entered(site, "BHLD", (mask, np.array([5, 3, 0, 0]))) is None
+
+
+@pytest.mark.parametrize(
+    ("key_heads", "value_heads", "fit"), [(2, 2, True), (4, 1, True), (1, 4, False), (3, 3, False)]
+)
+def test_heads_that_do_not_pair_up_are_none(key_heads: int, value_heads: int, *, fit: bool) -> None:
+    """Groups share a key, all heads one value; what broadcasting alone makes meet is none."""
+    query, key, value = (np.zeros((2, heads, 3, 5)) for heads in (4, key_heads, value_heads))
+    parts = {"query": query, "key": key, "value": value}
+    found = assembled(parts, np.zeros_like(query), [], 4, causal=None, sinks=None)
+    assert (found is not None) == fit
+
+
+def test_an_item_that_all_share_is_one_of_each() -> None:
+    """Learned keys and values have one item, which the items of the queries share."""
+    query, learned = HEADS["query"], HEADS["key"][:1]
+    parts = {"query": query, "key": learned, "value": learned}
+    found = assembled(parts, HEADS["output"], [], 4, causal=None, sinks=None)
+    assert found is not None
+    for item in range(len(query)):
+        np.testing.assert_array_equal(found.key[item], learned[0])
+        np.testing.assert_array_equal(found.value[item], learned[0])

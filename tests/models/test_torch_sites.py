@@ -179,7 +179,7 @@ def test_repeated_heads_are_taken_apart(repeat: Callable[[Tensor], Tensor]) -> N
 
 
 def test_what_cannot_be_cut_is_listed_with_the_reason() -> None:
-    """Weights that are multiplied by another tensor, and scores of two products."""
+    """Weights times another tensor, scores of two products, one key for values of four heads."""
 
     def gated(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
@@ -190,9 +190,14 @@ def test_what_cannot_be_cut_is_listed_with_the_reason() -> None:
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         return (query @ key.mT + key @ query.mT).softmax(-1) @ value
 
+    def one_key_head(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        return (query @ key[:, :1].mT).softmax(-1) @ value
+
     for attend, reason in (
         (gated, r"mul .* reads a tensor from elsewhere|mul between"),
         (summed, "made of several products"),
+        (one_key_head, "have 4, 1, 4 heads"),
     ):
         sites, uncut = sites_of(attend)
         assert not sites
