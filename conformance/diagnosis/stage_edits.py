@@ -22,6 +22,8 @@ from .mistakes._steps import has_bias, has_causal, has_mask, has_sinks, has_soft
 from .mistakes.named_mistake import IMPOSSIBLE, with_every_key
 
 _PRIMARY: Final = "numerics.golden"
+# Heads take one more axis in front, and what is projected does not.
+_BEHIND: Final = {f"projected_{role}": f"given_{role}" for role in ("query", "key", "value")}
 # Logits of the problems that are run together.
 _MOST_TOGETHER: Final = 1 << 18
 
@@ -86,8 +88,11 @@ _SEARCHED: Final = (
     Searched("the merged heads", ("merged",), of="layer"),
     Searched("the answer", ("answer",), of="layer"),
 )
-# Numbers that these are multiplied by are those of the scores.
-_BEFORE_SCORES: Final = (("query",), ("turned_key",), ("shared_key",), ("products",))
+# Numbers that these are multiplied by are those of the scores, or of the values.
+_BEFORE_SCORES: Final = (
+    *(("query",), ("turned_key",), ("shared_key",), ("products",)),
+    *((f"projected_{role}",) for role in ("query", "key", "value")),
+)
 _SINGULAR: Final = (
     "the mask",
     "the causal table",
@@ -191,10 +196,13 @@ def _made_together(
     """The answers of edits of some stages, in few runs; None where these take no further axis."""
     able: list[NamedMistake] = []
     results: list[list[Tensor]] = []
+    behind = _BEHIND.get(stages[0], "")
     for one in edits:
         with suppress(*IMPOSSIBLE):
-            results.append([_changed(run, edit) for edit in one.edits])
+            changed = [_changed(run, edit) for edit in one.edits]
+            results.append([run.edited(**{stages[0]: changed[0]})[behind]] if behind else changed)
             able.append(one)
+    stages = (behind,) if behind else stages
     size = max(1, _MOST_TOGETHER // max(run["logits"].numel(), 1))
     made: list[Made] = []
     for start in range(0, len(able), size):
@@ -202,7 +210,7 @@ def _made_together(
         given = {stage: _stacked(stage, each) for stage, each in zip(stages, some, strict=True)}
         shape = (len(chosen), *run["scores_shape"])
         try:
-            answers, empty = _answers(run.edited(**given, scores_shape=shape))
+            answers, empty = _answers(run, given, shape)
         except IMPOSSIBLE:
             return None
         made.append(Made(chosen, answers, empty.expand(len(chosen), *run["empty"].shape)))
@@ -224,8 +232,17 @@ def _changed(run: golden.Run, edit: golden.Edit) -> Tensor:
     return changed.to(result.dtype).expand(result.shape)
 
 
-def _answers(together: golden.Run) -> tuple[Tensor, Tensor]:
-    """The answers of a run whose changed results have one more axis in front, and empty rows."""
+def _answers(
+    run: golden.Run, given: dict[str, Tensor], shape: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """The answers where results of stages have one more axis in front, and the empty rows."""
+    if "answer" in given:
+        return given["answer"], run["empty"]
+    if "merged" in given:
+        merged = given["merged"]
+        answers = run.edited(merged=merged.flatten(0, 1))["answer"]
+        return answers.unflatten(0, merged.shape[:2]), run["empty"]
+    together = run.edited(**given, scores_shape=shape)
     output: Tensor = together["output"]
     if _answer_of(together) == "output":
         return output, together["empty"]
