@@ -32,7 +32,8 @@ def summed_groups(heads: Tensor, sizes: Sizes) -> Tensor:
     """Add up what belongs to one key/value head: ``[B, H, L, D]`` to ``[B, Hkv, L, D]``."""
     if sizes.num_heads == sizes.num_kv_heads:
         return heads
-    return heads.unflatten(-3, (sizes.num_kv_heads, -1)).sum(dim=-3)
+    summed: Tensor = heads.unflatten(-3, (sizes.num_kv_heads, -1)).sum(dim=-3)
+    return summed
 
 
 def outer(gradient: Tensor, tokens: Tensor) -> Tensor:

@@ -372,7 +372,8 @@ def _slope_of_capped_logits(
 
 def _untiled(heads: Tensor, sizes: Sizes) -> Tensor:
     """The sum of the query heads that read one key/value head, ``h % num_kv_heads``."""
-    return heads.unflatten(-3, (-1, sizes.num_kv_heads)).sum(dim=-4)
+    summed: Tensor = heads.unflatten(-3, (-1, sizes.num_kv_heads)).sum(dim=-4)
+    return summed
 
 
 _EMPTY_ROWS: Final[dict[str, Callable[..., Tensor]]] = {
