@@ -68,7 +68,7 @@ _TOLD: Final = (
     "alternatives sizes".split()
 )
 # Processor seconds in which a mistake with a name is looked for in what could not be read.
-_SECONDS_TO_NAME: Final = 4.0
+_SECONDS_TO_NAME: Final = 6.0
 _MISTAKES: Final = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
 # What declarations call the object that they declare.
 _NAME: Final = "undeclared"
