@@ -25,7 +25,7 @@ from ..mistakes.backward_pass import stages_of
 from ..mistakes.named_mistake import IMPOSSIBLE
 from ..narrowing import in_words, telling_apart
 from ..observed_gradients import ObservedGradients, SquaredErrors, near, room
-from .backward_variants import PLACES, RIGHT, VARIANTS, Variant
+from .backward_variants import RIGHT, Variant, all_variants, places
 from .read_gradients import ROLES, TOKENS, clamped, clamped_upstream, read_variants
 from .reading import Number, numbers
 
@@ -173,7 +173,7 @@ def backward_statements(
         with torch.no_grad():
             readings = [BackwardReading(each) for each in observed]
             wrong = [role for role in ROLES if any(each.is_wrong(role) for each in readings)]
-            variants = [RIGHT] if soon else [*VARIANTS, *_of_what_was_read(readings)]
+            variants = [RIGHT] if soon else [*all_variants(), *_of_what_was_read(readings)]
             forms = [_forms(role, variants, readings) for role in wrong]
     except (NotExpressible, ValueError, LookupError):
         return []
@@ -320,7 +320,7 @@ def _complexity(forms: Sequence[Form]) -> tuple[int, int, int]:
     variants = {id(form.variant) for form in forms if form.variant is not RIGHT}
     times = {form.times.words for form in forms if form.times.words != ONCE.words}
     steps = 2 * conditions + 2 * len(variants) + len(times)
-    place = sum(PLACES.get(id(form.variant), 0) for form in forms)
+    place = sum(places().get(id(form.variant), 0) for form in forms)
     words = sum(len(form.times.words) for form in forms)
     return steps, words, place
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -29,6 +29,7 @@ from ..mistakes.backward import (
     Edit,
     Edits,
     logarithms_of_sums,
+    of_neighbours,
 )
 
 Change = Callable[[Tensor], Tensor]
@@ -152,7 +153,7 @@ def _of_rules() -> Iterator[Variant]:
         ("last query head of each group is missing", lambda heads: heads[:, :, :-1].sum(dim=2)),
     ):
         fix = "add up the gradients of all query heads that read a key/value head"
-        yield Variant(words=f"the {words}", fix=fix, edits=_groups_made(total))
+        yield Variant(words=f"the {words}", fix=fix, edits=of_neighbours(total))
     words = "the softmax is passed as if it were the identity, for hidden keys as well"
     slopes = (Edit(name, change=torch.ones_like) for name in ("score_slope", "bias_slope"))
     passed_as_it_is = Edit("logit_gradient", lambda weight_gradient: weight_gradient)
@@ -274,18 +275,6 @@ _RULES: Final[tuple[tuple[str, str, str, Callable[..., Tensor]], ...]] = (
         for size in BLOCKS[3:]
     ),
 )
-
-
-def _groups_made(total: Change) -> Edits:
-    """Gradients of key/value heads from those of their groups ``[B, Hkv, group, L, D]``."""
-
-    def of(heads: Tensor, sizes: golden.Sizes) -> Tensor:
-        return total(heads.unflatten(1, (sizes.num_kv_heads, -1)))
-
-    return tuple(
-        Edit(f"{role}_gradient", golden.Rewired(of, (f"{role}_gradients", "sizes")))
-        for role in ("key", "value")
-    )
 
 
 def _both(change: Callable[..., Any], before: str, behind: str, *more: str) -> Edits:
@@ -414,5 +403,16 @@ def _of_saved_sums(words: str, change: Change) -> Variant:
     return Variant(words=words, fix=RECOMPUTE, edits=(Edit("shares", shares), SAVED_ANSWER))
 
 
-VARIANTS: Final[tuple[Variant, ...]] = (RIGHT, *_variants())
-PLACES: Final = {id(variant): place for place, variant in enumerate(VARIANTS)}
+@cache
+def all_variants() -> tuple[Variant, ...]:
+    """The right pass, then every variant, those of the catalogue first.
+
+    Made when a wrong gradient is first read: there are thousands.
+    """
+    return (RIGHT, *_variants())
+
+
+@cache
+def places() -> dict[int, int]:
+    """The place of each variant by its identity."""
+    return {id(variant): place for place, variant in enumerate(all_variants())}

@@ -105,8 +105,8 @@ def _times_scale(power: int) -> Callable[..., float]:
     return lambda scale: scale**power
 
 
-def _of_neighbours(total: Callable[[Tensor], Tensor]) -> Edits:
-    """Of the neighbours ``[B, Hkv, group, L, D]`` that read one head."""
+def of_neighbours(total: Callable[[Tensor], Tensor]) -> Edits:
+    """Gradients of key/value heads from those of their groups ``[B, Hkv, group, L, D]``."""
 
     def of(heads: Tensor, sizes: golden.Sizes) -> Tensor:
         return total(heads.unflatten(1, (sizes.num_kv_heads, -1)))
@@ -319,17 +319,17 @@ ATTENTION: Final[tuple[NamedMistake, ...]] = (
     *_backward("groups-of-first-head-backward")(
         "a key/value head gets the gradient of the first query head that reads it alone",
         _SHARED,
-        _of_neighbours(lambda heads: heads[:, :, 0]),
+        of_neighbours(lambda heads: heads[:, :, 0]),
     ),
     *_backward("groups-of-last-head-backward")(
         "a key/value head gets the gradient of the last query head that reads it alone",
         _SHARED,
-        _of_neighbours(lambda heads: heads[:, :, -1]),
+        of_neighbours(lambda heads: heads[:, :, -1]),
     ),
     *_backward("groups-averaged-backward")(
         "the gradients of query heads that share a key/value head are averaged",
         _SHARED,
-        _of_neighbours(lambda heads: heads.mean(dim=2)),
+        of_neighbours(lambda heads: heads.mean(dim=2)),
     ),
     *_backward("gradients-of-key-and-value-swapped")(
         "key and value get each other's gradient",
