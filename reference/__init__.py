@@ -13,6 +13,7 @@ from .attention import (
     evaluation_of,
     position_heads,
     repeat_heads,
+    run_of_attention,
     scaled_dot_product_attention,
     softmax,
 )
@@ -25,14 +26,16 @@ from .layer import (
     MultiHeadAttention,
     ProjectionWeights,
     cut_heads,
+    layer_evaluation_of,
     multi_head_attention,
     project_output,
     project_tokens,
+    run_of_layer,
 )
 from .masks import attended_keys, structural_mask
 from .normalisation import normalise_heads, normalised_gradient, norms
 from .positions import frequencies, rotate, sinusoidal_positions
-from .program import Edit, Program, Rewired, Run, Stage, reads, reads_besides
+from .program import Edit, Program, Rewired, Run, Stage, always, reads, reads_besides
 from .rotary import (
     rotary_angles,
     rotary_frequencies,
@@ -62,6 +65,7 @@ __all__ = [
     "Stage",
     "alibi_bias",
     "alibi_slopes",
+    "always",
     "at_point",
     "attend",
     "attended_keys",
@@ -70,6 +74,7 @@ __all__ = [
     "evaluation_of",
     "frequencies",
     "hide",
+    "layer_evaluation_of",
     "merge_heads",
     "modify",
     "multi_head_attention",
@@ -91,6 +96,8 @@ __all__ = [
     "rotary_size",
     "rotate",
     "rotate_heads",
+    "run_of_attention",
+    "run_of_layer",
     "scale_value",
     "scaled_dot_product_attention",
     "sinusoidal_positions",

@@ -148,8 +148,11 @@ def attend(
     semantics: Semantics = STANDARD,
 ) -> Attention:
     """Like :func:`scaled_dot_product_attention`, with every intermediate value."""
-    given = given_options(
-        _check_shapes(query, key, value),
+    run = run_of_attention(
+        query,
+        key,
+        value,
+        semantics,
         keep=keep,
         bias=bias,
         lengths=lengths,
@@ -159,22 +162,30 @@ def attend(
         window=window,
         sinks=sinks,
     )
-    given["given_query"], given["given_key"] = query.double(), key.double()
+    return evaluation_of(run, semantics)
+
+
+def run_of_attention(
+    query: Tensor, key: Tensor, value: Tensor, semantics: Semantics, **options: Any
+) -> Run:
+    """The run whose results :func:`attend` gives, none of them made yet; its options checked."""
+    given = given_options(_check_shapes(query, key, value), **options)
+    given |= {"given_query": query.double(), "given_key": key.double()}
     given["given_value"] = value.double()
-    return evaluation_of(Run(at_point(FORWARD, semantics), given), semantics)
+    return Run(at_point(FORWARD, semantics), given)
 
 
 def given_options(
     shape: tuple[int, int, int, int],
     *,
-    keep: Tensor | None,
-    bias: Tensor | None,
-    lengths: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    softcap: float | None,
-    window: tuple[int, int] | None,
-    sinks: Tensor | None,
+    keep: Tensor | None = None,
+    bias: Tensor | None = None,
+    lengths: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    softcap: float | None = None,
+    window: tuple[int, int] | None = None,
+    sinks: Tensor | None = None,
 ) -> dict[str, Any]:
     """The options of a call as the program is given them, checked for scores of a shape."""
     _check_numbers(scale, softcap, window)

@@ -10,8 +10,8 @@ value head size that may differ from the query/key head size, biases, and groupe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, fields
+from typing import Any, Final
 
 from torch import Tensor
 
@@ -56,6 +56,10 @@ class ProjectionWeights:
                 if tensor is not None and biases.get(name, True)
             }
         )
+
+
+_TOKENS: Final = ("query_tokens", "key_tokens", "value_tokens")
+_WEIGHTS: Final = tuple(field.name for field in fields(ProjectionWeights))
 
 
 def project_heads(merged: Tensor, o: Tensor | None, o_bias: Tensor | None) -> Tensor:
@@ -143,11 +147,14 @@ def multi_head_attention(
 
     Raises ValueError or TypeError that names the argument whose shape or value is wrong.
     """
-    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-    _check_inputs(query, key, value)
-    _check_weights((query, key, value), weights, num_heads, num_kv_heads)
-    given = given_options(
-        (query.shape[0], num_heads, query.shape[1], key.shape[1]),
+    run = run_of_layer(
+        query,
+        key,
+        value,
+        weights,
+        semantics,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
         keep=keep,
         bias=bias,
         lengths=lengths,
@@ -157,15 +164,39 @@ def multi_head_attention(
         window=window,
         sinks=sinks,
     )
-    weights = weights.taking_part(semantics)
-    tokens = (query.double(), key.double(), value.double())
-    given |= dict(zip(("query_tokens", "key_tokens", "value_tokens"), tokens, strict=True))
-    given |= {**vars(weights), "num_heads": num_heads, "num_kv_heads": num_kv_heads}
-    run = Run(at_point(LAYER, semantics), given)
+    return layer_evaluation_of(run, semantics)
+
+
+def run_of_layer(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    weights: ProjectionWeights,
+    semantics: Semantics,
+    *,
+    num_heads: int,
+    num_kv_heads: int | None = None,
+    **options: Any,
+) -> Run:
+    """The run whose results :func:`multi_head_attention` gives, none of them made yet."""
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    _check_inputs(query, key, value)
+    _check_weights((query, key, value), weights, num_heads, num_kv_heads)
+    shape = (query.shape[0], num_heads, query.shape[1], key.shape[1])
+    given = given_options(shape, **options)
+    given |= dict(zip(_TOKENS, (query.double(), key.double(), value.double()), strict=True))
+    given |= {**vars(weights.taking_part(semantics)), "num_heads": num_heads}
+    given["num_kv_heads"] = num_kv_heads
+    return Run(at_point(LAYER, semantics), given)
+
+
+def layer_evaluation_of(run: Run, semantics: Semantics) -> MultiHeadAttention:
+    """The intermediate values of a run of a layer, made in the order of the program."""
     core = evaluation_of(run, semantics)
+    query, key, value = (run[name] for name in _TOKENS)
     return MultiHeadAttention(
-        tokens=tokens,
-        weights=weights,
+        tokens=(query, key, value),
+        weights=ProjectionWeights(**{name: run[name] for name in _WEIGHTS}),
         projected=(run["projected_query"], run["projected_key"], run["projected_value"]),
         core=core,
         merged=run["merged"],

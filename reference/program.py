@@ -128,6 +128,11 @@ class Program(NamedTuple):
         steps = {stage.name: step(stage.rule) for stage in stages}
         return cls(stages, (), MappingProxyType(steps))
 
+    def making(self, values: Mapping[str, Any]) -> Program:
+        """The program with further stages in front: values that are given, which can be edited."""
+        made = {name: step(partial(_same, value=value)) for name, value in values.items()}
+        return self._replace(steps=MappingProxyType({**made, **self.steps}))
+
     def edited(self, edits: Iterable[Edit]) -> Program:
         """The program with further edits, which come after its own; of its own stages alone."""
         own = tuple(edit for edit in edits if edit.stage in self.steps)
@@ -135,6 +140,10 @@ class Program(NamedTuple):
         for edit in own:
             steps[edit.stage] = steps[edit.stage].edited(edit)
         return Program(self.stages, (*self.edits, *own), MappingProxyType(steps))
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 class Run:
@@ -155,6 +164,10 @@ class Run:
             self._results[name] = self._made(self.program.steps[name])
         return self._results[name]
 
+    def __contains__(self, name: str) -> bool:
+        """Whether it has a stage, or is given a value, of a name."""
+        return name in self.given or name in self.program.steps
+
     def complete(self) -> Run:
         """Make the results of all stages, in their order."""
         results = self._results
@@ -164,12 +177,15 @@ class Run:
         return self
 
     def edited(self, *edits: Edit, **given: Any) -> Run:
-        """The same run with further edits and other given values.
+        """The same run with further edits, of given values too, and other given values.
 
         Results that neither reaches are taken over.
         """
-        program = self.program.edited(edits) if edits else self.program
-        other = Run(program, {**self.given, **given})
+        changed = {e.stage: self.given[e.stage] for e in edits if e.stage in self.given}
+        program = self.program.making(changed) if changed else self.program
+        program = program.edited(edits) if edits else program
+        values = {name: value for name, value in self.given.items() if name not in changed}
+        other = Run(program, {**values, **given})
         reached = {*given, *(edit.stage for edit in edits)}
         for name, step in program.steps.items():
             if name in reached or not reached.isdisjoint(step.reached):
@@ -177,6 +193,15 @@ class Run:
             elif name in self._results:
                 other._results[name] = self._results[name]
         return other
+
+    def holds(self, edit: Edit) -> bool:
+        """Whether the condition of an edit is true of these results."""
+        return edit.when is always or bool(self._answer(edit.when))
+
+    def remade(self, edit: Edit) -> Any:
+        """What one edit makes of a stage, or of a given value, with all else as it is."""
+        result = self[edit.stage] if edit.rule is None else self._answer(edit.rule)
+        return result if edit.change is None else self._changed(result, edit.change)
 
     def forget_but(self, names: Iterable[str]) -> None:
         """Drop the results of all other stages, which are made again where they are asked for."""
@@ -190,16 +215,21 @@ class Run:
         rule = step.rule
         changes: list[Callable[..., Any]] = []
         for edit in step.edits:
-            if edit.when is not always and not self._answer(edit.when):
+            if not self.holds(edit):
                 continue
             if edit.rule is not None:
                 rule, changes = edit.rule, []
             if edit.change is not None:
                 changes.append(edit.change)
         result = self._answer(rule)
-        for change in changes if result is not None else ():  # such as a mask that is not given
-            result = change(result, *[self[name] for name in reads_besides(change)])
+        for change in changes:
+            result = self._changed(result, change)
         return result
+
+    def _changed(self, result: Any, change: Callable[..., Any]) -> Any:
+        if result is None:  # such as a mask that is not given
+            return None
+        return change(result, *[self[name] for name in reads_besides(change)])
 
     def _answer(self, rule: Rule) -> Any:
         return rule(*[self[name] for name in reads(rule)])

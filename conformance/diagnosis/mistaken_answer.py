@@ -26,12 +26,20 @@ from ..clauses.subject import Differentiator, Subject
 from ..declare.candidate import like_nobody
 from ..declare.declaration import Declaration
 from ..oracle import headroom
-from ..oracle.oracle import Golden, Oracle, core_of, evaluate
+from ..oracle.oracle import Golden, Oracle, core_of, evaluate, evaluation_of
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..tolerance import largest_size, model
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible, named_mistakes, touches
-from .mistakes.named_mistake import EVERY_KEY, IMPOSSIBLE
+from .mistakes.named_mistake import (
+    EVERY_KEY,
+    IMPOSSIBLE,
+    asked_otherwise,
+    edited,
+    is_of_call,
+    run_of_call,
+    with_every_key,
+)
 
 Combination = tuple[NamedMistake, ...]
 Array = NDArray[Any]
@@ -356,7 +364,7 @@ def act(
     made = made_on(declared, made, inputs)
     try:
         with torch.inference_mode():  # nothing is differentiated: operations are a fifth quicker
-            answer = _answer(oracle, inputs, mistaken_call(declared, made, inputs), made)
+            answer = _answer(oracle, inputs, _asked(declared, made, inputs), made)
     except IMPOSSIBLE as error:
         raise NotExpressible from error
     for mistake in made:
@@ -374,8 +382,16 @@ def made_on(
     return tuple(one for one in made if one.where(inputs) and one.speaks_at(declared))
 
 
-def mistaken_call(declared: golden.Semantics, made: Combination, inputs: Inputs) -> DeclaredCall:
-    """The inputs and the point of the semantics that mistakes made on them answer by.
+def mistaken_call(
+    declared: golden.Semantics, made: Combination, inputs: Inputs
+) -> DeclaredCall:
+    """The inputs and the point of the semantics that mistakes made on them answer by."""
+    call = _asked(declared, made, inputs)
+    return asked_otherwise(call, _edits_of(made))
+
+
+def _asked(declared: golden.Semantics, made: Combination, inputs: Inputs) -> DeclaredCall:
+    """The call that mistakes take for the given one, but for their edits.
 
     A mask that is read with the opposite polarity is inverted before others change what it keeps.
     """
@@ -391,13 +407,17 @@ def mistaken_call(declared: golden.Semantics, made: Combination, inputs: Inputs)
     return DeclaredCall(inputs=inputs, semantics=point)
 
 
+def _edits_of(made: Combination) -> list[golden.Edit]:
+    return [edit for mistake in made for edit in mistake.edits]
+
+
 def mistaken_attention(
     call: DeclaredCall, made: Combination, *, every_key: bool, declared: Golden | None = None
 ) -> tuple[golden.Attention, golden.Attention]:
     """The attention proper before and after the changes that mistakes make to it.
 
-    ``every_key`` says whether it has keys and values that no query reads as well. ``declared`` is
-    the golden answer to the call, if that is known.
+    ``every_key`` says whether it has keys and values that no query reads as well. ``call`` is that
+    of :func:`mistaken_call`, and ``declared`` the golden answer to it, if that is known.
     """
     if any(mistake.heads for mistake in made):
         heads = call.projected_heads()
@@ -412,8 +432,12 @@ def mistaken_attention(
     else:
         before = core_of(evaluate(call.inputs, call.semantics))
         core = _with_every_key(before) if every_key else before
+    later = [edit for edit in _edits_of(made) if not is_of_call(edit)]
+    if later:
+        core = edited(core, *later, inputs=call.inputs, point=call.semantics)
     for mistake in made:
-        core = mistake.changed_core(call, core)
+        if mistake.core is not None:
+            core = mistake.core(call, core) or core
     return before, core
 
 
@@ -434,20 +458,69 @@ def _in_its_rows(
 def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination) -> MistakenAnswer:
     if call.inputs.scale is not None and not math.isfinite(call.inputs.scale):
         return _answer_without_scale(oracle, given, call)
+    if any(one.heads or one.core or one.output for one in made):
+        return _answer_in_steps(oracle, given, asked_otherwise(call, _edits_of(made)), made)
+    edits = _edits_of(made)
+    if edits:
+        run = run_of_call(call)
+        edits = [edit for edit in edits if edit.stage in run and run.holds(edit)]
+        if not all(map(is_of_call, edits)):
+            return _edited_answer(oracle, given, call, run, edits)
     declared = _as_declared(oracle, given, call)
-    if not any(one.heads or one.edits or one.core or one.output for one in made):
+    if edits:
+        evaluation = evaluation_of(run.complete().edited(*edits), call.semantics)
+    else:
         evaluation = declared.evaluation if declared else evaluate(call.inputs, call.semantics)
-        return MistakenAnswer(
-            given=given,
-            inputs=call.inputs,
-            semantics=call.semantics,
-            core=core_of(evaluation),
-            weights=core_of(evaluation).weights,
-            output=evaluation.output,
-            stepwise=False,
-            oracle=oracle,
-            evaluation=evaluation,
-        )
+    return MistakenAnswer(
+        given=given,
+        inputs=call.inputs,
+        semantics=call.semantics,
+        core=core_of(evaluation),
+        weights=core_of(evaluation).weights,
+        output=evaluation.output,
+        stepwise=False,
+        oracle=oracle,
+        evaluation=evaluation,
+    )
+
+
+def _edited_answer(
+    oracle: Oracle,
+    given: Inputs,
+    call: DeclaredCall,
+    right: golden.Run,
+    edits: Sequence[golden.Edit],
+) -> MistakenAnswer:
+    """The answer of the right run with edits of later stages."""
+    run = with_every_key(right).edited(*edits)
+    declared = _as_declared(oracle, given, call)
+    before = declared.core if declared else core_of(evaluate(call.inputs, call.semantics))
+    output = run["answer" if "answer" in run else "output"]
+    empty = run["empty"]
+    return MistakenAnswer(
+        given=given,
+        inputs=call.inputs,
+        semantics=call.semantics,
+        core=_emptied(before, empty),
+        weights=run["weights"],
+        output=output,
+        stepwise=True,
+        oracle=oracle,
+    )
+
+
+def _emptied(core: golden.Attention, empty: Tensor) -> golden.Attention:
+    """The attention proper with further rows that may answer anything."""
+    if empty.shape != core.empty.shape or not bool((empty & ~core.empty).any()):
+        return core
+    return dataclasses.replace(core, empty=core.empty | empty)
+
+
+def _answer_in_steps(
+    oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination
+) -> MistakenAnswer:
+    """The answer of mistakes some of which are functions of heads, attention or answer."""
+    declared = _as_declared(oracle, given, call)
     every_key = any(one.core or one.edits for one in made)
     before, core = mistaken_attention(call, made, every_key=every_key, declared=declared)
     output = _answer_of(call, core)

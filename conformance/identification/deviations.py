@@ -18,6 +18,7 @@ from ..diagnosis.mistakes import (
     mistaken_conventions,
     named_mistakes,
 )
+from ..diagnosis.mistakes.named_mistake import asked_otherwise
 from ..tolerance.model import SAME_FACTOR
 from .agreement import Probed
 from .convention import ScoreFunction, written
@@ -191,10 +192,9 @@ def _mistaken_scales(case: Investigation) -> Iterator[NamedMistake]:
     inputs, changes = case.caller.draw(), {"scale": case.point.scale}
     call = DeclaredCall(inputs=inputs, semantics=golden.STANDARD)
     for mistake in named_mistakes():
-        if mistake.primary != _SCALES or mistake.inputs is None or not mistake.where(inputs):
+        if mistake.primary != _SCALES or not mistake.where(inputs):
             continue
-        made = mistake.inputs(call)
-        scale = None if made is None else made.scale
+        scale = asked_otherwise(call, mistake.edits).inputs.scale
         room = SAME_FACTOR * abs(case.point.scale)
         if scale not in (None, 1.0) and abs(scale - case.point.scale) <= room:
             yield replace(mistake, changes=changes)

@@ -325,7 +325,7 @@ def read_mistaken(
     mistakes = [
         one
         for one in named_mistakes()
-        if one.primary in _OF_PREPARING and one.heads and one.name not in CHOSEN_UNDECLARED
+        if one.primary in _OF_PREPARING and one.edits and one.name not in CHOSEN_UNDECLARED
     ]
     ordered = order_matters(weights.caller) is not False
     ends = time.process_time() + _SECONDS_FURTHER

@@ -227,16 +227,30 @@ def evaluate(
     inputs: Inputs, semantics: golden.Semantics, *, recorded: bool = False
 ) -> golden.Attention | golden.MultiHeadAttention:
     """Run the golden on one example, with gradients recorded where ``recorded``."""
-    tokens = (inputs.query, inputs.key, inputs.value)
     with torch.set_grad_enabled(recorded):
-        if not inputs.is_layer:
-            return golden.attend(*tokens, semantics=semantics, **inputs.options)
-        weights = known_weights(inputs)
-        return golden.multi_head_attention(
-            *tokens,
-            weights if recorded else inputs.weights_in_float64 or weights,
-            num_heads=inputs.geometry.num_heads,
-            num_kv_heads=inputs.geometry.num_kv_heads,
-            semantics=semantics,
-            **inputs.options,
-        )
+        return evaluation_of(run_of(inputs, semantics, recorded=recorded), semantics)
+
+
+def run_of(inputs: Inputs, semantics: golden.Semantics, *, recorded: bool = False) -> golden.Run:
+    """The golden's run on one example, none of its results made yet."""
+    tokens = (inputs.query, inputs.key, inputs.value)
+    if not inputs.is_layer:
+        return golden.run_of_attention(*tokens, semantics, **inputs.options)
+    weights = known_weights(inputs)
+    return golden.run_of_layer(
+        *tokens,
+        weights if recorded else inputs.weights_in_float64 or weights,
+        semantics,
+        num_heads=inputs.geometry.num_heads,
+        num_kv_heads=inputs.geometry.num_kv_heads,
+        **inputs.options,
+    )
+
+
+def evaluation_of(
+    run: golden.Run, semantics: golden.Semantics
+) -> golden.Attention | golden.MultiHeadAttention:
+    """The intermediate values of a run of a core or layer."""
+    if "answer" in run.program.steps:
+        return golden.layer_evaluation_of(run, semantics)
+    return golden.evaluation_of(run, semantics)

@@ -11,6 +11,8 @@ from functools import cache
 from operator import attrgetter
 from typing import Any, Final
 
+import torch
+
 from ..._golden import golden
 from ...base.mistake import Mistake, mistakes_in
 from ...declare.declaration import mixed_in
@@ -30,7 +32,9 @@ from .named_mistake import (
     NamedMistake,
     NotExpressible,
     Where,
+    changes_run,
     everywhere,
+    run_of_call,
 )
 from .projections import PROJECTIONS
 from .scaling import PREPARED, SCALING
@@ -102,10 +106,12 @@ def touches(mistake: NamedMistake, call: DeclaredCall) -> bool:
         return False
     if any(holds(inputs) for holds in _deciding(mistake)):
         return True
-    if mistake.inputs is None:
+    if mistake.inputs is None and not mistake.edits:
         return False
     try:
-        return mistake.inputs(call) is not None
+        with torch.inference_mode():
+            asked = mistake.inputs is not None and mistake.inputs(call) is not None
+            return asked or any(changes_run(run_of_call(call), edit) for edit in mistake.edits)
     except (NotExpressible, *IMPOSSIBLE):
         return True
 
@@ -117,11 +123,12 @@ def deciding_properties(mistake: NamedMistake) -> Sequence[Where] | None:
     the declared point.
     """
     deciding = _deciding(mistake)
-    return deciding if mistake.inputs is None or everywhere in deciding else None
+    decided = everywhere in deciding or (mistake.inputs is None and not mistake.edits)
+    return deciding if decided else None
 
 
 def _deciding(mistake: NamedMistake) -> Sequence[Where]:
-    if any((mistake.heads, mistake.edits, mistake.core, mistake.output, mistake.point)):
+    if mistake.acts_on_every_call:
         return (everywhere,)
     return [_MATTERS.get(name, everywhere) for name in mistake.changes]
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from ..._golden import golden
 from ...base.geometry import Geometry
 from ...base.mistake import Mistake
 from ...declare.declaration import Declaration
-from ...oracle.oracle import known_weights
+from ...oracle.oracle import known_weights, run_of
 from ...problems.inputs import Inputs
 
 Heads = tuple[Tensor, Tensor, Tensor]
@@ -75,26 +76,98 @@ class NotExpressible(Exception):  # noqa: N818 (no error: the mistake cannot be 
     """A mistake that cannot be made on some inputs: a transpose of what is not square."""
 
 
+# What a call gives, and the field of the inputs that it is.
+_FIELDS: Final = {
+    "keep": "keep",
+    "given_bias": "bias",
+    "causal": "causal",
+    "given_scale": "scale",
+    "scale": "scale",
+    "softcap": "softcap",
+    "window": "window",
+    "given_sinks": "sinks",
+}
+_MATRICES: Final = frozenset(f"{role}{bias}" for role in "qkvo" for bias in ("", "_bias"))
+_TABLES: Final = frozenset("counted by_mask by_causality by_window structure admitted".split())
+# An answer with edits of these alone is the right one to another call: a bound is derived for it.
+_OF_CALLS: Final = _MATRICES | _TABLES | _FIELDS.keys() | {"default_scale"}
 # Keys that no query attends are read, and values that have a weight.
 EVERY_KEY: Final = (
     golden.Edit("unread_keys", lambda: None),
     golden.Edit("unread_values", lambda weights: golden.unread(weights != 0)),
     golden.Edit("output", lambda weights, value: weights @ value),
 )
+# The most logits of a call whose run is remembered.
+_MOST_REMEMBERED: Final = 1 << 18
 
 
-def edited(attention: golden.Attention, *edits: golden.Edit) -> golden.Attention:
-    """The attention with stages of its program made otherwise.
+def is_of_call(edit: golden.Edit) -> bool:
+    """Whether an edit makes what a call gives, or a table made of that, otherwise."""
+    return edit.stage in _OF_CALLS
+
+
+def run_of_call(call: DeclaredCall) -> golden.Run:
+    """The right run of a call at a point; remembered at the declared one.
+
+    Besides what the golden is given it has ``inputs`` and ``point``, which edits may read.
+    """
+    inputs, point = call.inputs, call.semantics
+    declared = point is inputs.point or point == inputs.point
+    run = _RUNS_OF_CALLS.get(inputs) if declared else None
+    if run is None:
+        run = run_of(inputs, point)
+        # The memory of a run goes with its inputs: of these it has a copy.
+        given = {**run.given, "inputs": inputs.replace(), "point": point}
+        run = golden.Run(run.program, given)
+        if declared and inputs.geometry.logits <= _MOST_REMEMBERED:
+            _RUNS_OF_CALLS[inputs] = run
+    return run
+
+
+_RUNS_OF_CALLS: Final[WeakKeyDictionary[Inputs, golden.Run]] = WeakKeyDictionary()
+
+
+def changes_run(run: golden.Run, edit: golden.Edit) -> bool:
+    """Whether an edit changes what a call gives, or may change what is made of it."""
+    if edit.stage not in run or not run.holds(edit):
+        return False
+    return not (is_of_call(edit) and _is_same(run.remade(edit), run[edit.stage]))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return one is other or (not isinstance(one, Tensor) and one == other)
+
+
+def asked_otherwise(call: DeclaredCall, edits: Sequence[golden.Edit]) -> DeclaredCall:
+    """The call that makes what edits of a call make of it."""
+    stages = {edit.stage for edit in edits if is_of_call(edit)}
+    if not stages:
+        return call
+    run = run_of_call(call).edited(*filter(is_of_call, edits))
+    changes = {field: run[stage] for stage, field in _FIELDS.items() if stage in stages}
+    if "default_scale" in stages:
+        changes["scale"] = run["scale"]
+    if stages & _TABLES:
+        changes |= {"keep": run["admitted"], "causal": False, "window": None}
+    inputs = call.inputs
+    if inputs.weights is not None and stages & _MATRICES:
+        own = {name: run[name] for name in stages & _MATRICES}
+        changes["weights"] = replace(inputs.weights, **own)
+    return DeclaredCall(inputs=inputs.replace(**changes), semantics=call.semantics)
+
+
+def edited(attention: golden.Attention, *edits: golden.Edit, **given: Any) -> golden.Attention:
+    """The attention with stages of its program made otherwise, which may read what is ``given``.
 
     What a mistake has changed behind keys and values already stays so, whatever edits make of it.
     """
     run = attention.run
-    changed = {
-        name: value
-        for name in golden.RESULTS
-        if name not in ("key", "value") and (value := getattr(attention, name)) is not run[name]
-    }
-    return golden.evaluation_of(with_every_key(run).edited(*edits, **changed), attention.semantics)
+    for name in golden.RESULTS:
+        if name not in ("key", "value") and (value := getattr(attention, name)) is not run[name]:
+            given[name] = value
+    return golden.evaluation_of(with_every_key(run).edited(*edits, **given), attention.semantics)
 
 
 def with_every_key(run: golden.Run) -> golden.Run:
@@ -140,7 +213,8 @@ class NamedMistake(Mistake):
     heads
         Other heads ``[B, H, L, D]`` of query, key and value that meet in the attention proper.
     edits
-        Stages of the program that are made otherwise: of attention, and of the layer around it.
+        Stages of the program that are made otherwise: of attention, and of the layer around it; or
+        what a call gives. They may read ``inputs`` and ``point`` besides.
     core
         Another result of the attention proper: other weights, another output. Its ``key`` and
         ``value`` are those of every key, ignored ones too.
@@ -242,24 +316,47 @@ class NamedMistake(Mistake):
     @property
     def is_everywhere(self) -> bool:
         """Whether it may change every answer, wherever it can be made at all."""
-        steps = self.heads or self.edits or self.core or self.output or self.point
-        return self.where is everywhere and steps is not None
+        return self.where is everywhere and self.acts_on_every_call
+
+    @cached_property
+    def acts_on_every_call(self) -> bool:
+        """Whether it may change the answer to every call on which it is made."""
+        later = any(one.when is golden.always and not is_of_call(one) for one in self.edits)
+        return later or any((self.heads, self.core, self.output, self.point))
 
     def changed_core(self, call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         """The attention proper with this mistake made in it."""
         if self.edits:
-            attention = edited(attention, *self.edits)
+            given = {"inputs": call.inputs, "point": call.semantics}
+            attention = edited(attention, *self.edits, **given)
         return attention if self.core is None else self.core(call, attention) or attention
 
     def changes_step_of(self, other: NamedMistake) -> bool:
         """Whether it changes a step that another mistake changes: their order may count."""
-        steps = ("inputs", "heads", "edits", "core", "output")
-        return any(getattr(self, step) and getattr(other, step) for step in steps)
+        stages = {edit.stage for edit in self.edits} & {edit.stage for edit in other.edits}
+        steps = ("inputs", "heads", "core", "output")
+        return bool(stages) or any(getattr(self, s) and getattr(other, s) for s in steps)
 
     @property
     def only_a_point(self) -> bool:
         """Whether it is nothing but another point of the semantics, wherever it is made."""
         return not any((self.base, self.inputs, self.heads, self.edits, self.core, self.output))
+
+
+Edits = tuple[golden.Edit, ...]
+# A way to make a mistake: its edits, or these and other fields by name.
+Way = golden.Edit | Edits | Mapping[str, Any]
+
+
+def changed(change: Callable[..., Any], *stages: str, **when: Any) -> Edits:
+    """Edits that change some results alike."""
+    return tuple(golden.Edit(stage, change=change, **when) for stage in stages)
+
+
+def answering(change: Callable[..., Any]) -> Edits:
+    """Edits that change the answer of a layer, or of a core, whose last stage is "output"."""
+    of_core = golden.Edit("output", change=change, when=lambda inputs: not inputs.is_layer)
+    return of_core, golden.Edit("answer", change=change)
 
 
 def named(name: str, primary: str, **shared: Any) -> Callable[..., list[NamedMistake]]:
@@ -269,8 +366,14 @@ def named(name: str, primary: str, **shared: Any) -> Callable[..., list[NamedMis
     way to make the mistake, if there are any.
     """
 
-    def entries(sentence: str, fix: str, *ways: Mapping[str, Any]) -> list[NamedMistake]:
+    def entries(sentence: str, fix: str, *ways: Way) -> list[NamedMistake]:
         texts = {"name": name, "primary": primary, "sentence": sentence, "fix": fix}
-        return [NamedMistake(**{**texts, **shared, **way}) for way in ways or ({},)]
+        return [NamedMistake(**{**texts, **shared, **_fields(way)}) for way in ways or ({},)]
 
     return entries
+
+
+def _fields(way: Way) -> Mapping[str, Any]:
+    if isinstance(way, golden.Edit):
+        return {"edits": (way,)}
+    return {"edits": way} if isinstance(way, tuple) else way

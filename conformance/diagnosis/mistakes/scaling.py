@@ -11,39 +11,45 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from ._steps import reweighed
-from .named_mistake import DeclaredCall, Heads, HeadsChange, InputsChange, NamedMistake, named
+from .named_mistake import Edits, NamedMistake, Way, changed, named
 
-ScaleOf = Callable[[DeclaredCall], float]
-_USE_HEAD_SIZE: Final = "divide by the square root of the head size"
+Edit = golden.Edit
 _CLAUSE: Final = "numerics.scale"
+_USE_HEAD_SIZE: Final = "divide by the square root of the head size"
+_LOST: Final = "scale on every path"
 
 
-def _default(scale: ScaleOf) -> InputsChange:
+def _scale(name: str, sentence: str, fix: str, *ways: Way, **shared: Any) -> list[NamedMistake]:
+    return named(name, _CLAUSE, **shared)(sentence, fix, *ways)
+
+
+def _default(rule: Callable[..., float]) -> golden.Edit:
     """Another scale where the call gives none."""
-
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        inputs = call.inputs
-        return None if inputs.scale is not None else inputs.replace(scale=scale(call))
-
-    return inputs_for
+    return Edit("scale", rule, when=lambda given_scale: given_scale is None)
 
 
-def _always(scale: ScaleOf) -> InputsChange:
-    return lambda call: call.inputs.replace(scale=scale(call))
-
-
-def _given(scale: Callable[[DeclaredCall], float | None]) -> InputsChange:
+def _given(change: Callable[..., float]) -> golden.Edit:
     """Another scale where the call gives one."""
-
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        inputs = call.inputs
-        return None if inputs.scale is None else inputs.replace(scale=scale(call))
-
-    return inputs_for
+    return Edit("scale", change=change, when=lambda given_scale: given_scale is not None)
 
 
-# What a scale of the call is used with: a power of the head size, where the rule's -1/2 is one.
+def _always(change: Callable[[float], float]) -> golden.Edit:
+    return Edit("scale", change=change)
+
+
+def _of_head_size(power: float, *, times: float = 1.0) -> golden.Edit:
+    return _default(lambda sizes: times * max(sizes.head_size, 1) ** power)
+
+
+def _root(size: Callable[[Inputs], int]) -> golden.Edit:
+    return _default(lambda inputs: max(size(inputs), 1) ** -0.5)
+
+
+def _on_top(power: float) -> golden.Edit:
+    """A scale of the call, used with a power of the head size where -1/2 is the rule's."""
+    return _given(lambda scale, sizes: scale * max(sizes.head_size, 1) ** power)
+
+
 _ON_TOP: Final = {
     -1.0: "divided by the head size",
     -1.5: "divided by the head size times its square root",
@@ -52,191 +58,187 @@ _ON_TOP: Final = {
 }
 
 
-def _on_top(power: float) -> InputsChange:
-    return _given(lambda call: call.scale * max(_head_size(call), 1) ** power)
-
-
-def _head_size(call: DeclaredCall) -> int:
-    return call.inputs.geometry.head_size
-
-
-def _padded(multiple: int, least: int = 1) -> InputsChange:
-    def scale(call: DeclaredCall) -> float:
-        size = _head_size(call)
+def _padded(multiple: int, least: int = 1) -> golden.Edit:
+    def scale(sizes: golden.Sizes) -> float:
+        size = sizes.head_size
         return math.pow(size if size < least else size + -size % multiple, -0.5)
 
     return _default(scale)
 
 
-def _power_of_two(call: DeclaredCall) -> float:
-    return math.pow(2.0 ** math.ceil(math.log2(max(_head_size(call), 1))), -0.5)
+def _power_of_two(sizes: golden.Sizes) -> float:
+    return math.pow(2.0 ** math.ceil(math.log2(max(sizes.head_size, 1))), -0.5)
 
 
-def _root(size: Callable[[Inputs], int]) -> InputsChange:
-    return _default(lambda call: max(size(call.inputs), 1) ** -0.5)
+def _is_zero(inputs: Inputs) -> bool:
+    return inputs.scale == 0.0
 
 
-def _compounding(call: DeclaredCall, heads: Heads) -> Heads:
+def _reciprocal(scale: float) -> float:
+    return 1.0 / scale if scale else 0.0
+
+
+def _nan_but_empty(weights: Tensor, empty: Tensor) -> Tensor:
+    return torch.where(empty.unsqueeze(-1), weights, math.nan)
+
+
+def _compounding(query: Tensor, scale: float) -> Tensor:
     """Each head is scaled once more than the one before."""
-    query, key, value = heads
-    times = torch.arange(query.shape[1]).reshape(-1, 1, 1).double()
-    return query * call.scale**times, key, value
+    return query * scale ** torch.arange(query.shape[1]).reshape(-1, 1, 1).double()
 
 
-def _lost(where: Callable[[Inputs], bool]) -> InputsChange:
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        return call.inputs.replace(scale=1.0) if where(call.inputs) else None
-
-    return inputs_for
-
-
-def _reciprocal(scale: float, of_zero: float = math.inf) -> float:
-    return 1.0 / scale if scale else of_zero
-
-
-def _zeros(call: DeclaredCall, output: Tensor) -> Tensor | None:
-    """Zeros in place of the NaN of a quotient by zero, as of a row without keys."""
-    return torch.zeros_like(output) if call.inputs.scale == 0.0 else None
-
-
+# A quotient by zero is NaN in every row that has keys, or set to zero behind.
+_QUOTIENT: Final = Edit("scale", change=_reciprocal)
 _DIVIDED: Final[dict[str, Any]] = {
     "sentence": "the scores are divided by the scale, whether the call gives it or not",
     "fix": "multiply by it",
 }
+_NAN: Final = Edit("weights", change=_nan_but_empty, when=_is_zero)
+_UNIT: Final = Edit("scale", lambda: 1.0)
 SCALING: Final[tuple[NamedMistake, ...]] = (
-    *named("scale-inverted", _CLAUSE)(
+    *_scale(
+        "scale-inverted",
         "the scores are multiplied by the square root of the head size",
         "divide by it: head_size ** -0.5 as a factor, not as a divisor",
         {"changes": {"scale": "sqrt-head-size"}},
-        {**_DIVIDED, "inputs": _always(lambda call: _reciprocal(call.scale))},
+        {**_DIVIDED, "edits": (_QUOTIENT, _NAN)},
         {
             **_DIVIDED,
-            "inputs": _always(lambda call: _reciprocal(call.scale, 0.0)),
-            "output": _zeros,
+            "edits": (_QUOTIENT, *changed(torch.zeros_like, "output", "answer", when=_is_zero)),
         },
     ),
-    *named("scale-applied-twice", _CLAUSE)(
+    *_scale(
+        "scale-applied-twice",
         "the scale is applied twice",
         "apply it once, to the queries or to the scores",
-        {"inputs": _always(lambda call: call.scale**2)},
+        _always(lambda scale: scale**2),
     ),
-    *named("scale-of-key-length", _CLAUSE)(
+    *_scale(
+        "scale-of-key-length",
         "the scale uses the number of keys",
         _USE_HEAD_SIZE,
-        {"inputs": _root(lambda inputs: inputs.geometry.key_length)},
+        _root(lambda inputs: inputs.geometry.key_length),
     ),
-    *named("scale-of-query-length", _CLAUSE)(
+    *_scale(
+        "scale-of-query-length",
         "the scale uses the number of queries",
         _USE_HEAD_SIZE,
-        {"inputs": _root(lambda inputs: inputs.geometry.query_length)},
+        _root(lambda inputs: inputs.geometry.query_length),
     ),
-    *named("scale-of-input-width", _CLAUSE, where=lambda inputs: inputs.is_layer)(
+    *_scale(
+        "scale-of-input-width",
         "the scale uses the width of the layer's input",
         _USE_HEAD_SIZE,
-        {"inputs": _root(lambda inputs: inputs.geometry.query_size)},
-        {"inputs": _root(lambda inputs: inputs.geometry.key_size)},
+        _root(lambda inputs: inputs.geometry.query_size),
+        _root(lambda inputs: inputs.geometry.key_size),
+        where=lambda inputs: inputs.is_layer,
     ),
-    *named("scale-of-key-head-count", _CLAUSE, special_of="scale-of-head-count")(
+    *_scale(
+        "scale-of-key-head-count",
         "the scale uses the number of key/value heads",
         _USE_HEAD_SIZE,
-        {"inputs": _root(lambda inputs: inputs.geometry.num_kv_heads)},
+        _root(lambda inputs: inputs.geometry.num_kv_heads),
+        special_of="scale-of-head-count",
     ),
-    *named("scale-of-padded-head-size", _CLAUSE)(
+    *_scale(
+        "scale-of-padded-head-size",
         "the scale uses the head size after padding it",
         "take the root of the head size before padding",
-        *({"inputs": _padded(multiple)} for multiple in (8, 16, 32, 64, 128)),
-        {"inputs": _padded(8, least=16)},
-        {"inputs": _default(_power_of_two)},
+        *(_padded(multiple) for multiple in (8, 16, 32, 64, 128)),
+        _padded(8, least=16),
+        _default(_power_of_two),
     ),
-    *named("scale-hard-coded-eighth", _CLAUSE)(
+    *_scale(
+        "scale-hard-coded-eighth",
         "the scale is 1/8 whatever the head size, which is right for heads of 64 only",
         _USE_HEAD_SIZE,
-        {"inputs": _default(lambda _call: 0.125)},
-        {"inputs": _always(lambda _call: 0.125)},
+        _default(lambda: 0.125),
+        _always(lambda _scale: 0.125),
     ),
-    *named("scale-of-half-head-size", _CLAUSE)(
+    *_scale(
+        "scale-of-half-head-size",
         "the scale uses half of the head size",
         _USE_HEAD_SIZE,
-        {"inputs": _default(lambda call: max(_head_size(call) / 2, 0.5) ** -0.5)},
+        _of_head_size(-0.5, times=2.0**0.5),
     ),
-    *named("scale-fourth-root", _CLAUSE)(
+    *_scale(
+        "scale-fourth-root",
         "the scores are divided by the fourth root of the head size: one operand alone is scaled",
         "scale both operands by the fourth root, or one by the square root",
-        {"inputs": _default(lambda call: max(_head_size(call), 1) ** -0.25)},
+        _of_head_size(-0.25),
         {
             "sentence": "the scores are multiplied by the root of the scale: one operand alone is",
-            "inputs": _always(lambda call: math.copysign(abs(call.scale) ** 0.5, call.scale)),
+            "edits": (_always(lambda scale: math.copysign(abs(scale) ** 0.5, scale)),),
         },
     ),
-    *named("scale-times-minus-half", _CLAUSE)(
+    *_scale(
+        "scale-times-minus-half",
         "the scores are multiplied by minus half the head size",
         "raise the head size to the power of -0.5: ** and not *",
-        {"inputs": _default(lambda call: -0.5 * _head_size(call))},
+        _of_head_size(1.0, times=-0.5),
     ),
-    *named("scale-negated", _CLAUSE)(
+    *_scale(
+        "scale-negated",
         "the sign of the scores is wrong: similar keys weigh the least",
         "drop the minus sign",
-        {"inputs": _always(lambda call: -call.scale)},
-        {"inputs": _default(lambda call: -call.scale)},
+        _always(lambda scale: -scale),
+        _default(lambda default_scale: -default_scale),
     ),
-    *named("scale-argument-ignored", _CLAUSE)(
+    *_scale(
+        "scale-argument-ignored",
         "the scale that the call gives is ignored",
         "use it instead of the default",
-        {"inputs": _given(lambda _call: None)},
+        Edit("given_scale", lambda: None),
     ),
-    *named("scale-argument-on-top", _CLAUSE)(
+    *_scale(
+        "scale-argument-on-top",
         "the scale that the call gives is applied on top of the default",
         "use it instead of the default",
-        {"inputs": _given(lambda call: call.scale * call.default_scale)},
+        _given(lambda scale, default_scale: scale * default_scale),
         *(
-            {"sentence": f"the scale that the call gives is {words}", "inputs": _on_top(power)}
+            {"sentence": f"the scale that the call gives is {words}", "edits": (_on_top(power),)}
             for power, words in _ON_TOP.items()
         ),
     ),
-    *named("scale-argument-inverted", _CLAUSE)(
+    *_scale(
+        "scale-argument-inverted",
         "the scores are divided by the scale that the call gives",
         "multiply by it",
-        {"inputs": _given(lambda call: _reciprocal(call.scale))},
+        (_given(_reciprocal), _NAN),
     ),
     *named("scale-argument-zero-taken-for-unset", "numerics.odd-scale")(
         "a scale of zero is taken for a scale that is not given",
         "test for None, not for truth",
-        {
-            "inputs": lambda call: (
-                call.inputs.replace(scale=None) if call.inputs.scale == 0.0 else None
-            )
-        },
+        Edit("given_scale", lambda: None, when=_is_zero),
     ),
     *named("scale-argument-sign-lost", "numerics.odd-scale")(
         "the sign of a negative scale is lost",
         "use the scale as it is given",
-        {"inputs": _given(lambda call: abs(call.scale))},
+        _given(abs),
     ),
     *named("scale-compounds-over-heads", "equivariance.heads")(
         "the queries are scaled once more for each head: the loop overwrites them",
         "scale once, before the loop over heads",
-        {"heads": _compounding},
+        Edit("query", change=_compounding),
     ),
-    *named("scale-lost-under-mask", "mask.all-keep")(
-        "the scores are not scaled where a mask is given",
-        "scale on every path",
-        {"inputs": _lost(lambda inputs: inputs.masked)},
+    *named("scale-lost-under-mask", "mask.all-keep", where=lambda inputs: inputs.masked)(
+        "the scores are not scaled where a mask is given", _LOST, _UNIT
     ),
-    *named("scale-lost-under-causal", "mask.causal-combined")(
-        "the scores are not scaled where the causal flag is set",
-        "scale on every path",
-        {"inputs": _lost(lambda inputs: inputs.causal)},
+    *named("scale-lost-under-causal", "mask.causal-combined", where=lambda inputs: inputs.causal)(
+        "the scores are not scaled where the causal flag is set", _LOST, _UNIT
     ),
-    *named("exponentials-of-base-two", _CLAUSE)(
+    *_scale(
+        "exponentials-of-base-two",
         "powers of two are taken where exponentials are meant",
         "multiply the logits by log2(e), or use exp",
-        {"core": reweighed(lambda logits: torch.softmax(logits * math.log(2.0), -1))},
+        changed(lambda logits: logits * math.log(2.0), "logits", "sinks"),
     ),
-    *named("scale-times-log2e", _CLAUSE)(
+    *_scale(
+        "scale-times-log2e",
         "the logits are multiplied by log2(e), as for powers of two, and then meet exp",
         "use exp2, or leave the factor out",
-        {"core": reweighed(lambda logits: torch.softmax(logits / math.log(2.0), -1))},
-        {"inputs": _always(lambda call: call.scale / math.log(2.0))},
+        changed(lambda logits: logits / math.log(2.0), "logits", "sinks"),
+        _always(lambda scale: scale / math.log(2.0)),
     ),
 )
 
@@ -259,31 +261,8 @@ def _normalises(point: golden.Semantics) -> bool:
     return point.qk_norm != "none"
 
 
-def _instead(change: Callable[[Tensor, Tensor, golden.Semantics], tuple[Tensor, Tensor]]) -> Any:
-    """Query and key that are made by hand of those behind the projections."""
-
-    def heads(call: DeclaredCall, before: Heads) -> Heads:
-        query, key, value = before
-        declared = call.inputs.point
-        return (*change(query.double(), key.double(), declared), value)
-
-    made: HeadsChange = heads
-    return made
-
-
-def _epsilon_of(role: str, value: float) -> dict[str, Any]:
-    """Another epsilon for queries or keys alone."""
-
-    def change(query: Tensor, key: Tensor, declared: golden.Semantics) -> tuple[Tensor, Tensor]:
-        other = declared.replace(qk_norm_epsilon=value)
-        points = (other, declared) if role == "query" else (declared, other)
-        return golden.normalise_heads(query, points[0]), golden.normalise_heads(key, points[1])
-
-    return {
-        "changes": _PLAIN,
-        "heads": _instead(change),
-        "fits": lambda point: _normalises(point) and point.qk_norm_epsilon != value,
-    }
+def _left_out(heads: Tensor, _point: golden.Semantics) -> Tensor:
+    return heads
 
 
 def _over_all_heads(tokens: Tensor, point: golden.Semantics) -> Tensor:
@@ -294,13 +273,38 @@ def _over_all_heads(tokens: Tensor, point: golden.Semantics) -> Tensor:
     return heads
 
 
-def _norm(name: str, text: str, *ways: dict[str, Any]) -> list[NamedMistake]:
-    shared = {"base": _RMS, "fits": _normalises}
-    return named(name, _NORM)(
-        text,
-        _FIX,
-        *({**shared, **way} for way in ways),
+def _normalised(roles: str, rule: Callable[[Tensor, golden.Semantics], Tensor]) -> Edits:
+    """Other heads of queries or keys, made of those behind the projections."""
+    return tuple(
+        Edit(f"normalised_{role}", golden.Rewired(rule, (f"given_{role}", "point")))
+        for role in roles.split()
     )
+
+
+def _with_epsilon(value: float) -> Callable[[Tensor, golden.Semantics], Tensor]:
+    return lambda heads, point: golden.normalise_heads(heads, point.replace(qk_norm_epsilon=value))
+
+
+def _epsilon_of(role: str, value: float) -> dict[str, Any]:
+    """Another epsilon for queries or keys alone."""
+    return {
+        "edits": _normalised(role, _with_epsilon(value)),
+        "fits": lambda point: _normalises(point) and point.qk_norm_epsilon != value,
+    }
+
+
+def _at(
+    base: dict[str, Any], fits: Callable[[golden.Semantics], bool], clause: str, fix: str
+) -> Any:
+    """Entries that are made at some points, of one clause and with one fix."""
+
+    def entries(name: str, sentence: str, *ways: Way) -> list[NamedMistake]:
+        return named(name, clause, base=base, fits=fits)(sentence, fix, *ways)
+
+    return entries
+
+
+_norm: Final = _at(_RMS, _normalises, _NORM, _FIX)
 
 
 def leaning(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -325,16 +329,9 @@ def _from_last(index: Tensor) -> Tensor:
     return index.amax() - index if index.numel() else index
 
 
-def _modified(name: str, text: str, *ways: dict[str, Any]) -> list[NamedMistake]:
-    shared = {
-        "base": {"score_mod": leaning},
-        "fits": lambda point: point.score_mod is not None,
-    }
-    return named(name, _MODIFIED)(
-        text,
-        _CALL,
-        *({**shared, **way} for way in ways),
-    )
+_modified: Final = _at(
+    {"score_mod": leaning}, lambda point: point.score_mod is not None, _MODIFIED, _CALL
+)
 
 
 PREPARED: Final[tuple[NamedMistake, ...]] = (
@@ -393,28 +390,17 @@ PREPARED: Final[tuple[NamedMistake, ...]] = (
     *_norm(
         "qk-norm-query-only",
         "queries are normalised and keys are not",
-        {
-            "changes": _PLAIN,
-            "heads": _instead(lambda q, k, point: (golden.normalise_heads(q, point), k)),
-        },
+        _normalised("key", _left_out),
     ),
     *_norm(
         "qk-norm-key-only",
         "keys are normalised and queries are not",
-        {
-            "changes": _PLAIN,
-            "heads": _instead(lambda q, k, point: (q, golden.normalise_heads(k, point))),
-        },
+        _normalised("query", _left_out),
     ),
     *_norm(
         "qk-norm-all-heads",
         "the norm is that of all heads of a token together",
-        {
-            "changes": _PLAIN,
-            "heads": _instead(
-                lambda q, k, point: (_over_all_heads(q, point), _over_all_heads(k, point))
-            ),
-        },
+        _normalised("query key", _over_all_heads),
     ),
     *_modified(
         "score-mod-missing", "the function is not applied", {"changes": {"score_mod": None}}
