@@ -113,27 +113,37 @@ def emptied(attention: golden.Attention, rows: Tensor) -> golden.Attention:
 
 def logits_with_sinks(attention: golden.Attention) -> Tensor:
     """The masked logits, those of sinks behind them as if of one more key."""
-    logits, sinks = attention.logits, attention.sinks
+    return beside_sinks(attention.logits, attention.sinks)
+
+
+def beside_sinks(logits: Tensor, sinks: Tensor | None) -> Tensor:
+    """Logits, those of sinks behind them as if of one more key."""
     if sinks is None:
         return logits
-    column = sinks[:, None, None].expand(*logits.shape[:-1], 1)
-    return torch.cat([logits, column], dim=-1)
+    return torch.cat([logits, sinks[:, None, None].expand(*logits.shape[:-1], 1)], dim=-1)
 
 
-def reweighed(weights_of: Callable[[Tensor], Tensor]) -> CoreChange:
-    """Other weights, made from the masked logits ``[B, H, Lq, Lk]``; none in rows without keys.
+def reweighed(weights_of: Callable[[Tensor], Tensor]) -> golden.Edit:
+    """Other weights, made from the masked logits ``[B, H, Lq, Lk]``.
 
-    A sink counts as one more key, whose weight is cut off.
+    A sink counts as one more key, whose weight is cut off. Rows without keys keep their rule.
     """
 
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        count = attention.logits.shape[-1]
-        weights = weights_of(logits_with_sinks(attention)).double()[..., :count]
-        empty = torch.isneginf(attention.logits).all(dim=-1, keepdim=True)
-        # The rule of such rows stands, which is what the unchanged weights follow.
-        return weighing(attention, torch.where(empty, attention.weights, weights))
+    def change(weights: Tensor, logits: Tensor, sinks: Tensor | None) -> Tensor:
+        made = weights_of(beside_sinks(logits, sinks)).double()[..., : logits.shape[-1]]
+        return torch.where(torch.isneginf(logits).all(dim=-1, keepdim=True), weights, made)
 
-    return core
+    return golden.Edit("weights", change=change)
+
+
+def _without_logits(empty: Tensor, logits: Tensor, sinks: Tensor | None) -> Tensor:
+    return torch.isneginf(logits).all(dim=-1) if sinks is None else empty
+
+
+# Rows without keys get what the softmax gives them.
+UNRULED: Final = golden.Edit("weights", lambda shares: shares)
+# The rows without keys are those that have no logit, whatever may be attended.
+EMPTY_WITHOUT_LOGITS: Final = golden.Edit("empty", change=_without_logits)
 
 
 def with_output(change: Callable[[golden.Attention], Tensor]) -> CoreChange:

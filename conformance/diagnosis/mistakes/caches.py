@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import torch
@@ -13,8 +14,6 @@ from ..._golden import golden
 from ...problems.caching import without_cache
 from ...problems.inputs import Inputs
 from ._steps import (
-    but_for_bias,
-    changed,
     has_bias,
     has_cache,
     has_causal,
@@ -23,42 +22,42 @@ from ._steps import (
     has_softcap,
     has_window,
 )
-from .named_mistake import DeclaredCall, Heads, InputsChange, NamedMistake, Where, named
-from .weighing import hiding
+from .named_mistake import DeclaredCall, Edits, InputsChange, NamedMistake, Where, is_core, named
 
+Edit = golden.Edit
 _JOIN: Final = "concatenate: the cached keys and values, then the new ones"
 _BEHIND: Final = "count places from the first cached key: the first new token stands behind them"
 
 
-def _with_keys(order: Callable[[int, int], Tensor]) -> InputsChange:
-    """Keys and values in another order, by the numbers of cached and of all keys."""
-
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        inputs = call.inputs
-        if not inputs.past:
-            return None
-        index = order(inputs.past, inputs.geometry.key_length)
-        return inputs.replace(
-            key=inputs.key.index_select(-2, index), value=inputs.value.index_select(-2, index)
-        )
-
-    return inputs_for
+def _cache(
+    name: str, sentence: str, fix: str, *edits: golden.Edit | Edits, clause: str = "golden"
+) -> list[NamedMistake]:
+    return named(name, f"cache.{clause}", where=has_cache)(sentence, fix, *edits)
 
 
-def _with_mask(change: Callable[[Tensor, int], Tensor]) -> InputsChange:
+def _with_keys(order: Callable[[Tensor, int], Tensor]) -> Edits:
+    """Keys and values in another order, from their places and the number of cached ones."""
+
+    def change(tokens: Tensor, inputs: Inputs) -> Tensor:
+        index = order(torch.arange(tokens.shape[-2]), inputs.past)
+        return tokens.index_select(-2, index)
+
+    return (
+        *(Edit(f"given_{role}", change=change, when=is_core) for role in ("key", "value")),
+        *(Edit(f"{role}_tokens", change=change) for role in ("key", "value")),
+    )
+
+
+def _with_mask(change: Callable[[Tensor, int], Tensor]) -> Edits:
     """Another mask where there is a cache; what it hides of a bias is kept by ``keep``."""
 
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        inputs = call.inputs
-        if not inputs.past or inputs.keep is None:
-            return None
-        bias = inputs.bias
-        return inputs.replace(
-            keep=change(inputs.keep, inputs.past),
-            bias=None if bias is None else change(bias, inputs.past),
-        )
+    def of_call(table: Tensor, inputs: Inputs) -> Tensor:
+        return change(table, inputs.past)
 
-    return inputs_for
+    return tuple(
+        Edit(name, change=of_call, when=lambda inputs: inputs.keep is not None)
+        for name in ("keep", "given_bias")
+    )
 
 
 def _without_cache(where: Where) -> InputsChange:
@@ -90,50 +89,24 @@ def _of_first_item(mask: Tensor, past: int) -> Tensor:
     return torch.cat([first, mask[..., past:]], dim=-1)
 
 
-def _new_keys_left(start: int, stop: int | None) -> InputsChange:
-    """Of the new keys only some are seen, beside all that are cached."""
+def _new_key_left(place: int) -> golden.Edit:
+    """Of the new keys only one is seen, beside all that are cached."""
 
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        inputs = call.inputs
-        count, past = inputs.geometry.key_length, inputs.past
-        if not past or count - past == 1:
-            return None
-        admitted = torch.arange(count) < past
-        admitted[past:][start:stop] = True
-        kept = admitted.reshape(1, 1, 1, -1)
-        return inputs.replace(keep=kept if inputs.keep is None else inputs.keep & kept)
+    def change(admitted: Tensor, inputs: Inputs) -> Tensor:
+        keys = torch.arange(admitted.shape[-1])
+        return admitted & ((keys < inputs.past) | (keys == keys[inputs.past :][place]))
 
-    return inputs_for
+    return Edit("admitted", change=change)
 
 
-def _cache_in_turns(call: DeclaredCall, before: Heads) -> Heads | None:
-    sizes, past = call.inputs.geometry, call.inputs.past
-    if not past or sizes.num_heads == sizes.num_kv_heads:
-        return None
-    group = sizes.num_heads // sizes.num_kv_heads
-
-    def dealt(heads: Tensor) -> Tensor:
-        tiled = heads[:, :, :past].repeat(1, group, 1, 1)
-        return torch.cat([tiled, heads[:, :, past:].repeat_interleave(group, dim=1)], dim=2)
-
-    return before[0], dealt(before[1]), dealt(before[2])
+def _cache_in_turns(heads: Tensor, sizes: golden.Sizes, inputs: Inputs) -> Tensor:
+    past, group = inputs.past, sizes.num_heads // sizes.num_kv_heads
+    tiled = heads[:, :, :past].repeat(1, group, 1, 1)
+    return torch.cat([tiled, heads[:, :, past:].repeat_interleave(group, dim=1)], dim=2)
 
 
-def _window_of_new_keys(call: DeclaredCall) -> Inputs | None:
-    """The window hides new keys alone: every cached one is seen."""
-    inputs = call.inputs
-    if not inputs.past or inputs.window is None:
-        return None
-    sizes = inputs.geometry
-    seen = golden.structural_mask(
-        sizes.query_length,
-        sizes.key_length,
-        causal=False,
-        window=inputs.window,
-        semantics=call.semantics,
-    ).clone()
-    seen[:, : inputs.past] = True
-    return hiding(inputs.replace(window=None), seen)
+def _cached_seen(by_window: Tensor, inputs: Inputs) -> Tensor:
+    return by_window | (torch.arange(by_window.shape[-1]) < inputs.past)
 
 
 CACHES: Final[tuple[NamedMistake, ...]] = (
@@ -142,96 +115,93 @@ CACHES: Final[tuple[NamedMistake, ...]] = (
         _JOIN,
         {"inputs": _without_cache(has_cache)},
     ),
-    *named("window-of-new-keys-alone", "cache.golden")(
+    *_cache(
+        "window-of-new-keys-alone",
         "the window hides none of the cached keys",
         "count places from the first cached key, and hide each key outside of the window",
-        {"inputs": _window_of_new_keys},
+        Edit("by_window", change=_cached_seen),
     ),
-    *named("cache-behind-new-keys", "cache.golden")(
+    *_cache(
+        "cache-behind-new-keys",
         "the cached keys and values are put behind the new ones",
         _JOIN,
-        {
-            "inputs": _with_keys(
-                lambda past, count: torch.cat([torch.arange(past, count), torch.arange(past)])
-            )
-        },
+        _with_keys(lambda places, past: places.roll(-past)),
     ),
-    *named("cache-reversed", "cache.golden")(
+    *_cache(
+        "cache-reversed",
         "the cached keys and values are read from the last one to the first",
         _JOIN,
-        {
-            "inputs": _with_keys(
-                lambda past, count: torch.cat(
-                    [torch.arange(past).flip(0), torch.arange(past, count)]
-                )
-            )
-        },
+        _with_keys(lambda places, past: torch.where(places < past, past - 1 - places, places)),
     ),
-    *named("cache-last-slot-overwritten", "cache.golden")(
+    *_cache(
+        "cache-last-slot-overwritten",
         "the last cached key is overwritten by the first new one",
         "write new tokens into the slots behind those that are in use",
-        {
-            "inputs": _with_keys(
-                lambda past, count: torch.arange(count) + (torch.arange(count) == past - 1).long()
-            )
-        },
-        {
-            "inputs": _with_keys(
-                lambda past, count: torch.arange(count) - (torch.arange(count) == past).long()
-            )
-        },
+        _with_keys(lambda places, past: places + (places == past - 1).long()),
+        _with_keys(lambda places, past: places - (places == past).long()),
     ),
-    *named(
-        "cache-offset-ignored",
-        "cache.position-offset",
-        where=has_cache,
-        special_of="causal-top-left",
-    )(
-        "with a cache the first query is taken to stand at the first cached key",
-        _BEHIND,
-        {"changes": {"causal_alignment": "top-left"}},
+    *(
+        mistake
+        for name, sentence, special_of, changes in (
+            (
+                "cache-offset-ignored",
+                "with a cache the first query is taken to stand at the first cached key",
+                "causal-top-left",
+                {"causal_alignment": "top-left"},
+            ),
+            (
+                "cache-offset-one-too-many",
+                "with a cache each query sees the key after its own, too",
+                "causal-sees-next",
+                {"causal_offset": 1},
+            ),
+            (
+                "cache-offset-one-too-few",
+                "with a cache no query sees its own key",
+                "causal-hides-own",
+                {"causal_offset": -1},
+            ),
+        )
+        for mistake in named(name, "cache.position-offset", where=has_cache, special_of=special_of)(
+            sentence, _BEHIND, {"changes": changes}
+        )
     ),
-    *named(
-        "cache-offset-one-too-many",
-        "cache.position-offset",
-        where=has_cache,
-        special_of="causal-sees-next",
-    )(
-        "with a cache each query sees the key after its own, too",
-        _BEHIND,
-        {"changes": {"causal_offset": 1}},
-    ),
-    *named(
-        "cache-offset-one-too-few",
-        "cache.position-offset",
-        where=has_cache,
-        special_of="causal-hides-own",
-    )(
-        "with a cache no query sees its own key",
-        _BEHIND,
-        {"changes": {"causal_offset": -1}},
-    ),
-    *named("cache-of-one-new-key", "cache.decode-equals-full")(
+    *_cache(
+        "cache-of-one-new-key",
         "of several new keys only one is put behind the cached ones",
         "put all new keys behind the cached ones, however many there are",
-        {"inputs": _new_keys_left(-1, None)},
-        {"inputs": _new_keys_left(0, 1)},
+        _new_key_left(-1),
+        _new_key_left(0),
+        clause="decode-equals-full",
     ),
-    *named("cache-not-masked", "cache.golden")(
+    *_cache(
+        "cache-not-masked",
         "the mask acts on the new keys alone: every cached key is attended",
         "masks have a column for each cached key and each new one",
-        {"inputs": _with_mask(_every_cached)},
-        {"inputs": _with_mask(_columns_from_the_first)},
+        _with_mask(_every_cached),
+        _with_mask(_columns_from_the_first),
     ),
-    *named("cache-mask-of-first-item", "cache.decode-equals-full", special_of="mask-of-first-item")(
+    *named(
+        "cache-mask-of-first-item",
+        "cache.decode-equals-full",
+        special_of="mask-of-first-item",
+        where=has_cache,
+    )(
         "which cached keys are attended is looked up for the first batch item only",
         "items have caches of several lengths: each has a mask of its own",
-        {"inputs": _with_mask(_of_first_item)},
+        _with_mask(_of_first_item),
     ),
-    *named("cache-heads-tiled", "groups.golden")(
+    *named("cache-heads-tiled", "groups.golden", where=has_cache)(
         "shared heads of the cache are dealt out in turns, those of new tokens to neighbours",
         "join cached and new heads first, then repeat each of them: repeat_interleave",
-        {"heads": _cache_in_turns},
+        tuple(
+            Edit(
+                f"shared_{role}",
+                golden.Rewired(_cache_in_turns, (heads, "sizes", "inputs")),
+                when=lambda sizes: sizes.num_heads != sizes.num_kv_heads,
+            )
+            for role, heads in (("key", "turned_key"), ("value", "value_heads"))
+        ),
     ),
 )
 
@@ -244,17 +214,35 @@ def _has_lengths(inputs: Inputs) -> bool:
     return inputs.mask_form == "lengths"
 
 
-# What a call may pass: in words, where it is, and the inputs without it.
-_OPTIONS: Final[dict[str, tuple[str, Where, dict[str, object]]]] = {
-    "mask": ("the mask", _has_boolean_mask, {"keep": None, "bias": None}),
-    "bias": ("the bias", has_bias, {"bias": None}),
-    "lengths": ("lengths", _has_lengths, {"keep": None}),
-    "causal": ("the causal flag", has_causal, {"causal": False}),
-    "window": ("the window", has_window, {"window": None}),
-    "softcap": ("the softcap", has_softcap, {"softcap": None}),
-    "scale-argument": ("the scale that the call gives", has_scale, {"scale": None}),
+def _left_out(*names: str) -> Edits:
+    return tuple(Edit(name, lambda: None) for name in names)
+
+
+_WITHOUT_MASK: Final = _left_out("keep", "given_bias")
+# What a call may pass: in words, where it is, and the edits that leave it out.
+_OPTIONS: Final[dict[str, tuple[str, Where, Edits]]] = {
+    "mask": ("the mask", _has_boolean_mask, _WITHOUT_MASK),
+    "bias": ("the bias", has_bias, _left_out("given_bias")),
+    "lengths": ("lengths", _has_lengths, _left_out("keep")),
+    "causal": ("the causal flag", has_causal, (Edit("causal", lambda: False),)),
+    "window": ("the window", has_window, _left_out("window")),
+    "softcap": ("the softcap", has_softcap, _left_out("softcap")),
+    "scale-argument": ("the scale that the call gives", has_scale, _left_out("given_scale")),
 }
 _MASKS: Final = {"mask", "bias", "lengths"}
+
+
+def _nan_where_hidden(output: Tensor, empty: Tensor, structure: Tensor, attended: Tensor) -> Tensor:
+    """Rows that an additive mask hides every key of, though causality and window do not."""
+    lost = empty & (structure & ~attended).any(dim=-1)
+    return output.masked_fill(lost.unsqueeze(-1), math.nan)
+
+
+# Minus infinities of an additive mask still hide their keys, whatever else becomes of masks.
+_MASK_BUT_FOR_BIAS: Final = (
+    *(Edit(e.stage, e.rule, when=_has_boolean_mask) for e in _WITHOUT_MASK),
+    Edit("output", change=_nan_where_hidden, when=has_bias),
+)
 
 
 def _both(one: Where, two: Where) -> Where:
@@ -267,21 +255,21 @@ def _lost_to_options() -> Iterator[NamedMistake]:
         if {name, other} <= _MASKS or other == "scale-argument":
             continue
         (words, present, absent), (winner, taken, _) = _OPTIONS[name], _OPTIONS[other]
-        ways = [(present, taken, absent)]
+        ways: list[tuple[Where, Where, Sequence[golden.Edit]]] = [(present, taken, absent)]
         if name == "bias":
-            ways.append((present, taken, {"keep": None, "bias": None}))
+            ways.append((present, taken, _WITHOUT_MASK))
         if name == "mask":
             ways.append((has_mask, taken, absent))
         if other == "mask":
             ways.append((present, has_mask, absent))
         both = {name, other} == {"mask", "causal"}
+        if both and name == "mask":
+            ways.append((has_mask, taken, _MASK_BUT_FOR_BIAS))
         primary = "mask.causal-and-mask" if both else "numerics.options"
-        mask_lost = both and name == "mask"
         yield from named(f"{name}-lost-to-{other}", primary, special_of=f"{name}-ignored")(
             f"{words} is dropped where {winner} is given too",
             "apply both",
-            *({"inputs": changed(_both(one, two), **gone)} for one, two, gone in ways),
-            *([but_for_bias(changed(_both(has_mask, taken), **absent))] if mask_lost else []),
+            *({"edits": tuple(gone), "where": _both(one, two)} for one, two, gone in ways),
         )
 
 
@@ -296,7 +284,7 @@ def _lost_to_cache() -> Iterator[NamedMistake]:
         yield from named(f"{name}-lost-to-cache", primary, special_of=f"{name}-ignored")(
             f"{words} is dropped where a cache is given too",
             "apply both",
-            {"inputs": changed(_both(present, has_cache), **absent)},
+            {"edits": absent, "where": _both(present, has_cache)},
         )
         short = words.removesuffix(" that the call gives")
         yield from named(f"cache-lost-to-{name}", "cache.golden", special_of="cache-ignored")(

@@ -86,10 +86,13 @@ _FIELDS: Final = {
     "softcap": "softcap",
     "window": "window",
     "given_sinks": "sinks",
+    **{f"given_{role}": role for role in ("query", "key", "value")},
+    **{f"{role}_tokens": role for role in ("query", "key", "value")},
 }
 _MATRICES: Final = frozenset(f"{role}{bias}" for role in "qkvo" for bias in ("", "_bias"))
 _TABLES: Final = frozenset("counted by_mask by_causality by_window structure admitted".split())
 # An answer with edits of these alone is the right one to another call: a bound is derived for it.
+# Heads are given to cores; layers make them of tokens.
 _OF_CALLS: Final = _MATRICES | _TABLES | _FIELDS.keys() | {"default_scale"}
 # Keys that no query attends are read, and values that have a weight.
 EVERY_KEY: Final = (
@@ -142,16 +145,18 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def asked_otherwise(call: DeclaredCall, edits: Sequence[golden.Edit]) -> DeclaredCall:
     """The call that makes what edits of a call make of it."""
-    stages = {edit.stage for edit in edits if is_of_call(edit)}
-    if not stages:
+    if not any(map(is_of_call, edits)):
         return call
-    run = run_of_call(call).edited(*filter(is_of_call, edits))
+    right, inputs = run_of_call(call), call.inputs
+    made = [one for one in edits if is_of_call(one) and one.stage in right and right.holds(one)]
+    run, stages = right.edited(*made), {one.stage for one in made}
     changes = {field: run[stage] for stage, field in _FIELDS.items() if stage in stages}
+    for role in {"query", "key", "value"} & changes.keys():
+        changes[role] = changes[role].to(inputs.query.dtype)
     if "default_scale" in stages:
         changes["scale"] = run["scale"]
     if stages & _TABLES:
         changes |= {"keep": run["admitted"], "causal": False, "window": None}
-    inputs = call.inputs
     if inputs.weights is not None and stages & _MATRICES:
         own = {name: run[name] for name in stages & _MATRICES}
         changes["weights"] = replace(inputs.weights, **own)
@@ -353,9 +358,14 @@ def changed(change: Callable[..., Any], *stages: str, **when: Any) -> Edits:
     return tuple(golden.Edit(stage, change=change, **when) for stage in stages)
 
 
+def is_core(inputs: Inputs) -> bool:
+    """Whether a call gives heads, and not tokens of a layer."""
+    return not inputs.is_layer
+
+
 def answering(change: Callable[..., Any]) -> Edits:
     """Edits that change the answer of a layer, or of a core, whose last stage is "output"."""
-    of_core = golden.Edit("output", change=change, when=lambda inputs: not inputs.is_layer)
+    of_core = golden.Edit("output", change=change, when=is_core)
     return of_core, golden.Edit("answer", change=change)
 
 

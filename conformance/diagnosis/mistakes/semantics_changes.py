@@ -62,7 +62,7 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
             OVER_KEYS,
             {"changes": {"softmax_axis": axis}},
             # What is hidden from all of them is NaN, as torch has it.
-            {"core": reweighed(partial(torch.softmax, dim=dim))},
+            reweighed(partial(torch.softmax, dim=dim)),
             # A finite fill shares the weight instead.
             {"changes": {"softmax_axis": axis, "mask_fill": -1e9}},
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import torch
@@ -11,34 +12,34 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..._golden import golden
+from ...operators.parts import Part, behind_tiles, first, last
+from ...operators.softmaxes import padded_with_zeros
 from ...problems.inputs import Inputs
 from ...tolerance import largest_size
-from ._steps import (
-    BLOCKS,
-    capped_scores,
-    emptied,
-    plain_scores,
-    present,
-    require,
-    rescored,
-    reweighed,
-    row_largest,
-    weighing,
-    with_output,
-)
-from .named_mistake import CoreChange, DeclaredCall, Heads, NamedMistake, named
+from ._steps import BLOCKS, UNRULED, present, require, reweighed, row_largest
+from .named_mistake import Edits, NamedMistake, answering, changed, named
 from .softmaxes import faint
 
+Edit = golden.Edit
 _GOLDEN: Final = "numerics.golden"
 _CONVEX: Final = "numerics.convex"
 _HALF: Final = torch.finfo(torch.float16).max
 _NORMALISE: Final = "divide the exponentials by their own sum over the keys"
 
 
+def _shifted(logits: Tensor) -> Tensor:
+    return torch.exp(logits - row_largest(logits))
+
+
 def _one_more(logits: Tensor) -> Tensor:
     largest = row_largest(logits).clamp_min(0.0)
     exponentials = torch.exp(logits - largest)
     return exponentials / (exponentials.sum(dim=-1, keepdim=True) + torch.exp(-largest))
+
+
+def _one_more_of_shifted(logits: Tensor) -> Tensor:
+    exponentials = _shifted(logits)
+    return exponentials / (1.0 + exponentials.sum(-1, keepdim=True))
 
 
 def _over_their_sum(logits: Tensor) -> Tensor:
@@ -63,73 +64,74 @@ def _rectified(logits: Tensor) -> Tensor:
     return present(logits).relu()
 
 
-def _normalised(*roles: str) -> Callable[[DeclaredCall, Heads], Heads]:
-    def heads(_call: DeclaredCall, before: Heads) -> Heads:
-        pairs = zip(("query", "key", "value"), before, strict=True)
-        changed = [functional.normalize(t, dim=-1) if name in roles else t for name, t in pairs]
-        return changed[0], changed[1], changed[2]
-
-    return heads
+def _normalised(*stages: str) -> Edits:
+    return changed(partial(functional.normalize, dim=-1), *stages)
 
 
-def _transposed_weights(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-    require(attention.weights.shape[-1] == attention.weights.shape[-2])
-    return weighing(attention, attention.weights.mT)
+def _transposed(table: Tensor) -> Tensor:
+    require(table.shape[-1] == table.shape[-2])
+    return table.mT
 
 
-def _distances(attention: golden.Attention) -> Tensor:
-    return torch.cdist(attention.query, attention.key)
+def _distances(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    return -torch.cdist(query, key) * scale
 
 
-def _clamped(least: float, largest: float) -> CoreChange:
-    return rescored(lambda attention: capped_scores(attention).clamp(least, largest))
+def _squared_distances(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    return -torch.cdist(query, key).square() * scale
 
 
-def _clamped_plainly(least: float, largest: float) -> CoreChange:
-    """Clamped logits whose exponentials are taken without the row's largest: sums may be zero."""
-
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        clamped = _clamped(least, largest)(call, attention) or attention
-        each = torch.exp(clamped.logits.to(call.inputs.query.dtype))
-        total = each.sum(dim=-1, keepdim=True)
-        weights = each.double() / total.double()
-        return emptied(weighing(attention, weights), faint(total).squeeze(-1))
-
-    return core
+def _clamped(least: float, largest: float) -> Edits:
+    return changed(partial(torch.clamp, min=least, max=largest), "capped")
 
 
-def _of_other_sums(*, shifted: bool) -> CoreChange:
+def _plainly(logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """Exponentials without the row's largest, and their sums, which may be zero."""
+    each = torch.exp(logits.to(inputs.query.dtype))
+    return each, each.sum(dim=-1, keepdim=True)
+
+
+def _plain_weights(logits: Tensor, inputs: Inputs) -> Tensor:
+    each, total = _plainly(logits, inputs)
+    return each.double() / total.double()
+
+
+def _faint_too(empty: Tensor, logits: Tensor, inputs: Inputs) -> Tensor:
+    return empty | faint(_plainly(logits, inputs)[1]).squeeze(-1)
+
+
+_PLAINLY: Final = (Edit("weights", _plain_weights), Edit("empty", change=_faint_too))
+
+
+def _of_other_sums(each_of: Callable[[Tensor], Tensor]) -> golden.Edit:
     """Column j of square weights is divided by the sum of query j."""
 
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        logits = attention.logits
+    def weights(logits: Tensor) -> Tensor:
         require(logits.shape[-1] == logits.shape[-2])
-        each = torch.exp(logits - row_largest(logits) if shifted else logits)
-        return weighing(attention, each / each.sum(dim=-1).unsqueeze(-2))
+        each = each_of(logits)
+        return each / each.sum(dim=-1).unsqueeze(-2)
 
-    return core
+    return Edit("weights", weights)
 
 
-def _exchanged_halves(*, longer_first: bool) -> CoreChange:
+def _exchanged_halves(*, longer_first: bool) -> golden.Edit:
     """Each half of the keys has a softmax of its own, with the share of the other half."""
 
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-        count = attention.logits.shape[-1]
-        first = (count + longer_first) // 2
-        if not 0 < first < count:
-            return None
-        halves = attention.logits.split([first, count - first], dim=-1)
+    def weights(logits: Tensor, allowed: Tensor) -> Tensor:
+        count = logits.shape[-1]
+        size = (count + longer_first) // 2
+        halves = logits.split([size, count - size], dim=-1)
         sums = torch.cat([half.logsumexp(dim=-1, keepdim=True) for half in halves], dim=-1)
         shares = torch.softmax(sums, dim=-1).flip(-1).split(1, dim=-1)
         own = (torch.softmax(half, dim=-1) for half in halves)
-        weights = torch.cat([one * other for one, other in zip(own, shares, strict=True)], dim=-1)
-        return weighing(attention, weights.masked_fill(~attention.allowed, 0.0))
+        both = torch.cat([one * other for one, other in zip(own, shares, strict=True)], dim=-1)
+        return both.masked_fill(~allowed, 0.0)
 
-    return core
+    return Edit("weights", weights, when=lambda sizes: sizes.key_length > 1)
 
 
-def _times_keys(power: float) -> CoreChange:
-    return with_output(lambda attention: attention.output * attention.logits.shape[-1] ** power)
+def _times_keys(power: float) -> golden.Edit:
+    return Edit("output", change=lambda output, sizes: output * sizes.key_length**power)
 
 
 WEIGHING: Final[tuple[NamedMistake, ...]] = (
@@ -137,12 +139,12 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
         "the logits are clamped",
         "subtract each row's largest logit instead",
         *(
-            {"core": _clamped(sign * largest, largest)}
+            _clamped(sign * largest, largest)
             for sign in (-1.0, -math.inf)
             for largest in (5.0, 10.0, 20.0, 30.0, 50.0, 60.0, 80.0, 88.0, 100.0)
         ),
         *(
-            {"core": _clamped_plainly(-math.inf, largest)}
+            (*_clamped(-math.inf, largest), *_PLAINLY)
             for largest in (5.0, 10.0, 20.0, 30.0, 50.0, 60.0, 80.0, 88.0)
         ),
     ),
@@ -150,107 +152,96 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
         "where there are as many queries as keys, the weights of key j are divided by the sum of "
         "query j",
         "keep the axis of the sum: divide by sum(-1, keepdim=True)",
-        {"core": _of_other_sums(shifted=True)},
-        {"core": _of_other_sums(shifted=False)},
+        _of_other_sums(_shifted),
+        _of_other_sums(torch.exp),
     ),
     *named("halves-merged-with-exchanged-shares", "numerics.golden")(
         "the answers of two halves of the keys are added up, each with the share of the other",
         "multiply each part by its own share: exp(its log-sum-exp - that of all)",
-        {"core": _exchanged_halves(longer_first=False)},
-        {"core": _exchanged_halves(longer_first=True)},
+        _exchanged_halves(longer_first=False),
+        _exchanged_halves(longer_first=True),
     ),
     *named("weights-of-sigmoid", "numerics.constant-value")(
         "each weight is the sigmoid of its own logit: they do not sum to one",
         "use softmax",
-        {"core": reweighed(torch.sigmoid)},
+        reweighed(torch.sigmoid),
     ),
     *named("weights-of-relu", _CONVEX)(
         "the weights are the positive scores: there is no softmax",
         "use softmax",
-        {"core": reweighed(_rectified)},
-        {"core": reweighed(lambda logits: functional.normalize(_rectified(logits), p=1.0, dim=-1))},
+        reweighed(_rectified),
+        reweighed(lambda logits: functional.normalize(_rectified(logits), p=1.0, dim=-1)),
     ),
     *named("one-in-the-denominator", "numerics.constant-value")(
         "a one is added to the sum of the exponentials",
         _NORMALISE,
-        {"core": reweighed(_one_more)},
-        {
-            "core": reweighed(
-                lambda logits: (
-                    torch.exp(logits - row_largest(logits))
-                    / (1.0 + torch.exp(logits - row_largest(logits)).sum(-1, keepdim=True))
-                )
-            )
-        },
+        reweighed(_one_more),
+        reweighed(_one_more_of_shifted),
     ),
     *named("weights-not-normalised", "numerics.constant-value")(
         "the exponentials are not divided by their sum",
         _NORMALISE,
-        {"core": reweighed(lambda logits: torch.exp(logits - row_largest(logits)))},
-        {"core": reweighed(torch.exp)},
+        reweighed(_shifted),
+        reweighed(torch.exp),
     ),
     *named("weights-divided-by-count", "numerics.constant-value")(
         "the exponentials are divided by the number of keys instead of their sum",
         _NORMALISE,
-        {
-            "core": reweighed(
-                lambda logits: torch.exp(logits - row_largest(logits)) / logits.shape[-1]
-            )
-        },
-        {"core": reweighed(lambda logits: torch.exp(logits) / logits.shape[-1])},
+        reweighed(lambda logits: _shifted(logits) / logits.shape[-1]),
+        reweighed(lambda logits: torch.exp(logits) / logits.shape[-1]),
     ),
     *named("scores-over-their-sum", _CONVEX)(
         "the scores are divided by their sum without exponentials",
         "use softmax",
-        {"core": reweighed(_over_their_sum)},
-        {"core": reweighed(_over_their_size)},
+        reweighed(_over_their_sum),
+        reweighed(_over_their_size),
     ),
     *named("weights-uniform", _GOLDEN)(
         "all keys that are not hidden weigh the same: the scores have no influence",
         "weigh the values by the softmax of the scores",
-        {"core": reweighed(_uniform)},
+        reweighed(_uniform),
     ),
     *named("weights-of-argmax", _GOLDEN)(
         "only the key with the largest logit is attended",
         "weigh the values by the softmax of the scores",
-        {"core": reweighed(_hardest)},
+        reweighed(_hardest),
     ),
     *named("weights-transposed", _GOLDEN)(
         "queries and keys of the weights are swapped before they meet the values",
         "multiply weights [.., queries, keys] by the values",
-        {"core": _transposed_weights},
+        Edit("weights", change=_transposed),
     ),
     *named("scores-of-cosines", _GOLDEN)(
         "queries and keys are normalised first: the scores are cosines",
         "take the dot products of the queries and keys as they are, or declare it: "
         'semantics=conformance.Semantics(qk_norm="l2")',
-        {"heads": _normalised("query", "key")},
+        _normalised("normalised_query", "normalised_key"),
     ),
     *named("queries-normalised", _GOLDEN)(
         "the queries are normalised to unit length first",
         "take the dot products of the queries as they are",
-        {"heads": _normalised("query")},
+        _normalised("normalised_query"),
     ),
     *named("keys-normalised", _GOLDEN)(
         "the keys are normalised to unit length first",
         "take the dot products of the keys as they are",
-        {"heads": _normalised("key")},
+        _normalised("normalised_key"),
     ),
     *named("scores-of-distances", "numerics.key-shift")(
         "the scores are negative distances between query and key",
         "take dot products",
-        {"core": rescored(lambda core: -_distances(core) * core.scale)},
-        {"core": rescored(lambda core: -_distances(core).square() * core.scale)},
+        Edit("scores", _distances),
+        Edit("scores", _squared_distances),
     ),
     *named("scores-without-sign", _GOLDEN)(
         "the sign of the scores is lost",
         "take the dot products as they are",
-        {"core": rescored(lambda attention: plain_scores(attention).abs())},
+        Edit("scores", change=torch.abs),
     ),
     *named("values-normalised", "numerics.value-linear")(
         "the values are normalised to unit length",
         "take the values as they are",
-        {"heads": _normalised("value")},
+        _normalised("value_heads"),
     ),
     *named(
         "values-clipped-to-half",
@@ -259,101 +250,73 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
     )(
         "values past the largest number of float16 are clipped to it, whatever the dtype is",
         "clip nothing, or to the range of the tensor's own dtype",
-        {"heads": lambda _call, heads: (*heads[:2], heads[2].clamp(-_HALF, _HALF))},
+        Edit("value_heads", change=lambda value: value.clamp(-_HALF, _HALF)),
     ),
     *named("heads-output-rectified", "numerics.value-linear")(
         "an activation function is applied to the weighted sums: negative ones become zero",
         "leave it out",
-        {"core": with_output(lambda attention: attention.output.relu())},
+        Edit("output", change=torch.relu),
     ),
     *named("output-times-root-of-keys", _CONVEX)(
         "the weighted sums are multiplied by the root of the number of keys",
         "leave the factor out",
-        {"core": _times_keys(0.5)},
+        _times_keys(0.5),
     ),
     *named("output-divided-by-keys", _CONVEX)(
         "the weighted sums are divided by the number of keys: a mean where a sum is meant",
         "add the weighted values up",
-        {"core": _times_keys(-1.0)},
+        _times_keys(-1.0),
     ),
     *named("output-times-keys", _CONVEX)(
         "the weighted sums are multiplied by the number of keys",
         "leave the factor out",
-        {"core": _times_keys(1.0)},
+        _times_keys(1.0),
     ),
     *named("answer-zero", _GOLDEN)(
         "the answer is zero",
         "return what was computed",
-        {"output": lambda _call, output: torch.zeros_like(output)},
+        answering(torch.zeros_like),
     ),
     *named("answer-nan", _GOLDEN)(
         "the answer is NaN",
         "look for what divides by zero, takes infinity off infinity, or is never written",
-        {"output": lambda _call, output: torch.full_like(output, math.nan)},
+        answering(lambda answer: torch.full_like(answer, math.nan)),
     ),
 )
 
 
-def _padded_keys_counted(block: int) -> CoreChange:
-    """Zeros fill the last block of keys up, and their logits of zero enter the sum."""
+def _lost(part: Part) -> golden.Edit:
+    """Keys of a part that no query attends."""
 
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-        padding = -attention.logits.shape[-1] % block
-        if not padding:
-            return None
-        logits = functional.pad(attention.logits, (0, padding), value=0.0)
-        weights = golden.softmax(logits, sinks=attention.sinks)[..., : attention.logits.shape[-1]]
-        return weighing(attention, weights)
+    def change(admitted: Tensor) -> Tensor:
+        count = admitted.shape[-1]
+        return admitted & ~part(torch.arange(count), count)
 
-    return core
-
-
-def _keys_behind(block: int) -> Callable[[DeclaredCall], Inputs | None]:
-    """Keys behind the last full block are never read."""
-
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        length = call.inputs.geometry.key_length
-        whole = length // block * block or length
-        return hiding(call.inputs, torch.arange(length) < whole) if whole < length else None
-
-    return inputs_for
-
-
-def hiding(inputs: Inputs, admitted: Tensor) -> Inputs:
-    """The same with further keys hidden."""
-    keep = admitted if inputs.keep is None else inputs.keep & admitted
-    return inputs.replace(keep=keep.reshape((1,) * (4 - keep.dim()) + keep.shape))
-
-
-def _hides(place: int) -> Callable[[DeclaredCall], Inputs | None]:
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        length = call.inputs.geometry.key_length
-        if length <= 1:
-            return None
-        return hiding(call.inputs, torch.arange(length) != place % length)
-
-    return inputs_for
+    return Edit("admitted", change=change, when=lambda sizes: sizes.key_length > 1)
 
 
 TILES: Final[tuple[NamedMistake, ...]] = (
     *named("keys-behind-the-last-tile-lost", "numerics.any-length")(
         "keys behind the last full tile are never read",
         "round the number of tiles up and mask the rest of the last one",
-        *({"inputs": _keys_behind(block)} for block in BLOCKS[1:]),
+        *(_lost(behind_tiles(block)) for block in BLOCKS[1:]),
     ),
     *named("padding-of-the-last-tile-counted", _GOLDEN)(
         "the zeros that fill the last tile up enter the softmax as logits of zero",
         "set their logits to minus infinity",
-        *({"core": _padded_keys_counted(block)} for block in BLOCKS[1:]),
+        *(
+            (Edit("total", change=partial(padded_with_zeros, size=block)), UNRULED)
+            for block in BLOCKS[1:]
+        ),
     ),
     *named("last-key-lost", "equivariance.keys")(
         "the last key is never attended",
         "let the loop over keys reach the last one",
-        {"inputs": _hides(-1)},
+        _lost(last(1)),
     ),
     *named("first-key-lost", "equivariance.keys")(
         "the first key is never attended",
         "let the loop over keys begin with the first one",
-        {"inputs": _hides(0)},
+        _lost(first(1)),
     ),
 )
