@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Final
 
 import torch
@@ -14,143 +12,125 @@ from torch import Tensor
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from ._steps import (
-    admitted_by_mask,
-    admitted_by_structure,
+    EMPTY_WITHOUT_LOGITS,
     has_bias,
     has_causal,
     has_mask,
     hides_keys,
-    relogited,
     require,
-    unmasked_logits,
-    weighing,
 )
-from .named_mistake import CoreChange, DeclaredCall, InputsChange, NamedMistake, named
+from .named_mistake import Edits, NamedMistake, named
 from .semantics_changes import OTHER_AXES, OVER_KEYS
 
+Edit = golden.Edit
+# What hides keys: the stages of what it admits, and of what the rest does.
+_PARTS: Final = {
+    "mask": ("by_mask", "structure"),
+    "causal": ("structure", "by_mask"),
+    "both": ("admitted",),
+}
 _FILL: Final = "fill the hidden logits with minus infinity"
 
 
-def hidden_by(call: DeclaredCall, part: str) -> tuple[Tensor, Tensor]:
-    """What a part of the restrictions admits, and what the rest does: ``[B, H, Lq, Lk]``."""
-    shape = call.inputs.score_shape
-    by_mask, by_structure = (
-        admitted_by_mask(call).expand(shape),
-        admitted_by_structure(call).expand(shape),
-    )
-    if part == "both":
-        return by_mask & by_structure, torch.ones_like(by_mask)
-    return (by_mask, by_structure) if part == "mask" else (by_structure, by_mask)
+def _hidden(logits: Tensor, admitted: Tensor) -> Tensor:
+    return logits.masked_fill(~admitted, -math.inf)
 
 
-def operated(
-    part: str,
-    change: Callable[[Tensor, Tensor], Tensor],
-    *,
-    last: bool = False,
-    ruled: bool = False,
-) -> CoreChange:
+def _with_ruled(weights: Tensor, made: Tensor, empty: Tensor, point: golden.Semantics) -> Tensor:
+    """Weights that are made otherwise, but for rows without keys, which keep their rule."""
+    ruled = torch.zeros_like(weights) if point.empty_rows == "zeros" else weights
+    return torch.where(empty.unsqueeze(-1), ruled, made)
+
+
+def _kept_rule(weights: Tensor, empty: Tensor, point: golden.Semantics) -> Tensor:
+    return _with_ruled(weights, weights, empty, point)
+
+
+def treated(
+    part: str, change: Callable[..., Tensor], *, last: bool = False, ruled: bool = False
+) -> Edits:
     """Something else is done to logits that one part hides; the other part hides as it should.
 
     It is done to what the other part hides, too, where it comes ``last``. Rows without keys keep
     what their rule gives them where they are ``ruled``.
     """
 
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        allowed, rest = hidden_by(call, part)
-        logits = unmasked_logits(attention)
+    def masked(biased: Tensor, scale: float, allowed: Tensor, rest: Tensor | None = None) -> Tensor:
+        if rest is None:
+            return change(biased, allowed, scale)
         if last:
-            logits = change(logits.masked_fill(~rest, -math.inf), allowed)
-        else:
-            logits = change(logits, allowed).masked_fill(~rest, -math.inf)
-        made = relogited(attention, logits)
-        if not ruled:
-            return made
-        empty = attention.empty.unsqueeze(-1)
-        return weighing(made, torch.where(empty, attention.weights, made.weights))
+            return change(_hidden(biased, rest), allowed, scale)
+        return _hidden(change(biased, allowed, scale), rest)
 
-    return core
+    logits = Edit("masked", golden.Rewired(masked, ("biased", "scale", *_PARTS[part])))
+    return logits, Edit("weights", change=_kept_rule) if ruled else EMPTY_WITHOUT_LOGITS
 
 
-def cut_after_softmax(part: str) -> CoreChange:
+def _cut_after_softmax(part: str) -> Edits:
     """The weights are cut after a softmax that has seen what they hide."""
-
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        allowed, rest = hidden_by(call, part)
-        logits = unmasked_logits(attention).masked_fill(~rest, float("-inf"))
-        return weighing(attention, golden.softmax(logits) * allowed)
-
-    return core
+    allowed, rest = _PARTS[part]
+    return (
+        Edit("masked", golden.Rewired(_hidden, ("biased", rest))),
+        Edit("weights", golden.Rewired(_cut, ("shares", allowed))),
+    )
 
 
-def _cut_but_for_additive(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-    """Whatever hides keys cuts weights, but minus infinities that are added to the logits."""
-    allowed, _ = hidden_by(call, "both")
-    kept = admitted_by_mask(call) if has_bias(call.inputs) else torch.ones_like(allowed)
-    logits = unmasked_logits(attention).masked_fill(~kept, float("-inf"))
-    return weighing(attention, golden.softmax(logits) * allowed)
+def _cut(shares: Tensor, allowed: Tensor) -> Tensor:
+    return shares * allowed
 
 
-def added_to_hidden(part: str, fill: float, *, empty_too: bool) -> InputsChange:
-    """A number is added to the logits that one part hides, in rows without other keys, too, or not.
-
-    As an additive mask: so its bound is derived from the number, too.
-    """
-
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        allowed, rest = hidden_by(call, part)
-        if bool(allowed.all()):
-            return None
-        given = call.inputs.bias
-        finite = 0.0 if given is None else given.double().masked_fill(torch.isneginf(given), 0.0)
-        seen = rest if empty_too else rest & (allowed & rest).any(dim=-1, keepdim=True)
-        bias = finite + torch.where(allowed, 0.0, fill).double()
-        return call.inputs.replace(keep=seen, bias=bias, causal=False, window=None)
-
-    return inputs_for
+# Whatever hides keys cuts weights, but minus infinities that are added to the logits.
+_CUT_BUT_FOR_ADDITIVE: Final = (
+    Edit(
+        "masked",
+        lambda biased, by_mask, inputs: _hidden(biased, by_mask) if has_bias(inputs) else biased,
+    ),
+    Edit("weights", golden.Rewired(_cut, ("shares", "admitted"))),
+)
 
 
-def filled(fill: float) -> Callable[[Tensor, Tensor], Tensor]:
+def filled(fill: float) -> Callable[..., Tensor]:
     """The hidden logits are replaced by a number."""
-    return lambda logits, allowed: torch.where(allowed, logits, fill)
+    return lambda logits, allowed, _scale=1.0: torch.where(allowed, logits, fill)
 
 
-def increased(fill: float) -> Callable[[Tensor, Tensor], Tensor]:
+def increased(fill: float) -> Callable[..., Tensor]:
     """A number is added to the hidden logits."""
-    return lambda logits, allowed: torch.where(allowed, logits, logits + fill)
+    return lambda logits, allowed, _scale=1.0: torch.where(allowed, logits, logits + fill)
 
 
-def _over(dim: int, of_mask: float, of_structure: float, *, adds: bool = False) -> list[CoreChange]:
+def _plus_allowed(logits: Tensor, allowed: Tensor, _scale: float) -> Tensor:
+    return logits + allowed
+
+
+def _plus_hidden(logits: Tensor, allowed: Tensor, _scale: float) -> Tensor:
+    return logits + ~allowed
+
+
+def _over(dim: int, of_mask: float, of_structure: float, *, adds: bool = False) -> list[Edits]:
     """The softmax along another axis, of numbers where mask and structure hide.
 
     Where all along that axis is hidden, these decide. That of the mask may be added. Rows without
     keys get what the softmax gives them, or what their rule says.
     """
 
-    def core(call: DeclaredCall, attention: golden.Attention, *, ruled: bool) -> golden.Attention:
-        logits = unmasked_logits(attention).to(call.inputs.query.dtype)  # which a sum rounds
-        hidden = logits + of_mask if adds else of_mask
-        logits = torch.where(admitted_by_mask(call), logits, hidden)
-        logits = torch.where(admitted_by_structure(call), logits, of_structure)
-        weights = torch.softmax(logits.double(), dim=dim)
-        if ruled:
-            weights = torch.where(attention.empty.unsqueeze(-1), attention.weights, weights)
-        return weighing(attention, weights)
+    def masked(biased: Tensor, by_mask: Tensor, structure: Tensor, inputs: Inputs) -> Tensor:
+        logits = biased.to(inputs.query.dtype)  # which a sum rounds
+        logits = torch.where(by_mask, logits, logits + of_mask if adds else of_mask)
+        return torch.where(structure, logits, of_structure).double()
 
-    return [partial(core, ruled=ruled) for ruled in (False, True)]
+    def ruled(weights: Tensor, logits: Tensor, empty: Tensor, point: golden.Semantics) -> Tensor:
+        return _with_ruled(weights, torch.softmax(logits, dim), empty, point)
+
+    logits, unruled = Edit("masked", masked), Edit("weights", lambda logits: logits.softmax(dim))
+    return [(logits, unruled), (logits, Edit("weights", change=ruled))]
 
 
-def _nan_over(dim: int, *, zeros: bool) -> CoreChange:
+def _nan_over(dim: int, *, zeros: bool) -> Edits:
     """The softmax along another axis, NaN where all along it is hidden; zeros for NaN at last."""
-
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        logits = unmasked_logits(attention).masked_fill(~attention.allowed, float("-inf"))
-        returned = weighing(attention, torch.softmax(logits, dim=dim))
-        if zeros:
-            returned = dataclasses.replace(returned, output=returned.output.nan_to_num(0.0))
-        return returned
-
-    return core
+    weights = Edit("weights", lambda logits: logits.softmax(dim))
+    mended = Edit("output", change=lambda output: output.nan_to_num(0.0))
+    return (weights, mended) if zeros else (weights,)
 
 
 def _over_other_axes() -> list[NamedMistake]:
@@ -169,9 +149,9 @@ def _over_other_axes() -> list[NamedMistake]:
         for mistake in named(f"softmax-over-{plural}", clause)(
             f"the softmax runs over the {plural}",
             OVER_KEYS,
-            *({"core": _nan_over(dim, zeros=zeros)} for zeros in (False, True)),
-            *({"core": core} for pair in fills for core in _over(dim, *pair)),
-            *({"core": core} for pair in fills[3:] for core in _over(dim, *pair, adds=True)),
+            *(_nan_over(dim, zeros=zeros) for zeros in (False, True)),
+            *(edits for pair in fills for edits in _over(dim, *pair)),
+            *(edits for pair in fills[3:] for edits in _over(dim, *pair, adds=True)),
         )
     ]
 
@@ -188,14 +168,14 @@ def _fills() -> list[NamedMistake]:
                 f"{hidden} logits are filled with {_IN_WORDS.get(text, f'about -{text}')}: "
                 "they win over lower ones",
                 _FILL,
-                *({"core": operated(part, filled(fill))} for fill in fills),
-                *({"core": operated("both", filled(fill))} for fill in fills if of_mask),
+                *(treated(part, filled(fill)) for fill in fills),
+                *(treated("both", filled(fill)) for fill in fills if of_mask),
             )
         for text, fill in (("100", -1e2), ("1e4", -1e4), ("1e6", -1e6)):
             entries += named(f"{part}-adds-{text}", clause, where=where, needs=part)(
                 f"about -{text} is added to {hidden} logits: high ones stay visible",
                 _FILL,
-                {"core": operated(part, increased(fill))},
+                treated(part, increased(fill)),
             )
         entries += _fills_of_the_wrong_sign(part, hidden)
     return entries
@@ -213,7 +193,7 @@ def _fills_of_the_wrong_sign(part: str, hidden: str) -> Iterator[NamedMistake]:
             f"{' numbers' if name == 'positive' else ''}: {follows}",
             _FILL,
             *(
-                {"core": operated(one, filled(fill), last=last, ruled=ruled)}
+                treated(one, filled(fill), last=last, ruled=ruled)
                 for one in parts
                 for fill in fills
                 for last in (False, True)[: 1 + (one == part)]
@@ -222,14 +202,10 @@ def _fills_of_the_wrong_sign(part: str, hidden: str) -> Iterator[NamedMistake]:
         )
 
 
-def _before_scale(fill: float, *, added: bool) -> CoreChange:
+def _before_scale(fill: float, *, added: bool) -> Edits:
     """A number is filled in for a hidden dot product, or added to it, before the scale."""
-
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-        make = increased if added else filled
-        return operated("mask", make(fill * attention.scale))(call, attention)
-
-    return core
+    make = increased if added else filled
+    return treated("mask", lambda logits, allowed, scale: make(fill * scale)(logits, allowed))
 
 
 def _fills_before_scale() -> Iterator[NamedMistake]:
@@ -241,27 +217,26 @@ def _fills_before_scale() -> Iterator[NamedMistake]:
             yield from named(f"mask-{name}-{text}-before-scale", "mask.single-key", where=has_mask)(
                 f"-{text} {made} before the scale, which makes it smaller: high ones stay visible",
                 "scale the scores first, and then fill the hidden ones with minus infinity",
-                {"core": _before_scale(fill, added=added)},
+                _before_scale(fill, added=added),
             )
 
 
-def _exchanged(of_lost_rows: str) -> CoreChange:
+def _exchanged(of_lost_rows: str) -> Edits:
     """What should be hidden is seen, by whatever, and what should be seen is hidden.
 
     Rows that lose every key are "NaN", "zeros" or, as a finite fill leaves them, the "mean".
     """
 
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        require(attention.sinks is None)
-        logits = unmasked_logits(attention).masked_fill(attention.allowed, float("-inf"))
-        weights = torch.softmax(logits, dim=-1)
-        if of_lost_rows != "NaN":
-            share = 1.0 / logits.shape[-1] if of_lost_rows == "mean" else 0.0
-            lost = attention.allowed.all(dim=-1, keepdim=True)
-            weights = torch.where(lost, share, weights)
-        return weighing(attention, weights)
+    def weights(logits: Tensor, attended: Tensor, sinks: Tensor | None) -> Tensor:
+        require(sinks is None)
+        made = torch.softmax(logits, dim=-1)
+        if of_lost_rows == "NaN":
+            return made
+        share = 1.0 / logits.shape[-1] if of_lost_rows == "mean" else 0.0
+        return torch.where(attended.all(dim=-1, keepdim=True), share, made)
 
-    return core
+    masked = Edit("masked", lambda biased, attended: _hidden(biased, ~attended))
+    return masked, Edit("weights", weights)
 
 
 # Common numbers; a report need not distinguish those that are nearly equal.
@@ -292,46 +267,46 @@ FILLED: Final[tuple[NamedMistake, ...]] = (
     *named("hidden-and-seen-exchanged", "numerics.golden", needs="hiding")(
         "hidden keys are attended, and those that nothing hides are hidden",
         "invert the condition: masked_fill hides where it is True, where() where it is False",
-        *({"core": _exchanged(lost)} for lost in ("NaN", "zeros", "mean")),
+        *(_exchanged(lost) for lost in ("NaN", "zeros", "mean")),
     ),
     *named("mask-fill-0", "mask.no-leak", special_of="mask-multiplies-logits", where=has_mask)(
         "hidden logits are replaced by zero, which is an ordinary logit",
         _FILL,
-        {"core": operated("mask", filled(0.0))},
+        treated("mask", filled(0.0)),
     ),
     *named("mask-multiplies-logits", "mask.no-leak", where=has_mask)(
         "a hidden key keeps a logit of 0: the logits are multiplied by the 0/1 mask, or filled "
         "with a number near zero, such as 1e-9 where -1e9 is meant",
         _FILL,
-        {"core": operated("mask", filled(0.0))},
+        treated("mask", filled(0.0)),
     ),
     *named("mask-added-to-kept", "mask.no-leak", where=has_mask)(
         "1 is added to the kept logits instead of minus infinity to the hidden ones",
         "a boolean mask is not an additive one: " + _FILL,
-        {"core": operated("mask", torch.add)},
-        {"core": operated("mask", lambda logits, allowed: logits + torch.where(allowed, 0.0, 1.0))},
+        treated("mask", _plus_allowed),
+        treated("mask", _plus_hidden),
     ),
     *named("mask-multiplies-weights", "mask.padding-is-absence", where=has_mask)(
         "the weights are masked after the softmax: the rows no longer sum to one",
         "mask the logits before the softmax",
-        {"core": cut_after_softmax("mask")},
-        {"core": _cut_but_for_additive, "where": hides_keys},
+        _cut_after_softmax("mask"),
+        {"edits": _CUT_BUT_FOR_ADDITIVE, "where": hides_keys},
     ),
     *named("causal-multiplies-logits", "mask.causal", where=has_causal)(
         "the logits are multiplied by the triangle: a future key keeps a logit of 0",
         _FILL,
-        {"core": operated("causal", filled(0.0))},
+        treated("causal", filled(0.0)),
     ),
     *named("causal-added-to-kept", "mask.causal", where=has_causal)(
         "the triangle of ones is added to the logits: future keys stay visible",
         _FILL,
-        {"core": operated("causal", torch.add)},
-        {"core": operated("causal", lambda logits, allowed: logits + ~allowed)},
+        treated("causal", _plus_allowed),
+        treated("causal", _plus_hidden),
     ),
     *named("causal-multiplies-weights", "mask.causal", where=has_causal)(
         "the weights are cut after the softmax: the rows no longer sum to one",
         "hide the future before the softmax",
-        {"core": cut_after_softmax("causal")},
+        _cut_after_softmax("causal"),
     ),
 )
 
@@ -340,40 +315,39 @@ _CLAUSE: Final = "mask.empty-row"
 _FIX: Final = "set the weights of such a row to zero after the softmax"
 
 
-def _answered(answer: Callable[[golden.Attention], Tensor | float]) -> CoreChange:
-    """Another answer in rows without keys."""
-
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-        empty = attention.empty.unsqueeze(-1)
-        if not bool(empty.any()):
-            return None
-        other = torch.as_tensor(answer(attention), dtype=torch.float64)
-        return dataclasses.replace(attention, output=torch.where(empty, other, attention.output))
-
-    return core
+def _in_empty_rows(stage: str, change: Callable[..., Tensor]) -> golden.Edit:
+    return Edit(stage, change=change, when=lambda empty: bool(empty.any()))
 
 
-def _spread(fill: float, axes: tuple[int, ...]) -> CoreChange:
+def _value(place: int) -> golden.Edit:
+    """The value of one key in rows without keys."""
+
+    def change(output: Tensor, empty: Tensor, shared_value: Tensor) -> Tensor:
+        value = shared_value[..., place, :].unsqueeze(-2)
+        return torch.where(empty.unsqueeze(-1), value, output)
+
+    return _in_empty_rows("output", change)
+
+
+def _number(fill: float) -> golden.Edit:
+    return _in_empty_rows(
+        "output", lambda output, empty: output.masked_fill(empty.unsqueeze(-1), fill)
+    )
+
+
+def _spread(fill: float, axes: tuple[int, ...]) -> golden.Edit:
     """A row without keys takes others with it: those along some axes ``[B, H, Lq]``."""
 
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-        if not bool(attention.empty.any()):
-            return None
-        taken = attention.empty.any(dim=axes[0], keepdim=True)
-        for axis in axes[1:]:
-            taken = taken.any(dim=axis, keepdim=True)
-        output = attention.output.masked_fill(taken.unsqueeze(-1), fill)
-        return dataclasses.replace(attention, output=output)
+    def change(output: Tensor, empty: Tensor) -> Tensor:
+        for axis in axes:
+            empty = empty.any(dim=axis, keepdim=True)
+        return output.masked_fill(empty.unsqueeze(-1), fill)
 
-    return core
+    return _in_empty_rows("output", change)
 
 
-def _output_of_empty_rows(call: DeclaredCall, output: Tensor) -> Tensor | None:
-    inputs = call.inputs
-    if not inputs.is_layer:
-        return None
-    empty = ~inputs.allowed(call.semantics).any(dim=-1).any(dim=1)
-    return output.masked_fill(empty.unsqueeze(-1), 0.0)
+def _zero_answer(answer: Tensor, empty: Tensor) -> Tensor:
+    return answer.masked_fill(empty.all(dim=1).unsqueeze(-1), 0.0)
 
 
 ROWS: Final[tuple[NamedMistake, ...]] = (
@@ -385,24 +359,24 @@ ROWS: Final[tuple[NamedMistake, ...]] = (
     *named("empty-rows-first-value", _CLAUSE, where=hides_keys)(
         "a row without keys returns the first value",
         _FIX,
-        {"core": _answered(lambda attention: attention.value[..., :1, :])},
+        _value(0),
     ),
     *named("empty-rows-last-value", _CLAUSE, where=hides_keys)(
         "a row without keys returns the last value",
         _FIX,
-        {"core": _answered(lambda attention: attention.value[..., -1:, :])},
+        _value(-1),
     ),
     *named("empty-rows-infinite", _CLAUSE, where=hides_keys)(
         "a row without keys is infinite",
         _FIX,
-        {"core": _answered(lambda _attention: -math.inf)},
-        {"core": _answered(lambda _attention: math.inf)},
+        _number(-math.inf),
+        _number(math.inf),
     ),
     *named("empty-row-empties-the-rest", "mask.empty-row-isolated", where=hides_keys)(
         "a row without keys takes other rows with it",
         "answer each row by itself",
         *(
-            {"core": _spread(fill, axes)}
+            _spread(fill, axes)
             for fill in (0.0, math.nan)
             for axes in ((0, 1, 2), (1, 2), (2,), (0,), (1,))
         ),
@@ -410,6 +384,6 @@ ROWS: Final[tuple[NamedMistake, ...]] = (
     *named("empty-rows-lose-output-bias", _CLAUSE, where=hides_keys)(
         "a row without keys is zero behind the output projection: its bias is missing there",
         "set the weights of such a row to zero, not the answer",
-        {"output": _output_of_empty_rows},
+        _in_empty_rows("answer", _zero_answer),
     ),
 )

@@ -342,8 +342,8 @@ def _share(weights: Tensor) -> Tensor:
 def _valued(value_of: Callable[[Tensor], Tensor]) -> golden.Edit:
     """The sink's weight goes to a value ``[B, H, 1, Dv]`` made of the others."""
 
-    def output(output: Tensor, weights: Tensor, value: Tensor) -> Tensor:
-        return output + _share(weights) * value_of(value)
+    def output(output: Tensor, weights: Tensor, shared_value: Tensor) -> Tensor:
+        return output + _share(weights) * value_of(shared_value)
 
     return Edit("output", change=output, when=_has_keys)
 

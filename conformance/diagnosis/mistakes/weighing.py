@@ -16,7 +16,7 @@ from ...operators.parts import Part, behind_tiles, first, last
 from ...operators.softmaxes import padded_with_zeros
 from ...problems.inputs import Inputs
 from ...tolerance import largest_size
-from ._steps import BLOCKS, UNRULED, present, require, reweighed, row_largest
+from ._steps import BLOCKS, present, require, reweighed, row_largest
 from .named_mistake import Edits, NamedMistake, answering, changed, named
 from .softmaxes import faint
 
@@ -295,6 +295,14 @@ def _lost(part: Part) -> golden.Edit:
     return Edit("admitted", change=change, when=lambda sizes: sizes.key_length > 1)
 
 
+def _with_padding(tile: int) -> Edits:
+    def pads(sizes: golden.Sizes) -> bool:
+        return sizes.key_length % tile != 0
+
+    sums = Edit("total", change=partial(padded_with_zeros, size=tile), when=pads)
+    return sums, Edit("weights", lambda shares: shares, when=pads)
+
+
 TILES: Final[tuple[NamedMistake, ...]] = (
     *named("keys-behind-the-last-tile-lost", "numerics.any-length")(
         "keys behind the last full tile are never read",
@@ -304,10 +312,7 @@ TILES: Final[tuple[NamedMistake, ...]] = (
     *named("padding-of-the-last-tile-counted", _GOLDEN)(
         "the zeros that fill the last tile up enter the softmax as logits of zero",
         "set their logits to minus infinity",
-        *(
-            (Edit("total", change=partial(padded_with_zeros, size=block)), UNRULED)
-            for block in BLOCKS[1:]
-        ),
+        *(_with_padding(block) for block in BLOCKS[1:]),
     ),
     *named("last-key-lost", "equivariance.keys")(
         "the last key is never attended",
