@@ -99,6 +99,12 @@ def keys_ahead(call: DeclaredCall, *, bottom_right: bool | None = None) -> Tenso
     return torch.arange(sizes.key_length) - torch.arange(sizes.query_length)[:, None] - shift
 
 
+def places_ahead(sizes: golden.Sizes, *, bottom_right: bool) -> Tensor:
+    """How far each key lies ahead of each query where the last ones meet, or the first ones."""
+    shift = sizes.key_length - sizes.query_length if bottom_right else 0
+    return torch.arange(sizes.key_length) - torch.arange(sizes.query_length)[:, None] - shift
+
+
 def weighing(attention: golden.Attention, weights: Tensor) -> golden.Attention:
     """The same attention with other weights; values that no weight meets cannot hurt."""
     read = (weights != 0.0).any(dim=2).unsqueeze(-1)

@@ -8,49 +8,51 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import attrgetter, methodcaller
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from ..._golden import golden
 from ...declare.declaration import SEQUENCES, mixed_in
 from ...problems.arrangements import there
 from ...problems.inputs import Inputs
-from ._steps import changed, has_causal, keys_ahead, require
+from ._steps import has_causal, places_ahead, require
 from .named_mistake import DeclaredCall, InputsChange, NamedMistake, named
 
+Edit = golden.Edit
 _BLOCKS: Final = (2, 4, 8, 16, 32)
 
 
-def _in_place_of_triangle(table: Callable[[DeclaredCall], Tensor]) -> InputsChange:
-    """Another table in place of the triangle."""
+def _triangle(admitted: Callable[[Tensor], Tensor], corner: str = "") -> golden.Edit:
+    """Another table in place of the triangle, of how far keys lie ahead.
 
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        inputs = call.inputs
-        if not inputs.causal:
-            return None
-        admitted = table(call)
-        keep = admitted[None, None] if inputs.keep is None else inputs.keep & admitted
-        return inputs.replace(keep=keep, causal=False)
+    As declared, or where the diagonal begins or ends in a corner.
+    """
+    if not corner:
+        return Edit("by_causality", lambda ahead: admitted(ahead))
+    bottom_right = corner == "bottom-right"
+    return Edit(
+        "by_causality", lambda sizes: admitted(places_ahead(sizes, bottom_right=bottom_right))
+    )
 
-    return inputs_for
 
-
-def _by_blocks(size: int) -> Callable[[DeclaredCall], Tensor]:
-    def table(call: DeclaredCall) -> Tensor:
-        ahead = keys_ahead(call)
-        keys = torch.arange(ahead.shape[1])
-        places = keys - ahead
+def _by_blocks(size: int) -> golden.Edit:
+    def table(positions: Tensor, sizes: golden.Sizes) -> Tensor:
+        keys, places = torch.arange(sizes.key_length), positions[:, None]
         return keys.div(size, rounding_mode="floor") <= places.div(size, rounding_mode="floor")
 
-    return table
+    return Edit("by_causality", table)
 
 
-def _either(call: DeclaredCall) -> Inputs | None:
-    inputs = call.inputs
-    if not inputs.causal or inputs.keep is None:
-        return None
-    return inputs.replace(keep=inputs.keep | (keys_ahead(call) <= 0), causal=False)
+def _either(
+    by_causality: Tensor, by_window: Tensor, by_mask: Tensor, scores_shape: tuple[int, ...]
+) -> Tensor:
+    return (by_window & (by_causality | by_mask)).expand(scores_shape)
+
+
+def _is_masked(inputs: Inputs) -> bool:
+    return inputs.causal and inputs.keep is not None
 
 
 @dataclass(frozen=True)
@@ -260,48 +262,68 @@ def _as_sequences(read: Callable[[_Sequences], tuple[Tensor, Tensor]]) -> Inputs
     return inputs_for
 
 
+def _causal(
+    name: str, clause: str, sentence: str, fix: str, *edits: golden.Edit, **shared: Any
+) -> list[NamedMistake]:
+    return named(name, f"mask.{clause}", **{"where": has_causal, **shared})(sentence, fix, *edits)
+
+
+_IGNORED: Final = Edit("causal", lambda: False)
 CAUSALITY: Final[tuple[NamedMistake, ...]] = (
-    *named("causal-ignored", "mask.causal")(
+    *_causal(
+        "causal-ignored",
+        "causal",
         "the causal flag is ignored",
         "hide the keys after each query when it is set, whether a mask is given or not",
-        {"inputs": changed(has_causal, causal=False)},
+        _IGNORED,
     ),
-    *named("causal-needs-mask", "mask.causal", special_of="causal-ignored", needs="mask")(
+    *_causal(
+        "causal-needs-mask",
+        "causal",
         "the causal flag takes effect only where a mask is given too",
         "hide the keys after each query whether a mask is given or not",
-        {"inputs": changed(lambda inputs: inputs.causal and not inputs.masked, causal=False)},
+        _IGNORED,
+        special_of="causal-ignored",
+        needs="mask",
+        where=lambda inputs: inputs.causal and not inputs.masked,
     ),
-    *named("causal-only-when-square", "mask.causal-alignment", special_of="causal-ignored")(
+    *_causal(
+        "causal-only-when-square",
+        "causal-alignment",
         "the causal flag is dropped where there are more or fewer keys than queries",
         "align the triangle as declared and apply it to every shape",
-        {
-            "inputs": changed(
-                lambda inputs: (
-                    inputs.causal and inputs.geometry.query_length != inputs.geometry.key_length
-                ),
-                causal=False,
-            )
-        },
+        _IGNORED,
+        special_of="causal-ignored",
+        where=lambda inputs: (
+            inputs.causal and inputs.geometry.query_length != inputs.geometry.key_length
+        ),
     ),
-    *named("causal-sees-only-the-future", "mask.causal")(
+    *_causal(
+        "causal-sees-only-the-future",
+        "causal",
         "the triangle is the upper one: a query sees the future and not the past",
         "hide the keys after each query: tril, not triu",
-        {"inputs": _in_place_of_triangle(lambda call: keys_ahead(call) >= 0)},
-        {"inputs": _in_place_of_triangle(lambda call: keys_ahead(call) > 0)},
-        {"inputs": _in_place_of_triangle(lambda call: keys_ahead(call, bottom_right=False) >= 0)},
-        {"inputs": _in_place_of_triangle(lambda call: keys_ahead(call, bottom_right=False) > 0)},
+        *(
+            _triangle(admitted, corner)
+            for corner in ("", "top-left")
+            for admitted in (lambda ahead: ahead >= 0, lambda ahead: ahead > 0)
+        ),
     ),
-    *named("causal-by-blocks", "mask.causal", special_of="causal-ignored")(
+    *_causal(
+        "causal-by-blocks",
+        "causal",
         "causality is kept between blocks of tokens and forgotten inside a block",
         "compare positions of tokens, not of blocks",
-        *({"inputs": _in_place_of_triangle(_by_blocks(size))} for size in _BLOCKS),
+        *(_by_blocks(size) for size in _BLOCKS),
+        special_of="causal-ignored",
     ),
     # The triangle alone may stand elsewhere, and positions and windows where they should.
     *named("causal-top-left", "mask.causal-alignment")(
         "the causal diagonal starts at the first query and key (top-left)",
         "align it at the last query and key (bottom-right), as declared: diagonal=Lk - Lq",
         {
-            "inputs": _in_place_of_triangle(lambda call: keys_ahead(call, bottom_right=False) <= 0),
+            "edits": (_triangle(lambda ahead: ahead <= 0, "top-left"),),
+            "where": has_causal,
             "fits": lambda point: point.causal_alignment == "bottom-right",
             "base": {"rotary": "halves"},
         },
@@ -317,7 +339,8 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
         "the causal diagonal ends at the last query and key (bottom-right)",
         "align it at the first query and key (top-left), as declared: diagonal=0",
         {
-            "inputs": _in_place_of_triangle(lambda call: keys_ahead(call, bottom_right=True) <= 0),
+            "edits": (_triangle(lambda ahead: ahead <= 0, "bottom-right"),),
+            "where": has_causal,
             "fits": lambda point: point.causal_alignment == "top-left",
             "base": {"rotary": "halves", "causal_alignment": "top-left"},
         },
@@ -329,10 +352,13 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
             "base": {"causal_alignment": "top-left"},
         },
     ),
-    *named("causal-or-mask", "mask.causal-and-mask")(
+    *_causal(
+        "causal-or-mask",
+        "causal-and-mask",
         "a key is attended when causality or the mask admits it",
         "combine the two with and, not or",
-        {"inputs": _either},
+        Edit("admitted", _either),
+        where=_is_masked,
     ),
 )
 
