@@ -382,9 +382,7 @@ def made_on(
     return tuple(one for one in made if one.where(inputs) and one.speaks_at(declared))
 
 
-def mistaken_call(
-    declared: golden.Semantics, made: Combination, inputs: Inputs
-) -> DeclaredCall:
+def mistaken_call(declared: golden.Semantics, made: Combination, inputs: Inputs) -> DeclaredCall:
     """The inputs and the point of the semantics that mistakes made on them answer by."""
     call = _asked(declared, made, inputs)
     return asked_otherwise(call, _edits_of(made))
@@ -456,21 +454,18 @@ def _in_its_rows(
 
 
 def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination) -> MistakenAnswer:
-    if call.inputs.scale is not None and not math.isfinite(call.inputs.scale):
-        return _answer_without_scale(oracle, given, call)
     if any(one.heads or one.core or one.output for one in made):
         return _answer_in_steps(oracle, given, asked_otherwise(call, _edits_of(made)), made)
-    edits = _edits_of(made)
-    if edits:
+    evaluation = None
+    if edits := _edits_of(made):
         run = run_of_call(call)
         edits = [edit for edit in edits if edit.stage in run and run.holds(edit)]
         if not all(map(is_of_call, edits)):
             return _edited_answer(oracle, given, call, run, edits)
-    declared = _as_declared(oracle, given, call)
-    if edits:
         evaluation = evaluation_of(run.complete().edited(*edits), call.semantics)
-    else:
-        evaluation = declared.evaluation if declared else evaluate(call.inputs, call.semantics)
+    elif declared := _as_declared(oracle, given, call):
+        evaluation = declared.evaluation
+    evaluation = evaluation or evaluate(call.inputs, call.semantics)
     return MistakenAnswer(
         given=given,
         inputs=call.inputs,
@@ -496,12 +491,11 @@ def _edited_answer(
     declared = _as_declared(oracle, given, call)
     before = declared.core if declared else core_of(evaluate(call.inputs, call.semantics))
     output = run["answer" if "answer" in run else "output"]
-    empty = run["empty"]
     return MistakenAnswer(
         given=given,
         inputs=call.inputs,
         semantics=call.semantics,
-        core=_emptied(before, empty),
+        core=_emptied(before, run["empty"]),
         weights=run["weights"],
         output=output,
         stepwise=True,
@@ -569,23 +563,6 @@ def declared_with_every_key(declared: Golden) -> golden.Attention:
 
 
 _WITH_EVERY_KEY: Final[WeakKeyDictionary[Golden, golden.Attention]] = WeakKeyDictionary()
-
-
-def _answer_without_scale(oracle: Oracle, given: Inputs, call: DeclaredCall) -> MistakenAnswer:
-    """NaN in every row that has keys: the scale is a quotient by zero."""
-    inputs = call.inputs.replace(scale=None)
-    exact = oracle.at(inputs, call.semantics)
-    output = torch.where(exact.empty_rows, exact.output, math.nan)
-    return MistakenAnswer(
-        given=given,
-        inputs=inputs,
-        semantics=call.semantics,
-        core=exact.core,
-        weights=exact.core.weights,
-        output=output,
-        stepwise=True,
-        oracle=oracle,
-    )
 
 
 def _with_every_key(attention: golden.Attention) -> golden.Attention:

@@ -272,11 +272,8 @@ class _Equations:
         self, call: DeclaredCall, path: ValuePath, made: Combination, answer: Tensor
     ) -> None:
         self.call = call
-        heads = call.projected_heads()
-        for mistake in made:
-            if mistake.heads is not None:
-                heads = mistake.heads(call, heads) or heads
-        self.values = golden.repeat_heads(heads[2], call.inputs.geometry.num_heads, call.semantics)
+        _, attention = mistaken_attention(call, made, every_key=True)
+        self.values: Tensor = attention.run["shared_value"]
         offset = self._answer(path, torch.zeros(self._shape()))
         self.left = answer - offset if answer.shape == offset.shape else None
 

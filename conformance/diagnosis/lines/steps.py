@@ -31,7 +31,6 @@ from ..mistaken_answer import (
 )
 from ..mistakes import DeclaredCall
 from ..mistakes._steps import biased, capped_scores, plain_scores, unmasked_logits
-from ..mistakes.named_mistake import Heads
 
 # An exponential of base two is one of base e of a logit times this.
 _LOG2_E: Final = 1.4426950408889634
@@ -62,7 +61,7 @@ def right_steps(declared: golden.Semantics, inputs: Inputs, answer: Tensor) -> l
     call = DeclaredCall(inputs=inputs.replace(point=declared), semantics=declared)
     _, attention = mistaken_attention(call, (), every_key=True)
     return [
-        *_of_heads(call, call.projected_heads()),
+        *_of_heads(call, attention.run),
         *_of_attention(call, attention),
         *_of_places(call),
         *_of_masks(call, parts_are_known=True),
@@ -81,12 +80,8 @@ def mistaken_steps(
     call = mistaken_call(declared, made, inputs.replace(point=declared))
     before, core = mistaken_attention(call, made, every_key=True)
     seen = torch.where(torch.isneginf(core.logits), torch.nan, core.logits)
-    heads = call.projected_heads()
-    for mistake in made:
-        if mistake.heads is not None:
-            heads = mistake.heads(call, heads) or heads
     return [
-        *_of_heads(call, heads),
+        *_of_heads(call, core.run),
         *_of_attention(call, before),
         *_of_places(call),
         *_of_masks(call),
@@ -100,23 +95,23 @@ def mistaken_steps(
     ]
 
 
-def _of_heads(call: DeclaredCall, heads: Heads) -> Iterator[Step]:
+def _of_heads(call: DeclaredCall, run: golden.Run) -> Iterator[Step]:
     """Query, key and value: projected, cut, normalised and turned, shared among heads."""
-    query, key, value = heads
-    count, point = query.shape[1], call.semantics
+    point = call.semantics
     if call.inputs.is_layer:
         yield from (Step("BQE", tokens.double()) for tokens in _tokens(call))
-    turned = golden.position_heads(query, key, point)
-    normalised = tuple(golden.normalise_heads(each, point) for each in (query, key))
-    yield from (Step("BHQD", each) for each in (query, normalised[0], turned[0]))
-    for each in (key, normalised[1], turned[1], value):
+    given = run["given_query"], run["given_key"], run["given_value"]
+    count = given[0].shape[1]
+    yield from (Step("BHQD", each) for each in (given[0], run["normalised_query"], run["query"]))
+    for each in (given[1], run["normalised_key"], run["turned_key"], given[2], run["value_heads"]):
         yield Step("BHQD", each)
         if each.shape[1] != count:
             yield Step("BHQD", golden.repeat_heads(each, count, point))
+    yield from (Step("BHQD", run[name]) for name in ("shared_key", "shared_value"))
     for factor in (call.scale, abs(call.scale) ** 0.5):
-        yield Step("BHQD", factor * turned[0])
-        yield Step("BHQD", factor * turned[1])
-    for some in (heads, heads[1:]):
+        yield Step("BHQD", factor * run["query"])
+        yield Step("BHQD", factor * run["turned_key"])
+    for some in (given, given[1:]):
         if len({tuple(each.shape) for each in some}) == 1:
             yield Step("PBHQD", torch.stack(some))
 

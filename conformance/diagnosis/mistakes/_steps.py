@@ -62,11 +62,6 @@ def hides_keys(inputs: Inputs) -> bool:
     return inputs.masked or inputs.causal or inputs.window is not None
 
 
-def changed(where: Callable[[Inputs], bool], **changes: object) -> InputsChange:
-    """Other fields of the inputs, on inputs of some kind."""
-    return lambda call: call.inputs.replace(**changes) if where(call.inputs) else None
-
-
 def but_for_bias(change: InputsChange) -> dict[str, Any]:
     """The steps of a change of tables behind which minus infinities of an additive mask stay.
 
@@ -152,11 +147,6 @@ UNRULED: Final = golden.Edit("weights", lambda shares: shares)
 EMPTY_WITHOUT_LOGITS: Final = golden.Edit("empty", change=_without_logits)
 
 
-def with_output(change: Callable[[golden.Attention], Tensor]) -> CoreChange:
-    """Another output of the attention proper."""
-    return lambda _call, attention: dataclasses.replace(attention, output=change(attention))
-
-
 def plain_scores(attention: golden.Attention) -> Tensor:
     """The scaled dot products with every key, ignored ones too."""
     return (attention.query @ attention.key.transpose(-1, -2)) * attention.scale
@@ -222,18 +212,6 @@ def relogited(attention: golden.Attention, logits: Tensor) -> golden.Attention:
     return weighing(dataclasses.replace(attention, logits=logits), weights)
 
 
-def rescored(scores_of: Callable[[golden.Attention], Tensor]) -> CoreChange:
-    """Other scores of unmasked logits; bias, mask and softmax are as they should be."""
-
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        bias = attention.bias
-        logits = biased(attention, scores_of(attention))
-        logits = logits if bias is None else logits + bias
-        return relogited(attention, logits.masked_fill(~attention.allowed, float("-inf")))
-
-    return core
-
-
 def admitted_by_structure(call: DeclaredCall) -> Tensor:
     """What causality and window admit: bool ``[Lq, Lk]``."""
     return call.inputs.structure(call.semantics)
@@ -276,47 +254,6 @@ def admitted_by_mask(call: DeclaredCall) -> Tensor:
     if inputs.keep is not None:
         admitted = inputs.keep if call.semantics.mask_polarity == "keep" else ~inputs.keep
     return admitted if inputs.bias is None else admitted & ~torch.isneginf(inputs.bias)
-
-
-def remasked(
-    change: Callable[[Tensor], Tensor | None],
-    *,
-    forms: tuple[str, ...] = (),
-    where: Callable[[Inputs], bool] = lambda _inputs: True,
-) -> InputsChange:
-    """Other tables: what is done to ``keep`` is done to a finite bias, too.
-
-    ``change`` gets a table ``[b, h, q, Lk]``; None from it means that nothing changes.
-    """
-
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        inputs = call.inputs
-        if not inputs.masked or (forms and inputs.mask_form not in forms) or not where(inputs):
-            return None
-        keep = None if inputs.keep is None else change(inputs.keep)
-        bias = None if inputs.bias is None else change(inputs.bias)
-        if keep is None and bias is None:
-            return None
-        return inputs.replace(
-            keep=inputs.keep if keep is None else keep, bias=inputs.bias if bias is None else bias
-        )
-
-    return inputs_for
-
-
-def rekept(
-    change: Callable[[Inputs, Tensor], Tensor | None], *, forms: tuple[str, ...] = ()
-) -> InputsChange:
-    """Another table of kept keys; a bias stays as it is."""
-
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        inputs = call.inputs
-        if inputs.keep is None or (forms and inputs.mask_form not in forms):
-            return None
-        keep = change(inputs, inputs.keep)
-        return None if keep is None else inputs.replace(keep=keep)
-
-    return inputs_for
 
 
 def hidden_by(call: DeclaredCall, part: str) -> tuple[Tensor, Tensor]:

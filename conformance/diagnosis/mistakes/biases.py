@@ -13,7 +13,7 @@ from ..._golden import golden
 from ...problems.inputs import Inputs
 from ._steps import has_bias, has_cache, reweighed
 from .fills import filled, increased, treated
-from .named_mistake import Edits, NamedMistake, Way, named
+from .named_mistake import Edits, Entries, NamedMistake, fixed, named
 
 Edit = golden.Edit
 _BIAS: Final = "mask.bias-counts"
@@ -22,8 +22,8 @@ _AS_IT_IS: Final = "add it as it is"
 _TO_SCORES: Final = "add it to the scaled scores"
 
 
-def _bias(name: str, sentence: str, fix: str, *ways: Way, **shared: Any) -> list[NamedMistake]:
-    return named(name, _BIAS, **shared)(sentence, fix, *ways)
+def _bias(name: str, **shared: Any) -> Entries:
+    return named(name, _BIAS, **shared)
 
 
 def _rebiased(change: Callable[..., Tensor]) -> golden.Edit:
@@ -91,8 +91,7 @@ def _all_scaled(*, triangle: bool) -> Edits:
 
 
 BIASES: Final[tuple[NamedMistake, ...]] = (
-    *_bias(
-        "bias-before-scale",
+    *_bias("bias-before-scale")(
         "the bias is added before the scaling and is scaled too",
         "scale the scores first, then add the bias",
         {"edits": _all_scaled(triangle=False), "where": has_bias},
@@ -101,8 +100,7 @@ BIASES: Final[tuple[NamedMistake, ...]] = (
             "where": lambda inputs: has_bias(inputs) or inputs.causal,
         },
     ),
-    *_bias(
-        "bias-ignored",
+    *_bias("bias-ignored")(
         "the finite values of the bias are ignored",
         _TO_SCORES,
         Edit("given_bias", lambda: None),
@@ -111,33 +109,35 @@ BIASES: Final[tuple[NamedMistake, ...]] = (
             "where": has_bias,
         },
     ),
-    *_bias(
-        "bias-subtracted",
+    *_bias("bias-subtracted")(
         "the bias is subtracted",
         "add it",
         _rebiased(torch.neg),
         _plus_infinities_too(torch.neg),
         _plus_infinities_too(torch.neg, last=True),
     ),
-    *_bias("bias-doubled", "the bias is added twice", _ONCE, _rebiased(lambda bias: 2.0 * bias)),
-    *_bias(
-        "bias-halved", "half of the bias is added", _AS_IT_IS, _rebiased(lambda bias: 0.5 * bias)
+    *_bias("bias-doubled")(
+        "the bias is added twice",
+        _ONCE,
+        _rebiased(lambda bias: 2.0 * bias),
     ),
-    *_bias(
-        "bias-in-binary-units",
+    *_bias("bias-halved")(
+        "half of the bias is added",
+        _AS_IT_IS,
+        _rebiased(lambda bias: 0.5 * bias),
+    ),
+    *_bias("bias-in-binary-units")(
         "the scores are rescaled for powers of two and the bias is not",
         "multiply the bias by log2(e), too",
         _rebiased(lambda bias: bias * math.log(2.0)),
         _rebiased(lambda bias: bias / math.log(2.0)),
     ),
-    *_bias(
-        "bias-clamped",
+    *_bias("bias-clamped")(
         "a bias above zero is clamped to zero",
         _AS_IT_IS,
         _rebiased(lambda bias: bias.clamp_max(0.0)),
     ),
-    *_bias(
-        "bias-without-sign",
+    *_bias("bias-without-sign")(
         "the sign of the bias is lost",
         _AS_IT_IS,
         _rebiased(torch.abs),
@@ -147,34 +147,28 @@ BIASES: Final[tuple[NamedMistake, ...]] = (
     *(
         mistake
         for axis, name in enumerate(("item", "head", "query"))
-        for mistake in _bias(
-            f"bias-of-first-{name}",
+        for mistake in _bias(f"bias-of-first-{name}", special_of=f"mask-of-first-{name}")(
             f"the finite values of the bias of the first {name} are used for all",
             "broadcast the bias along its own axes",
             _bias_of_first(axis, hidden_too=True),
             _bias_of_first(axis, hidden_too=False),
-            special_of=f"mask-of-first-{name}",
         )
     ),
-    *_bias(
-        "bias-multiplied",
+    *_bias("bias-multiplied", where=has_bias)(
         "the scores are multiplied by the bias",
         "add it",
         Edit(
             "biased",
             lambda modified, bias: torch.zeros_like(modified) if bias is None else modified * bias,
         ),
-        where=has_bias,
     ),
-    *_bias(
-        "bias-after-softmax",
+    *_bias("bias-after-softmax", where=lambda inputs: inputs.bias is not None)(
         "the bias is added to the weights, after the softmax",
         _TO_SCORES,
         (
             Edit("biased", change=lambda biased, bias: biased - bias),
             Edit("weights", lambda shares, bias, allowed: shares + bias * allowed),
         ),
-        where=lambda inputs: inputs.bias is not None,
     ),
     *named("bias-taken-for-boolean", "mask.bias", where=has_bias)(
         "the additive mask is cast to a boolean one: its numbers are lost",
@@ -280,15 +274,13 @@ def _signed(right: Tensor, sizes: golden.Sizes, positions: Tensor, _scale: float
     return torch.where(torch.arange(sizes.key_length) > positions[:, None], -right, right)
 
 
-def _rotary(
-    name: str, sentence: str, *ways: Way, fix: str = _TURN, **shared: Any
-) -> list[NamedMistake]:
+def _rotary(name: str, fix: str = _TURN, **shared: Any) -> Entries:
     """A mistake that either pairing may make; acted out with halves."""
-    return named(name, _ROTARY, base=_HALVES, fits=_turns, **shared)(sentence, fix, *ways)
+    return fixed(named(name, _ROTARY, base=_HALVES, fits=_turns, **shared), fix)
 
 
-def _alibi(name: str, sentence: str, *ways: Way, fix: str = _SLOPES) -> list[NamedMistake]:
-    return named(name, _ALIBI, base=_LINEAR)(sentence, fix, *ways)
+def _alibi(name: str, fix: str = _SLOPES) -> Entries:
+    return fixed(named(name, _ALIBI, base=_LINEAR), fix)
 
 
 POSITIONS: Final[tuple[NamedMistake, ...]] = (
@@ -300,9 +292,10 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
     ),
     *_rotary(
         "rotary-base",
+        fix="turn pair i of R channels by position times base^(-2i/R), with the declared base",
+    )(
         "the base of the rotary frequencies is another",
         *({"changes": {"rotary_base": base}} for base in (1000.0, 500000.0, 1000000.0)),
-        fix="turn pair i of R channels by position times base^(-2i/R), with the declared base",
     ),
     *named("rotary-undeclared", "numerics.golden")(
         "queries and keys are turned by their positions, which is not declared",
@@ -317,79 +310,85 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
             for pairs in ("halves", "interleaved")
         ),
     ),
-    *_rotary("rotary-missing", "queries and keys are not turned", {"changes": {"rotary": "none"}}),
-    *_rotary(
-        "rotary-query-only",
+    *_rotary("rotary-missing")(
+        "queries and keys are not turned",
+        {"changes": {"rotary": "none"}},
+    ),
+    *_rotary("rotary-query-only", fix="turn the keys as well, each by its own position")(
         "queries are turned and keys are not",
         _keys(torch.neg),
-        fix="turn the keys as well, each by its own position",
     ),
-    *_rotary(
-        "rotary-key-only",
+    *_rotary("rotary-key-only", fix="turn the queries as well, each by its own position")(
         "keys are turned and queries are not",
         _queries(torch.neg),
-        fix="turn the queries as well, each by its own position",
     ),
     *_rotary(
         "rotary-backwards",
+        fix="turn queries and keys by the same sign: a cos - b sin, b cos + a sin for both",
+    )(
         "queries and keys are turned in opposite directions",
         _keys(lambda places: -2 * places),
         _queries(lambda places: -2 * places),
-        fix="turn queries and keys by the same sign: a cos - b sin, b cos + a sin for both",
     ),
     *_rotary(
         "rotary-twice",
+        fix="turn queries and keys once: keys that come turned from a cache are not turned again",
+    )(
         "queries and keys are turned twice",
         (_queries(torch.clone), _keys(torch.clone)),
-        fix="turn queries and keys once: keys that come turned from a cache are not turned again",
     ),
     *_rotary(
-        "rotary-value-too",
+        "rotary-value-too", fix="turn queries and keys alone, and leave the values as they are"
+    )(
         "values are turned like keys",
         _turned("value_heads", lambda places, _inputs: places),
-        fix="turn queries and keys alone, and leave the values as they are",
     ),
     *_rotary(
-        "rotary-off-by-one",
+        "rotary-off-by-one", fix="count the positions of queries and of keys from the same number"
+    )(
         "positions of queries and keys are counted from different numbers",
         _keys(torch.ones_like),
         _queries(torch.ones_like),
-        fix="count the positions of queries and of keys from the same number",
     ),
     *_rotary(
         "rotary-offset",
-        "queries are counted from the other end of the keys, as if nothing were cached",
-        Edit("query", change=_from_the_other_end),
         fix="give query i of Lq the position i + Lk - Lq among Lk keys where the alignment is "
         "declared bottom-right, else i",
+    )(
+        "queries are counted from the other end of the keys, as if nothing were cached",
+        Edit("query", change=_from_the_other_end),
     ),
     *_rotary(
         "rotary-new-tokens-from-zero",
-        "with a cache the positions of new queries and keys are counted from 0",
-        (_NEW_QUERIES, _NEW_KEYS),
         where=has_cache,
         fix="add the number of cached keys to the positions of new queries and keys",
+    )(
+        "with a cache the positions of new queries and keys are counted from 0",
+        (_NEW_QUERIES, _NEW_KEYS),
     ),
     *_rotary(
         "rotary-new-keys-from-zero",
-        "with a cache the positions of the new keys are counted from 0, those of queries are not",
-        _NEW_KEYS,
         where=has_cache,
         fix="add the number of cached keys to the positions of the new keys as well",
+    )(
+        "with a cache the positions of the new keys are counted from 0, those of queries are not",
+        _NEW_KEYS,
     ),
     *_rotary(
         "rotary-cache-not-turned",
-        "the cached keys are not turned",
-        _cached(-1),
         where=has_cache,
         fix="turn the cached keys as well, by positions from 0 on",
+    )(
+        "the cached keys are not turned",
+        _cached(-1),
     ),
     *_rotary(
         "rotary-cache-turned-twice",
-        "the cached keys are turned twice",
-        _cached(1),
         where=has_cache,
         fix="turn each key once: those that are cached turned are not turned again",
+    )(
+        "the cached keys are turned twice",
+        _cached(1),
     ),
     *named("rotary-fraction", "position.rotary-partial")(
         "all channels are turned, not the declared fraction",
@@ -409,39 +408,39 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
             for slopes in ({}, {"edits": (_of_slopes(_one_sequence),)})
         ),
     ),
-    *_alibi("alibi-missing", "the linear biases are left out", {"changes": {"alibi": False}}),
+    *_alibi("alibi-missing")(
+        "the linear biases are left out",
+        {"changes": {"alibi": False}},
+    ),
     *_alibi(
         "alibi-one-sequence",
-        "slopes follow one geometric sequence though the heads are no power of two",
-        _of_slopes(_one_sequence),
         fix="take the slopes of the largest power of two below the number of heads, and then every "
         "second slope of twice that power",
+    )(
+        "slopes follow one geometric sequence though the heads are no power of two",
+        _of_slopes(_one_sequence),
     ),
-    *_alibi(
-        "alibi-reversed",
+    *_alibi("alibi-reversed", fix="give the first head the largest slope")(
         "slopes are given to the heads in the opposite order",
         _of_slopes(lambda heads: golden.alibi_slopes(heads).flip(0)),
-        fix="give the first head the largest slope",
     ),
-    *_alibi(
-        "alibi-sign",
+    *_alibi("alibi-sign")(
         "slope times distance is added",
         _linear(lambda right, *_others: -right),
     ),
-    *_alibi(
-        "alibi-signed",
+    *_alibi("alibi-signed")(
         "the distance has a sign: later keys gain",
         _linear(_signed),
     ),
-    *_alibi(
-        "alibi-scaled",
+    *_alibi("alibi-scaled")(
         "the linear biases join before the scale",
         _linear(lambda right, _sizes, _positions, scale: scale * right),
     ),
     *_alibi(
         "alibi-offset",
+        fix="count a query's place from the last key: add the number of keys less that of queries",
+    )(
         "distances are counted as if the first query stood at the first key",
         _linear(_from_the_first_query),
-        fix="count a query's place from the last key: add the number of keys less that of queries",
     ),
 )

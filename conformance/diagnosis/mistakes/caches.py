@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -22,17 +22,24 @@ from ._steps import (
     has_softcap,
     has_window,
 )
-from .named_mistake import DeclaredCall, Edits, InputsChange, NamedMistake, Where, is_core, named
+from .named_mistake import (
+    DeclaredCall,
+    Edits,
+    Entries,
+    InputsChange,
+    NamedMistake,
+    Where,
+    is_core,
+    named,
+)
 
 Edit = golden.Edit
 _JOIN: Final = "concatenate: the cached keys and values, then the new ones"
 _BEHIND: Final = "count places from the first cached key: the first new token stands behind them"
 
 
-def _cache(
-    name: str, sentence: str, fix: str, *edits: golden.Edit | Edits, clause: str = "golden"
-) -> list[NamedMistake]:
-    return named(name, f"cache.{clause}", where=has_cache)(sentence, fix, *edits)
+def _cache(name: str, clause: str = "cache.golden", **shared: Any) -> Entries:
+    return named(name, clause, where=has_cache, **shared)
 
 
 def _with_keys(order: Callable[[Tensor, int], Tensor]) -> Edits:
@@ -115,26 +122,22 @@ CACHES: Final[tuple[NamedMistake, ...]] = (
         _JOIN,
         {"inputs": _without_cache(has_cache)},
     ),
-    *_cache(
-        "window-of-new-keys-alone",
+    *_cache("window-of-new-keys-alone")(
         "the window hides none of the cached keys",
         "count places from the first cached key, and hide each key outside of the window",
         Edit("by_window", change=_cached_seen),
     ),
-    *_cache(
-        "cache-behind-new-keys",
+    *_cache("cache-behind-new-keys")(
         "the cached keys and values are put behind the new ones",
         _JOIN,
         _with_keys(lambda places, past: places.roll(-past)),
     ),
-    *_cache(
-        "cache-reversed",
+    *_cache("cache-reversed")(
         "the cached keys and values are read from the last one to the first",
         _JOIN,
         _with_keys(lambda places, past: torch.where(places < past, past - 1 - places, places)),
     ),
-    *_cache(
-        "cache-last-slot-overwritten",
+    *_cache("cache-last-slot-overwritten")(
         "the last cached key is overwritten by the first new one",
         "write new tokens into the slots behind those that are in use",
         _with_keys(lambda places, past: places + (places == past - 1).long()),
@@ -166,16 +169,13 @@ CACHES: Final[tuple[NamedMistake, ...]] = (
             sentence, _BEHIND, {"changes": changes}
         )
     ),
-    *_cache(
-        "cache-of-one-new-key",
+    *_cache("cache-of-one-new-key", clause="cache.decode-equals-full")(
         "of several new keys only one is put behind the cached ones",
         "put all new keys behind the cached ones, however many there are",
         _new_key_left(-1),
         _new_key_left(0),
-        clause="decode-equals-full",
     ),
-    *_cache(
-        "cache-not-masked",
+    *_cache("cache-not-masked")(
         "the mask acts on the new keys alone: every cached key is attended",
         "masks have a column for each cached key and each new one",
         _with_mask(_every_cached),

@@ -18,7 +18,7 @@ from ...declare.declaration import SEQUENCES, mixed_in
 from ...problems.arrangements import there
 from ...problems.inputs import Inputs
 from ._steps import has_causal, places_ahead, require
-from .named_mistake import DeclaredCall, InputsChange, NamedMistake, named
+from .named_mistake import DeclaredCall, Entries, InputsChange, NamedMistake, named
 
 Edit = golden.Edit
 _BLOCKS: Final = (2, 4, 8, 16, 32)
@@ -30,7 +30,7 @@ def _triangle(admitted: Callable[[Tensor], Tensor], corner: str = "") -> golden.
     As declared, or where the diagonal begins or ends in a corner.
     """
     if not corner:
-        return Edit("by_causality", lambda ahead: admitted(ahead))
+        return Edit("by_causality", golden.Rewired(admitted, ("ahead",)))
     bottom_right = corner == "bottom-right"
     return Edit(
         "by_causality", lambda sizes: admitted(places_ahead(sizes, bottom_right=bottom_right))
@@ -262,45 +262,41 @@ def _as_sequences(read: Callable[[_Sequences], tuple[Tensor, Tensor]]) -> Inputs
     return inputs_for
 
 
-def _causal(
-    name: str, clause: str, sentence: str, fix: str, *edits: golden.Edit, **shared: Any
-) -> list[NamedMistake]:
-    return named(name, f"mask.{clause}", **{"where": has_causal, **shared})(sentence, fix, *edits)
+def _causal(name: str, clause: str, **shared: Any) -> Entries:
+    return named(name, clause, **{"where": has_causal, **shared})
 
 
 _IGNORED: Final = Edit("causal", lambda: False)
 CAUSALITY: Final[tuple[NamedMistake, ...]] = (
-    *_causal(
-        "causal-ignored",
-        "causal",
+    *_causal("causal-ignored", "mask.causal")(
         "the causal flag is ignored",
         "hide the keys after each query when it is set, whether a mask is given or not",
         _IGNORED,
     ),
     *_causal(
         "causal-needs-mask",
-        "causal",
-        "the causal flag takes effect only where a mask is given too",
-        "hide the keys after each query whether a mask is given or not",
-        _IGNORED,
+        "mask.causal",
         special_of="causal-ignored",
         needs="mask",
         where=lambda inputs: inputs.causal and not inputs.masked,
+    )(
+        "the causal flag takes effect only where a mask is given too",
+        "hide the keys after each query whether a mask is given or not",
+        _IGNORED,
     ),
     *_causal(
         "causal-only-when-square",
-        "causal-alignment",
-        "the causal flag is dropped where there are more or fewer keys than queries",
-        "align the triangle as declared and apply it to every shape",
-        _IGNORED,
+        "mask.causal-alignment",
         special_of="causal-ignored",
         where=lambda inputs: (
             inputs.causal and inputs.geometry.query_length != inputs.geometry.key_length
         ),
+    )(
+        "the causal flag is dropped where there are more or fewer keys than queries",
+        "align the triangle as declared and apply it to every shape",
+        _IGNORED,
     ),
-    *_causal(
-        "causal-sees-only-the-future",
-        "causal",
+    *_causal("causal-sees-only-the-future", "mask.causal")(
         "the triangle is the upper one: a query sees the future and not the past",
         "hide the keys after each query: tril, not triu",
         *(
@@ -309,13 +305,10 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
             for admitted in (lambda ahead: ahead >= 0, lambda ahead: ahead > 0)
         ),
     ),
-    *_causal(
-        "causal-by-blocks",
-        "causal",
+    *_causal("causal-by-blocks", "mask.causal", special_of="causal-ignored")(
         "causality is kept between blocks of tokens and forgotten inside a block",
         "compare positions of tokens, not of blocks",
         *(_by_blocks(size) for size in _BLOCKS),
-        special_of="causal-ignored",
     ),
     # The triangle alone may stand elsewhere, and positions and windows where they should.
     *named("causal-top-left", "mask.causal-alignment")(
@@ -352,13 +345,10 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
             "base": {"causal_alignment": "top-left"},
         },
     ),
-    *_causal(
-        "causal-or-mask",
-        "causal-and-mask",
+    *_causal("causal-or-mask", "mask.causal-and-mask", where=_is_masked)(
         "a key is attended when causality or the mask admits it",
         "combine the two with and, not or",
         Edit("admitted", _either),
-        where=_is_masked,
     ),
 )
 

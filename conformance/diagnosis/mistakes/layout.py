@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import torch
@@ -12,34 +12,32 @@ from torch import Tensor
 from ..._golden import golden
 from ...problems.arrangements import there
 from ...problems.inputs import Inputs
-from ._steps import require, weighing, with_output
+from ._steps import require
 from .named_mistake import (
-    CoreChange,
     DeclaredCall,
-    Heads,
-    HeadsChange,
+    Edits,
     InputsChange,
     NamedMistake,
-    OutputChange,
+    answering,
+    changed,
+    is_core,
     named,
 )
 
+Edit = golden.Edit
 _GOLDEN: Final = "numerics.golden"
 _OWN_HEAD: Final = "let head h read its own query, key and value"
 _OWN_ITEM: Final = "let each batch item read its own query, key and value"
+_STAGES: Final = {"query": "query", "key": "turned_key", "value": "value_heads"}
 
 
-def _on(change: Callable[[Tensor], Tensor], *roles: str) -> HeadsChange:
+def _on(change: Callable[[Tensor], Tensor], *roles: str) -> Edits:
     """The same change to the heads of some roles."""
+    return changed(change, *(_STAGES[role] for role in roles))
 
-    def heads(_call: DeclaredCall, before: Heads) -> Heads:
-        query, key, value = (
-            change(tensor) if role in roles else tensor
-            for role, tensor in zip(("query", "key", "value"), before, strict=True)
-        )
-        return query, key, value
 
-    return heads
+def _output(change: Callable[..., Tensor]) -> golden.Edit:
+    return Edit("output", change=change)
 
 
 def _first_of(axis: int) -> Callable[[Tensor], Tensor]:
@@ -54,71 +52,50 @@ def _rolled(shift: int, axis: int) -> Callable[[Tensor], Tensor]:
     return lambda heads: heads.roll(shift, axis)
 
 
-def _averaged(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-    weights = attention.weights.mean(dim=1, keepdim=True).expand_as(attention.weights)
-    return weighing(attention, weights)
+def _for_every_head(total: Callable[..., Tensor], stage: str) -> golden.Edit:
+    return Edit(stage, change=lambda heads: total(heads, dim=1, keepdim=True).expand_as(heads))
 
 
 def _plural(roles: Sequence[str], space: str) -> str:
     return f"{space}and{space}".join({"query": "queries"}.get(role, f"{role}s") for role in roles)
 
 
-def _exchanged_axis(axis: int) -> HeadsChange:
-    """Tokens take the place of heads or items, and those that of tokens."""
+def _exchanged_axis(axis: int) -> Edits:
+    """Tokens take the place of heads or items, and those that of tokens; the answer is turned."""
 
-    def heads(_call: DeclaredCall, before: Heads) -> Heads:
-        query, key, value = before
-        require(query.shape[2] == key.shape[2])
-        return query.transpose(axis, 2), key.transpose(axis, 2), value.transpose(axis, 2)
+    def change(heads: Tensor, inputs: Inputs) -> Tensor:
+        require(inputs.geometry.query_length == inputs.geometry.key_length)
+        return heads.transpose(axis, 2)
 
-    return heads
-
-
-def _turned_back(*axes: int) -> Callable[[DeclaredCall, golden.Attention], golden.Attention]:
-    return lambda _call, attention: dataclasses.replace(
-        attention, output=attention.output.transpose(*axes)
-    )
+    given = changed(change, "given_query", "given_key", "given_value")
+    return *given, _output(lambda output: output.transpose(axis, 2))
 
 
-def _tokens_before_heads(
-    call: DeclaredCall, attention: golden.Attention
-) -> golden.Attention | None:
-    if call.inputs.is_layer:  # its answer has no axis of heads
-        return None
-    return _turned_back(1, 2)(call, attention)
+def _tokens_before_heads(output: Tensor) -> Tensor:
+    return output.transpose(1, 2)
 
 
-def _merged_heads(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-    behind = _tokens_before_heads(call, attention)
-    return behind and dataclasses.replace(behind, output=behind.output.flatten(2))
+def _merged_heads(output: Tensor) -> Tensor:
+    return output.transpose(1, 2).flatten(2)
 
 
-def _for_every_head(total: Callable[..., Tensor]) -> CoreChange:
-    return with_output(
-        lambda attention: total(attention.output, dim=1, keepdim=True).expand_as(attention.output)
-    )
-
-
-def _padded_for_packed(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-    inputs = call.inputs
-    if not inputs.head_layout.has_sequences:
-        return None
-    rows, answers = there(inputs, "query", inputs.query), attention.output.transpose(1, 2)
+def _padded_for_packed(output: Tensor, inputs: Inputs) -> Tensor:
+    rows, answers = there(inputs, "query", inputs.query), output.transpose(1, 2)
     counts = rows.sum(dim=-1)
     padded = answers.new_zeros(len(counts), int(counts.max()), *answers.shape[2:])
     padded[torch.arange(padded.shape[1]) < counts[:, None]] = answers[rows]
-    output = torch.zeros_like(answers)
-    output[rows] = padded.flatten(0, 1)[: int(counts.sum())]
-    return dataclasses.replace(attention, output=output.transpose(1, 2))
+    packed = torch.zeros_like(answers)
+    packed[rows] = padded.flatten(0, 1)[: int(counts.sum())]
+    return packed.transpose(1, 2)
 
 
 LAYOUT: Final[tuple[NamedMistake, ...]] = (
     *named("heads-reversed", _GOLDEN)(
         "the heads are in reverse order",
         "keep the order of the heads",
-        {"core": with_output(lambda attention: attention.output.flip(1))},
-        {"heads": _on(_flipped(1), "query")},
-        {"heads": _on(_flipped(1), "key", "value")},
+        _output(_flipped(1)),
+        _on(_flipped(1), "query"),
+        _on(_flipped(1), "key", "value"),
     ),
     *(
         mistake
@@ -126,7 +103,7 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         for mistake in named(f"{_plural(roles, '-')}-of-first-head", "equivariance.heads")(
             f"all heads use the {_plural(roles, ' ')} of the first one",
             _OWN_HEAD,
-            {"heads": _on(_first_of(1), *roles)},
+            _on(_first_of(1), *roles),
         )
     ),
     *(
@@ -135,51 +112,51 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         for mistake in named(f"{role}s-of-another-head", "equivariance.heads")(
             f"each head reads the {role}s of another one",
             _OWN_HEAD,
-            {"heads": _on(_rolled(-1, 1), role)},
-            {"heads": _on(_rolled(1, 1), role)},
-            {"heads": _on(_flipped(1), role)},
+            _on(_rolled(-1, 1), role),
+            _on(_rolled(1, 1), role),
+            _on(_flipped(1), role),
         )
     ),
     *named("one-projection-for-all-heads", "equivariance.heads")(
         "all heads use queries, keys and values of the first one",
         "give each head its own rows of the projections",
-        {"heads": _on(_first_of(1), "query", "key", "value")},
-        {"core": with_output(lambda attention: _first_of(1)(attention.output))},
+        _on(_first_of(1), "query", "key", "value"),
+        _output(_first_of(1)),
     ),
     *named("weights-averaged-over-heads", _GOLDEN)(
         "all heads use the average of their weights",
         "let each head use its own weights",
-        {"core": _averaged},
+        _for_every_head(torch.mean, "weights"),
     ),
     *named("heads-summed", _GOLDEN)(
         "the heads are added up where they should stand side by side",
         "concatenate them along the channels",
-        {"core": _for_every_head(torch.sum)},
+        _for_every_head(torch.sum, "output"),
     ),
     *named("heads-averaged", _GOLDEN)(
         "the heads are averaged where they should stand side by side",
         "concatenate them along the channels",
-        {"core": _for_every_head(torch.mean)},
+        _for_every_head(torch.mean, "output"),
     ),
     *named("heads-taken-for-tokens", _GOLDEN)(
         "the heads of one token attend to each other, not the tokens of one head",
         "transpose to (batch, heads, length, head size) before the scores",
-        {"heads": _exchanged_axis(1), "core": _turned_back(1, 2)},
+        _exchanged_axis(1),
     ),
     *named("answer-with-tokens-before-heads", "shape.output")(
         "the axes of heads and tokens of the answer have changed places",
         "return the axes as the inputs have them: transpose(1, 2) once more, or once less",
-        {"core": _tokens_before_heads},
+        Edit("output", change=_tokens_before_heads, when=is_core),
     ),
     *named("answer-with-heads-merged", "shape.output")(
         "the answer has the heads of a token side by side, in one axis",
         "return an axis of heads, as the queries have one",
-        {"core": _merged_heads},
+        Edit("output", change=_merged_heads, when=is_core),
     ),
     *named("batch-taken-for-tokens", "equivariance.batch-independent")(
         "batch and tokens are mixed up: each place attends over the items of the batch",
         "put the batch first, or declare what the first axis is",
-        {"heads": _exchanged_axis(0), "core": _turned_back(0, 2)},
+        _exchanged_axis(0),
     ),
     *(
         mistake
@@ -194,134 +171,130 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         )(
             f"all batch items {read} of the first one",
             _OWN_ITEM,
-            {"heads": _on(_first_of(0), *roles)},
+            _on(_first_of(0), *roles),
         )
     ),
     *named("answer-of-first-item", "equivariance.batch-independent")(
         "all batch items get the answer of the first one",
         _OWN_ITEM,
-        {"core": with_output(lambda attention: _first_of(0)(attention.output))},
+        _output(_first_of(0)),
     ),
     *named("items-reversed", "equivariance.batch")(
         "the batch items are read in another order",
         _OWN_ITEM,
-        {"heads": _on(_flipped(0), "value")},
-        {"heads": _on(_flipped(0), "key")},
-        {"heads": _on(_flipped(0), "key", "value")},
-        {"heads": _on(_rolled(1, 0), "value")},
-        {"heads": _on(_rolled(1, 0), "key", "value")},
+        _on(_flipped(0), "value"),
+        _on(_flipped(0), "key"),
+        _on(_flipped(0), "key", "value"),
+        _on(_rolled(1, 0), "value"),
+        _on(_rolled(1, 0), "key", "value"),
     ),
     *named("answer-for-reversed-queries", "equivariance.queries")(
         "the answers of the queries are in reverse order",
         "keep the order of the queries",
-        {"core": with_output(lambda attention: attention.output.flip(2))},
+        _output(_flipped(2)),
     ),
     *named("values-reversed", "equivariance.keys")(
         "the values are in the reverse order of their keys",
         "let value j belong to key j",
-        {"heads": _on(_flipped(2), "value")},
+        _on(_flipped(2), "value"),
     ),
     *named("values-rolled", "equivariance.keys")(
         "each key's weight meets the value of the key before or after it",
         "let value j belong to key j",
-        {"heads": _on(_rolled(1, 2), "value")},
-        {"heads": _on(_rolled(-1, 2), "value")},
+        _on(_rolled(1, 2), "value"),
+        _on(_rolled(-1, 2), "value"),
     ),
-    *named("sequences-answered-padded", "varlen.golden", needs="sequences")(
+    *named(
+        "sequences-answered-padded",
+        "varlen.golden",
+        needs="sequences",
+        where=lambda inputs: inputs.head_layout.has_sequences,
+    )(
         "answers that are padded to the longest sequence are returned as if they were packed",
         "take each sequence's own rows out of the padded answer before they are joined",
-        {"core": _padded_for_packed},
+        _output(_padded_for_packed),
     ),
 )
 
 
-def _regrouped(order: Callable[[int, int], Tensor]) -> HeadsChange:
-    """Key/value heads that the query heads read, each by a number of its own."""
-
-    def heads(call: DeclaredCall, before: Heads) -> Heads | None:
-        sizes = call.inputs.geometry
-        if sizes.num_heads == sizes.num_kv_heads:
-            return None
-        read = order(sizes.num_heads, sizes.num_kv_heads)
-        return before[0], before[1][:, read], before[2][:, read]
-
-    return heads
+def _shares(sizes: golden.Sizes) -> bool:
+    return sizes.num_heads != sizes.num_kv_heads
 
 
-def _tiled(tiled: str) -> HeadsChange:
-    """Keys or values are dealt out in turns, the others to neighbours."""
-
-    def heads(call: DeclaredCall, before: Heads) -> Heads | None:
-        sizes = call.inputs.geometry
-        if sizes.num_heads == sizes.num_kv_heads:
-            return None
-        group = sizes.num_heads // sizes.num_kv_heads
-        query, key, value = before
-        if tiled == "key":
-            return query, key.repeat(1, group, 1, 1), value.repeat_interleave(group, dim=1)
-        return query, key.repeat_interleave(group, dim=1), value.repeat(1, group, 1, 1)
-
-    return heads
+def _shared(rule: Callable[[Tensor, golden.Sizes], Tensor], *roles: str) -> Edits:
+    """Other heads of keys and values for the query heads."""
+    return tuple(
+        Edit(f"shared_{role}", golden.Rewired(rule, (_STAGES[role], "sizes")), when=_shares)
+        for role in roles
+    )
 
 
-def _merged_across(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+def _regrouped(order: Callable[[Tensor, int, int], Tensor]) -> Edits:
+    """Key/value heads that query heads read, by their numbers, the group size and the last one."""
+
+    def heads(given: Tensor, sizes: golden.Sizes) -> Tensor:
+        count = sizes.num_kv_heads
+        return given[:, order(torch.arange(sizes.num_heads), sizes.num_heads // count, count - 1)]
+
+    return _shared(heads, "key", "value")
+
+
+def _tiled(heads: Tensor, sizes: golden.Sizes) -> Tensor:
+    """Heads dealt out in turns."""
+    return heads.repeat(1, sizes.num_heads // sizes.num_kv_heads, 1, 1)
+
+
+def _merged_across(output: Tensor, sizes: golden.Sizes) -> Tensor:
     """The answers of a group lie as many heads apart as there are groups, not side by side."""
-    heads, groups = attention.output.shape[1], call.inputs.geometry.num_kv_heads
-    if call.semantics.group_order != "repeat" or groups in (1, heads):
-        return None
-    of_groups = attention.output.unflatten(1, (groups, heads // groups))
-    return dataclasses.replace(attention, output=of_groups.transpose(1, 2).flatten(1, 2))
+    of_groups: Tensor = output.unflatten(1, (sizes.num_kv_heads, -1))
+    return of_groups.transpose(1, 2).flatten(1, 2)
+
+
+def _repeats(point: golden.Semantics, sizes: golden.Sizes) -> bool:
+    return point.group_order == "repeat" and sizes.num_kv_heads not in (1, sizes.num_heads)
 
 
 GROUPS: Final[tuple[NamedMistake, ...]] = (
     *named("groups-of-first-head", _GOLDEN)(
         "all query heads read the first key/value head",
         "query head h reads key/value head h // group",
-        {"heads": _regrouped(lambda heads, _kv_heads: torch.zeros(heads, dtype=torch.long))},
+        _regrouped(lambda heads, _group, _last: torch.zeros_like(heads)),
     ),
     *named("groups-clamped", _GOLDEN)(
         "query head h reads key/value head h, and the last one where there is none",
         "query head h reads key/value head h // group",
-        {"heads": _regrouped(lambda heads, kv: torch.arange(heads).clamp_max(kv - 1))},
+        _regrouped(lambda heads, _group, last: heads.clamp_max(last)),
     ),
     *named("groups-reversed", _GOLDEN)(
         "the key/value heads are dealt out from the last to the first",
         "query head h reads key/value head h // group",
-        {"heads": _regrouped(lambda heads, kv: kv - 1 - torch.arange(heads) // (heads // kv))},
+        _regrouped(lambda heads, group, last: last - heads // group),
     ),
     *named("groups-merged-across", _GOLDEN)(
         "the answers of heads are ordered by their place in the group first, then by key/value "
         "head",
         "flatten [key/value head, head of its group] in this order",
-        {"core": _merged_across},
+        Edit("output", change=_merged_across, when=_repeats),
     ),
     *named("groups-start-late", _GOLDEN)(
         "groups begin one query head late: the first of each reads the one before",
         "query head h reads key/value head h // group",
-        {
-            "heads": _regrouped(
-                lambda heads, kv: (torch.arange(heads) - 1).clamp_min(0) // (heads // kv)
-            )
-        },
+        _regrouped(lambda heads, group, _last: (heads - 1).clamp_min(0) // group),
     ),
     *named("groups-start-early", _GOLDEN)(
         "groups begin one query head early: the last of each reads the next one",
         "query head h reads key/value head h // group",
-        {
-            "heads": _regrouped(
-                lambda heads, kv: (torch.arange(heads) + 1).clamp_max(heads - 1) // (heads // kv)
-            )
-        },
+        _regrouped(lambda heads, group, _last: (heads + 1).clamp_max(len(heads) - 1) // group),
     ),
     *named("groups-of-values-tiled", _GOLDEN)(
         "query head h reads values of head h modulo their number, and keys of h // group",
         "repeat keys and values in the same order: repeat_interleave",
-        {"heads": _tiled("value")},
+        _shared(_tiled, "value"),
     ),
     *named("groups-of-keys-tiled", _GOLDEN)(
         "query head h reads keys of head h modulo their number, and values of h // group",
         "repeat keys and values in the same order: repeat_interleave",
-        {"heads": _tiled("key")},
+        _shared(_tiled, "key"),
     ),
 )
 
@@ -363,28 +336,34 @@ def _exchanged(query: str = "query", key: str = "key", value: str = "value") -> 
     return inputs_for
 
 
-def _plus(role: str) -> OutputChange:
-    def output(call: DeclaredCall, before: Tensor) -> Tensor:
-        more: Tensor = getattr(call.inputs, role).double()
-        require(more.shape == before.shape)
-        return before + more
+def _plus(role: str) -> Edits:
+    def change(answer: Tensor, inputs: Inputs) -> Tensor:
+        more: Tensor = getattr(inputs, role).double()
+        require(more.shape == answer.shape)
+        return answer + more
 
-    return output
+    return answering(change)
 
 
-def _packed_by(*axes: int) -> HeadsChange:
+def _is_packed(inputs: Inputs) -> bool:
+    return bool(inputs.head_layout.inputs)
+
+
+def _packed_by(*axes: int) -> Edits:
     """Operands of one tensor ``[B, S, parts, H, D]``, read with its last axes in another order."""
 
-    def heads(call: DeclaredCall, before: Heads) -> Heads:
-        read = dict(zip(("query", "key", "value"), before, strict=True))
-        for parts in call.inputs.head_layout.inputs.values():
-            packed = torch.stack([read[part] for part in parts]).permute(1, 3, 0, 2, 4)
-            last = [packed.shape[2:][axis] for axis in axes]
-            viewed = packed.reshape(*packed.shape[:2], *last).movedim(2 + axes.index(0), 0)
-            read |= zip(parts, viewed.transpose(2, 3), strict=True)
-        return read["query"], read["key"], read["value"]
+    def heads(inputs: Inputs, *, role: str) -> Tensor:
+        own: Tensor = getattr(inputs, role)
+        for parts in inputs.head_layout.inputs.values():
+            if role in parts:
+                packed = torch.stack([getattr(inputs, part) for part in parts])
+                packed = packed.permute(1, 3, 0, 2, 4)
+                last = [packed.shape[2:][axis] for axis in axes]
+                viewed = packed.reshape(*packed.shape[:2], *last).movedim(2 + axes.index(0), 0)
+                own = viewed[parts.index(role)].transpose(1, 2)
+        return own.double()
 
-    return heads
+    return tuple(Edit(f"given_{role}", partial(heads, role=role)) for role in _STAGES)
 
 
 _BY_KEYS: Final = "multiply the queries by the keys"
@@ -438,23 +417,23 @@ EXCHANGES: Final[tuple[NamedMistake, ...]] = (
     *named("query-and-value-swapped", _GOLDEN)(
         "query and value are swapped", _BOTH, {"inputs": _exchanged(query="value", value="query")}
     ),
-    *named("packed-by-head", _GOLDEN, needs="packed")(
+    *named("packed-by-head", _GOLDEN, needs="packed", where=_is_packed)(
         "the packed tensor is read as [B, S, H, 3, D], each head with its own three",
         "read it as [B, S, 3, H, D]: the three lie in front of the heads",
-        {"heads": _packed_by(1, 0, 2)},
+        _packed_by(1, 0, 2),
         {
             "sentence": "the packed tensor is read as [B, S, H, D, 3], each channel with its three",
-            "heads": _packed_by(1, 2, 0),
+            "edits": _packed_by(1, 2, 0),
         },
     ),
     *named("residual-added", _GOLDEN)(
         "the query is added to the answer: the residual connection belongs outside",
         "leave it out",
-        {"output": _plus("query")},
+        _plus("query"),
     ),
     *named("value-added", _GOLDEN)(
         "the value is added to the answer",
         "leave it out",
-        {"output": _plus("value")},
+        _plus("value"),
     ),
 )

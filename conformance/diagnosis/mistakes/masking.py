@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...problems.inputs import Inputs
 from ._steps import has_window, places_ahead, require
-from .named_mistake import Edits, NamedMistake, Where, Way, changed, named
+from .named_mistake import Edits, Entries, NamedMistake, Where, changed, named
 
 Edit = golden.Edit
 _FORMS: Final = ("keep", "drop", "keep_int", "lengths")
@@ -141,8 +141,8 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
     *named("mask-ignored", "mask.no-leak")(
         "the mask is ignored",
         "apply it before the softmax, and keep what masked_fill returns",
-        _NO_TABLE,
-        (_NO_TABLE, _NO_BIAS),
+        {"edits": (_NO_TABLE,), "where": _in(*_FORMS, "bias")},
+        {"edits": (_NO_TABLE, _NO_BIAS), "where": _in(*_FORMS, "bias")},
         {"edits": (_NO_TABLE,), "where": _in(*_FORMS)},
     ),
     *(
@@ -286,21 +286,14 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
 )
 
 
-def _lengths(
-    name: str,
-    clause: str,
-    sentence: str,
-    fix: str,
-    *changes: Callable[[Tensor], Tensor],
-    special_of: str = "",
-) -> list[NamedMistake]:
+def _lengths(name: str, clause: str, **shared: Any) -> Entries:
     """Other lengths ``[b, 1, q, 1]`` than those that are given."""
 
     def kept(change: Callable[[Tensor], Tensor]) -> golden.Edit:
         return _kept(lambda keep: torch.arange(keep.shape[-1]) < change(_number(keep)))
 
-    shared = {"special_of": special_of, "where": _in("lengths")}
-    return named(name, f"mask.{clause}", **shared)(sentence, fix, *map(kept, changes))
+    head = named(name, clause, where=_in("lengths"), **shared)
+    return lambda sentence, fix, *changes: head(sentence, fix, *map(kept, changes))
 
 
 def _number(keep: Tensor) -> Tensor:
@@ -316,31 +309,22 @@ def _of_one(lengths: Tensor, chosen: Callable[..., Tensor]) -> Tensor:
 
 
 LENGTHS: Final[tuple[NamedMistake, ...]] = (
-    *_lengths(
-        "lengths-inclusive",
-        "forms-agree",
+    *_lengths("lengths-inclusive", "mask.forms-agree")(
         "the key at the length itself is still attended",
         "compare with <, not with <=",
         lambda lengths: lengths + 1,
     ),
-    *_lengths(
-        "lengths-one-short",
-        "forms-agree",
+    *_lengths("lengths-one-short", "mask.forms-agree")(
         "the last key before the length is hidden",
         "keys 0 to length - 1 are attended",
         lambda lengths: lengths - 1,
     ),
-    *_lengths(
-        "lengths-at-least-one",
-        "empty-row",
+    *_lengths("lengths-at-least-one", "mask.empty-row", special_of="empty-rows-first-value")(
         "an item of length 0 attends its first key",
         "take lengths as they are, and write zeros for queries without keys",
         lambda lengths: lengths.clamp_min(1),
-        special_of="empty-rows-first-value",
     ),
-    *_lengths(
-        "lengths-rounded-up",
-        "forms-agree",
+    *_lengths("lengths-rounded-up", "mask.forms-agree")(
         "lengths are rounded up to a whole tile of 8, 16 or 32 keys",
         "mask the rest of the last tile, too",
         *(partial(_rounded_up, tile=tile) for tile in (8, 16, 32)),
@@ -353,9 +337,7 @@ LENGTHS: Final[tuple[NamedMistake, ...]] = (
     *(
         mistake
         for name, chosen in (("longest", torch.amax), ("shortest", torch.amin))
-        for mistake in _lengths(
-            f"lengths-of-the-{name}",
-            "per-item",
+        for mistake in _lengths(f"lengths-of-the-{name}", "mask.per-item")(
             f"the {name} of the lengths is used for all",
             "compare each item with its own length",
             partial(_of_one, chosen=chosen),
@@ -364,8 +346,8 @@ LENGTHS: Final[tuple[NamedMistake, ...]] = (
 )
 
 
-def _window(name: str, sentence: str, fix: str, *ways: Way, **shared: str) -> list[NamedMistake]:
-    return named(name, "mask.golden", where=has_window, **shared)(sentence, fix, *ways)
+def _window(name: str, **shared: Any) -> Entries:
+    return named(name, "mask.golden", where=has_window, **shared)
 
 
 def _rewindowed(change: Callable[[int, int], tuple[int, int]]) -> golden.Edit:
@@ -389,8 +371,7 @@ def _placed_elsewhere(
 ) -> list[NamedMistake]:
     words = {"": "the window", "left": "the left side of the window"}
     words["right"] = "the right side of the window"
-    return _window(
-        name,
+    return _window(name, special_of=special_of)(
         "",
         "align the diagonal as declared",
         *(
@@ -400,7 +381,6 @@ def _placed_elsewhere(
             }
             for side, said in words.items()
         ),
-        special_of=special_of,
     )
 
 
@@ -415,9 +395,12 @@ def _narrower(*, right: bool) -> golden.Edit:
 
 _IGNORED: Final = "hide the keys outside of it"
 WINDOWS: Final[tuple[NamedMistake, ...]] = (
-    *_window("window-ignored", "the window is ignored", _IGNORED, Edit("window", lambda: None)),
-    *_window(
-        "window-one-wider",
+    *_window("window-ignored")(
+        "the window is ignored",
+        _IGNORED,
+        Edit("window", lambda: None),
+    ),
+    *_window("window-one-wider")(
         "the window shows one key more before the query than asked for",
         "a window of n shows n keys before the query's own place and n after",
         _rewindowed(lambda left, right: (left + (left >= 0), right)),
@@ -430,8 +413,7 @@ WINDOWS: Final[tuple[NamedMistake, ...]] = (
             "changes": {"window_offset": 1},
         },
     ),
-    *_window(
-        "window-one-narrower",
+    *_window("window-one-narrower")(
         "the window shows one key fewer before the query than asked for",
         "a window of n shows n keys beside the query's own",
         _narrower(right=False),
@@ -445,25 +427,20 @@ WINDOWS: Final[tuple[NamedMistake, ...]] = (
             "changes": {"window_offset": -1},
         },
     ),
-    *_window(
-        "window-sides-swapped",
+    *_window("window-sides-swapped")(
         "the left and right sides of the window are swapped",
         "window=(left, right): keys before the query's place, and after",
         _rewindowed(lambda left, right: (right, left)),
     ),
-    *_window(
-        "window-left-ignored",
+    *_window("window-left-ignored", special_of="window-ignored")(
         "the left side of the window is ignored",
         _IGNORED,
         _rewindowed(lambda _left, right: (-1, right)),
-        special_of="window-ignored",
     ),
-    *_window(
-        "window-right-ignored",
+    *_window("window-right-ignored", special_of="window-ignored")(
         "the right side of the window is ignored",
         _IGNORED,
         _rewindowed(lambda left, _right: (left, -1)),
-        special_of="window-ignored",
     ),
     *_placed_elsewhere(
         "window-top-left",

@@ -92,7 +92,8 @@ _FIELDS: Final = {
 _MATRICES: Final = frozenset(f"{role}{bias}" for role in "qkvo" for bias in ("", "_bias"))
 _TABLES: Final = frozenset("counted by_mask by_causality by_window structure admitted".split())
 # An answer with edits of these alone is the right one to another call: a bound is derived for it.
-# Heads are given to cores; layers make them of tokens.
+# Heads are given to cores, and are made of tokens in layers.
+_HEADS: Final = frozenset({"given_query", "given_key", "given_value"})
 _OF_CALLS: Final = _MATRICES | _TABLES | _FIELDS.keys() | {"default_scale"}
 # Keys that no query attends are read, and values that have a weight.
 EVERY_KEY: Final = (
@@ -104,9 +105,15 @@ EVERY_KEY: Final = (
 _MOST_REMEMBERED: Final = 1 << 18
 
 
+def is_core(inputs: Inputs) -> bool:
+    """Whether a call gives heads, and not tokens of a layer."""
+    return not inputs.is_layer
+
+
 def is_of_call(edit: golden.Edit) -> bool:
     """Whether an edit makes what a call gives, or a table made of that, otherwise."""
-    return edit.stage in _OF_CALLS
+    given = edit.stage not in _HEADS or edit.when is is_core
+    return edit.stage in _OF_CALLS and given
 
 
 def run_of_call(call: DeclaredCall) -> golden.Run:
@@ -358,18 +365,16 @@ def changed(change: Callable[..., Any], *stages: str, **when: Any) -> Edits:
     return tuple(golden.Edit(stage, change=change, **when) for stage in stages)
 
 
-def is_core(inputs: Inputs) -> bool:
-    """Whether a call gives heads, and not tokens of a layer."""
-    return not inputs.is_layer
-
-
 def answering(change: Callable[..., Any]) -> Edits:
     """Edits that change the answer of a layer, or of a core, whose last stage is "output"."""
     of_core = golden.Edit("output", change=change, when=is_core)
     return of_core, golden.Edit("answer", change=change)
 
 
-def named(name: str, primary: str, **shared: Any) -> Callable[..., list[NamedMistake]]:
+Entries = Callable[..., list[NamedMistake]]
+
+
+def named(name: str, primary: str, **shared: Any) -> Entries:
     """Head an entry of the table with its name, its clause and what all its ways share.
 
     The function that comes back takes what is wrong, what to do instead, and the fields of each
@@ -381,6 +386,11 @@ def named(name: str, primary: str, **shared: Any) -> Callable[..., list[NamedMis
         return [NamedMistake(**{**texts, **shared, **_fields(way)}) for way in ways or ({},)]
 
     return entries
+
+
+def fixed(entries: Entries, fix: str) -> Entries:
+    """Entries that share what to do instead: of a sentence and ways."""
+    return lambda sentence, *ways: entries(sentence, fix, *ways)
 
 
 def _fields(way: Way) -> Mapping[str, Any]:

@@ -2,140 +2,110 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...oracle.oracle import known_weights
 from ...problems.inputs import Inputs
 from ._steps import require
-from .named_mistake import DeclaredCall, InputsChange, NamedMistake, named
+from .named_mistake import Edits, Entries, NamedMistake, changed, named
 
-Weights = golden.ProjectionWeights
-_GOLDEN: Final = "numerics.golden"
+Edit = golden.Edit
 _ROLES: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
-def _with(weights: Weights, changed: Mapping[str, Tensor | None]) -> Weights:
-    return dataclasses.replace(weights, **changed)  # type: ignore[arg-type]  # names of fields
+def _of_layers(name: str) -> Entries:
+    """Mistakes of layers whose weights are known."""
+    return named(name, "numerics.golden", where=_knows_weights)
 
 
-def _reprojected(change: Callable[[Weights, Inputs], Weights]) -> InputsChange:
-    """Other projections of a layer whose weights are known."""
-
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        weights = call.inputs.weights
-        if not call.inputs.is_layer or weights is None:
-            return None
-        return call.inputs.replace(weights=change(weights, call.inputs))
-
-    return inputs_for
+def _knows_weights(inputs: Inputs) -> bool:
+    return inputs.is_layer and inputs.weights is not None
 
 
-def _from(bias_too: bool, **sources: str) -> InputsChange:  # noqa: FBT001 (both ways are made)
-    """Some projections are others': ``k="q"`` projects keys as queries are."""
-
-    def change(weights: Weights, _inputs: Inputs) -> Weights:
-        changed: dict[str, Tensor | None] = {}
-        for role, source in sources.items():
-            one, other = getattr(weights, role), getattr(weights, source)
-            require(one is not None and other is not None and one.shape == other.shape)
-            changed[role] = other
-            if bias_too:
-                changed[f"{role}_bias"] = getattr(weights, f"{source}_bias")
-        return _with(weights, changed)
-
-    return _reprojected(change)
+def _weight(inputs: Inputs, point: golden.Semantics, *, name: str) -> Tensor | None:
+    """A matrix or bias of the call in float64; None for what it has not, or a point leaves out."""
+    weight: Tensor | None = getattr(known_weights(inputs).taking_part(point), name)
+    return weight
 
 
-def _from_both(**sources: str) -> list[dict[str, InputsChange]]:
-    return [{"inputs": _from(bias_too, **sources)} for bias_too in (True, False)]
+def _other(own: Any, inputs: Inputs, point: golden.Semantics, *, source: str) -> Tensor:
+    other = _weight(inputs, point, name=source)
+    require(other is not None and other.shape == own.shape)
+    return other  # type: ignore[return-value]  # it is required
 
 
-def _transposed(*roles: str) -> InputsChange:
-    def change(weights: Weights, _inputs: Inputs) -> Weights:
-        changed: dict[str, Tensor | None] = {}
-        for role in roles:
-            matrix = getattr(weights, role)
-            require(matrix is not None and matrix.shape[0] == matrix.shape[1])
-            changed[role] = matrix.T
-        return _with(weights, changed)
+def _from(**sources: str) -> list[Edits]:
+    """Some projections are others', with their biases or without: ``k="q"`` for keys as queries."""
+    matrices = [
+        Edit(role, change=partial(_other, source=source)) for role, source in sources.items()
+    ]
+    biases = [
+        Edit(f"{role}_bias", partial(_weight, name=f"{source}_bias"))
+        for role, source in sources.items()
+    ]
+    return [(*matrices, *biases), tuple(matrices)]
 
-    return _reprojected(change)
+
+def _square(matrix: Tensor) -> Tensor:
+    require(matrix.shape[0] == matrix.shape[1])
+    return matrix
 
 
-def _twice(role: str, *, bias_too: bool) -> InputsChange:
+def _transposed(*roles: str) -> Edits:
+    return changed(lambda matrix: _square(matrix).T, *roles)
+
+
+def _twice(role: str, *, bias_too: bool) -> Edits:
     """A projection of what is projected already, which may add the bias again."""
 
-    def change(weights: Weights, _inputs: Inputs) -> Weights:
-        matrix, bias = getattr(weights, role), getattr(weights, f"{role}_bias")
-        require(matrix is not None and matrix.shape[0] == matrix.shape[1])
-        matrix = matrix.double()
-        changed = {role: matrix @ matrix}
-        if bias is not None:
-            changed[f"{role}_bias"] = matrix @ bias.double() + bias_too * bias
-        return _with(weights, changed)
+    def change(bias: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
+        matrix = _weight(inputs, point, name=role)
+        require(matrix is not None)
+        return matrix @ bias + bias_too * bias  # type: ignore[operator]  # it is required
 
-    return _reprojected(change)
+    matrices = changed(lambda matrix: _square(matrix) @ matrix, role)
+    return *matrices, Edit(f"{role}_bias", change=change)
 
 
-def _missing(*roles: str, bias_too: bool = True) -> InputsChange:
+def _missing(*roles: str, bias_too: bool = True) -> Edits:
     """The identity instead of some projections."""
-
-    def change(weights: Weights, _inputs: Inputs) -> Weights:
-        changed: dict[str, Tensor | None] = {}
-        for role in roles:
-            matrix = getattr(weights, role)
-            require(matrix is not None and matrix.shape[0] == matrix.shape[1])
-            changed[role] = torch.eye(matrix.shape[0], dtype=matrix.dtype)
-            if bias_too:
-                changed[f"{role}_bias"] = None
-        return _with(weights, changed)
-
-    return _reprojected(change)
+    matrices = changed(lambda matrix: torch.eye(len(_square(matrix)), dtype=matrix.dtype), *roles)
+    return (*matrices, *_without_biases(*roles)) if bias_too else matrices
 
 
-def _without_biases(*roles: str) -> InputsChange:
-    absent: dict[str, Tensor | None] = dict.fromkeys(f"{role}_bias" for role in roles)
-    return _reprojected(lambda weights, _inputs: _with(weights, absent))
+def _without_biases(*roles: str) -> Edits:
+    return tuple(Edit(f"{role}_bias", lambda: None) for role in roles)
 
 
-def _output_bias_of_each_head(weights: Weights, inputs: Inputs) -> Weights:
-    bias = weights.o_bias
-    require(bias is not None)
-    heads = inputs.geometry.num_heads
-    return dataclasses.replace(weights, o_bias=None if bias is None else heads * bias.double())
-
-
-def _repacked(unpack: Callable[[Tensor, Inputs], tuple[Tensor, ...]]) -> InputsChange:
+def _repacked(unpack: Callable[[Tensor, int], tuple[Tensor, ...]]) -> Edits:
     """The three input projections, packed one below another and unpacked in another order."""
 
-    def change(weights: Weights, inputs: Inputs) -> Weights:
-        require(weights.q.shape == weights.k.shape == weights.v.shape)
-        q, k, v = unpack(torch.cat([weights.q, weights.k, weights.v]), inputs)
-        biases: list[Tensor | None] = [weights.q_bias, weights.k_bias, weights.v_bias]
-        present = [bias for bias in biases if bias is not None]
-        if len(present) == len(biases):
-            biases = list(unpack(torch.cat(present).unsqueeze(-1), inputs))
-            biases = [None if bias is None else bias.squeeze(-1) for bias in biases]
-        return dataclasses.replace(
-            weights, q=q, k=k, v=v, q_bias=biases[0], k_bias=biases[1], v_bias=biases[2]
-        )
+    def part(own: Tensor, inputs: Inputs, point: golden.Semantics, *, name: str) -> Tensor:
+        all_three = [_weight(inputs, point, name=f"{role}{name[1:]}") for role in "qkv"]
+        if any(one is None for one in all_three):  # biases of some projections alone
+            return own
+        require(len({one.shape for one in all_three if one is not None}) == 1)
+        packed = torch.cat([one.reshape(len(one), -1) for one in all_three if one is not None])
+        parts = unpack(packed, inputs.geometry.num_heads)
+        return parts["qkv".index(name[0])].reshape(own.shape)
 
-    return _reprojected(change)
+    names = [f"{role}{bias}" for role in "qkv" for bias in ("", "_bias")]
+    return tuple(Edit(name, change=partial(part, name=name)) for name in names)
 
 
-def _by_head(packed: Tensor, inputs: Inputs) -> tuple[Tensor, ...]:
+def _by_head(packed: Tensor, heads: int) -> tuple[Tensor, ...]:
     """Read as ``[H, 3, D]`` what is packed as ``[3, H, D]``."""
-    heads = inputs.geometry.num_heads
     split = packed.reshape(heads, 3, -1, packed.shape[-1])
     return tuple(split[:, part].reshape(-1, packed.shape[-1]) for part in range(3))
 
 
-def _by_channel(packed: Tensor, _inputs: Inputs) -> tuple[Tensor, ...]:
+def _by_channel(packed: Tensor, _heads: int) -> tuple[Tensor, ...]:
     """Read as ``[H * D, 3]`` what is packed as ``[3, H * D]``."""
     return tuple(packed[part::3] for part in range(3))
 
@@ -148,101 +118,107 @@ PROJECTIONS: Final[tuple[NamedMistake, ...]] = (
         mistake
         for role, name in _ROLES.items()
         for entries in (
-            named(f"{name}-projection-missing", _GOLDEN)(
+            _of_layers(f"{name}-projection-missing")(
                 f"the {name} projection is left out",
                 "multiply by its matrix and add its bias",
-                {"inputs": _missing(role)},
-                {"inputs": _missing(role, bias_too=False)},
+                _missing(role),
+                _missing(role, bias_too=False),
             ),
-            named(f"{name}-projection-transposed", _GOLDEN)(
+            _of_layers(f"{name}-projection-transposed")(
                 f"the matrix of the {name} projection is transposed",
                 "matrices are (out, in): tokens @ matrix.T, as nn.Linear does",
-                {"inputs": _transposed(role)},
+                _transposed(role),
             ),
-            named(f"{name}-projection-applied-twice", _GOLDEN)(
+            _of_layers(f"{name}-projection-applied-twice")(
                 f"the {name} projection is applied to what it has projected already",
                 "multiply by its matrix and add its bias once",
-                *({"inputs": _twice(role, bias_too=bias_too)} for bias_too in (True, False)),
+                *(_twice(role, bias_too=bias_too) for bias_too in (True, False)),
             ),
         )
         for mistake in entries
     ),
-    *named("projections-transposed", _GOLDEN)(
+    *_of_layers("projections-transposed")(
         "the projection matrices of query, key and value are transposed, if not the output's, too",
         "matrices are (out, in): tokens @ matrix.T, as nn.Linear does",
-        {"inputs": _transposed("q", "k", "v", "o")},
-        {"inputs": _transposed("q", "k", "v")},
+        _transposed("q", "k", "v", "o"),
+        _transposed("q", "k", "v"),
     ),
-    *named("input-projections-missing", _GOLDEN)(
+    *_of_layers("input-projections-missing")(
         "the projections of query, key and value are left out, if not the output's, too",
         "project the inputs before cutting them into heads",
-        {"inputs": _missing("q", "k", "v")},
-        {"inputs": _missing("q", "k", "v", "o")},
+        _missing("q", "k", "v"),
+        _missing("q", "k", "v", "o"),
     ),
-    *named("input-biases-missing", _GOLDEN)(
+    *_of_layers("input-biases-missing")(
         "the biases of the query, key and value projections are left out",
         "add them",
-        {"inputs": _without_biases("q", "k", "v")},
+        _without_biases("q", "k", "v"),
     ),
-    *named("biases-missing", _GOLDEN)(
+    *_of_layers("biases-missing")(
         "the biases of all projections are left out",
         "add them",
-        {"inputs": _without_biases("q", "k", "v", "o")},
+        _without_biases("q", "k", "v", "o"),
     ),
-    *named("output-bias-once-per-head", _GOLDEN)(
+    *_of_layers("output-bias-once-per-head")(
         "the output bias is added once for each head",
         "add it once, after the heads are summed",
-        {"inputs": _reprojected(_output_bias_of_each_head)},
+        Edit("o_bias", change=lambda bias, num_heads: num_heads * bias),
     ),
-    *named("key-projected-as-query", _GOLDEN)(
+    *_of_layers("key-projected-as-query")(
         "keys go through the projection of the queries",
         "use the key's own projection",
-        *_from_both(k="q"),
+        *_from(k="q"),
     ),
-    *named("query-projected-as-key", _GOLDEN)(
+    *_of_layers("query-projected-as-key")(
         "queries go through the projection of the keys",
         "use the query's own projection",
-        *_from_both(q="k"),
+        *_from(q="k"),
     ),
-    *named("value-projected-as-key", _GOLDEN)(
+    *_of_layers("value-projected-as-key")(
         "values go through the projection of the keys",
         "use the value's own projection",
-        *_from_both(v="k"),
+        *_from(v="k"),
     ),
-    *named("value-projected-as-query", _GOLDEN)(
+    *_of_layers("value-projected-as-query")(
         "values go through the projection of the queries",
         "use the value's own projection",
-        *_from_both(v="q"),
+        *_from(v="q"),
     ),
-    *named("key-projected-as-value", _GOLDEN)(
+    *_of_layers("key-projected-as-value")(
         "keys go through the projection of the values",
         "use the key's own projection",
-        *_from_both(k="v"),
+        *_from(k="v"),
     ),
-    *named("all-projected-as-query", _GOLDEN)(
+    *_of_layers("all-projected-as-query")(
         "queries, keys and values go through one projection",
         "give each its own projection",
-        *_from_both(k="q", v="q"),
+        *_from(k="q", v="q"),
     ),
-    *named("query-and-key-projections-swapped", _GOLDEN)(
-        "the projections of query and key are swapped", _OWN, *_from_both(q="k", k="q")
+    *_of_layers("query-and-key-projections-swapped")(
+        "the projections of query and key are swapped",
+        _OWN,
+        *_from(q="k", k="q"),
     ),
-    *named("key-and-value-projections-swapped", _GOLDEN)(
-        "the projections of key and value are swapped", _OWN, *_from_both(k="v", v="k")
+    *_of_layers("key-and-value-projections-swapped")(
+        "the projections of key and value are swapped",
+        _OWN,
+        *_from(k="v", v="k"),
     ),
-    *named("query-and-value-projections-swapped", _GOLDEN)(
-        "the projections of query and value are swapped", _OWN, *_from_both(q="v", v="q")
+    *_of_layers("query-and-value-projections-swapped")(
+        "the projections of query and value are swapped",
+        _OWN,
+        *_from(q="v", v="q"),
     ),
-    *named("projections-rotated", _GOLDEN)(
+    *_of_layers("projections-rotated")(
         "the projections of query, key and value are in another order",
         _OWN,
-        *_from_both(q="k", k="v", v="q"),
-        *_from_both(q="v", k="q", v="k"),
+        *_from(q="k", k="v", v="q"),
+        *_from(q="v", k="q", v="k"),
     ),
-    *named("fused-projection-cut-by-heads", _GOLDEN)(
+    *_of_layers("fused-projection-cut-by-heads")(
         "the fused projection is cut as (heads, 3, head size) though it is (3, heads, head size)",
         "chunk it into query, key and value first, then cut each into heads",
-        {"inputs": _repacked(_by_head)},
-        {"inputs": _repacked(_by_channel)},
+        _repacked(_by_head),
+        _repacked(_by_channel),
     ),
 )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from .named_mistake import Edits, NamedMistake, Way, changed, named
+from .named_mistake import Edits, Entries, NamedMistake, changed, fixed, named
 
 Edit = golden.Edit
 _CLAUSE: Final = "numerics.scale"
@@ -19,8 +19,8 @@ _USE_HEAD_SIZE: Final = "divide by the square root of the head size"
 _LOST: Final = "scale on every path"
 
 
-def _scale(name: str, sentence: str, fix: str, *ways: Way, **shared: Any) -> list[NamedMistake]:
-    return named(name, _CLAUSE, **shared)(sentence, fix, *ways)
+def _scale(name: str, **shared: Any) -> Entries:
+    return named(name, _CLAUSE, **shared)
 
 
 def _default(rule: Callable[..., float]) -> golden.Edit:
@@ -96,8 +96,7 @@ _DIVIDED: Final[dict[str, Any]] = {
 _NAN: Final = Edit("weights", change=_nan_but_empty, when=_is_zero)
 _UNIT: Final = Edit("scale", lambda: 1.0)
 SCALING: Final[tuple[NamedMistake, ...]] = (
-    *_scale(
-        "scale-inverted",
+    *_scale("scale-inverted")(
         "the scores are multiplied by the square root of the head size",
         "divide by it: head_size ** -0.5 as a factor, not as a divisor",
         {"changes": {"scale": "sqrt-head-size"}},
@@ -107,62 +106,51 @@ SCALING: Final[tuple[NamedMistake, ...]] = (
             "edits": (_QUOTIENT, *changed(torch.zeros_like, "output", "answer", when=_is_zero)),
         },
     ),
-    *_scale(
-        "scale-applied-twice",
+    *_scale("scale-applied-twice")(
         "the scale is applied twice",
         "apply it once, to the queries or to the scores",
         _always(lambda scale: scale**2),
     ),
-    *_scale(
-        "scale-of-key-length",
+    *_scale("scale-of-key-length")(
         "the scale uses the number of keys",
         _USE_HEAD_SIZE,
         _root(lambda inputs: inputs.geometry.key_length),
     ),
-    *_scale(
-        "scale-of-query-length",
+    *_scale("scale-of-query-length")(
         "the scale uses the number of queries",
         _USE_HEAD_SIZE,
         _root(lambda inputs: inputs.geometry.query_length),
     ),
-    *_scale(
-        "scale-of-input-width",
+    *_scale("scale-of-input-width", where=lambda inputs: inputs.is_layer)(
         "the scale uses the width of the layer's input",
         _USE_HEAD_SIZE,
         _root(lambda inputs: inputs.geometry.query_size),
         _root(lambda inputs: inputs.geometry.key_size),
-        where=lambda inputs: inputs.is_layer,
     ),
-    *_scale(
-        "scale-of-key-head-count",
+    *_scale("scale-of-key-head-count", special_of="scale-of-head-count")(
         "the scale uses the number of key/value heads",
         _USE_HEAD_SIZE,
         _root(lambda inputs: inputs.geometry.num_kv_heads),
-        special_of="scale-of-head-count",
     ),
-    *_scale(
-        "scale-of-padded-head-size",
+    *_scale("scale-of-padded-head-size")(
         "the scale uses the head size after padding it",
         "take the root of the head size before padding",
         *(_padded(multiple) for multiple in (8, 16, 32, 64, 128)),
         _padded(8, least=16),
         _default(_power_of_two),
     ),
-    *_scale(
-        "scale-hard-coded-eighth",
+    *_scale("scale-hard-coded-eighth")(
         "the scale is 1/8 whatever the head size, which is right for heads of 64 only",
         _USE_HEAD_SIZE,
         _default(lambda: 0.125),
         _always(lambda _scale: 0.125),
     ),
-    *_scale(
-        "scale-of-half-head-size",
+    *_scale("scale-of-half-head-size")(
         "the scale uses half of the head size",
         _USE_HEAD_SIZE,
         _of_head_size(-0.5, times=2.0**0.5),
     ),
-    *_scale(
-        "scale-fourth-root",
+    *_scale("scale-fourth-root")(
         "the scores are divided by the fourth root of the head size: one operand alone is scaled",
         "scale both operands by the fourth root, or one by the square root",
         _of_head_size(-0.25),
@@ -171,27 +159,23 @@ SCALING: Final[tuple[NamedMistake, ...]] = (
             "edits": (_always(lambda scale: math.copysign(abs(scale) ** 0.5, scale)),),
         },
     ),
-    *_scale(
-        "scale-times-minus-half",
+    *_scale("scale-times-minus-half")(
         "the scores are multiplied by minus half the head size",
         "raise the head size to the power of -0.5: ** and not *",
         _of_head_size(1.0, times=-0.5),
     ),
-    *_scale(
-        "scale-negated",
+    *_scale("scale-negated")(
         "the sign of the scores is wrong: similar keys weigh the least",
         "drop the minus sign",
         _always(lambda scale: -scale),
         _default(lambda default_scale: -default_scale),
     ),
-    *_scale(
-        "scale-argument-ignored",
+    *_scale("scale-argument-ignored")(
         "the scale that the call gives is ignored",
         "use it instead of the default",
         Edit("given_scale", lambda: None),
     ),
-    *_scale(
-        "scale-argument-on-top",
+    *_scale("scale-argument-on-top")(
         "the scale that the call gives is applied on top of the default",
         "use it instead of the default",
         _given(lambda scale, default_scale: scale * default_scale),
@@ -200,8 +184,7 @@ SCALING: Final[tuple[NamedMistake, ...]] = (
             for power, words in _ON_TOP.items()
         ),
     ),
-    *_scale(
-        "scale-argument-inverted",
+    *_scale("scale-argument-inverted")(
         "the scores are divided by the scale that the call gives",
         "multiply by it",
         (_given(_reciprocal), _NAN),
@@ -227,14 +210,12 @@ SCALING: Final[tuple[NamedMistake, ...]] = (
     *named("scale-lost-under-causal", "mask.causal-combined", where=lambda inputs: inputs.causal)(
         "the scores are not scaled where the causal flag is set", _LOST, _UNIT
     ),
-    *_scale(
-        "exponentials-of-base-two",
+    *_scale("exponentials-of-base-two")(
         "powers of two are taken where exponentials are meant",
         "multiply the logits by log2(e), or use exp",
         changed(lambda logits: logits * math.log(2.0), "logits", "sinks"),
     ),
-    *_scale(
-        "scale-times-log2e",
+    *_scale("scale-times-log2e")(
         "the logits are multiplied by log2(e), as for powers of two, and then meet exp",
         "use exp2, or leave the factor out",
         changed(lambda logits: logits / math.log(2.0), "logits", "sinks"),
@@ -297,11 +278,7 @@ def _at(
     base: dict[str, Any], fits: Callable[[golden.Semantics], bool], clause: str, fix: str
 ) -> Any:
     """Entries that are made at some points, of one clause and with one fix."""
-
-    def entries(name: str, sentence: str, *ways: Way) -> list[NamedMistake]:
-        return named(name, clause, base=base, fits=fits)(sentence, fix, *ways)
-
-    return entries
+    return lambda name: fixed(named(name, clause, base=base, fits=fits), fix)
 
 
 _norm: Final = _at(_RMS, _normalises, _NORM, _FIX)
@@ -335,7 +312,10 @@ _modified: Final = _at(
 
 
 PREPARED: Final[tuple[NamedMistake, ...]] = (
-    *_norm("qk-norm-missing", "queries and keys are not normalised", {"changes": _PLAIN}),
+    *_norm("qk-norm-missing")(
+        "queries and keys are not normalised",
+        {"changes": _PLAIN},
+    ),
     *(
         entry
         for declared in _DIVISORS
@@ -367,8 +347,7 @@ PREPARED: Final[tuple[NamedMistake, ...]] = (
             )
         ),
     ),
-    *_norm(
-        "qk-norm-epsilon",
+    *_norm("qk-norm-epsilon")(
         "epsilon is left out, or is another",
         *(
             {
@@ -387,26 +366,23 @@ PREPARED: Final[tuple[NamedMistake, ...]] = (
             *(_epsilon_of(role, value) for value in (1e-8, 1e-6, 1e-5, 1e-3)),
         )
     ),
-    *_norm(
-        "qk-norm-query-only",
+    *_norm("qk-norm-query-only")(
         "queries are normalised and keys are not",
         _normalised("key", _left_out),
     ),
-    *_norm(
-        "qk-norm-key-only",
+    *_norm("qk-norm-key-only")(
         "keys are normalised and queries are not",
         _normalised("query", _left_out),
     ),
-    *_norm(
-        "qk-norm-all-heads",
+    *_norm("qk-norm-all-heads")(
         "the norm is that of all heads of a token together",
         _normalised("query key", _over_all_heads),
     ),
-    *_modified(
-        "score-mod-missing", "the function is not applied", {"changes": {"score_mod": None}}
+    *_modified("score-mod-missing")(
+        "the function is not applied",
+        {"changes": {"score_mod": None}},
     ),
-    *_modified(
-        "score-mod-indices",
+    *_modified("score-mod-indices")(
         "the function gets its indices in another order",
         _rearranged(lambda batch, head, query, key: (batch, head, key, query)),
         _rearranged(lambda batch, head, query, key: (head, batch, query, key)),

@@ -25,7 +25,7 @@ from ._steps import (
     row_largest,
     weighing,
 )
-from .named_mistake import DeclaredCall, Edits, NamedMistake, named
+from .named_mistake import DeclaredCall, Edits, Entries, NamedMistake, fixed, named
 
 Edit = golden.Edit
 _GOLDEN: Final = "numerics.golden"
@@ -272,13 +272,17 @@ _HIDDEN_TOO: Final = Edit(
 )
 
 
-def _softcap(name: str, sentence: str, fix: str, *edits: golden.Edit) -> list[NamedMistake]:
-    return named(name, "numerics.golden", where=has_softcap)(sentence, fix, edits)
+def _softcap(name: str) -> Entries:
+    return named(name, "numerics.golden", where=has_softcap)
 
 
 _CAP: Final = "cap the scaled scores: c * tanh(scores / c)"
 SOFTCAPS: Final[tuple[NamedMistake, ...]] = (
-    *_softcap("softcap-ignored", "the softcap is ignored", _CAP, Edit("softcap", lambda: None)),
+    *_softcap("softcap-ignored")(
+        "the softcap is ignored",
+        _CAP,
+        Edit("softcap", lambda: None),
+    ),
     *named("softcap-after-mask", "mask.golden", needs="mask")(
         "the softcap is applied after the mask: a hidden key keeps a logit of -c",
         "cap the scores before bias and mask",
@@ -295,26 +299,22 @@ SOFTCAPS: Final[tuple[NamedMistake, ...]] = (
         _CAPPED_AFTER_BIAS,
         (*_CAPPED_AFTER_BIAS, _HIDDEN_TOO, EMPTY_WITHOUT_LOGITS),
     ),
-    *_softcap(
-        "softcap-not-multiplied",
+    *_softcap("softcap-not-multiplied")(
         "tanh(scores / c) is not multiplied by c",
         _CAP,
         Edit("capped", lambda squashed: squashed),
     ),
-    *_softcap(
-        "softcap-not-divided",
+    *_softcap("softcap-not-divided")(
         "the scores are not divided by c before tanh",
         _CAP,
         Edit("squashed", golden.Rewired(torch.tanh, ("scores",))),
     ),
-    *_softcap(
-        "softcap-before-scale",
+    *_softcap("softcap-before-scale")(
         "the softcap is applied before the scale",
         "scale the scores first, then cap them",
         Edit("capped", lambda products, scale, softcap: scale * _capped(products, softcap)),
     ),
-    *_softcap(
-        "softcap-clamps",
+    *_softcap("softcap-clamps")(
         "the scores are clamped to the softcap",
         "cap the scaled scores smoothly: c * tanh(scores / c)",
         Edit("capped", lambda scores, softcap: scores.clamp(-softcap, softcap)),
@@ -326,8 +326,8 @@ _SINKS: Final = "sinks.golden"
 _FIX: Final = "add exp(sink of the head) to the sum of each row's exponentials, and nothing else"
 
 
-def _sunk(name: str, sentence: str, *edits: golden.Edit) -> list[NamedMistake]:
-    return named(name, _SINKS, where=has_sinks)(sentence, _FIX, *edits)
+def _sunk(name: str) -> Entries:
+    return fixed(named(name, _SINKS, where=has_sinks), _FIX)
 
 
 def _other_sinks(change: Callable[..., Tensor]) -> golden.Edit:
@@ -361,35 +361,35 @@ def _before_the_sink(weights: Tensor) -> Tensor:
 
 
 SINKS: Final[tuple[NamedMistake, ...]] = (
-    *_sunk("sinks-ignored", "the sinks are ignored", Edit("given_sinks", lambda: None)),
-    *_sunk(
-        "sink-of-first-head",
+    *_sunk("sinks-ignored")(
+        "the sinks are ignored",
+        Edit("given_sinks", lambda: None),
+    ),
+    *_sunk("sink-of-first-head")(
         "the sink of the first head is used for all",
         _other_sinks(lambda sinks: sinks[:1].expand(sinks.shape)),
     ),
-    *_sunk(
-        "sinks-reversed",
+    *_sunk("sinks-reversed")(
         "sinks are given to the heads in the opposite order",
         _other_sinks(lambda sinks: sinks.flip(0)),
     ),
-    *_sunk(
-        "sink-scaled",
+    *_sunk("sink-scaled")(
         "the sink is scaled like a dot product",
         _other_sinks(lambda sinks, scale: scale * sinks),
     ),
-    *_sunk("sink-negated", "the sink has the other sign", _other_sinks(torch.neg)),
-    *_sunk(
-        "sinks-zero",
+    *_sunk("sink-negated")(
+        "the sink has the other sign",
+        _other_sinks(torch.neg),
+    ),
+    *_sunk("sinks-zero")(
         "every sink is zero, whatever was handed over: a one joins each sum",
         _other_sinks(torch.zeros_like),
     ),
-    *_sunk(
-        "sink-not-exponentiated",
+    *_sunk("sink-not-exponentiated")(
         "the sink itself, not its exponential, joins the sum",
         _other_sinks(lambda sinks: sinks.abs().log()),
     ),
-    *_sunk(
-        "sink-with-value",
+    *_sunk("sink-with-value")(
         "the weight of the sink goes to a value",
         _valued(lambda value: value.mean(dim=2, keepdim=True)),
         _valued(lambda value: value[:, :, :1]),
