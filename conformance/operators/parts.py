@@ -16,13 +16,11 @@ _FEW: Final = (1, 2, 3)
 Part = Callable[[Tensor, int], Tensor]
 
 
-def first(number: int) -> Part:
-    """So many places at the beginning of an axis."""
+def _first(number: int) -> Part:
     return lambda index, _count: index < number
 
 
-def last(number: int) -> Part:
-    """So many places at the end of an axis."""
+def _last(number: int) -> Part:
     return lambda index, count: index >= count - number
 
 
@@ -30,8 +28,7 @@ def _past_whole(tile: int) -> Part:
     return lambda index, count: index >= count // tile * tile
 
 
-def behind_tiles(tile: int) -> Part:
-    """The places past whole tiles of some size, where there is one."""
+def _behind_tiles(tile: int) -> Part:
     return lambda index, count: (index >= count // tile * tile) & (count >= tile)
 
 
@@ -65,10 +62,10 @@ def _before_last_tile(tile: int) -> Part:
 
 # Parts of an axis, in words and by the index of each place and their number.
 PARTS: Final[tuple[tuple[str, Part], ...]] = (
-    ("the first {}", first(1)),
-    ("the last {}", last(1)),
-    *((f"the first {n} {{}}s", first(n)) for n in _FEW[1:]),
-    *((f"the last {n} {{}}s", last(n)) for n in _FEW[1:]),
+    ("the first {}", _first(1)),
+    ("the last {}", _last(1)),
+    *((f"the first {n} {{}}s", _first(n)) for n in _FEW[1:]),
+    *((f"the last {n} {{}}s", _last(n)) for n in _FEW[1:]),
     ("all {}s but the first", lambda index, _count: index > 0),
     ("all {}s but the last", lambda index, count: index < count - 1),
     ("every second {}", lambda index, _count: index % 2 == 1),
@@ -76,7 +73,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("the second half of the {}s", lambda index, count: index >= count // 2),
     ("the first half of the {}s", lambda index, count: index < count // 2),
     *((f"{{}}s past whole tiles of {n}", _past_whole(n)) for n in TILES),
-    *((f"{{}}s past whole tiles of {n}, where there is one", behind_tiles(n)) for n in TILES),
+    *((f"{{}}s past whole tiles of {n}, where there is one", _behind_tiles(n)) for n in TILES),
     *((f"the last tile of {n} {{}}s, of several", _last_tile(n)) for n in TILES),
     *((f"the first tile of {n} {{}}s, of several", _first_tile(n)) for n in TILES),
     *((f"all {{}}s but the last tile of {n}", _before_last_tile(n)) for n in TILES),

@@ -100,13 +100,12 @@ def paddings() -> Iterator[Operator]:
     """Keys of a logit of zero, or of a score far below the softcap, and with values of zero."""
     for size in _TILES:
         words = f"for each key that fills up the last tile of {size}"
-        yield Operator(f"made with a logit of zero {words}", partial(padded_with_zeros, size=size))
+        yield Operator(f"made with a logit of zero {words}", partial(_with_zeros, size=size))
         capped = partial(_with_capped, size=size)
         yield Operator(f"made with a logit of minus the softcap {words}", capped)
 
 
-def padded_with_zeros(total: Tensor, largest: Tensor, sizes: golden.Sizes, *, size: int) -> Tensor:
-    """Sums with a logit of zero for each key that fills the last tile up."""
+def _with_zeros(total: Tensor, largest: Tensor, sizes: golden.Sizes, *, size: int) -> Tensor:
     return _padded(total, -largest, sizes, size)
 
 

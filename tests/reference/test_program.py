@@ -95,3 +95,26 @@ def test_problems_of_equal_sizes_run_at_once() -> None:
         **dict(zip(("given_query", "given_key", "given_value"), stacked, strict=True))
     )
     assert torch.allclose(together["output"], torch.stack([each.output for each in alone]))
+
+
+def test_given_values_are_edited_like_stages() -> None:
+    """What is given can be changed, on a condition, and what is made of it follows."""
+    run = Run(SUMS, {"given": 3, "other": 1}).complete()
+    more = Edit("given", change=lambda given, other: given + other)
+    assert "given" in run
+    assert "less" not in run
+    assert (run.edited(more)["given"], run.edited(more)["more"]) == (4, 9)
+    assert run.edited(more, more)["given"] == 5
+    assert run.edited(more).edited(more)["given"] == 5
+    never = Edit("given", lambda: 0, when=lambda other: other > 1)
+    assert run.edited(never)["given"] == 3
+    assert run["given"] == 3
+
+
+def test_one_edit_can_be_asked_for_alone() -> None:
+    """Whether it is made, and of what, without a run of its own; what is not given stays so."""
+    run = Run(SUMS, {"given": 3, "other": None})
+    assert run.remade(Edit("twice", lambda given: given, change=lambda result: -result)) == -3
+    assert run.remade(Edit("other", change=lambda result: result + 1)) is None
+    assert run.holds(Edit("twice", lambda: 0))
+    assert not run.holds(Edit("twice", lambda: 0, when=lambda other: other is not None))

@@ -13,7 +13,7 @@ from ..._golden import golden
 from ...problems.inputs import Inputs
 from ._steps import has_bias, has_cache, reweighed
 from .fills import filled, increased, treated
-from .named_mistake import Edits, Entries, NamedMistake, fixed, named
+from .named_mistake import Edits, Entries, NamedMistake, edits_by, fixed, named
 
 Edit = golden.Edit
 _BIAS: Final = "mask.bias-counts"
@@ -30,15 +30,13 @@ def _rebiased(change: Callable[..., Tensor]) -> golden.Edit:
     return Edit("given_bias", change=change)
 
 
-def _plus_infinities_too(
-    change: Callable[[Tensor], Tensor], *, last: bool = False
-) -> dict[str, Any]:
+def _plus_infinities_too(words: str, *, last: bool = False) -> dict[str, Any]:
     """A change of the bias that makes plus of minus infinity: such rows are NaN.
 
     Where it comes ``last``, those of keys are, too, that causality or a window has hidden already.
     """
     infinite = treated("mask", (increased if last else filled)(math.inf), last=last)
-    return {"edits": (_rebiased(change), *infinite), "where": has_bias}
+    return {"edits": (*edits_by(words, "given_bias"), *infinite), "where": has_bias}
 
 
 def _negated_size(bias: Tensor) -> Tensor:
@@ -112,36 +110,36 @@ BIASES: Final[tuple[NamedMistake, ...]] = (
     *_bias("bias-subtracted")(
         "the bias is subtracted",
         "add it",
-        _rebiased(torch.neg),
-        _plus_infinities_too(torch.neg),
-        _plus_infinities_too(torch.neg, last=True),
+        edits_by("negated", "given_bias"),
+        _plus_infinities_too("negated"),
+        _plus_infinities_too("negated", last=True),
     ),
     *_bias("bias-doubled")(
         "the bias is added twice",
         _ONCE,
-        _rebiased(lambda bias: 2.0 * bias),
+        edits_by("doubled", "given_bias"),
     ),
     *_bias("bias-halved")(
         "half of the bias is added",
         _AS_IT_IS,
-        _rebiased(lambda bias: 0.5 * bias),
+        edits_by("halved", "given_bias"),
     ),
     *_bias("bias-in-binary-units")(
         "the scores are rescaled for powers of two and the bias is not",
         "multiply the bias by log2(e), too",
-        _rebiased(lambda bias: bias * math.log(2.0)),
-        _rebiased(lambda bias: bias / math.log(2.0)),
+        edits_by("multiplied by ln(2)", "given_bias"),
+        edits_by("multiplied by log2(e)", "given_bias"),
     ),
     *_bias("bias-clamped")(
         "a bias above zero is clamped to zero",
         _AS_IT_IS,
-        _rebiased(lambda bias: bias.clamp_max(0.0)),
+        edits_by("with zeros for what is positive", "given_bias"),
     ),
     *_bias("bias-without-sign")(
         "the sign of the bias is lost",
         _AS_IT_IS,
-        _rebiased(torch.abs),
-        _plus_infinities_too(torch.abs),
+        edits_by("without their sign", "given_bias"),
+        _plus_infinities_too("without their sign"),
         _rebiased(_negated_size),
     ),
     *(

@@ -46,9 +46,9 @@ def _by_blocks(size: int) -> golden.Edit:
 
 
 def _either(
-    by_causality: Tensor, by_window: Tensor, by_mask: Tensor, scores_shape: tuple[int, ...]
+    ahead: Tensor, by_window: Tensor, by_mask: Tensor, scores_shape: tuple[int, ...]
 ) -> Tensor:
-    return (by_window & (by_causality | by_mask)).expand(scores_shape)
+    return (by_window & ((ahead <= 0) | by_mask)).expand(scores_shape)
 
 
 def _is_masked(inputs: Inputs) -> bool:

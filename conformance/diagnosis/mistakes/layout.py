@@ -20,6 +20,7 @@ from .named_mistake import (
     NamedMistake,
     answering,
     changed,
+    edits_by,
     is_core,
     named,
 )
@@ -29,31 +30,17 @@ _GOLDEN: Final = "numerics.golden"
 _OWN_HEAD: Final = "let head h read its own query, key and value"
 _OWN_ITEM: Final = "let each batch item read its own query, key and value"
 _STAGES: Final = {"query": "query", "key": "turned_key", "value": "value_heads"}
+_HEADS: Final = {"query": "head", "key": "key/value head", "value": "key/value head"}
+# Orders along an axis, in the words of the operators.
+_REVERSED: Final = "those of the {} counted from the end"
+_ITEM: Final = "batch item"
 
 
-def _on(change: Callable[[Tensor], Tensor], *roles: str) -> Edits:
-    """The same change to the heads of some roles."""
-    return changed(change, *(_STAGES[role] for role in roles))
-
-
-def _output(change: Callable[..., Tensor]) -> golden.Edit:
-    return Edit("output", change=change)
-
-
-def _first_of(axis: int) -> Callable[[Tensor], Tensor]:
-    return lambda heads: heads.narrow(axis, 0, 1).expand_as(heads)
-
-
-def _flipped(axis: int) -> Callable[[Tensor], Tensor]:
-    return lambda heads: heads.flip(axis)
-
-
-def _rolled(shift: int, axis: int) -> Callable[[Tensor], Tensor]:
-    return lambda heads: heads.roll(shift, axis)
-
-
-def _for_every_head(total: Callable[..., Tensor], stage: str) -> golden.Edit:
-    return Edit(stage, change=lambda heads: total(heads, dim=1, keepdim=True).expand_as(heads))
+def _on(words: str, *roles: str) -> Edits:
+    """An operator on the heads of some roles, by its words about a place along an axis."""
+    return tuple(
+        edit for role in roles for edit in edits_by(words.format(_HEADS[role]), _STAGES[role])
+    )
 
 
 def _plural(roles: Sequence[str], space: str) -> str:
@@ -68,7 +55,7 @@ def _exchanged_axis(axis: int) -> Edits:
         return heads.transpose(axis, 2)
 
     given = changed(change, "given_query", "given_key", "given_value")
-    return *given, _output(lambda output: output.transpose(axis, 2))
+    return *given, Edit("output", change=lambda output: output.transpose(axis, 2))
 
 
 def _tokens_before_heads(output: Tensor) -> Tensor:
@@ -93,9 +80,9 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
     *named("heads-reversed", _GOLDEN)(
         "the heads are in reverse order",
         "keep the order of the heads",
-        _output(_flipped(1)),
-        _on(_flipped(1), "query"),
-        _on(_flipped(1), "key", "value"),
+        edits_by(_REVERSED.format("head"), "output"),
+        _on(_REVERSED, "query"),
+        _on(_REVERSED, "key", "value"),
     ),
     *(
         mistake
@@ -103,7 +90,7 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         for mistake in named(f"{_plural(roles, '-')}-of-first-head", "equivariance.heads")(
             f"all heads use the {_plural(roles, ' ')} of the first one",
             _OWN_HEAD,
-            _on(_first_of(1), *roles),
+            _on("those of the first {}", *roles),
         )
     ),
     *(
@@ -112,31 +99,31 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         for mistake in named(f"{role}s-of-another-head", "equivariance.heads")(
             f"each head reads the {role}s of another one",
             _OWN_HEAD,
-            _on(_rolled(-1, 1), role),
-            _on(_rolled(1, 1), role),
-            _on(_flipped(1), role),
+            _on("those of the {} after", role),
+            _on("those of the {} before", role),
+            _on(_REVERSED, role),
         )
     ),
     *named("one-projection-for-all-heads", "equivariance.heads")(
         "all heads use queries, keys and values of the first one",
         "give each head its own rows of the projections",
-        _on(_first_of(1), "query", "key", "value"),
-        _output(_first_of(1)),
+        _on("those of the first {}", "query", "key", "value"),
+        edits_by("those of the first head", "output"),
     ),
     *named("weights-averaged-over-heads", _GOLDEN)(
         "all heads use the average of their weights",
         "let each head use its own weights",
-        _for_every_head(torch.mean, "weights"),
+        edits_by("averaged over the heads", "weights"),
     ),
     *named("heads-summed", _GOLDEN)(
         "the heads are added up where they should stand side by side",
         "concatenate them along the channels",
-        _for_every_head(torch.sum, "output"),
+        edits_by("summed over the heads", "output"),
     ),
     *named("heads-averaged", _GOLDEN)(
         "the heads are averaged where they should stand side by side",
         "concatenate them along the channels",
-        _for_every_head(torch.mean, "output"),
+        edits_by("averaged over the heads", "output"),
     ),
     *named("heads-taken-for-tokens", _GOLDEN)(
         "the heads of one token attend to each other, not the tokens of one head",
@@ -171,38 +158,38 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         )(
             f"all batch items {read} of the first one",
             _OWN_ITEM,
-            _on(_first_of(0), *roles),
+            _on("those of the first batch item", *roles),
         )
     ),
     *named("answer-of-first-item", "equivariance.batch-independent")(
         "all batch items get the answer of the first one",
         _OWN_ITEM,
-        _output(_first_of(0)),
+        edits_by("those of the first batch item", "output"),
     ),
     *named("items-reversed", "equivariance.batch")(
         "the batch items are read in another order",
         _OWN_ITEM,
-        _on(_flipped(0), "value"),
-        _on(_flipped(0), "key"),
-        _on(_flipped(0), "key", "value"),
-        _on(_rolled(1, 0), "value"),
-        _on(_rolled(1, 0), "key", "value"),
+        _on(_REVERSED.format(_ITEM), "value"),
+        _on(_REVERSED.format(_ITEM), "key"),
+        _on(_REVERSED.format(_ITEM), "key", "value"),
+        _on("those of the batch item before", "value"),
+        _on("those of the batch item before", "key", "value"),
     ),
     *named("answer-for-reversed-queries", "equivariance.queries")(
         "the answers of the queries are in reverse order",
         "keep the order of the queries",
-        _output(_flipped(2)),
+        edits_by(_REVERSED.format("query"), "output"),
     ),
     *named("values-reversed", "equivariance.keys")(
         "the values are in the reverse order of their keys",
         "let value j belong to key j",
-        _on(_flipped(2), "value"),
+        _on(_REVERSED.format("key"), "value"),
     ),
     *named("values-rolled", "equivariance.keys")(
         "each key's weight meets the value of the key before or after it",
         "let value j belong to key j",
-        _on(_rolled(1, 2), "value"),
-        _on(_rolled(-1, 2), "value"),
+        _on("those of the key before", "value"),
+        _on("those of the key after", "value"),
     ),
     *named(
         "sequences-answered-padded",
@@ -212,7 +199,7 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
     )(
         "answers that are padded to the longest sequence are returned as if they were packed",
         "take each sequence's own rows out of the padded answer before they are joined",
-        _output(_padded_for_packed),
+        Edit("output", change=_padded_for_packed),
     ),
 )
 
@@ -346,7 +333,7 @@ def _plus(role: str) -> Edits:
 
 
 def _is_packed(inputs: Inputs) -> bool:
-    return bool(inputs.head_layout.inputs)
+    return inputs.head_layout.is_packed
 
 
 def _packed_by(*axes: int) -> Edits:

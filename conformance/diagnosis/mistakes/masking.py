@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from ._steps import has_window, places_ahead, require
-from .named_mistake import Edits, Entries, NamedMistake, Where, changed, named
+from ._steps import has_window, places_ahead
+from .named_mistake import Edits, Entries, NamedMistake, Where, changed, edits_by, named
 
 Edit = golden.Edit
 _FORMS: Final = ("keep", "drop", "keep_int", "lengths")
@@ -51,12 +51,6 @@ def _of_first(name: str, axis: int, clause: str, sentence: str, fix: str) -> lis
     return named(f"mask-of-first-{name}", clause)(
         sentence, fix, _tables(_first_of(axis)), _kept(_first_kept_of(axis))
     )
-
-
-def _turned(table: Tensor) -> Tensor:
-    """Queries and keys of a table swapped."""
-    require(table.shape[-2] in (1, table.shape[-1]))
-    return table.transpose(-1, -2)
 
 
 def _square(inputs: Inputs) -> bool:
@@ -127,10 +121,6 @@ def _rows_refilled(keep: Tensor) -> Tensor:
 
 def _all_if_any_empty(keep: Tensor) -> Tensor:
     return torch.ones_like(keep) if bool((~keep.any(dim=-1)).any()) else keep
-
-
-def _flipped(table: Tensor) -> Tensor:
-    return table.flip(-1)
 
 
 _NO_TABLE: Final = Edit("keep", lambda: None)
@@ -242,7 +232,7 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
     *named("mask-transposed", "mask.golden", where=_square)(
         "queries and keys of the mask are swapped",
         "the last axis of a mask is that of the keys",
-        _tables(_turned),
+        edits_by("those of queries and keys exchanged", "keep", "given_bias"),
     ),
     *named("mask-hides-queries", "mask.broadcast", where=_square)(
         "a mask of keys is applied to the queries where there are as many",
@@ -265,13 +255,13 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
     *named("mask-flipped", "mask.golden", where=_in(*_BOOLEAN, "bias"))(
         "the mask is read from the last key to the first",
         "leave the order of the keys as it is",
-        _tables(_flipped),
+        edits_by("those of the key counted from the end", "keep", "given_bias"),
     ),
     *named("mask-shifted", "mask.golden")(
         "the mask is applied one key beside its own",
         "entry j of the mask belongs to key j",
-        _tables(lambda table: table.roll(1, -1)),
-        _tables(lambda table: table.roll(-1, -1)),
+        edits_by("those of the key before", "keep", "given_bias"),
+        edits_by("those of the key after", "keep", "given_bias"),
     ),
     *named("mask-ignored-when-a-row-is-empty", "mask.empty-row")(
         "a mask that leaves some row without keys is ignored as a whole",
@@ -332,7 +322,7 @@ LENGTHS: Final[tuple[NamedMistake, ...]] = (
     *named("lengths-from-the-end", "mask.forms-agree", where=_in("lengths"))(
         "lengths are counted from the last key, as if the padding came first",
         "keep the first keys",
-        _kept(_flipped),
+        edits_by("those of the key counted from the end", "keep"),
     ),
     *(
         mistake

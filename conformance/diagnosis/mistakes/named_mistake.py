@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -15,6 +15,7 @@ from ..._golden import golden
 from ...base.geometry import Geometry
 from ...base.mistake import Mistake
 from ...declare.declaration import Declaration
+from ...operators import operators
 from ...oracle.oracle import known_weights, run_of
 from ...problems.inputs import Inputs
 
@@ -90,11 +91,11 @@ _FIELDS: Final = {
     **{f"{role}_tokens": role for role in ("query", "key", "value")},
 }
 _MATRICES: Final = frozenset(f"{role}{bias}" for role in "qkvo" for bias in ("", "_bias"))
-_TABLES: Final = frozenset("counted by_mask by_causality by_window structure admitted".split())
+_TABLES: Final = frozenset({"by_mask", "by_causality", "by_window", "admitted"})
 # An answer with edits of these alone is the right one to another call: a bound is derived for it.
+_OF_CALLS: Final = _MATRICES | _TABLES | _FIELDS.keys()
 # Heads are given to cores, and are made of tokens in layers.
 _HEADS: Final = frozenset({"given_query", "given_key", "given_value"})
-_OF_CALLS: Final = _MATRICES | _TABLES | _FIELDS.keys() | {"default_scale"}
 # Keys that no query attends are read, and values that have a weight.
 EVERY_KEY: Final = (
     golden.Edit("unread_keys", lambda: None),
@@ -126,8 +127,9 @@ def run_of_call(call: DeclaredCall) -> golden.Run:
     run = _RUNS_OF_CALLS.get(inputs) if declared else None
     if run is None:
         run = run_of(inputs, point)
+        given = {k: v.detach() if isinstance(v, Tensor) else v for k, v in run.given.items()}
         # The memory of a run goes with its inputs: of these it has a copy.
-        given = {**run.given, "inputs": inputs.replace(), "point": point}
+        given |= {"inputs": inputs.replace(), "point": point}
         run = golden.Run(run.program, given)
         if declared and inputs.geometry.logits <= _MOST_REMEMBERED:
             _RUNS_OF_CALLS[inputs] = run
@@ -160,8 +162,6 @@ def asked_otherwise(call: DeclaredCall, edits: Sequence[golden.Edit]) -> Declare
     changes = {field: run[stage] for stage, field in _FIELDS.items() if stage in stages}
     for role in {"query", "key", "value"} & changes.keys():
         changes[role] = changes[role].to(inputs.query.dtype)
-    if "default_scale" in stages:
-        changes["scale"] = run["scale"]
     if stages & _TABLES:
         changes |= {"keep": run["admitted"], "causal": False, "window": None}
     if inputs.weights is not None and stages & _MATRICES:
@@ -363,6 +363,24 @@ Way = golden.Edit | Edits | Mapping[str, Any]
 def changed(change: Callable[..., Any], *stages: str, **when: Any) -> Edits:
     """Edits that change some results alike."""
     return tuple(golden.Edit(stage, change=change, **when) for stage in stages)
+
+
+def edits_by(words: str, *stages: str, **when: Any) -> Edits:
+    """Edits by the operator of some words at each of some stages, or values that are given."""
+    return tuple(golden.Edit(stage, change=_operators(stage)[words], **when) for stage in stages)
+
+
+@cache
+def _operators(stage: str) -> dict[str, Callable[..., Any]]:
+    return {one.words: one.change for one in operators(stage, _AXES[stage])}
+
+
+_AXES: Final = {
+    **{stage.name: stage.axes for stage in golden.LAYER.stages},
+    "keep": "BHQK",
+    "given_bias": "BHQK",
+    "given_sinks": "H",
+}
 
 
 def answering(change: Callable[..., Any]) -> Edits:

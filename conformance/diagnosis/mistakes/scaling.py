@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from .named_mistake import Edits, Entries, NamedMistake, changed, fixed, named
+from .named_mistake import Edits, Entries, NamedMistake, changed, edits_by, fixed, named
 
 Edit = golden.Edit
 _CLAUSE: Final = "numerics.scale"
@@ -213,12 +213,12 @@ SCALING: Final[tuple[NamedMistake, ...]] = (
     *_scale("exponentials-of-base-two")(
         "powers of two are taken where exponentials are meant",
         "multiply the logits by log2(e), or use exp",
-        changed(lambda logits: logits * math.log(2.0), "logits", "sinks"),
+        edits_by("multiplied by ln(2)", "logits", "sinks"),
     ),
     *_scale("scale-times-log2e")(
         "the logits are multiplied by log2(e), as for powers of two, and then meet exp",
         "use exp2, or leave the factor out",
-        changed(lambda logits: logits / math.log(2.0), "logits", "sinks"),
+        edits_by("multiplied by log2(e)", "logits", "sinks"),
         _always(lambda scale: scale / math.log(2.0)),
     ),
 )

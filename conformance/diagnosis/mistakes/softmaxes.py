@@ -25,7 +25,7 @@ from ._steps import (
     row_largest,
     weighing,
 )
-from .named_mistake import DeclaredCall, Edits, Entries, NamedMistake, fixed, named
+from .named_mistake import DeclaredCall, Edits, Entries, NamedMistake, edits_by, fixed, named
 
 Edit = golden.Edit
 _GOLDEN: Final = "numerics.golden"
@@ -330,10 +330,6 @@ def _sunk(name: str) -> Entries:
     return fixed(named(name, _SINKS, where=has_sinks), _FIX)
 
 
-def _other_sinks(change: Callable[..., Tensor]) -> golden.Edit:
-    return Edit("given_sinks", change=change)
-
-
 def _share(weights: Tensor) -> Tensor:
     """The weight of the sink."""
     return 1.0 - weights.sum(dim=-1, keepdim=True)
@@ -367,27 +363,27 @@ SINKS: Final[tuple[NamedMistake, ...]] = (
     ),
     *_sunk("sink-of-first-head")(
         "the sink of the first head is used for all",
-        _other_sinks(lambda sinks: sinks[:1].expand(sinks.shape)),
+        edits_by("those of the first head", "given_sinks"),
     ),
     *_sunk("sinks-reversed")(
         "sinks are given to the heads in the opposite order",
-        _other_sinks(lambda sinks: sinks.flip(0)),
+        edits_by("those of the head counted from the end", "given_sinks"),
     ),
     *_sunk("sink-scaled")(
         "the sink is scaled like a dot product",
-        _other_sinks(lambda sinks, scale: scale * sinks),
+        edits_by("multiplied by the scale", "given_sinks"),
     ),
     *_sunk("sink-negated")(
         "the sink has the other sign",
-        _other_sinks(torch.neg),
+        edits_by("negated", "given_sinks"),
     ),
     *_sunk("sinks-zero")(
         "every sink is zero, whatever was handed over: a one joins each sum",
-        _other_sinks(torch.zeros_like),
+        edits_by("left at zero", "given_sinks"),
     ),
     *_sunk("sink-not-exponentiated")(
         "the sink itself, not its exponential, joins the sum",
-        _other_sinks(lambda sinks: sinks.abs().log()),
+        Edit("given_sinks", change=lambda sinks: sinks.abs().log()),
     ),
     *_sunk("sink-with-value")(
         "the weight of the sink goes to a value",

@@ -12,12 +12,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..._golden import golden
-from ...operators.parts import Part, behind_tiles, first, last
-from ...operators.softmaxes import padded_with_zeros
 from ...problems.inputs import Inputs
 from ...tolerance import largest_size
 from ._steps import BLOCKS, present, require, reweighed, row_largest
-from .named_mistake import Edits, NamedMistake, answering, changed, named
+from .named_mistake import Edits, NamedMistake, answering, changed, edits_by, named
 from .softmaxes import faint
 
 Edit = golden.Edit
@@ -64,13 +62,7 @@ def _rectified(logits: Tensor) -> Tensor:
     return present(logits).relu()
 
 
-def _normalised(*stages: str) -> Edits:
-    return changed(partial(functional.normalize, dim=-1), *stages)
-
-
-def _transposed(table: Tensor) -> Tensor:
-    require(table.shape[-1] == table.shape[-2])
-    return table.mT
+_UNIT: Final = "divided by their length over the channels"
 
 
 def _distances(query: Tensor, key: Tensor, scale: float) -> Tensor:
@@ -128,10 +120,6 @@ def _exchanged_halves(*, longer_first: bool) -> golden.Edit:
         return both.masked_fill(~allowed, 0.0)
 
     return Edit("weights", weights, when=lambda sizes: sizes.key_length > 1)
-
-
-def _times_keys(power: float) -> golden.Edit:
-    return Edit("output", change=lambda output, sizes: output * sizes.key_length**power)
 
 
 WEIGHING: Final[tuple[NamedMistake, ...]] = (
@@ -209,23 +197,23 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
     *named("weights-transposed", _GOLDEN)(
         "queries and keys of the weights are swapped before they meet the values",
         "multiply weights [.., queries, keys] by the values",
-        Edit("weights", change=_transposed),
+        edits_by("those of queries and keys exchanged", "weights"),
     ),
     *named("scores-of-cosines", _GOLDEN)(
         "queries and keys are normalised first: the scores are cosines",
         "take the dot products of the queries and keys as they are, or declare it: "
         'semantics=conformance.Semantics(qk_norm="l2")',
-        _normalised("normalised_query", "normalised_key"),
+        edits_by(_UNIT, "normalised_query", "normalised_key"),
     ),
     *named("queries-normalised", _GOLDEN)(
         "the queries are normalised to unit length first",
         "take the dot products of the queries as they are",
-        _normalised("normalised_query"),
+        edits_by(_UNIT, "normalised_query"),
     ),
     *named("keys-normalised", _GOLDEN)(
         "the keys are normalised to unit length first",
         "take the dot products of the keys as they are",
-        _normalised("normalised_key"),
+        edits_by(_UNIT, "normalised_key"),
     ),
     *named("scores-of-distances", "numerics.key-shift")(
         "the scores are negative distances between query and key",
@@ -236,12 +224,12 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
     *named("scores-without-sign", _GOLDEN)(
         "the sign of the scores is lost",
         "take the dot products as they are",
-        Edit("scores", change=torch.abs),
+        edits_by("without their sign", "scores"),
     ),
     *named("values-normalised", "numerics.value-linear")(
         "the values are normalised to unit length",
         "take the values as they are",
-        _normalised("value_heads"),
+        edits_by(_UNIT, "value_heads"),
     ),
     *named(
         "values-clipped-to-half",
@@ -255,22 +243,22 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
     *named("heads-output-rectified", "numerics.value-linear")(
         "an activation function is applied to the weighted sums: negative ones become zero",
         "leave it out",
-        Edit("output", change=torch.relu),
+        edits_by("with zeros for what is negative", "output"),
     ),
     *named("output-times-root-of-keys", _CONVEX)(
         "the weighted sums are multiplied by the root of the number of keys",
         "leave the factor out",
-        _times_keys(0.5),
+        edits_by("multiplied by the root of the number of keys", "output"),
     ),
     *named("output-divided-by-keys", _CONVEX)(
         "the weighted sums are divided by the number of keys: a mean where a sum is meant",
         "add the weighted values up",
-        _times_keys(-1.0),
+        edits_by("divided by the number of keys", "output"),
     ),
     *named("output-times-keys", _CONVEX)(
         "the weighted sums are multiplied by the number of keys",
         "leave the factor out",
-        _times_keys(1.0),
+        edits_by("multiplied by the number of keys", "output"),
     ),
     *named("answer-zero", _GOLDEN)(
         "the answer is zero",
@@ -285,29 +273,24 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
 )
 
 
-def _lost(part: Part) -> golden.Edit:
-    """Keys of a part that no query attends."""
-
-    def change(admitted: Tensor) -> Tensor:
-        count = admitted.shape[-1]
-        return admitted & ~part(torch.arange(count), count)
-
-    return Edit("admitted", change=change, when=lambda sizes: sizes.key_length > 1)
+def _lost(keys: str) -> Edits:
+    return edits_by(f"false for {keys}", "admitted", when=lambda sizes: sizes.key_length > 1)
 
 
 def _with_padding(tile: int) -> Edits:
     def pads(sizes: golden.Sizes) -> bool:
         return sizes.key_length % tile != 0
 
-    sums = Edit("total", change=partial(padded_with_zeros, size=tile), when=pads)
-    return sums, Edit("weights", lambda shares: shares, when=pads)
+    words = f"made with a logit of zero for each key that fills up the last tile of {tile}"
+    sums = edits_by(words, "total", when=pads)
+    return *sums, Edit("weights", lambda shares: shares, when=pads)
 
 
 TILES: Final[tuple[NamedMistake, ...]] = (
     *named("keys-behind-the-last-tile-lost", "numerics.any-length")(
         "keys behind the last full tile are never read",
         "round the number of tiles up and mask the rest of the last one",
-        *(_lost(behind_tiles(block)) for block in BLOCKS[1:]),
+        *(_lost(f"keys past whole tiles of {block}, where there is one") for block in BLOCKS[1:]),
     ),
     *named("padding-of-the-last-tile-counted", _GOLDEN)(
         "the zeros that fill the last tile up enter the softmax as logits of zero",
@@ -317,11 +300,11 @@ TILES: Final[tuple[NamedMistake, ...]] = (
     *named("last-key-lost", "equivariance.keys")(
         "the last key is never attended",
         "let the loop over keys reach the last one",
-        _lost(last(1)),
+        _lost("the last key"),
     ),
     *named("first-key-lost", "equivariance.keys")(
         "the first key is never attended",
         "let the loop over keys begin with the first one",
-        _lost(first(1)),
+        _lost("the first key"),
     ),
 )
