@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -22,8 +23,7 @@ _AS_IT_IS: Final = "add it as it is"
 _TO_SCORES: Final = "add it to the scaled scores"
 
 
-def _bias(name: str, **shared: Any) -> Entries:
-    return named(name, _BIAS, **shared)
+_bias: Final = partial(named, primary=_BIAS)
 
 
 def _rebiased(change: Callable[..., Tensor]) -> golden.Edit:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -25,7 +26,6 @@ from ._steps import (
 from .named_mistake import (
     DeclaredCall,
     Edits,
-    Entries,
     InputsChange,
     NamedMistake,
     Where,
@@ -38,8 +38,7 @@ _JOIN: Final = "concatenate: the cached keys and values, then the new ones"
 _BEHIND: Final = "count places from the first cached key: the first new token stands behind them"
 
 
-def _cache(name: str, clause: str = "cache.golden", **shared: Any) -> Entries:
-    return named(name, clause, where=has_cache, **shared)
+_cache: Final = partial(named, primary="cache.golden", where=has_cache)
 
 
 def _with_keys(order: Callable[[Tensor, int], Tensor]) -> Edits:
@@ -169,7 +168,7 @@ CACHES: Final[tuple[NamedMistake, ...]] = (
             sentence, _BEHIND, {"changes": changes}
         )
     ),
-    *_cache("cache-of-one-new-key", clause="cache.decode-equals-full")(
+    *_cache("cache-of-one-new-key", primary="cache.decode-equals-full")(
         "of several new keys only one is put behind the cached ones",
         "put all new keys behind the cached ones, however many there are",
         _new_key_left(-1),

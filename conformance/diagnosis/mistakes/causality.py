@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter, methodcaller
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from ...declare.declaration import SEQUENCES, mixed_in
 from ...problems.arrangements import there
 from ...problems.inputs import Inputs
 from ._steps import has_causal, places_ahead, require
-from .named_mistake import DeclaredCall, Entries, InputsChange, NamedMistake, named
+from .named_mistake import DeclaredCall, InputsChange, NamedMistake, named
 
 Edit = golden.Edit
 _BLOCKS: Final = (2, 4, 8, 16, 32)
@@ -262,10 +263,7 @@ def _as_sequences(read: Callable[[_Sequences], tuple[Tensor, Tensor]]) -> Inputs
     return inputs_for
 
 
-def _causal(name: str, clause: str, **shared: Any) -> Entries:
-    return named(name, clause, **{"where": has_causal, **shared})
-
-
+_causal: Final = partial(named, where=has_causal)
 _IGNORED: Final = Edit("causal", lambda: False)
 CAUSALITY: Final[tuple[NamedMistake, ...]] = (
     *_causal("causal-ignored", "mask.causal")(

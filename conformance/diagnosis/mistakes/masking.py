@@ -336,8 +336,7 @@ LENGTHS: Final[tuple[NamedMistake, ...]] = (
 )
 
 
-def _window(name: str, **shared: Any) -> Entries:
-    return named(name, "mask.golden", where=has_window, **shared)
+_window: Final = partial(named, primary="mask.golden", where=has_window)
 
 
 def _rewindowed(change: Callable[[int, int], tuple[int, int]]) -> golden.Edit:

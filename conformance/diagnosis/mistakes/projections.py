@@ -13,19 +13,18 @@ from ..._golden import golden
 from ...oracle.oracle import known_weights
 from ...problems.inputs import Inputs
 from ._steps import require
-from .named_mistake import Edits, Entries, NamedMistake, changed, named
+from .named_mistake import Edits, NamedMistake, changed, named
 
 Edit = golden.Edit
 _ROLES: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
-def _of_layers(name: str) -> Entries:
-    """Mistakes of layers whose weights are known."""
-    return named(name, "numerics.golden", where=_knows_weights)
-
-
 def _knows_weights(inputs: Inputs) -> bool:
     return inputs.is_layer and inputs.weights is not None
+
+
+# Mistakes of layers whose weights are known.
+_of_layers: Final = partial(named, primary="numerics.golden", where=_knows_weights)
 
 
 def _weight(inputs: Inputs, point: golden.Semantics, *, name: str) -> Tensor | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from .named_mistake import Edits, Entries, NamedMistake, changed, edits_by, fixed, named
+from .named_mistake import Edits, NamedMistake, changed, edits_by, fixed, named
 
 Edit = golden.Edit
 _CLAUSE: Final = "numerics.scale"
@@ -19,8 +20,7 @@ _USE_HEAD_SIZE: Final = "divide by the square root of the head size"
 _LOST: Final = "scale on every path"
 
 
-def _scale(name: str, **shared: Any) -> Entries:
-    return named(name, _CLAUSE, **shared)
+_scale: Final = partial(named, primary=_CLAUSE)
 
 
 def _default(rule: Callable[..., float]) -> golden.Edit:

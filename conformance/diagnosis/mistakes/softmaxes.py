@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -272,10 +273,7 @@ _HIDDEN_TOO: Final = Edit(
 )
 
 
-def _softcap(name: str) -> Entries:
-    return named(name, "numerics.golden", where=has_softcap)
-
-
+_softcap: Final = partial(named, primary="numerics.golden", where=has_softcap)
 _CAP: Final = "cap the scaled scores: c * tanh(scores / c)"
 SOFTCAPS: Final[tuple[NamedMistake, ...]] = (
     *_softcap("softcap-ignored")(
