@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from .named_mistake import NamedMistake, named
+from .named_mistake import Edits, NamedMistake, changed, named
 
 Edit = golden.Edit
-Edits = tuple[golden.Edit, ...]
 GOLDEN_GRADIENTS: Final = "gradients.golden"
 _SHARED: Final = "add up the gradients of all query heads that read a key/value head"
 # The mistake that forgets several rules at once: of one rule another name says more.
@@ -32,11 +31,6 @@ def _backward(name: str, primary: str = GOLDEN_GRADIENTS) -> Callable[..., list[
         return named(name, primary)(sentence, fix, *({"backward": way} for way in ways))
 
     return entries
-
-
-def _changed(change: Callable[..., Any], *stages: str) -> Edits:
-    """Some results changed alike."""
-    return tuple(Edit(stage, change=change) for stage in stages)
 
 
 def _made(rule: Callable[..., Any], *stages: str) -> Edits:
@@ -181,53 +175,53 @@ ATTENTION: Final[tuple[NamedMistake, ...]] = (
         for mistake in _backward(f"gradient-of-{name}-cut")(
             f"no gradient reaches the {name}",
             f"do not detach the {name}, and return its gradient",
-            _changed(torch.zeros_like, f"{name}_gradient"),
+            changed(torch.zeros_like, f"{name}_gradient"),
         )
     ),
     *_backward("gradient-of-weights-cut")(
         "gradients flow to the values alone: the weights are detached",
         "do not detach the weights",
-        _changed(torch.zeros_like, "query_gradient", "key_gradient"),
+        changed(torch.zeros_like, "query_gradient", "key_gradient"),
     ),
     *_backward("gradients-halved")(
         "every gradient is half of what it must be",
         "look for a factor of 2 between the answer and the backward pass",
-        _changed(lambda gradient: 0.5 * gradient, "output_gradient"),
+        changed(lambda gradient: 0.5 * gradient, "output_gradient"),
     ),
     *_backward("gradients-doubled")(
         "every gradient is twice what it must be",
         "look for a gradient that is added twice",
-        _changed(lambda gradient: 2.0 * gradient, "output_gradient"),
+        changed(lambda gradient: 2.0 * gradient, "output_gradient"),
     ),
     *_backward("gradients-negated")(
         "every gradient has the other sign",
         "look for a sign in the backward pass",
-        _changed(torch.neg, "output_gradient"),
+        changed(torch.neg, "output_gradient"),
     ),
     *_backward("gradients-averaged-over-items")(
         "every gradient is divided by the number of items",
         "do not average in the backward pass: the loss says what is averaged",
-        _changed(lambda gradient: gradient / gradient.shape[0], "output_gradient"),
+        changed(lambda gradient: gradient / gradient.shape[0], "output_gradient"),
     ),
     *_backward("gradients-of-first-item")(
         "only the first item of a batch gets a gradient",
         "go over the whole batch in the backward pass",
-        _changed(_first_item, "output_gradient"),
+        changed(_first_item, "output_gradient"),
     ),
     *_backward("softmax-jacobian-ignored")(
         "the row term is missing in the backward pass of the softmax: dS is P * dP",
         "dS = P * (dP - rowsum(P * dP))",
-        _changed(torch.zeros_like, "row_term"),
+        changed(torch.zeros_like, "row_term"),
     ),
     *_backward("row-term-of-another-row")(
         "the row term of the softmax's backward pass is that of the row before",
         "index rowsum(dO * O) by the query",
-        _changed(lambda term: term.roll(1, dims=2), "row_term"),
+        changed(lambda term: term.roll(1, dims=2), "row_term"),
     ),
     *_backward("row-term-of-first-head")(
         "every head uses the row term of the first head",
         "index rowsum(dO * O) by the head",
-        _changed(lambda term: term[:, :1].expand_as(term), "row_term"),
+        changed(lambda term: term[:, :1].expand_as(term), "row_term"),
     ),
     *_backward("mask-forgotten-backward", "gradients.masked-zero")(
         "the backward pass recomputes the weights without the mask",
@@ -248,7 +242,7 @@ ATTENTION: Final[tuple[NamedMistake, ...]] = (
     *_backward("causal-other-corner-backward")(
         "the backward pass aligns the causal diagonal with the other corner",
         RECOMPUTE,
-        _changed(_of_other_corner, "positions"),
+        changed(_of_other_corner, "positions"),
     ),
     *_backward("window-forgotten-backward", "gradients.options")(
         "the backward pass recomputes the weights without the window",
@@ -353,17 +347,17 @@ LAYERS: Final[tuple[NamedMistake, ...]] = (
     *_backward("gradient-of-output-matrix-cut")(
         "no gradient reaches the output matrix",
         "do not detach the output projection's weight",
-        _changed(torch.zeros_like, "o_gradient"),
+        changed(torch.zeros_like, "o_gradient"),
     ),
     *_backward("gradient-of-value-bias-cut")(
         "no gradient reaches the bias of the values",
         "do not detach the bias",
-        _changed(torch.zeros_like, "v_bias_gradient"),
+        changed(torch.zeros_like, "v_bias_gradient"),
     ),
     *_backward("gradient-of-matrix-transposed")(
         "the gradient of a square matrix is transposed",
         "dW = dY^T X for W [out, in]",
-        _changed(_turned, *(f"{role}_gradient" for role in _OPERANDS)),
+        changed(_turned, *(f"{role}_gradient" for role in _OPERANDS)),
     ),
     *_backward("gradient-of-matrix-of-last-item")(
         "the gradient of a matrix is that of the last item alone",
