@@ -14,15 +14,13 @@ from ..._golden import golden
 from ...problems.inputs import Inputs
 from ._steps import has_bias, has_cache, reweighed
 from .fills import filled, increased, treated
-from .named_mistake import Edits, Entries, NamedMistake, edits_by, fixed, named
+from .named_mistake import Edits, NamedMistake, edits_by, fixing, named
 
 Edit = golden.Edit
 _BIAS: Final = "mask.bias-counts"
 _ONCE: Final = "add it once"
 _AS_IT_IS: Final = "add it as it is"
 _TO_SCORES: Final = "add it to the scaled scores"
-
-
 _bias: Final = partial(named, primary=_BIAS)
 
 
@@ -272,15 +270,9 @@ def _signed(right: Tensor, sizes: golden.Sizes, positions: Tensor, _scale: float
     return torch.where(torch.arange(sizes.key_length) > positions[:, None], -right, right)
 
 
-def _rotary(name: str, fix: str = _TURN, **shared: Any) -> Entries:
-    """A mistake that either pairing may make; acted out with halves."""
-    return fixed(named(name, _ROTARY, base=_HALVES, fits=_turns, **shared), fix)
-
-
-def _alibi(name: str, fix: str = _SLOPES) -> Entries:
-    return fixed(named(name, _ALIBI, base=_LINEAR), fix)
-
-
+# Either pairing may be turned so; it is acted out with halves.
+_rotary: Final = fixing(_TURN, primary=_ROTARY, base=_HALVES, fits=_turns)
+_alibi: Final = fixing(_SLOPES, primary=_ALIBI, base=_LINEAR)
 POSITIONS: Final[tuple[NamedMistake, ...]] = (
     *named("rotary-pairing", _ROTARY)(
         "other channels are turned together: halves for neighbours, or the reverse",

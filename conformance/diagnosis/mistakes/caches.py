@@ -36,8 +36,6 @@ from .named_mistake import (
 Edit = golden.Edit
 _JOIN: Final = "concatenate: the cached keys and values, then the new ones"
 _BEHIND: Final = "count places from the first cached key: the first new token stands behind them"
-
-
 _cache: Final = partial(named, primary="cache.golden", where=has_cache)
 
 

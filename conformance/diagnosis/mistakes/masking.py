@@ -334,8 +334,6 @@ LENGTHS: Final[tuple[NamedMistake, ...]] = (
         )
     ),
 )
-
-
 _window: Final = partial(named, primary="mask.golden", where=has_window)
 
 

@@ -406,9 +406,13 @@ def named(name: str, primary: str, **shared: Any) -> Entries:
     return entries
 
 
-def fixed(entries: Entries, fix: str) -> Entries:
-    """Entries that share what to do instead: of a sentence and ways."""
-    return lambda sentence, *ways: entries(sentence, fix, *ways)
+def fixing(fix: str, **shared: Any) -> Callable[..., Entries]:
+    """Heads of entries that share what to do instead, where a head has no ``fix`` of its own."""
+
+    def head(name: str, fix: str = fix, **more: Any) -> Entries:
+        return lambda sentence, *ways: named(name, **shared, **more)(sentence, fix, *ways)
+
+    return head
 
 
 def _fields(way: Way) -> Mapping[str, Any]:

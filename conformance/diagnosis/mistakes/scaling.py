@@ -12,14 +12,12 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from .named_mistake import Edits, NamedMistake, changed, edits_by, fixed, named
+from .named_mistake import Edits, NamedMistake, changed, edits_by, fixing, named
 
 Edit = golden.Edit
 _CLAUSE: Final = "numerics.scale"
 _USE_HEAD_SIZE: Final = "divide by the square root of the head size"
 _LOST: Final = "scale on every path"
-
-
 _scale: Final = partial(named, primary=_CLAUSE)
 
 
@@ -274,14 +272,7 @@ def _epsilon_of(role: str, value: float) -> dict[str, Any]:
     }
 
 
-def _at(
-    base: dict[str, Any], fits: Callable[[golden.Semantics], bool], clause: str, fix: str
-) -> Any:
-    """Entries that are made at some points, of one clause and with one fix."""
-    return lambda name: fixed(named(name, clause, base=base, fits=fits), fix)
-
-
-_norm: Final = _at(_RMS, _normalises, _NORM, _FIX)
+_norm: Final = fixing(_FIX, primary=_NORM, base=_RMS, fits=_normalises)
 
 
 def leaning(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -306,8 +297,11 @@ def _from_last(index: Tensor) -> Tensor:
     return index.amax() - index if index.numel() else index
 
 
-_modified: Final = _at(
-    {"score_mod": leaning}, lambda point: point.score_mod is not None, _MODIFIED, _CALL
+_modified: Final = fixing(
+    _CALL,
+    primary=_MODIFIED,
+    base={"score_mod": leaning},
+    fits=lambda point: point.score_mod is not None,
 )
 
 

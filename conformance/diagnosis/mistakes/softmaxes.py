@@ -26,7 +26,7 @@ from ._steps import (
     row_largest,
     weighing,
 )
-from .named_mistake import DeclaredCall, Edits, Entries, NamedMistake, edits_by, fixed, named
+from .named_mistake import DeclaredCall, Edits, NamedMistake, edits_by, fixing, named
 
 Edit = golden.Edit
 _GOLDEN: Final = "numerics.golden"
@@ -324,8 +324,7 @@ _SINKS: Final = "sinks.golden"
 _FIX: Final = "add exp(sink of the head) to the sum of each row's exponentials, and nothing else"
 
 
-def _sunk(name: str) -> Entries:
-    return fixed(named(name, _SINKS, where=has_sinks), _FIX)
+_sunk: Final = fixing(_FIX, primary=_SINKS, where=has_sinks)
 
 
 def _share(weights: Tensor) -> Tensor:
