@@ -432,7 +432,8 @@ def mistaken_attention(
         core = _with_every_key(before) if every_key else before
     later = [edit for edit in _edits_of(made) if not is_of_call(edit)]
     if later:
-        core = edited(core, *later, inputs=call.inputs, point=call.semantics)
+        given = {"inputs": call.inputs, "past": call.inputs.past, "point": call.semantics}
+        core = edited(core, *later, **given)
     for mistake in made:
         if mistake.core is not None:
             core = mistake.core(call, core) or core

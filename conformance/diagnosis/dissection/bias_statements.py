@@ -27,10 +27,10 @@ from ..mistakes._steps import (
     capped_scores,
     has_bias,
     keys_ahead,
-    operated,
     unmasked_logits,
     weighing,
 )
+from ..mistakes.fills import operated
 from ..mistakes.named_mistake import CoreChange, InputsChange
 from .cells import BIAS_MOVES
 from .reading import ROOM, Number, Reading, statement

@@ -22,16 +22,15 @@ from ...tolerance import model
 from ..conditions import limits
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import (
-    added_to_hidden,
     admitted_by_mask,
     admitted_by_structure,
     but_for_bias,
     keys_ahead,
-    operated,
     relogited,
     unmasked_logits,
     weighing,
 )
+from ..mistakes.fills import added_to_hidden, operated
 from ..mistakes.named_mistake import CoreChange, InputsChange
 from .cells import (
     CELLS,

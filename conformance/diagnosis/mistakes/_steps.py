@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from .named_mistake import CoreChange, DeclaredCall, InputsChange, NotExpressible
+from .named_mistake import DeclaredCall, InputsChange, NotExpressible
 
 BLOCKS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -254,66 +254,6 @@ def admitted_by_mask(call: DeclaredCall) -> Tensor:
     if inputs.keep is not None:
         admitted = inputs.keep if call.semantics.mask_polarity == "keep" else ~inputs.keep
     return admitted if inputs.bias is None else admitted & ~torch.isneginf(inputs.bias)
-
-
-def hidden_by(call: DeclaredCall, part: str) -> tuple[Tensor, Tensor]:
-    """What a part of the restrictions admits, and what the rest does: ``[B, H, Lq, Lk]``."""
-    shape = call.inputs.score_shape
-    by_mask, by_structure = (
-        admitted_by_mask(call).expand(shape),
-        admitted_by_structure(call).expand(shape),
-    )
-    if part == "both":
-        return by_mask & by_structure, torch.ones_like(by_mask)
-    return (by_mask, by_structure) if part == "mask" else (by_structure, by_mask)
-
-
-def operated(
-    part: str,
-    change: Callable[[Tensor, Tensor], Tensor],
-    *,
-    last: bool = False,
-    ruled: bool = False,
-) -> CoreChange:
-    """Something else is done to logits that one part hides; the other part hides as it should.
-
-    It is done to what the other part hides, too, where it comes ``last``. Rows without keys keep
-    what their rule gives them where they are ``ruled``.
-    """
-
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        allowed, rest = hidden_by(call, part)
-        logits = unmasked_logits(attention)
-        if last:
-            logits = change(logits.masked_fill(~rest, -math.inf), allowed)
-        else:
-            logits = change(logits, allowed).masked_fill(~rest, -math.inf)
-        made = relogited(attention, logits)
-        if not ruled:
-            return made
-        empty = attention.empty.unsqueeze(-1)
-        return weighing(made, torch.where(empty, attention.weights, made.weights))
-
-    return core
-
-
-def added_to_hidden(part: str, fill: float, *, empty_too: bool) -> InputsChange:
-    """A number is added to the logits that one part hides, in rows without other keys, too, or not.
-
-    As an additive mask: so its bound is derived from the number, too.
-    """
-
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        allowed, rest = hidden_by(call, part)
-        if bool(allowed.all()):
-            return None
-        given = call.inputs.bias
-        finite = 0.0 if given is None else given.double().masked_fill(torch.isneginf(given), 0.0)
-        seen = rest if empty_too else rest & (allowed & rest).any(dim=-1, keepdim=True)
-        bias = finite + torch.where(allowed, 0.0, fill).double()
-        return call.inputs.replace(keep=seen, bias=bias, causal=False, window=None)
-
-    return inputs_for
 
 
 def of_groups(key: Tensor, call: DeclaredCall) -> Tensor:

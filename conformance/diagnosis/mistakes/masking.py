@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...problems.inputs import Inputs
-from ._steps import has_window, places_ahead
+from ._steps import has_window, places_ahead, require
 from .named_mistake import Edits, Entries, NamedMistake, Where, changed, edits_by, named
 
 Edit = golden.Edit
@@ -51,6 +51,11 @@ def _of_first(name: str, axis: int, clause: str, sentence: str, fix: str) -> lis
     return named(f"mask-of-first-{name}", clause)(
         sentence, fix, _tables(_first_of(axis)), _kept(_first_kept_of(axis))
     )
+
+
+def _turned(table: Tensor) -> Tensor:
+    require(table.shape[-2] in (1, table.shape[-1]))
+    return table.transpose(-1, -2)
 
 
 def _square(inputs: Inputs) -> bool:
@@ -232,7 +237,7 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
     *named("mask-transposed", "mask.golden", where=_square)(
         "queries and keys of the mask are swapped",
         "the last axis of a mask is that of the keys",
-        edits_by("those of queries and keys exchanged", "keep", "given_bias"),
+        _tables(_turned),
     ),
     *named("mask-hides-queries", "mask.broadcast", where=_square)(
         "a mask of keys is applied to the queries where there are as many",

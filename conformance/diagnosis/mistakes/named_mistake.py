@@ -120,7 +120,8 @@ def is_of_call(edit: golden.Edit) -> bool:
 def run_of_call(call: DeclaredCall) -> golden.Run:
     """The right run of a call at a point; remembered at the declared one.
 
-    Besides what the golden is given it has ``inputs`` and ``point``, which edits may read.
+    Besides what the golden is given it has what edits may read: ``inputs``, ``point`` and the
+    number of cached keys, ``past``.
     """
     inputs, point = call.inputs, call.semantics
     declared = point is inputs.point or point == inputs.point
@@ -129,7 +130,7 @@ def run_of_call(call: DeclaredCall) -> golden.Run:
         run = run_of(inputs, point)
         given = {k: v.detach() if isinstance(v, Tensor) else v for k, v in run.given.items()}
         # The memory of a run goes with its inputs: of these it has a copy.
-        given |= {"inputs": inputs.replace(), "point": point}
+        given |= {"inputs": inputs.replace(), "point": point, "past": inputs.past}
         run = golden.Run(run.program, given)
         if declared and inputs.geometry.logits <= _MOST_REMEMBERED:
             _RUNS_OF_CALLS[inputs] = run
@@ -226,7 +227,7 @@ class NamedMistake(Mistake):
         Other heads ``[B, H, L, D]`` of query, key and value that meet in the attention proper.
     edits
         Stages of the program that are made otherwise: of attention, and of the layer around it; or
-        what a call gives. They may read ``inputs`` and ``point`` besides.
+        what a call gives. They may read ``inputs``, ``past`` and ``point`` besides.
     core
         Another result of the attention proper: other weights, another output. Its ``key`` and
         ``value`` are those of every key, ignored ones too.
@@ -339,7 +340,7 @@ class NamedMistake(Mistake):
     def changed_core(self, call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         """The attention proper with this mistake made in it."""
         if self.edits:
-            given = {"inputs": call.inputs, "point": call.semantics}
+            given = {"inputs": call.inputs, "past": call.inputs.past, "point": call.semantics}
             attention = edited(attention, *self.edits, **given)
         return attention if self.core is None else self.core(call, attention) or attention
 

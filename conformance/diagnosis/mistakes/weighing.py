@@ -203,17 +203,17 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
         "queries and keys are normalised first: the scores are cosines",
         "take the dot products of the queries and keys as they are, or declare it: "
         'semantics=conformance.Semantics(qk_norm="l2")',
-        edits_by(_UNIT, "normalised_query", "normalised_key"),
+        edits_by(_UNIT, "given_query", "given_key"),
     ),
     *named("queries-normalised", _GOLDEN)(
         "the queries are normalised to unit length first",
         "take the dot products of the queries as they are",
-        edits_by(_UNIT, "normalised_query"),
+        edits_by(_UNIT, "given_query"),
     ),
     *named("keys-normalised", _GOLDEN)(
         "the keys are normalised to unit length first",
         "take the dot products of the keys as they are",
-        edits_by(_UNIT, "normalised_key"),
+        edits_by(_UNIT, "given_key"),
     ),
     *named("scores-of-distances", "numerics.key-shift")(
         "the scores are negative distances between query and key",
