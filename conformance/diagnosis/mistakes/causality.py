@@ -154,22 +154,10 @@ class _Sequences:
         starts = starts if bounds == "ends" else starts // size * size
         return self.between(starts, ends if bounds == "starts" else -(-ends // size) * size)
 
-    @property
-    def with_every_key(self) -> tuple[Tensor, Tensor]:
-        """The queries of each sequence with all keys."""
+    def until(self, end: Tensor | int) -> tuple[Tensor, Tensor]:
+        """The keys before an index, for the queries of all sequences."""
         none = torch.zeros_like(self.keys.starts)
-        return self.between(none, none + len(self.keys.item))
-
-    @property
-    def equally_long(self) -> tuple[Tensor, Tensor]:
-        """As many tokens in each, of what there are."""
-        return replace(self, queries=_cut_alike(self.queries), keys=_cut_alike(self.keys)).right
-
-    @property
-    def of_first(self) -> tuple[Tensor, Tensor]:
-        """The keys of the first sequence for all."""
-        none = torch.zeros_like(self.keys.starts)
-        return self.between(none, none + self.keys.counts[:1])
+        return self.between(none, none + end)
 
     def of_most_queries(self, *, moved: bool) -> tuple[Tensor, Tensor]:
         """As many keys of each sequence as the one with most queries has queries."""
@@ -367,7 +355,7 @@ OF_SEQUENCES: Final[tuple[NamedMistake, ...]] = (
         "tokens of all sequences attend each other, as if there were one",
         "hide the keys of other sequences: cu_seqlens says where each begins",
         attrgetter("together"),
-        attrgetter("with_every_key"),
+        lambda all_: all_.until(len(all_.keys.item)),
     ),
     *(
         mistake
@@ -467,19 +455,23 @@ OF_SEQUENCES: Final[tuple[NamedMistake, ...]] = (
         "sequences-of-equal-length",
         "sequences are cut at equal lengths, whatever the offsets say",
         "cut them where cu_seqlens says",
-        attrgetter("equally_long"),
+        lambda all_: (
+            replace(all_, queries=_cut_alike(all_.queries), keys=_cut_alike(all_.keys)).right
+        ),
     ),
     *_sequences(
         "sequences-read-the-first",
         "all sequences attend the keys of the first one",
         _CUT,
-        attrgetter("of_first"),
+        lambda all_: all_.until(all_.keys.counts[:1]),
     ),
     *_sequences(
         "sequences-read-the-first",
         "where each sequence has one query, all of them attend the keys of the first sequence",
         _CUT,
-        lambda all_: all_.of_first if all_.queries.counts.max() == 1 else all_.right,
+        lambda all_: (
+            all_.until(all_.keys.counts[:1]) if all_.queries.counts.max() == 1 else all_.right
+        ),
     ),
     *_sequences(
         "sequences-cut-by-the-queries",

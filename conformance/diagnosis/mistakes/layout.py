@@ -58,14 +58,6 @@ def _exchanged_axis(axis: int) -> Edits:
     return *given, Edit("output", change=lambda output: output.transpose(axis, 2))
 
 
-def _tokens_before_heads(output: Tensor) -> Tensor:
-    return output.transpose(1, 2)
-
-
-def _merged_heads(output: Tensor) -> Tensor:
-    return output.transpose(1, 2).flatten(2)
-
-
 def _padded_for_packed(output: Tensor, inputs: Inputs) -> Tensor:
     rows, answers = there(inputs, "query", inputs.query), output.transpose(1, 2)
     counts = rows.sum(dim=-1)
@@ -133,12 +125,12 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
     *named("answer-with-tokens-before-heads", "shape.output")(
         "the axes of heads and tokens of the answer have changed places",
         "return the axes as the inputs have them: transpose(1, 2) once more, or once less",
-        Edit("output", change=_tokens_before_heads, when=is_core),
+        Edit("output", change=lambda output: output.transpose(1, 2), when=is_core),
     ),
     *named("answer-with-heads-merged", "shape.output")(
         "the answer has the heads of a token side by side, in one axis",
         "return an axis of heads, as the queries have one",
-        Edit("output", change=_merged_heads, when=is_core),
+        Edit("output", change=lambda output: output.transpose(1, 2).flatten(2), when=is_core),
     ),
     *named("batch-taken-for-tokens", "equivariance.batch-independent")(
         "batch and tokens are mixed up: each place attends over the items of the batch",

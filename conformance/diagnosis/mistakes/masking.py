@@ -33,24 +33,21 @@ def _kept(change: Callable[..., Tensor]) -> golden.Edit:
     return Edit("keep", change=change)
 
 
-def _first_of(axis: int) -> Callable[[Tensor], Tensor]:
-    return lambda table: table.narrow(axis, 0, 1)
-
-
-def _first_kept_of(axis: int) -> Callable[[Tensor, Inputs], Tensor]:
+def _first_kept_of(axis: int) -> golden.Edit:
     """The minus infinities of an additive mask are added as well, each where it belongs."""
 
     def change(keep: Tensor, inputs: Inputs) -> Tensor:
         first = keep.narrow(axis, 0, 1)
         return keep & first if inputs.mask_form == "bias" else first
 
-    return change
+    return _kept(change)
 
 
-def _of_first(name: str, axis: int, clause: str, sentence: str, fix: str) -> list[NamedMistake]:
-    return named(f"mask-of-first-{name}", clause)(
-        sentence, fix, _tables(_first_of(axis)), _kept(_first_kept_of(axis))
-    )
+def _of_first(place: str, axis: int, clause: str) -> Entries:
+    """The mask of the first place along an axis for all, of a bias its table alone or all of it."""
+    head = named(f"mask-of-first-{place.removeprefix('batch ')}", clause)
+    ways = edits_by(f"those of the first {place}", "keep", "given_bias"), _first_kept_of(axis)
+    return lambda sentence, fix: head(sentence, fix, *ways)
 
 
 def _turned(table: Tensor) -> Tensor:
@@ -186,17 +183,11 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
             _kept(torch.logical_not),
         )
     ),
-    *_of_first(
-        "item",
-        0,
-        "mask.per-item",
+    *_of_first("batch item", 0, "mask.per-item")(
         "the mask of the first batch item is used for all",
         "broadcast the mask along its own batch axis",
     ),
-    *_of_first(
-        "head",
-        1,
-        "mask.per-head",
+    *_of_first("head", 1, "mask.per-head")(
         "the mask of the first head is used for all",
         "broadcast the mask along its own head axis",
     ),
@@ -205,10 +196,7 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
         "let each query head obey its own mask",
         _tables(_of_the_group),
     ),
-    *_of_first(
-        "query",
-        2,
-        "mask.golden",
+    *_of_first("query", 2, "mask.golden")(
         "the mask of the first query is used for all, as if it were a padding mask",
         "keep the query axis of the mask",
     ),

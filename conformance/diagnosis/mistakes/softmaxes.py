@@ -157,10 +157,6 @@ def _is_half(inputs: Inputs) -> bool:
     return inputs.query.dtype.itemsize < torch.float32.itemsize
 
 
-def _largest_of_head(logits: Tensor) -> Tensor:
-    return logits.amax(dim=(-2, -1), keepdim=True)
-
-
 def _not_rescaled(block: int, *, sums_too: bool) -> golden.Edit:
     """Blocks of keys whose running maximum grows, and what was added up before is not rescaled."""
 
@@ -236,8 +232,10 @@ SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
         "one maximum is subtracted from all rows: low rows vanish",
         "subtract each row's own largest logit",
         *_every_division(torch.max),
-        _less(_largest_of_head, guarded=False),
-        _less(_largest_of_head, guarded=True),
+        *(
+            _less(lambda logits: logits.amax(dim=(-2, -1), keepdim=True), guarded=guarded)
+            for guarded in (False, True)
+        ),
     ),
     *named("running-maximum-starts-at-zero", "numerics.large-logits")(
         "the running maximum starts at zero: rows of very negative logits vanish",
