@@ -27,10 +27,10 @@ from ..mistakes.backward import (
     SAVED_SUMS,
     WINDOW_LEFT_OUT,
     Edit,
-    Edits,
     logarithms_of_sums,
     of_neighbours,
 )
+from ..mistakes.named_mistake import Edits
 
 Change = Callable[[Tensor], Tensor]
 
