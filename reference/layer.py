@@ -204,6 +204,13 @@ def layer_evaluation_of(run: Run, semantics: Semantics) -> MultiHeadAttention:
     )
 
 
+def evaluated(run: Run, semantics: Semantics) -> Attention | MultiHeadAttention:
+    """The intermediate values of a run of attention, or of a layer."""
+    if "answer" in run:
+        return layer_evaluation_of(run, semantics)
+    return evaluation_of(run, semantics)
+
+
 def project_tokens(
     tokens: tuple[Tensor, Tensor, Tensor], weights: ProjectionWeights, semantics: Semantics
 ) -> tuple[Tensor, Tensor, Tensor]:

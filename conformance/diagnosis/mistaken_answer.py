@@ -26,7 +26,7 @@ from ..clauses.subject import Differentiator, Subject
 from ..declare.candidate import like_nobody
 from ..declare.declaration import Declaration
 from ..oracle import headroom
-from ..oracle.oracle import Golden, Oracle, core_of, evaluate, evaluation_of
+from ..oracle.oracle import Golden, Oracle, core_of, evaluate
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..tolerance import largest_size, model
@@ -463,7 +463,7 @@ def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination
         edits = [edit for edit in edits if edit.stage in run and run.holds(edit)]
         if not all(map(is_of_call, edits)):
             return _edited_answer(oracle, given, call, run, edits)
-        evaluation = evaluation_of(run.complete().edited(*edits), call.semantics)
+        evaluation = golden.evaluated(run.complete().edited(*edits), call.semantics)
     elif declared := _as_declared(oracle, given, call):
         evaluation = declared.evaluation
     evaluation = evaluation or evaluate(call.inputs, call.semantics)

@@ -228,7 +228,7 @@ def evaluate(
 ) -> golden.Attention | golden.MultiHeadAttention:
     """Run the golden on one example, with gradients recorded where ``recorded``."""
     with torch.set_grad_enabled(recorded):
-        return evaluation_of(run_of(inputs, semantics, recorded=recorded), semantics)
+        return golden.evaluated(run_of(inputs, semantics, recorded=recorded), semantics)
 
 
 def run_of(inputs: Inputs, semantics: golden.Semantics, *, recorded: bool = False) -> golden.Run:
@@ -245,12 +245,3 @@ def run_of(inputs: Inputs, semantics: golden.Semantics, *, recorded: bool = Fals
         num_kv_heads=inputs.geometry.num_kv_heads,
         **inputs.options,
     )
-
-
-def evaluation_of(
-    run: golden.Run, semantics: golden.Semantics
-) -> golden.Attention | golden.MultiHeadAttention:
-    """The intermediate values of a run of a core or layer."""
-    if "answer" in run.program.steps:
-        return golden.layer_evaluation_of(run, semantics)
-    return golden.evaluation_of(run, semantics)
