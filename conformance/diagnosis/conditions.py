@@ -383,9 +383,12 @@ FINER: Final[tuple[Condition, ...]] = (
         lambda sizes: sizes.value_head_size < sizes.head_size,
         otherwise="where values are no narrower than keys",
     ),
-    *(_multiple_of("key_length", number) for number in (2, 4, 8, 16, 32)),
+    *(
+        _multiple_of(field, number)
+        for field in ("key_length", "query_length")
+        for number in (2, 4, 8, 16, 32, 64)
+    ),
     *(_multiple_of("head_size", number) for number in (2, 4, 8, 16)),
-    *(_multiple_of("query_length", number) for number in (2, 4, 8, 16)),
     *(_multiple_of(field, 2) for field in ("num_heads", "batch", "value_head_size")),
     *(_power_of_two(field) for field in ("num_heads", "head_size", "key_length")),
     *(
