@@ -38,7 +38,7 @@ from .mistaken_answer import (
 )
 from .mistakes import NamedMistake, NotExpressible, touches_any
 from .narrowing import MOST_CONDITIONS, Narrowed, made_under
-from .neighbours import OWN, at_unseen_sizes, with_size
+from .neighbours import ENLARGED, OWN, at_unseen_sizes, neighbours, with_size
 from .search import MistakeSearch, is_special_case
 from .stage_edits import fitting, stage_edits
 
@@ -354,6 +354,9 @@ class StatementSearch:
         if any(one.edits for one in made):  # which tiles are whole decides between many of them
             lengths = product(("query_length", "key_length"), _WHOLE)
             near += filter(None, (self._with_size(plainest, *length) for length in lengths))
+            # Some may depend on which numbers are zero, or add up to it.
+            large = neighbours(self.subject, problem, (ENLARGED,))[:1]
+            near += answers_to(self.subject, [one.replace(values="integers") for one in large])
         rules = [rule for one in made for rule in one.sizes]
         seen = {one.inputs.geometry for one in (*self.observed, *self._unseen, *near)}
         at_sizes = at_unseen_sizes(self.subject, problem, rules, seen)

@@ -15,7 +15,7 @@ from .operator import Operator
 from .parts import parts_lost
 from .roundings import roundings_below
 from .softmaxes import of_one_stage
-from .tables import tables
+from .tables import guessed_from_values, outputs_guessed_from_queries, tables
 
 # Stages that are tables of which key a query attends, and the places that keys have for queries.
 OF_TABLES = frozenset(
@@ -54,6 +54,7 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
     elif stage in OF_TABLES or stage in OF_PLACES:
         yield from tables(axes, of_places=stage in OF_PLACES)
         yield from moves(axes)
+        yield from guessed_from_values() if stage == "admitted" else ()
     else:
         yield from functions(axes)
         yield from multiples(axes) if multiplied else ()

@@ -13,6 +13,7 @@ from .._golden import golden
 from .functions import OF_EACH
 from .moves import TILES
 from .operator import Operator
+from .tables import outputs_guessed_from_queries
 
 _TILES: Final = (*TILES, 256)
 
@@ -42,7 +43,7 @@ def of_one_stage(stage: str) -> Iterator[Operator]:
         "exponentials": _of_logits,
         "total": paddings,
         "shares": _over_other_sums,
-        "output": _gates,
+        "output": _of_outputs,
         "answer": _gates_of_layers,
     }.get(stage, lambda: iter(()))()
 
@@ -69,6 +70,11 @@ def _over_other_sums() -> Iterator[Operator]:
 def _divided_over(_shares: Tensor, exponentials: Tensor, *, axes: tuple[int, ...]) -> Tensor:
     total = exponentials.sum(dim=axes, keepdim=True)
     return exponentials / torch.where(total == 0.0, 1.0, total)
+
+
+def _of_outputs() -> Iterator[Operator]:
+    yield from outputs_guessed_from_queries()
+    yield from _gates()
 
 
 def _gates() -> Iterator[Operator]:

@@ -37,6 +37,56 @@ def tables(axes: str, *, of_places: bool = False) -> Iterator[Operator]:
                 yield Operator(f"{verb} for {in_words(words, noun)}", change)
 
 
+_ZEROS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("whose channels add up to zero", lambda heads: heads.sum(dim=-1) == 0.0),
+    ("of zeros alone", lambda heads: (heads == 0.0).all(dim=-1)),
+)
+
+
+def guessed_from_values() -> Iterator[Operator]:
+    """Tables that hide what values are taken to say: padding is guessed from zeros."""
+    for words, are in _ZEROS:
+        for noun, hidden in (("keys", _hidden_keys), ("values", _hidden_values)):
+            yield Operator(f"false for {noun} {words}", partial(hidden, are=are))
+    for words, is_such in (("is zero", _is_zero), ("is not positive", _is_not_positive)):
+        hidden = partial(_hidden_products, is_such=is_such)
+        yield Operator(f"false where the dot product {words}", hidden)
+
+
+def _hidden_keys(table: Tensor, shared_key: Tensor, *, are: Callable[[Tensor], Tensor]) -> Tensor:
+    return table & ~are(shared_key).unsqueeze(-2)
+
+
+def _hidden_values(
+    table: Tensor, shared_value: Tensor, *, are: Callable[[Tensor], Tensor]
+) -> Tensor:
+    return table & ~are(shared_value).unsqueeze(-2)
+
+
+def _hidden_products(
+    table: Tensor, products: Tensor, *, is_such: Callable[[Tensor], Tensor]
+) -> Tensor:
+    return table & ~is_such(products)
+
+
+def _is_zero(products: Tensor) -> Tensor:
+    return products == 0.0
+
+
+def _is_not_positive(products: Tensor) -> Tensor:
+    return products <= 0.0
+
+
+def outputs_guessed_from_queries() -> Iterator[Operator]:
+    """Outputs that are left out where queries are taken for padding."""
+    for words, are in _ZEROS:
+        yield Operator(f"zero for queries {words}", partial(_left_out, are=are))
+
+
+def _left_out(output: Tensor, query: Tensor, *, are: Callable[[Tensor], Tensor]) -> Tensor:
+    return output.masked_fill(are(query).unsqueeze(-1), 0.0)
+
+
 def _in_tiles(result: Tensor, *, size: int) -> Tensor:
     return result.div(size, rounding_mode="floor") * size
 

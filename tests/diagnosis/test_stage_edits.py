@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -91,6 +91,28 @@ def test_a_stage_with_an_operator_is_named(candidate: conformance.Candidate, tex
     entry, *others = Diagnostician(Subject(candidate, "float32")).explain()
     assert (entry["text"], others) == (text, [])
     assert entry["fix"].startswith(("take the ", "make the "))
+
+
+class PaddingReadFromKeys(EagerCore):
+    """Keys whose channels add up to zero are taken for padding, as those of zeros alone would be."""
+
+    def tables(self, call: Call) -> Iterator[Tensor]:
+        """As declared, and what the keys seem to say."""
+        yield from super().tables(call)
+        empty = self.share(call.key, call.query.shape[1]).sum(dim=-1) == 0.0
+        yield ~empty[:, :, None]
+
+
+@pytest.mark.one_in(2)
+def test_what_decides_is_read_from_values_that_tell_it_apart() -> None:
+    """Integers have keys that add up to zero and are not zero: other values would not tell."""
+    candidate = core(PaddingReadFromKeys(), masks=[], dtypes=["float32"], features=[])
+    shown = problem(key_length=4, query_length=4, head_size=3, values="integers")
+    told = Diagnostician(Subject(candidate, "float32"))
+    entry, *others = told.explain(CLAUSES["numerics.golden"], shown)
+    said = "false for keys whose channels add up to zero"
+    assert entry["text"].endswith(said), entry["text"]
+    assert not others
 
 
 class PaddedWithTheCap(EagerCore):
