@@ -24,7 +24,7 @@ from .mistakes.named_mistake import IMPOSSIBLE, with_every_key
 _PRIMARY: Final = "numerics.golden"
 # Heads take one more axis in front, and what is projected does not.
 _BEHIND: Final = {f"projected_{role}": f"given_{role}" for role in ("query", "key", "value")}
-# Logits of the problems that are run together.
+# Numbers of one result of the problems that are run together.
 _MOST_TOGETHER: Final = 1 << 18
 
 
@@ -50,6 +50,10 @@ def _counts_places(inputs: Inputs) -> bool:
     return limited or inputs.point.alibi or inputs.point.rotary != "none"
 
 
+def _is_turned(inputs: Inputs) -> bool:
+    return inputs.point.rotary != "none"
+
+
 def _shares_heads(inputs: Inputs) -> bool:
     return inputs.geometry.num_heads != inputs.geometry.num_kv_heads
 
@@ -62,6 +66,10 @@ _SEARCHED: Final = (
     Searched("the projected values", ("projected_value",), of="layer"),
     Searched("the places that queries are counted at", ("positions",), _counts_places),
     Searched("the distances from query to key", ("ahead",), _counts_places),
+    Searched("the rotary frequencies", ("frequencies",), _is_turned),
+    Searched("the angles of the queries", ("query_angles",), _is_turned),
+    Searched("the angles of the keys", ("key_angles",), _is_turned),
+    Searched("the angles", ("query_angles", "key_angles"), _is_turned),
     Searched("the mask", ("by_mask",), has_mask),
     Searched("the causal table", ("by_causality",), has_causal),
     Searched("the table of the window", ("by_window",), has_window),
@@ -74,6 +82,7 @@ _SEARCHED: Final = (
     Searched("the values", ("value_heads",)),
     Searched("the values of the heads", ("shared_value",), _shares_heads),
     Searched("keys and values", ("turned_key", "value_heads")),
+    Searched("keys and values of the heads", ("shared_key", "shared_value"), _shares_heads),
     Searched("queries, keys and values", ("query", "turned_key", "value_heads")),
     Searched("the dot products", ("products",)),
     Searched("the scores", ("scores",)),
@@ -203,7 +212,7 @@ def _made_together(
             results.append([run.edited(**{stages[0]: changed[0]})[behind]] if behind else changed)
             able.append(one)
     stages = (behind,) if behind else stages
-    size = max(1, _MOST_TOGETHER // max(run["logits"].numel(), 1))
+    size = max(1, _MOST_TOGETHER // _largest_result(run))
     made: list[Made] = []
     for start in range(0, len(able), size):
         chosen, some = able[start : start + size], zip(*results[start : start + size], strict=True)
@@ -217,19 +226,29 @@ def _made_together(
     return made
 
 
+def _largest_result(run: golden.Run) -> int:
+    results = (run[stage.name] for stage in run.program.stages)
+    return max(one.numel() for one in results if isinstance(one, Tensor)) or 1
+
+
+# The axes that stages lack which are the same for all items and heads, or for all tokens.
+_LACKING: Final = {"QK": (1, 1), "QR": (1, 1), "KR": (1, 1), "R": (1, 1, 1), "H": (1,)}
+
+
 def _stacked(stage: str, results: Sequence[Tensor]) -> Tensor:
     """Results of one stage along an axis in front of batch items and heads."""
-    lacking = {"QK": (1, 1), "H": (1,)}.get(_AXES[stage], ())
-    stacked: Tensor = torch.stack(list(results)).unflatten(0, (len(results), *lacking))
+    lacking = _LACKING.get(_AXES[stage], ())
+    alike = torch.broadcast_tensors(*results)
+    stacked: Tensor = torch.stack(alike).unflatten(0, (len(results), *lacking))
     return stacked
 
 
 def _changed(run: golden.Run, edit: golden.Edit) -> Tensor:
-    """The result of a stage with a change, in the shape and dtype that it had."""
+    """The result of a stage with a change, in the dtype and at least in the shape that it had."""
     change, result = edit.change or torch.clone, run[edit.stage]
     besides = (run[name] for name in golden.reads_besides(change))
     changed: Tensor = change(result, *besides)
-    return changed.to(result.dtype).expand(result.shape)
+    return changed.to(result.dtype).expand(torch.broadcast_shapes(changed.shape, result.shape))
 
 
 def _answers(

@@ -9,22 +9,29 @@ from collections.abc import Iterator
 from functools import cache
 
 from .functions import functions
-from .moves import layouts, moves, sums
+from .masks import misread_masks
+from .moves import GROUPINGS, groupings, layouts, moves, sums
 from .numbers import SIZES, multiples
 from .operator import Operator
 from .parts import parts_lost
 from .roundings import roundings_below
 from .softmaxes import of_one_stage
-from .tables import guessed_from_values, outputs_guessed_from_queries, tables
+from .tables import guessed_from_values, tables
 
 # Stages that are tables of which key a query attends, and the places that keys have for queries.
 OF_TABLES = frozenset(
     "kept by_mask by_causality by_window structure admitted attended allowed empty "
     "unread_keys unread_values".split()
 )
+# Masks as they were given, with as many axes.
+OF_MASKS = frozenset({"by_mask", "bias"})
 OF_PLACES = frozenset({"positions", "ahead"})
+# Stages of which models keep tables, as short numbers at times.
+_OF_ROTATIONS = frozenset({"frequencies", "query_angles", "key_angles"})
 
 __all__ = [
+    "GROUPINGS",
+    "OF_MASKS",
     "OF_PLACES",
     "OF_TABLES",
     "SIZES",
@@ -55,6 +62,7 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
         yield from tables(axes, of_places=stage in OF_PLACES)
         yield from moves(axes)
         yield from guessed_from_values() if stage == "admitted" else ()
+        yield from misread_masks() if stage in OF_MASKS else ()
     else:
         yield from functions(axes)
         yield from multiples(axes) if multiplied else ()
@@ -62,4 +70,7 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
         yield from sums(axes)
         yield from parts_lost(axes)
         yield from layouts(axes)
+        yield from groupings(axes)
         yield from of_one_stage(stage)
+        yield from roundings_below() if stage in _OF_ROTATIONS else ()
+        yield from misread_masks() if stage in OF_MASKS else ()

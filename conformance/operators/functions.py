@@ -46,6 +46,7 @@ OF_EACH: Final[tuple[tuple[str, Function], ...]] = (
     ("with one added", lambda t: t + 1.0),
     ("with one taken off", lambda t: t - 1.0),
     ("taken off one", lambda t: 1.0 - t),
+    ("cast to float16, whose largest number is 65504", lambda t: t.half().double()),
 )
 
 

@@ -59,6 +59,10 @@ def _modulo(size: int) -> Order:
     return lambda count: torch.arange(count) % size
 
 
+def _first_of_tile(size: int) -> Order:
+    return lambda count: torch.arange(count) // size * size
+
+
 def _in_tiles(order: Order, size: int) -> Order:
     """Whole tiles in some order, as pages that a table names wrongly; the last may be smaller."""
 
@@ -93,6 +97,7 @@ _ORDERS: Final[tuple[tuple[str, Order], ...]] = (
     ("with {}s dealt out to even places first", lambda count: _by_parity(count).argsort()),
     ("with the first {} and the last exchanged", _ends_exchanged),
     *((f"those of the {{}} at the same place of the first tile of {n}", _modulo(n)) for n in TILES),
+    *((f"those of the first {{}} of each tile of {n}", _first_of_tile(n)) for n in TILES),
     *((f"with {{}}s reversed in each tile of {size}", _reversed_in_tiles(size)) for size in TILES),
 )
 _TOGETHER: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
@@ -125,6 +130,36 @@ def moves(axes: str) -> Iterator[Operator]:
     if "H" in axes[:2]:
         in_turns = partial(_in_turns, axis=axis_of(axes, "H"))
         yield Operator("those of the head dealt out in turns over the groups", in_turns)
+
+
+# Which key/value head a query head reads by its number, in place of ``number // group``.
+GROUPINGS: Final[tuple[tuple[str, Callable[[Tensor, int, int], Tensor]], ...]] = (
+    ("number modulo the number of key/value heads", lambda number, kv, _group: number % kv),
+    ("number over the number of key/value heads", lambda number, kv, _group: number // kv),
+    ("number modulo the size of a group", lambda number, _kv, group: number % group),
+    ("number", lambda number, _kv, _group: number),
+    ("number, counted from the last", lambda number, kv, _group: kv - 1 - number % kv),
+)
+
+
+def groupings(axes: str) -> Iterator[Operator]:
+    """Key/value heads shared by the query heads in another way; past the last one is the last."""
+    if axes[:3] == "BHK" and axes[3] in "DV":
+        for words, of in GROUPINGS:
+            said = f"those of the key/value head at the query head's {words}"
+            yield Operator(said, partial(_regrouped, of=of), misplaces=True)
+
+
+def _regrouped(
+    heads: Tensor, sizes: golden.Sizes, *, of: Callable[[Tensor, int, int], Tensor]
+) -> Tensor:
+    if heads.shape[-3] != sizes.num_heads:
+        msg = f"{heads.shape[-3]} heads are not those of {sizes.num_heads} queries"
+        raise ValueError(msg)
+    group = max(sizes.num_heads // max(sizes.num_kv_heads, 1), 1)
+    read = of(torch.arange(sizes.num_heads), sizes.num_kv_heads, group)
+    first = read.clamp_max(sizes.num_kv_heads - 1) * group
+    return heads.index_select(-3 % heads.dim(), first)
 
 
 def layouts(axes: str) -> Iterator[Operator]:

@@ -19,6 +19,7 @@ PLACES: Final = {
     "D": "channel",
     "V": "channel",
     "E": "channel",
+    "R": "channel pair",
 }
 
 

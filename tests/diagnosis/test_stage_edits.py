@@ -94,7 +94,7 @@ def test_a_stage_with_an_operator_is_named(candidate: conformance.Candidate, tex
 
 
 class PaddingReadFromKeys(EagerCore):
-    """Keys whose channels add up to zero are taken for padding, as those of zeros alone would be."""
+    """Keys whose channels add up to zero are taken for padding, as keys of zeros would be."""
 
     def tables(self, call: Call) -> Iterator[Tensor]:
         """As declared, and what the keys seem to say."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from conformance._golden import golden
-from conformance.operators import OF_PLACES, OF_TABLES, Operator, operators
+from conformance.operators import OF_MASKS, OF_PLACES, OF_TABLES, Operator, operators
 
 SIZES = golden.Sizes(3, 4, 2, 5, 7, 6, 6)
-SMALL = {"B": 3, "H": 4, "G": 2, "Q": 5, "K": 7, "D": 6, "V": 6, "E": 6, "1": 1}
+SMALL = {"B": 3, "H": 4, "G": 2, "Q": 5, "K": 7, "D": 6, "V": 6, "E": 6, "R": 3, "1": 1}
 # Long enough for each tile and each number of places, and no multiple of any.
 LONG = 131
 BESIDES = {"sizes": SIZES, "scale": 0.3, "softcap": 2.0, "largest": torch.tensor(1.0)}
@@ -26,6 +26,10 @@ def results(name: str, axes: str) -> Iterator[Tensor]:
     for long in dict.fromkeys(axes):
         shape = [LONG if letter == long else SMALL[letter] for letter in axes]
         yield from _drawn(name, shape, generator)
+    if name in OF_MASKS:
+        for one in ("", *axes[:3]):
+            shape = [1 if letter == one else SMALL[letter] for letter in axes]
+            yield from _drawn(name, shape, generator)
     for alike in ({"Q": "K"}, {"B": axes[1:2] or "B"}):
         shape = [SMALL[alike.get(letter, letter)] for letter in axes]
         yield from _drawn(name, shape, generator)
@@ -75,8 +79,11 @@ def test_each_operator_acts_on_every_stage_that_it_is_offered_for(stage: golden.
             made = changed(operator, result)
             assert torch.equal(result, before), operator.words
             if made is not None:
-                assert made.shape == result.shape, operator.words
-                acted |= not torch.equal(made.to(result.dtype), result)
+                shape = torch.broadcast_shapes(made.shape, result.shape)
+                assert made.shape in (result.shape, shape), operator.words
+                acted |= made.shape != result.shape or not torch.equal(
+                    made.to(result.dtype), result
+                )
         assert acted, operator.words
 
 

@@ -202,8 +202,8 @@ def _forms(
     if not wrong or any(each.is_wrong(role) and each not in wrong for each in readings):
         return []
     right = [each for each in shown if not each.is_wrong(role)]
-    if not any(bool(each.actual(role).any()) for each in wrong):
-        variants = [RIGHT]  # of nothing but zeros any variant times 0 says the same
+    if all(each.fits(role, torch.zeros_like(each.actual(role))) for each in wrong):
+        variants = [RIGHT]  # of next to nothing any variant times 0 says the same
     forms = []
     for variant in variants:
         for times in _multiples(variant, role, wrong):

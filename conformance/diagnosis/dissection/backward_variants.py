@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ...operators import Operator, functions, moves, multiples, parts_lost, roundings_below, sums
+from ...operators import (
+    GROUPINGS,
+    Operator,
+    functions,
+    moves,
+    multiples,
+    parts_lost,
+    roundings_below,
+    sums,
+)
 from ..mistakes import BACKWARD, MISTAKES, NamedMistake
 from ..mistakes._steps import BLOCKS
 from ..mistakes.backward import (
@@ -24,11 +33,12 @@ from ..mistakes.backward import (
     MASK_LEFT_OUT,
     RECOMPUTE,
     SAVED_ANSWER,
-    SAVED_SUMS,
+    SHARED,
     WINDOW_LEFT_OUT,
     Edit,
     Edits,
     logarithms_of_sums,
+    of_groups,
     of_neighbours,
     recomputed,
 )
@@ -138,6 +148,16 @@ def _of_catalogue() -> Iterator[Variant]:
             )
 
 
+def _collected(
+    heads: Tensor, sizes: golden.Sizes, *, reads: Callable[[Tensor, int, int], Tensor]
+) -> Tensor:
+    """Gradients of query heads added up where each is taken to have read; past the last is lost."""
+    group = max(sizes.num_heads // max(sizes.num_kv_heads, 1), 1)
+    read = reads(torch.arange(sizes.num_heads), sizes.num_kv_heads, group)
+    belongs = read[:, None] == torch.arange(sizes.num_kv_heads)
+    return torch.einsum("bhld,hg->bgld", heads, belongs.to(heads))
+
+
 def _of_values(weights: Tensor, gradient: Tensor) -> Tensor:
     return weights.mT @ gradient
 
@@ -157,8 +177,10 @@ def _of_rules() -> Iterator[Variant]:
         ("first query head of each group is missing", lambda heads: heads[:, :, 1:].sum(dim=2)),
         ("last query head of each group is missing", lambda heads: heads[:, :, :-1].sum(dim=2)),
     ):
-        fix = "add up the gradients of all query heads that read a key/value head"
-        yield Variant(words=f"the {words}", fix=fix, edits=of_neighbours(total))
+        yield Variant(words=f"the {words}", fix=SHARED, edits=of_neighbours(total))
+    for words, reads in GROUPINGS:
+        said = f"a query head's part goes to the key/value head at the query head's {words}"
+        yield Variant(words=said, fix=SHARED, edits=of_groups(partial(_collected, reads=reads)))
     words = "the softmax is passed as if it were the identity, for hidden keys as well"
     slopes = (Edit(name, change=torch.ones_like) for name in ("score_slope", "bias_slope"))
     passed_as_it_is = Edit("logit_gradient", lambda weight_gradient: weight_gradient)

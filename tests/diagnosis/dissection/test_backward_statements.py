@@ -271,9 +271,7 @@ def test_other_causality_in_the_pass_back_alone_is_stated(
 
     @conformance.core(causal="top-left")
     def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
-        answer: Tensor = _OtherCausality.apply(
-            query, key, value, (causal, again, keeps_sums)
-        )
+        answer: Tensor = _OtherCausality.apply(query, key, value, (causal, again, keeps_sums))
         return answer
 
     assert f"recomputed {said}" in entry(attend)["text"]

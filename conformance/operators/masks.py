@@ -1,0 +1,104 @@
+"""Masks that are read at another place: by the number along another axis, or at a wrong offset.
+
+A mask ``[b, h, q, Lk]`` has one entry along an axis, or as many as there are items, heads, queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain, combinations
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from .operator import PLACES, Operator, in_words
+
+_AXES: Final = "BHQ"
+# Numbers that may stand in place of an axis' own, by the axis.
+_OTHERS: Final = {
+    "B": ("head", "key/value head", "query"),
+    "H": ("batch item", "query"),
+    "Q": ("batch item", "head", "key"),
+}
+_PAST_THE_END: Final[tuple[tuple[str, Callable[[Tensor, Tensor], Tensor]], ...]] = (
+    ("its last number", lambda memory, index: memory[index.clamp_max(len(memory) - 1)]),
+    ("its first ones again", lambda memory, index: memory[index % len(memory)]),
+    (
+        "zero",
+        lambda memory, index: torch.cat([memory, torch.zeros_like(memory[:1])])[
+            index.clamp_max(len(memory))
+        ],
+    ),
+)
+
+
+def misread_masks() -> Iterator[Operator]:
+    """Masks, in full or broadcast, that are indexed wrongly; of the shape of the scores."""
+    for axis, others in _OTHERS.items():
+        for other in others:
+            words = f"indexed along {in_words('{}s', PLACES[axis])} by the {other}"
+            yield Operator(words, partial(_indexed, axis=axis, by=other))
+    for count in range(1, len(_AXES) + 1):
+        for counted in combinations(_AXES, count):
+            kept = chain.from_iterable(combinations(counted, n) for n in range(count + 1))
+            for read in kept:
+                yield from _of_offsets(counted, read)
+
+
+def _of_offsets(counted: tuple[str, ...], read: tuple[str, ...]) -> Iterator[Operator]:
+    named = " and ".join(in_words("{}s", PLACES[letter]) for letter in counted)
+    first = " and ".join(PLACES[letter] for letter in counted if letter not in read)
+    words = f"read in memory as if it had all {named}" + (
+        f", of the first {first}" if first else ""
+    )
+    for beyond, entries in _PAST_THE_END:
+        change = partial(_at_offsets, counted=counted, read=read, entries=entries)
+        yield Operator(f"{words}; past its end {beyond}", change)
+
+
+def _numbers(mask: Tensor, sizes: golden.Sizes) -> dict[str, Tensor]:
+    """The number of each place along its axis of the scores; ValueError for other calls' masks."""
+    shape = (sizes.batch, sizes.num_heads, sizes.query_length, sizes.key_length)
+    if any(length not in (1, size) for length, size in zip(mask.shape, shape, strict=True)):
+        msg = f"a mask {list(mask.shape)} is none of scores {list(shape)}"
+        raise ValueError(msg)
+    item, head, query, key = torch.meshgrid(*map(torch.arange, shape), indexing="ij")
+    group = max(sizes.num_heads // max(sizes.num_kv_heads, 1), 1)
+    return {
+        "batch item": item,
+        "head": head,
+        "key/value head": head // group,
+        "query": query,
+        "key": key,
+    }
+
+
+def _indexed(mask: Tensor, sizes: golden.Sizes, *, axis: str, by: str) -> Tensor:
+    if mask.shape[_AXES.index(axis)] == 1:
+        msg = f"a mask without an axis of {axis} is not indexed along it"
+        raise ValueError(msg)
+    numbers = _numbers(mask, sizes)
+    own = [numbers[PLACES[letter]] for letter in _AXES]
+    own[_AXES.index(axis)] = numbers[by]
+    index = (*own, numbers["key"])
+    return mask[tuple(number % length for number, length in zip(index, mask.shape, strict=True))]
+
+
+def _at_offsets(
+    mask: Tensor,
+    sizes: golden.Sizes,
+    *,
+    counted: tuple[str, ...],
+    read: tuple[str, ...],
+    entries: Callable[[Tensor, Tensor], Tensor],
+) -> Tensor:
+    numbers = _numbers(mask, sizes)
+    offset, stride = numbers["key"], sizes.key_length
+    for letter in reversed(counted):
+        if letter in read:
+            offset = offset + numbers[PLACES[letter]] * stride
+        stride *= numbers["key"].shape[_AXES.index(letter)]
+    return entries(mask.flatten(), offset)
