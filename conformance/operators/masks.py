@@ -97,8 +97,9 @@ def _at_offsets(
 ) -> Tensor:
     numbers = _numbers(mask, sizes)
     offset, stride = numbers["key"], sizes.key_length
-    for letter in reversed(counted):
-        if letter in read:
+    for axis, letter in reversed(list(enumerate(_AXES))):
+        if letter in read or mask.shape[axis] > 1:
             offset = offset + numbers[PLACES[letter]] * stride
-        stride *= numbers["key"].shape[_AXES.index(letter)]
+        if letter in counted or mask.shape[axis] > 1:
+            stride *= offset.shape[axis]
     return entries(mask.flatten(), offset)
