@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..operators import operators
+from ..operators import OF_TABLES, Operator, moves, operators
 from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer, within
@@ -32,13 +32,22 @@ _MOST_TOGETHER: Final = 1 << 18
 class Searched:
     """A stage, or several that are changed alike, in a noun and where a change of it can show.
 
-    ``of`` is "layer" where cores have no such stage.
+    ``of`` is "layer" where cores have no such stage; ``needs`` is that of a mistake.
     """
 
     noun: str
     stages: tuple[str, ...]
     where: Callable[[Inputs], bool] = everywhere
     of: str = ""
+    needs: str = ""
+
+
+def _has_structure(inputs: Inputs) -> bool:
+    return inputs.causal or inputs.window is not None
+
+
+def _has_boolean_mask(inputs: Inputs) -> bool:
+    return inputs.keep is not None
 
 
 def _has_numbers(inputs: Inputs) -> bool:
@@ -46,8 +55,7 @@ def _has_numbers(inputs: Inputs) -> bool:
 
 
 def _counts_places(inputs: Inputs) -> bool:
-    limited = inputs.causal or inputs.window is not None
-    return limited or inputs.point.alibi or inputs.point.rotary != "none"
+    return _has_structure(inputs) or inputs.point.alibi or inputs.point.rotary != "none"
 
 
 def _shares_heads(inputs: Inputs) -> bool:
@@ -62,9 +70,12 @@ _SEARCHED: Final = (
     Searched("the projected values", ("projected_value",), of="layer"),
     Searched("the places that queries are counted at", ("positions",), _counts_places),
     Searched("the distances from query to key", ("ahead",), _counts_places),
-    Searched("the mask", ("by_mask",), has_mask),
+    Searched("the mask", ("bias", "by_mask"), has_mask, needs="mask"),
+    Searched("the boolean mask", ("by_mask",), _has_boolean_mask, needs="mask"),
+    Searched("the causal flag", ("counted",), needs="causal"),
     Searched("the causal table", ("by_causality",), has_causal),
     Searched("the table of the window", ("by_window",), has_window),
+    Searched("the table of causality and window", ("structure",), _has_structure),
     Searched("the table of all that may be attended", ("admitted",)),
     Searched("the additive mask", ("bias",), _has_numbers),
     Searched("the queries", ("query",)),
@@ -95,7 +106,8 @@ _BEFORE_SCORES: Final = (
 )
 _SINGULAR: Final = (
     "the mask",
-    "the causal table",
+    "the boolean mask",
+    "the causal",
     "the table",
     "the additive mask",
     "the answer",
@@ -103,6 +115,8 @@ _SINGULAR: Final = (
     "the sum ",
     "the softmax",
 )
+# Stages that take no axis in front.
+_SINGLY: Final = frozenset({"positions", "counted"})
 _AXES: Final = {stage.name: stage.axes for stage in golden.LAYER.stages}
 
 
@@ -162,7 +176,7 @@ def fitting(edits: Sequence[NamedMistake], answer: BatteryAnswer) -> Iterator[Na
     Operators on one stage are run on together, as many problems of equal sizes: a fraction of the
     time that acting each mistake out would take.
     """
-    run = with_every_key(answer.exact.core.run)
+    run = with_every_key(answer.exact.core.run).edited(past=answer.inputs.past)
     possible = [one for one in edits if one.where(answer.inputs)]
     with torch.inference_mode():
         for stages, some in groupby(possible, key=_changed_stages):
@@ -176,7 +190,7 @@ def _changed_stages(one: NamedMistake) -> tuple[str, ...]:
     """The stages whose results an edit changes; empty where these take no axis in front."""
     changed = all(edit.change is not None and edit.rule is None for edit in one.edits)
     stages = tuple(edit.stage for edit in one.edits)
-    return stages if changed and "positions" not in stages else ()
+    return stages if changed and _SINGLY.isdisjoint(stages) else ()
 
 
 def _made_singly(run: golden.Run, edits: Sequence[NamedMistake]) -> Iterator[Made]:
@@ -195,7 +209,7 @@ def _made_together(
 ) -> list[Made] | None:
     """The answers of edits of some stages, in few runs; None where these take no further axis."""
     able: list[NamedMistake] = []
-    results: list[list[Tensor]] = []
+    results: list[list[Tensor | None]] = []
     behind = _BEHIND.get(stages[0], "")
     for one in edits:
         with suppress(*IMPOSSIBLE):
@@ -207,7 +221,8 @@ def _made_together(
     made: list[Made] = []
     for start in range(0, len(able), size):
         chosen, some = able[start : start + size], zip(*results[start : start + size], strict=True)
-        given = {stage: _stacked(stage, each) for stage, each in zip(stages, some, strict=True)}
+        stacked = (_stacked(stage, each) for stage, each in zip(stages, some, strict=True))
+        given = {n: each for n, each in zip(stages, stacked, strict=True) if each is not None}
         shape = (len(chosen), *run["scores_shape"])
         try:
             answers, empty = _answers(run, given, shape)
@@ -217,19 +232,25 @@ def _made_together(
     return made
 
 
-def _stacked(stage: str, results: Sequence[Tensor]) -> Tensor:
-    """Results of one stage along an axis in front of batch items and heads."""
-    lacking = {"QK": (1, 1), "H": (1,)}.get(_AXES[stage], ())
-    stacked: Tensor = torch.stack(list(results)).unflatten(0, (len(results), *lacking))
-    return stacked
+def _stacked(stage: str, results: Sequence[Tensor | None]) -> Tensor | None:
+    """Results of one stage along an axis in front of batch items and heads; None if not given."""
+    made = [each for each in results if each is not None]
+    if not made:
+        return None
+    stacked: Tensor = torch.stack(torch.broadcast_tensors(*made))
+    axes = {"QK": 5, "H": 3}.get(_AXES[stage], 0)
+    return stacked.unflatten(0, (len(made), *(1,) * (axes - stacked.dim())))
 
 
-def _changed(run: golden.Run, edit: golden.Edit) -> Tensor:
-    """The result of a stage with a change, in the shape and dtype that it had."""
+def _changed(run: golden.Run, edit: golden.Edit) -> Tensor | None:
+    """The result of a stage with a change, in the shape and dtype that it had, or a larger one."""
     change, result = edit.change or torch.clone, run[edit.stage]
+    if result is None or not edit.when(*(run[name] for name in golden.reads(edit.when))):
+        unchanged: Tensor | None = result
+        return unchanged
     besides = (run[name] for name in golden.reads_besides(change))
     changed: Tensor = change(result, *besides)
-    return changed.to(result.dtype).expand(result.shape)
+    return changed.to(result.dtype).expand(torch.broadcast_shapes(changed.shape, result.shape))
 
 
 def _answers(
@@ -319,14 +340,41 @@ def _in_place_of(name: str) -> Iterator[str]:
 
 def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
     noun, last = searched.noun, searched.stages[-1]
+    moving = {one.words for one in moves(_AXES[last])}
     for operator in operators(last, _AXES[last], multiplied=searched.stages not in _BEFORE_SCORES):
         yield NamedMistake(
             name=f"{noun.removeprefix('the ')}: {operator.words}",
             primary=_PRIMARY,
             sentence=f"{noun} {_verb(noun)} {operator.words}",
             fix=f"take {noun} as {'it is' if _verb(noun) == 'is' else 'they are'}",
-            edits=tuple(golden.Edit(stage, change=operator.change) for stage in searched.stages),
+            edits=tuple(
+                _edit(stage, operator, hides=last in OF_TABLES and operator.words not in moving)
+                for stage in searched.stages
+            ),
             where=searched.where,
             misplaces=operator.misplaces,
-            needs="mask" if searched.where is has_mask else "",
+            needs=searched.needs,
         )
+
+
+def _edit(stage: str, operator: Operator, *, hides: bool) -> golden.Edit:
+    """A stage with an operator, which ``hides`` or shows keys of an additive mask as of a table."""
+    if stage == "by_mask":
+        return golden.Edit(stage, change=operator.change, when=_has_boolean)
+    change = _of_hidden(operator.change) if stage == "bias" and hides else operator.change
+    return golden.Edit(stage, change=change)
+
+
+def _has_boolean(keep: Tensor | None, lengths: Tensor | None) -> bool:
+    return keep is not None or lengths is not None
+
+
+def _of_hidden(change: Callable[..., Tensor]) -> golden.Rewired:
+    """A change of tables as one of the minus infinities of an additive mask."""
+
+    def changed(bias: Tensor, *besides: object) -> Tensor:
+        hidden = torch.isneginf(bias)
+        kept = change(~hidden, *besides)
+        return torch.where(kept, bias.masked_fill(hidden, 0.0), -torch.inf)
+
+    return golden.Rewired(changed, ("bias", *golden.reads_besides(change)))

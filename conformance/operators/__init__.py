@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from functools import cache
 
 from .functions import functions
+from .keys import kinds_of_keys
 from .moves import layouts, moves, sums
 from .numbers import SIZES, multiples
 from .operator import Operator
 from .parts import parts_lost
+from .places import FLAGS, places
 from .roundings import roundings_below
 from .softmaxes import of_one_stage
 from .tables import tables
@@ -23,6 +25,8 @@ OF_TABLES = frozenset(
     "unread_keys unread_values".split()
 )
 OF_PLACES = frozenset({"positions", "ahead"})
+# Stages of numbers that each key has for each query: zero is that of a key that is lost.
+OF_SHARES = frozenset({"exponentials", "weights"})
 
 __all__ = [
     "OF_PLACES",
@@ -49,10 +53,15 @@ def operators(stage: str, axes: str, *, multiplied: bool = True) -> tuple[Operat
 
 
 def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]:
-    if stage == "shares":  # the others are those of the weights
+    if stage == "counted":
+        yield from FLAGS
+    elif stage == "shares":  # the others are those of the weights
         yield from of_one_stage(stage)
-    elif stage in OF_TABLES or stage in OF_PLACES:
-        yield from tables(axes, of_places=stage in OF_PLACES)
+    elif stage in OF_PLACES:
+        yield from places(stage)
+        yield from moves(axes)
+    elif stage in OF_TABLES:
+        yield from tables(stage, axes)
         yield from moves(axes)
     else:
         yield from functions(axes)
@@ -62,3 +71,5 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
         yield from parts_lost(axes)
         yield from layouts(axes)
         yield from of_one_stage(stage)
+        if stage in OF_SHARES:
+            yield from kinds_of_keys("zero")

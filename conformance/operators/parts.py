@@ -56,6 +56,10 @@ def _first_tile(tile: int) -> Part:
     return lambda index, count: (index < tile) & (count > tile)
 
 
+def _of_last_tile(tile: int) -> Part:
+    return lambda index, count: index >= (count - 1) // tile * tile
+
+
 def _before_last_tile(tile: int) -> Part:
     return lambda index, count: index < (count - 1) // tile * tile
 
@@ -75,6 +79,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     *((f"{{}}s past whole tiles of {n}", _past_whole(n)) for n in TILES),
     *((f"{{}}s past whole tiles of {n}, where there is one", _behind_tiles(n)) for n in TILES),
     *((f"the last tile of {n} {{}}s, of several", _last_tile(n)) for n in TILES),
+    *((f"{{}}s of the last tile of {n}", _of_last_tile(n)) for n in TILES),
     *((f"the first tile of {n} {{}}s, of several", _first_tile(n)) for n in TILES),
     *((f"all {{}}s but the last tile of {n}", _before_last_tile(n)) for n in TILES),
     *((f"{{}}s past the first {n}", _past(n)) for n in TILES[2:]),
