@@ -58,6 +58,10 @@ def _counts_places(inputs: Inputs) -> bool:
     return _has_structure(inputs) or inputs.point.alibi or inputs.point.rotary != "none"
 
 
+def _counts_distances(inputs: Inputs) -> bool:
+    return inputs.point.alibi
+
+
 def _shares_heads(inputs: Inputs) -> bool:
     return inputs.geometry.num_heads != inputs.geometry.num_kv_heads
 
@@ -85,10 +89,12 @@ _SEARCHED: Final = (
     Searched("the values", ("value_heads",)),
     Searched("the values of the heads", ("shared_value",), _shares_heads),
     Searched("keys and values", ("turned_key", "value_heads")),
+    Searched("keys and values of the heads", ("shared_key", "shared_value"), _shares_heads),
     Searched("queries, keys and values", ("query", "turned_key", "value_heads")),
     Searched("the dot products", ("products",)),
     Searched("the scores", ("scores",)),
     Searched("the capped scores", ("capped",), has_softcap),
+    Searched("the bias by distance", ("distance_bias",), _counts_distances),
     Searched("the logits before the mask", ("biased",), has_bias),
     Searched("the exponentials", ("exponentials",)),
     Searched("the sinks", ("sinks",), has_sinks),
@@ -105,6 +111,7 @@ _BEFORE_SCORES: Final = (
     *((f"projected_{role}",) for role in ("query", "key", "value")),
 )
 _SINGULAR: Final = (
+    "the bias",
     "the mask",
     "the boolean mask",
     "the causal",
@@ -158,7 +165,7 @@ def stage_edits(kind: str) -> tuple[NamedMistake, ...]:
     """
     searched = (one for one in _SEARCHED if one.of in ("", kind))
     rewired = {one.name: one for one in _rewired()}
-    return (*chain.from_iterable(map(_edits_of, searched)), *rewired.values())
+    return (*chain.from_iterable(map(_edits_of, searched)), *_of_numbers(), *rewired.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -357,12 +364,47 @@ def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
         )
 
 
+def _of_numbers() -> Iterator[NamedMistake]:
+    """Moves of the numbers of an additive mask alone, or of its minus infinities alone."""
+    for operator in moves(_AXES["bias"]):
+        for noun, change in (
+            ("the finite numbers of the additive mask", _of_finite(operator.change)),
+            ("the minus infinities of the additive mask", _of_hidden(operator.change)),
+            (
+                "the numbers of the additive mask, beside its own minus infinities,",
+                _beside_hidden(operator.change),
+            ),
+        ):
+            yield NamedMistake(
+                name=f"{noun.removeprefix('the ')}: {operator.words}".replace(",:", ":"),
+                primary=_PRIMARY,
+                sentence=f"{noun} are {operator.words}",
+                fix=f"take {noun.rstrip(',')} as they are",
+                edits=(golden.Edit("bias", change=_expanded(change)),),
+                where=_has_numbers,
+                misplaces=operator.misplaces,
+            )
+
+
 def _edit(stage: str, operator: Operator, *, hides: bool) -> golden.Edit:
     """A stage with an operator, which ``hides`` or shows keys of an additive mask as of a table."""
+    change = operator.change
+    if stage == "bias" and hides:
+        change = _of_hidden(change)
+    if stage in ("bias", "by_mask"):
+        change = _expanded(change)
     if stage == "by_mask":
-        return golden.Edit(stage, change=operator.change, when=_has_boolean)
-    change = _of_hidden(operator.change) if stage == "bias" and hides else operator.change
+        return golden.Edit(stage, change=change, when=_has_boolean)
     return golden.Edit(stage, change=change)
+
+
+def _expanded(change: Callable[..., Tensor]) -> golden.Rewired:
+    """A change of a mask as it is for each query of each head and item."""
+
+    def changed(mask: Tensor, shape: tuple[int, ...], *besides: object) -> Tensor:
+        return change(mask.expand(shape), *besides)
+
+    return golden.Rewired(changed, ("", "scores_shape", *golden.reads_besides(change)))
 
 
 def _has_boolean(keep: Tensor | None, lengths: Tensor | None) -> bool:
@@ -377,4 +419,23 @@ def _of_hidden(change: Callable[..., Tensor]) -> golden.Rewired:
         kept = change(~hidden, *besides)
         return torch.where(kept, bias.masked_fill(hidden, 0.0), -torch.inf)
 
-    return golden.Rewired(changed, ("bias", *golden.reads_besides(change)))
+    return golden.Rewired(changed, ("", *golden.reads_besides(change)))
+
+
+def _of_finite(change: Callable[..., Tensor]) -> golden.Rewired:
+    """A change of the finite numbers of an additive mask: minus infinities stay where they are."""
+
+    def changed(bias: Tensor, *besides: object) -> Tensor:
+        hidden = torch.isneginf(bias)
+        return change(bias.masked_fill(hidden, 0.0), *besides).masked_fill(hidden, -torch.inf)
+
+    return golden.Rewired(changed, ("", *golden.reads_besides(change)))
+
+
+def _beside_hidden(change: Callable[..., Tensor]) -> golden.Rewired:
+    """A change of an additive mask whose own minus infinities count as well."""
+
+    def changed(bias: Tensor, *besides: object) -> Tensor:
+        return change(bias, *besides).masked_fill(torch.isneginf(bias), -torch.inf)
+
+    return golden.Rewired(changed, ("", *golden.reads_besides(change)))

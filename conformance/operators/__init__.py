@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
+from .caches import cached, groupings
 from .functions import functions
 from .keys import kinds_of_keys
 from .moves import layouts, moves, sums
@@ -17,7 +18,7 @@ from .parts import parts_lost
 from .places import FLAGS, places
 from .roundings import roundings_below
 from .softmaxes import of_one_stage
-from .tables import tables
+from .tables import lost_by_length, tables
 
 # Stages that are tables of which key a query attends, and the places that keys have for queries.
 OF_TABLES = frozenset(
@@ -73,3 +74,8 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
         yield from of_one_stage(stage)
         if stage in OF_SHARES:
             yield from kinds_of_keys("zero")
+            yield from lost_by_length("zero")
+        if axes[:3] == "BGK":
+            yield from cached(axes)
+        if stage in ("shared_key", "shared_value"):
+            yield from groupings(axes)

@@ -28,7 +28,8 @@ def from_first_key(ahead: Tensor) -> Tensor:
     return torch.arange(keys) - torch.arange(queries)[:, None]
 
 
-def _from_last_key(ahead: Tensor) -> Tensor:
+def from_last_key(ahead: Tensor) -> Tensor:
+    """How far keys lie ahead of queries of which the last stands at the last key."""
     queries, keys = ahead.shape[-2:]
     return from_first_key(ahead) - (keys - queries)
 
@@ -37,7 +38,7 @@ def _from_last_key(ahead: Tensor) -> Tensor:
 _COUNTED: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("", torch.clone),
     (", counted from the first key", from_first_key),
-    (", counted from the last key", _from_last_key),
+    (", counted from the last key", from_last_key),
 )
 _BY_DISTANCE: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("at the query's own place", lambda ahead: ahead == 0),

@@ -93,8 +93,13 @@ _ORDERS: Final[tuple[tuple[str, Order], ...]] = (
     ("with {}s dealt out to even places first", lambda count: _by_parity(count).argsort()),
     ("with the first {} and the last exchanged", _ends_exchanged),
     *((f"those of the {{}} at the same place of the first tile of {n}", _modulo(n)) for n in TILES),
-    *((f"with {{}}s reversed in each tile of {size}", _reversed_in_tiles(size)) for size in TILES),
+    *(
+        (f"with {{}}s in the reverse order in each tile of {size}", _reversed_in_tiles(size))
+        for size in TILES
+    ),
 )
+# How many of them any part of an axis may have.
+_MAIN: Final = 8
 _TOGETHER: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
     ("averaged over the {}s", lambda t, axis: t.mean(axis, keepdim=True).expand_as(t)),
     ("summed over the {}s", lambda t, axis: t.sum(axis, keepdim=True).expand_as(t)),
@@ -125,6 +130,14 @@ def moves(axes: str) -> Iterator[Operator]:
     if "H" in axes[:2]:
         in_turns = partial(_in_turns, axis=axis_of(axes, "H"))
         yield Operator("those of the head dealt out in turns over the groups", in_turns)
+
+
+def main_moves(axes: str) -> Iterator[Operator]:
+    """The first of the moves along each axis but the last: those that a part of it may have."""
+    for noun, along in islice(axes_of(axes), len(axes) - 1):
+        for words, order in _ORDERS[:_MAIN]:
+            misplaces = noun not in TOKENS
+            yield Operator(in_words(words, noun), along(_from(order)), misplaces=misplaces)
 
 
 def layouts(axes: str) -> Iterator[Operator]:

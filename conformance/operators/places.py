@@ -147,9 +147,25 @@ def causal_tables() -> Iterator[Operator]:
     """What a causal call may show in place of the keys up to the query's own."""
     for words, shows in _BY_CAUSALITY:
         yield Operator(f"made of {words} alone", partial(_where_causal, shows=shows))
+    yield Operator("made with the last query at the last key that the mask keeps", _up_to_kept)
     for number in _FEW:
         words = f"made with {number} more {'key' if number == 1 else 'keys'} after the query"
         yield Operator(words, partial(_where_causal, shows=partial(_up_to, number=number)))
+
+
+def kept_length(by_mask: Tensor, table: Tensor) -> Tensor:
+    """How many keys of a table there are up to the last that the mask keeps: ``[B, H, Lq, 1]``."""
+    queries, keys = table.shape[-2:]
+    kept = by_mask.expand(*by_mask.shape[:-2], queries, keys)
+    return (torch.arange(1, keys + 1) * kept).amax(-1, keepdim=True)
+
+
+def _up_to_kept(table: Tensor, by_mask: Tensor, counted: tuple[bool, bool]) -> Tensor:
+    queries, keys = table.shape[-2:]
+    if not counted[0] or not keys:
+        return table
+    place = torch.arange(queries)[:, None] - queries + kept_length(by_mask, table)
+    return torch.arange(keys) <= place
 
 
 def _where_causal(
@@ -184,9 +200,11 @@ _WINDOWS: Final[tuple[tuple[str, Callable[[int, int], Sides]], ...]] = (
     ("with as many keys before the query as after it", lambda _left, right: (right, right)),
     (
         "with no more keys after the query than before it",
-        lambda left, right: (left, min((s for s in (left, right) if s >= 0), default=-1))
-        if left >= 0
-        else (left, right),
+        lambda left, right: (
+            (left, min((s for s in (left, right) if s >= 0), default=-1))
+            if left >= 0
+            else (left, right)
+        ),
     ),
     ("with the larger side on both", lambda left, right: (max(left, right),) * 2),
     ("with the smaller side on both", lambda left, right: (min(left, right),) * 2),

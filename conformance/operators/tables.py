@@ -12,8 +12,8 @@ from torch import Tensor
 from .keys import kinds_of_keys
 from .moves import TILES
 from .operator import Operator, axes_of, in_words
-from .parts import PARTS, Part, filled
-from .places import causal_tables, window_tables
+from .parts import PARTS, filled
+from .places import causal_tables, kept_length, window_tables
 
 _CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("left out", torch.ones_like),
@@ -29,8 +29,8 @@ def tables(stage: str, axes: str) -> Iterator[Operator]:
     for noun, along in axes_of(axes, pairs=True):
         for words, part in PARTS:
             for verb, value in (("false", False), ("true", True)):
-                change = along(partial(_set, part=part, value=value))
-                yield Operator(f"{verb} for {in_words(words, noun)}", change)
+                marked = along(filled(part, value))
+                yield Operator(f"{verb} for {in_words(words, noun)}", marked)
     if axes.endswith("QK"):
         yield from kinds_of_keys(*(("false", "true") if stage == "admitted" else ("true",)))
     yield from {
@@ -39,13 +39,6 @@ def tables(stage: str, axes: str) -> Iterator[Operator]:
         "by_mask": _masks,
         "admitted": _joined,
     }.get(stage, lambda: iter(()))()
-
-
-def _set(table: Tensor, axis: int, *, part: Part, value: bool) -> Tensor:
-    if table.shape[axis] == 1:
-        msg = "a table that is the same at every place has no parts"
-        raise ValueError(msg)
-    return filled(part, value)(table, axis)
 
 
 # What a mask may be read as, along its keys.
@@ -73,7 +66,10 @@ def _masks() -> Iterator[Operator]:
     for size in TILES[2:]:
         said = f"those of the key at the same place of the tile of {size} before"
         yield Operator(said, partial(_of_tile_before, size=size))
-    yield Operator("moved back by the number of cached keys", lambda t, past: t.roll(-past, -1))
+    for words, least in (("a signed byte", 128), ("a byte", 0)):
+        said = f"true for as many keys as {words} holds of the number of those that it keeps"
+        yield Operator(said, partial(_in_byte, least=least))
+    yield Operator("moved by the number of cached keys", lambda t, past: t.roll(past, -1))
     for noun, axis in (("batch items", -4), ("heads", -3)):
         yield Operator(f"with {noun} and as many queries exchanged", partial(_exchanged, axis=axis))
 
@@ -84,6 +80,15 @@ def _any(table: Tensor, *, axis: int) -> Tensor:
 
 def _all(table: Tensor, *, axis: int) -> Tensor:
     return table.all(axis, keepdim=True).expand_as(table)
+
+
+def _in_byte(table: Tensor, *, least: int) -> Tensor:
+    """A table of lengths that are kept in eight bits, from minus ``least`` on."""
+    index, count = torch.arange(table.shape[-1]), table.sum(-1, keepdim=True)
+    if not torch.equal(table, index < count):
+        msg = "a table of keys that are not the first ones has no lengths"
+        raise ValueError(msg)
+    return index < (count + least) % 256 - least
 
 
 def _of_tile_before(table: Tensor, *, size: int) -> Tensor:
@@ -115,38 +120,26 @@ def _joined() -> Iterator[Operator]:
     yield Operator(
         "true where the mask and causality or window admit a key",
         lambda table, by_mask, by_causality, by_window: (
-            (by_mask & (by_causality | by_window)).expand_as(table)
-        ),
+            by_mask & (by_causality | by_window)
+        ).expand_as(table),
     )
     yield Operator(
         "true where the mask hides a key, and causality or window too",
         lambda table, by_mask, structure: table | (~by_mask & ~structure),
     )
+    yield from lost_by_length("false")
+
+
+def lost_by_length(verb: str) -> Iterator[Operator]:
+    """Keys that are lost by how many there are up to the last that the mask keeps."""
     for words, behind in (("behind the last key", True), ("up to the last key", False)):
         for end in ("first", "last"):
-            hidden = partial(_of_places, behind=behind, from_last=end == "last")
-            said = f"false for queries whose place, counted from the {end} key, lies {words}"
-            yield Operator(f"{said} that the mask keeps", hidden)
-    yield Operator(
-        "false for keys after the query, where the last query stands at the last key that the mask "
-        "keeps",
-        _after_kept_length,
-    )
+            lost = partial(_without_places, behind=behind, from_last=end == "last")
+            said = f"{verb} for queries whose place, counted from the {end} key, lies {words}"
+            yield Operator(f"{said} that the mask keeps", lost)
 
 
-def _kept_length(by_mask: Tensor, table: Tensor) -> Tensor:
-    """How many keys there are up to the last that the mask keeps: ``[B, H, Lq, 1]``."""
-    kept = by_mask.expand_as(table)
-    return (torch.arange(1, table.shape[-1] + 1) * kept).amax(-1, keepdim=True)
-
-
-def _of_places(table: Tensor, by_mask: Tensor, *, behind: bool, from_last: bool) -> Tensor:
-    queries, keys = table.shape[-2:]
+def _without_places(result: Tensor, by_mask: Tensor, *, behind: bool, from_last: bool) -> Tensor:
+    queries, keys = result.shape[-2:]
     place = torch.arange(queries)[:, None] + (keys - queries if from_last else 0)
-    return table & ((place >= _kept_length(by_mask, table)) != behind)
-
-
-def _after_kept_length(table: Tensor, by_mask: Tensor) -> Tensor:
-    queries, keys = table.shape[-2:]
-    place = torch.arange(queries)[:, None] - queries + _kept_length(by_mask, table)
-    return table & (torch.arange(keys) <= place)
+    return result.masked_fill((place >= kept_length(by_mask, result)) == behind, 0)
