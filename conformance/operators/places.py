@@ -153,7 +153,7 @@ def causal_tables() -> Iterator[Operator]:
         yield Operator(words, partial(_where_causal, shows=partial(_up_to, number=number)))
 
 
-def kept_length(by_mask: Tensor, table: Tensor) -> Tensor:
+def _kept_length(by_mask: Tensor, table: Tensor) -> Tensor:
     """How many keys of a table there are up to the last that the mask keeps: ``[B, H, Lq, 1]``."""
     queries, keys = table.shape[-2:]
     kept = by_mask.expand(*by_mask.shape[:-2], queries, keys)
@@ -164,7 +164,7 @@ def _up_to_kept(table: Tensor, by_mask: Tensor, counted: tuple[bool, bool]) -> T
     queries, keys = table.shape[-2:]
     if not counted[0] or not keys:
         return table
-    place = torch.arange(queries)[:, None] - queries + kept_length(by_mask, table)
+    place = torch.arange(queries)[:, None] - queries + _kept_length(by_mask, table)
     return torch.arange(keys) <= place
 
 

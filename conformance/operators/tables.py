@@ -13,7 +13,7 @@ from .keys import kinds_of_keys
 from .moves import TILES
 from .operator import Operator, axes_of, in_words
 from .parts import PARTS, filled
-from .places import causal_tables, kept_length, window_tables
+from .places import causal_tables, window_tables
 
 _CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("left out", torch.ones_like),
@@ -69,6 +69,9 @@ def _masks() -> Iterator[Operator]:
     for words, least in (("a signed byte", 128), ("a byte", 0)):
         said = f"true for as many keys as {words} holds of the number of those that it keeps"
         yield Operator(said, partial(_in_byte, least=least))
+    for own, from_last in _OWN:
+        of_queries = partial(_of_queries, from_last=from_last)
+        yield Operator(f"what it says of the query's own {own.rstrip(',')}", of_queries)
     yield Operator("moved by the number of cached keys", lambda t, past: t.roll(past, -1))
     for noun, axis in (("batch items", -4), ("heads", -3)):
         yield Operator(f"with {noun} and as many queries exchanged", partial(_exchanged, axis=axis))
@@ -127,19 +130,29 @@ def _joined() -> Iterator[Operator]:
         "true where the mask hides a key, and causality or window too",
         lambda table, by_mask, structure: table | (~by_mask & ~structure),
     )
-    yield from lost_by_length("false")
+    yield from lost_queries("false")
 
 
-def lost_by_length(verb: str) -> Iterator[Operator]:
-    """Keys that are lost by how many there are up to the last that the mask keeps."""
-    for words, behind in (("behind the last key", True), ("up to the last key", False)):
-        for end in ("first", "last"):
-            lost = partial(_without_places, behind=behind, from_last=end == "last")
-            said = f"{verb} for queries whose place, counted from the {end} key, lies {words}"
-            yield Operator(f"{said} that the mask keeps", lost)
+# Where a query stands among the keys: in words, and whether it is counted from the last key.
+_OWN: Final = (("index", False), ("place, counted from the last key,", True))
 
 
-def _without_places(result: Tensor, by_mask: Tensor, *, behind: bool, from_last: bool) -> Tensor:
-    queries, keys = result.shape[-2:]
-    place = torch.arange(queries)[:, None] + (keys - queries if from_last else 0)
-    return result.masked_fill((place >= kept_length(by_mask, result)) == behind, 0)
+def lost_queries(verb: str) -> Iterator[Operator]:
+    """All keys of queries that a mask of keys hides, as where it is laid over queries, too."""
+    for own, from_last in _OWN:
+        lost = partial(_without_hidden, from_last=from_last)
+        yield Operator(f"{verb} for queries whose own {own} the mask hides", lost)
+
+
+def _without_hidden(result: Tensor, by_mask: Tensor, *, from_last: bool) -> Tensor:
+    table = by_mask.expand(*by_mask.shape[:-2], *result.shape[-2:])
+    return result.masked_fill(~_of_queries(table, from_last=from_last), 0)
+
+
+def _of_queries(table: Tensor, *, from_last: bool) -> Tensor:
+    """What a mask says of the key at each query's own place, for all keys."""
+    queries, keys = table.shape[-2:]
+    place = torch.arange(queries) + (keys - queries if from_last else 0)
+    inside = (place >= 0) & (place < keys)
+    own = place.clamp(0, max(keys - 1, 0))[:, None].expand(*table.shape[:-1], 1)
+    return (table.gather(-1, own) & inside[:, None]).expand_as(table)
