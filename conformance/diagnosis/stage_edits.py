@@ -288,10 +288,10 @@ def _making(answer: BatteryAnswer, made: Made) -> Iterator[NamedMistake]:
         return
     wrong = ~within(output, exact.output, exact.bound).all(dim=-1)
     part = model.SAME_READ + model.ACTED_ROOM * torch.finfo(answer.inputs.query.dtype).eps
-    expected = made.answers.nan_to_num(nan=torch.pi)
-    largest = expected.abs().flatten(1).amax(dim=1).clamp_min(exact.output.abs().amax())
-    room = (part * largest).view(-1, *(1,) * output.dim())
-    off = wrong & ((output.nan_to_num(nan=torch.pi) - expected).abs() > room).any(dim=-1)
+    finite = (output.masked_fill(~output.isfinite(), 0.0), exact.output.nan_to_num(0.0, 0.0, 0.0))
+    room = part * torch.stack(finite).abs().amax()
+    apart = output.nan_to_num(nan=torch.pi) - made.answers.nan_to_num(nan=torch.pi)
+    off = wrong & (apart.abs() > room).any(dim=-1)
     emptied = made.empty & ~exact.core.empty
     emptied = emptied.any(dim=2) if answer.inputs.is_layer else emptied
     same = ~off.flatten(1).any(dim=1)

@@ -60,6 +60,11 @@ MOST_SEEDS: Final = 4
 # Halvings of the range within which a scale decides: to a part in a hundred.
 HALVINGS: Final = 7
 
+# Gross errors that stages with operators must make before they are tried on all answers, and how
+# large these may be, but for the plainest one.
+_FITTED: Final = 3
+_MOST_LOGITS: Final = 1 << 14
+
 Proposals = Callable[[], Iterator[list[Combination]]]
 
 
@@ -225,11 +230,15 @@ class StatementSearch:
 
     @cached_property
     def _edits(self) -> MistakeSearch:
-        """The search among stages with operators that make the plainest gross error."""
+        """The search among stages with operators that make the plainest gross error, and others."""
         say_alive()
-        plainest, every = self._search.observed[0], stage_edits(self.subject.declaration.kind)
-        fits = plainest.margin > GROSS and plainest.fits
-        return self._search.among(list(fitting(every, plainest)) if fits else [])
+        gross = [one for one in self._search.observed if one.margin > GROSS and one.fits]
+        left = stage_edits(self.subject.declaration.kind) if gross else ()
+        small = [one for one in gross if one.inputs.geometry.logits <= _MOST_LOGITS]
+        longest = sorted(small, key=lambda one: -one.inputs.geometry.key_length)
+        for one in dict.fromkeys((*gross[:1], *longest[:1], *small[1:_FITTED])):
+            left = tuple(fitting(left, one))
+        return self._search.among(left)
 
     def _edited(self) -> Iterator[list[Combination]]:
         """A stage of the program with an operator, in every call."""
