@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, groupby
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..operators import OF_TABLES, Operator, moves, operators
+from ..operators import OF_TABLES, moves, operators
 from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer, within
@@ -32,7 +32,8 @@ _MOST_TOGETHER: Final = 1 << 18
 class Searched:
     """A stage, or several that are changed alike, in a noun and where a change of it can show.
 
-    ``of`` is "layer" where cores have no such stage; ``needs`` is that of a mistake.
+    ``of`` is "layer" where cores have no such stage; ``needs`` is that of a mistake. Stages
+    that are only ``moved`` have no other operators.
     """
 
     noun: str
@@ -40,14 +41,11 @@ class Searched:
     where: Callable[[Inputs], bool] = everywhere
     of: str = ""
     needs: str = ""
+    moved: bool = False
 
 
 def _has_structure(inputs: Inputs) -> bool:
     return inputs.causal or inputs.window is not None
-
-
-def _has_boolean_mask(inputs: Inputs) -> bool:
-    return inputs.keep is not None
 
 
 def _has_numbers(inputs: Inputs) -> bool:
@@ -75,7 +73,7 @@ _SEARCHED: Final = (
     Searched("the places that queries are counted at", ("positions",), _counts_places),
     Searched("the distances from query to key", ("ahead",), _counts_places),
     Searched("the mask", ("bias", "by_mask"), has_mask, needs="mask"),
-    Searched("the boolean mask", ("by_mask",), _has_boolean_mask, needs="mask"),
+    Searched("the table of the mask", ("by_mask",), has_mask, needs="mask", moved=True),
     Searched("the causal flag", ("counted",), needs="causal"),
     Searched("the causal table", ("by_causality",), has_causal),
     Searched("the table of the window", ("by_window",), has_window),
@@ -113,7 +111,6 @@ _BEFORE_SCORES: Final = (
 _SINGULAR: Final = (
     "the bias",
     "the mask",
-    "the boolean mask",
     "the causal",
     "the table",
     "the additive mask",
@@ -165,7 +162,7 @@ def stage_edits(kind: str) -> tuple[NamedMistake, ...]:
     """
     searched = (one for one in _SEARCHED if one.of in ("", kind))
     rewired = {one.name: one for one in _rewired()}
-    return (*chain.from_iterable(map(_edits_of, searched)), *_of_numbers(), *rewired.values())
+    return (*chain.from_iterable(map(_edits_of, searched)), *_of_both_masks(), *rewired.values())
 
 
 @dataclass(frozen=True, eq=False)
@@ -348,94 +345,61 @@ def _in_place_of(name: str) -> Iterator[str]:
 def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
     noun, last = searched.noun, searched.stages[-1]
     moving = {one.words for one in moves(_AXES[last])}
+    fix = f"take {noun} as {'it is' if _verb(noun) == 'is' else 'they are'}"
     for operator in operators(last, _AXES[last], multiplied=searched.stages not in _BEFORE_SCORES):
+        if searched.moved and operator.words not in moving:
+            continue
+        # What a mask hides is no part of the numbers that it adds.
+        tables = last in OF_TABLES and operator.words not in moving
+        stages = (last,) if tables else searched.stages
         yield NamedMistake(
             name=f"{noun.removeprefix('the ')}: {operator.words}",
             primary=_PRIMARY,
             sentence=f"{noun} {_verb(noun)} {operator.words}",
-            fix=f"take {noun} as {'it is' if _verb(noun) == 'is' else 'they are'}",
-            edits=tuple(
-                _edit(stage, operator, hides=last in OF_TABLES and operator.words not in moving)
-                for stage in searched.stages
-            ),
+            fix="; ".join(filter(None, (fix, operator.fix))),
+            edits=tuple(_edit(stage, operator.change) for stage in stages),
             where=searched.where,
             misplaces=operator.misplaces,
             needs=searched.needs,
         )
 
 
-def _of_numbers() -> Iterator[NamedMistake]:
-    """Moves of the numbers of an additive mask alone, or of its minus infinities alone."""
-    for operator in moves(_AXES["bias"]):
-        for noun, change in (
-            ("the finite numbers of the additive mask", _of_finite(operator.change)),
-            ("the minus infinities of the additive mask", _of_hidden(operator.change)),
-            (
-                "the numbers of the additive mask, beside its own minus infinities,",
-                _beside_hidden(operator.change),
-            ),
-        ):
-            yield NamedMistake(
-                name=f"{noun.removeprefix('the ')}: {operator.words}".replace(",:", ":"),
-                primary=_PRIMARY,
-                sentence=f"{noun} are {operator.words}",
-                fix=f"take {noun.rstrip(',')} as they are",
-                edits=(golden.Edit("bias", change=_expanded(change)),),
-                where=_has_numbers,
-                misplaces=operator.misplaces,
-            )
+def _of_both_masks() -> Iterator[NamedMistake]:
+    """A mask of another place that hides keys beside its own."""
+    for operator in moves(_AXES["by_mask"]):
+        words = f"{operator.words}, and its own hides keys as well"
+        yield NamedMistake(
+            name=f"mask: {words}",
+            primary=_PRIMARY,
+            sentence=f"the mask is {words}",
+            fix="take the mask as it is",
+            edits=(_edit("bias", operator.change), _edit("by_mask", _beside(operator.change))),
+            where=has_mask,
+            misplaces=operator.misplaces,
+            needs="mask",
+        )
 
 
-def _edit(stage: str, operator: Operator, *, hides: bool) -> golden.Edit:
-    """A stage with an operator, which ``hides`` or shows keys of an additive mask as of a table."""
-    change = operator.change
-    if stage == "bias" and hides:
-        change = _of_hidden(change)
-    if stage in ("bias", "by_mask"):
-        change = _expanded(change)
+def _edit(stage: str, change: Callable[..., Any]) -> golden.Edit:
+    """A stage with a change; a mask is changed as it is for each query of each head and item."""
     if stage == "by_mask":
-        return golden.Edit(stage, change=change, when=_has_boolean)
-    return golden.Edit(stage, change=change)
-
-
-def _expanded(change: Callable[..., Tensor]) -> golden.Rewired:
-    """A change of a mask as it is for each query of each head and item."""
-
-    def changed(mask: Tensor, shape: tuple[int, ...], *besides: object) -> Tensor:
-        return change(mask.expand(shape), *besides)
-
-    return golden.Rewired(changed, ("", "scores_shape", *golden.reads_besides(change)))
+        return golden.Edit(stage, change=_expanded(change), when=_has_boolean)
+    return golden.Edit(stage, change=_expanded(change) if stage == "bias" else change)
 
 
 def _has_boolean(keep: Tensor | None, lengths: Tensor | None) -> bool:
     return keep is not None or lengths is not None
 
 
-def _of_hidden(change: Callable[..., Tensor]) -> golden.Rewired:
-    """A change of tables as one of the minus infinities of an additive mask."""
+def _expanded(change: Callable[..., Tensor]) -> golden.Rewired:
+    def changed(mask: Tensor, shape: tuple[int, ...], *besides: object) -> Tensor:
+        return change(mask.expand(shape), *besides)
 
-    def changed(bias: Tensor, *besides: object) -> Tensor:
-        hidden = torch.isneginf(bias)
-        kept = change(~hidden, *besides)
-        return torch.where(kept, bias.masked_fill(hidden, 0.0), -torch.inf)
-
-    return golden.Rewired(changed, ("", *golden.reads_besides(change)))
+    return golden.Rewired(changed, ("", "scores_shape", *golden.reads_besides(change)))
 
 
-def _of_finite(change: Callable[..., Tensor]) -> golden.Rewired:
-    """A change of the finite numbers of an additive mask: minus infinities stay where they are."""
-
-    def changed(bias: Tensor, *besides: object) -> Tensor:
-        hidden = torch.isneginf(bias)
-        return change(bias.masked_fill(hidden, 0.0), *besides).masked_fill(hidden, -torch.inf)
-
-    return golden.Rewired(changed, ("", *golden.reads_besides(change)))
-
-
-def _beside_hidden(change: Callable[..., Tensor]) -> golden.Rewired:
-    """A change of an additive mask whose own minus infinities count as well."""
-
-    def changed(bias: Tensor, *besides: object) -> Tensor:
-        return change(bias, *besides).masked_fill(torch.isneginf(bias), -torch.inf)
+def _beside(change: Callable[..., Tensor]) -> golden.Rewired:
+    def changed(table: Tensor, *besides: object) -> Tensor:
+        return table & change(table, *besides)
 
     return golden.Rewired(changed, ("", *golden.reads_besides(change)))

@@ -161,13 +161,30 @@ def _kinds() -> Iterator[tuple[str, Kind]]:
 
 
 _KINDS: Final = tuple(_kinds())
+# What may be meant where such keys are lost: a causal call, which has to be declared.
+_DECLARE: Final = "if every call is meant to be causal, declare it: causal={}, always_causal=True"
+_MEANT: Final = {
+    "after the query": _DECLARE.format('"bottom-right"'),
+    "after the query, counted from the last key": _DECLARE.format('"bottom-right"'),
+    "after the query, counted from the first key": _DECLARE.format('"top-left"'),
+    "before the query": "if it is meant to be causal, hide those after it: tril, not triu",
+    **{
+        f"more than {number} after the query": "if it is meant to be causal, hide every key after "
+        "the query: triu(1)"
+        for number in _DISTANCES
+    },
+}
 
 
 @cache
 def kinds_of_keys(*verbs: str) -> tuple[Operator, ...]:
     """A truth value, or zeros, for each kind of keys; of ``verbs`` "true", "false" and "zero"."""
     return tuple(
-        Operator(f"{verb} for keys {words}", partial(_filled, kind=kind, verb=verb))
+        Operator(
+            f"{verb} for keys {words}",
+            partial(_filled, kind=kind, verb=verb),
+            fix="" if verb == "true" else _MEANT.get(words, ""),
+        )
         for words, kind in _KINDS
         for verb in verbs
     )

@@ -130,6 +130,8 @@ def moves(axes: str) -> Iterator[Operator]:
     if "H" in axes[:2]:
         in_turns = partial(_in_turns, axis=axis_of(axes, "H"))
         yield Operator("those of the head dealt out in turns over the groups", in_turns)
+        mean = partial(_mean_of_groups, axis=axis_of(axes, "H"))
+        yield Operator("averaged over the heads of each group", mean)
 
 
 def main_moves(axes: str) -> Iterator[Operator]:
@@ -178,6 +180,12 @@ def _in_turns(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
         raise ValueError(msg)
     heads = torch.arange(count).reshape(-1, sizes.num_kv_heads).T.flatten()
     return result.index_select(axis % result.dim(), heads)
+
+
+def _mean_of_groups(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
+    groups = result.unflatten(axis, (max(sizes.num_kv_heads, 1), -1))
+    mean = groups.double().mean(axis, keepdim=True).expand_as(groups)
+    return mean.flatten(axis - 1, axis)
 
 
 def sums(axes: str) -> Iterator[Operator]:

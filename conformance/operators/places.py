@@ -226,6 +226,18 @@ _SIDES: Final = (
     ("after the query", "ends", (False, True)),
     ("on both sides", "begins and ends", (True, True)),
 )
+# Sides of which -1 is taken for a number of keys, and whether in causal calls after the query, too.
+_LITERAL: Final = (
+    ("as a number of keys", (True, True), True),
+    ("before the query as a number of keys", (True, False), True),
+    ("after the query as a number of keys", (False, True), True),
+    ("after the query as a number of keys where the call is not causal", (False, True), False),
+    (
+        "as a number of keys, after the query only where the call is not causal",
+        (True, True),
+        False,
+    ),
+)
 # The keys that one end may show, by how far they lie off the query on its side.
 _ENDS: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
     ("the keys at its end or beyond, not those within", lambda off, side: off >= side),
@@ -244,11 +256,9 @@ def window_tables() -> Iterator[Operator]:
         for (words, of), (where, _, sides) in product(_NUMBERS, _SIDES):
             counted = partial(_of_numbers, of=of, sides=sides, anew=anew)
             yield Operator(f"made with {words} {where}{more}", counted)
-    for (where, _, sides), causal in product(_SIDES, (True, False)):
+    for words, sides, causal in _LITERAL:
         literal = partial(_taken_literally, sides=sides, causal=causal)
-        said = "" if causal else ", after the query only where the call is not causal"
-        if causal or sides[1]:
-            yield Operator(f"made with -1 {where} as a number of keys{said}", literal)
+        yield Operator(f"made with -1 {words}", literal)
     for (words, shows), (where, _, sides) in product(_ENDS, _SIDES[:2]):
         yield Operator(f"made {where} of {words}", partial(_with_end, shows=shows, sides=sides))
     for size, (_, ends, sides), outwards in product(TILES, _SIDES, (True, False)):
