@@ -60,10 +60,6 @@ def _counts_distances(inputs: Inputs) -> bool:
     return inputs.point.alibi
 
 
-def _shares_heads(inputs: Inputs) -> bool:
-    return inputs.geometry.num_heads != inputs.geometry.num_kv_heads
-
-
 # In the order of the program; what a change of one stage does a later one may do, too, and the
 # shortest text is said.
 _SEARCHED: Final = (
@@ -82,12 +78,12 @@ _SEARCHED: Final = (
     Searched("the additive mask", ("bias",), _has_numbers),
     Searched("the queries", ("query",)),
     Searched("the keys", ("turned_key",)),
-    Searched("the keys of the heads", ("shared_key",), _shares_heads),
+    Searched("the keys of the heads", ("shared_key",)),
     Searched("queries and keys", ("query", "turned_key")),
     Searched("the values", ("value_heads",)),
-    Searched("the values of the heads", ("shared_value",), _shares_heads),
+    Searched("the values of the heads", ("shared_value",)),
     Searched("keys and values", ("turned_key", "value_heads")),
-    Searched("keys and values of the heads", ("shared_key", "shared_value"), _shares_heads),
+    Searched("keys and values of the heads", ("shared_key", "shared_value")),
     Searched("queries, keys and values", ("query", "turned_key", "value_heads")),
     Searched("the dot products", ("products",)),
     Searched("the scores", ("scores",)),

@@ -18,7 +18,7 @@ from .parts import parts_lost
 from .places import FLAGS, places
 from .roundings import roundings_below
 from .softmaxes import of_one_stage
-from .tables import lost_queries, tables
+from .tables import lost_rows, tables
 
 # Stages that are tables of which key a query attends, and the places that keys have for queries.
 OF_TABLES = frozenset(
@@ -74,7 +74,7 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
         yield from of_one_stage(stage)
         if stage in OF_SHARES:
             yield from kinds_of_keys("zero")
-            yield from lost_queries("zero")
+            yield from lost_rows()
         if axes[:3] == "BGK":
             yield from cached(axes)
         if stage in ("shared_key", "shared_value"):

@@ -256,6 +256,7 @@ def window_tables() -> Iterator[Operator]:
         for (words, of), (where, _, sides) in product(_NUMBERS, _SIDES):
             counted = partial(_of_numbers, of=of, sides=sides, anew=anew)
             yield Operator(f"made with {words} {where}{more}", counted)
+    yield Operator("made without a limit before the query for cached keys", _with_cached)
     for words, sides, causal in _LITERAL:
         literal = partial(_taken_literally, sides=sides, causal=causal)
         yield Operator(f"made with -1 {words}", literal)
@@ -307,6 +308,12 @@ def _of_numbers(
         for side, changed in zip(window, sides, strict=True)
     )
     return (ahead >= -left) & (ahead <= right)
+
+
+def _with_cached(table: Tensor, ahead: Tensor, window: Sides | None, past: int) -> Tensor:
+    if window is None:
+        return table
+    return table | (_within(ahead, -1, window[1]) & (torch.arange(ahead.shape[-1]) < past))
 
 
 def _taken_literally(

@@ -73,6 +73,7 @@ def _masks() -> Iterator[Operator]:
         of_queries = partial(_of_queries, from_last=from_last)
         yield Operator(f"what it says of the query's own {own.rstrip(',')}", of_queries)
     yield Operator("moved by the number of cached keys", lambda t, past: t.roll(past, -1))
+    yield Operator("read with batch items and heads exchanged", _read_exchanged)
     for noun, axis in (("batch items", -4), ("heads", -3)):
         yield Operator(f"with {noun} and as many queries exchanged", partial(_exchanged, axis=axis))
 
@@ -97,6 +98,10 @@ def _in_byte(table: Tensor, *, least: int) -> Tensor:
 def _of_tile_before(table: Tensor, *, size: int) -> Tensor:
     index = torch.arange(table.shape[-1])
     return table.index_select(-1, torch.where(index < size, index, index - size))
+
+
+def _read_exchanged(table: Tensor) -> Tensor:
+    return table.transpose(-4, -3).reshape(table.shape)
 
 
 def _exchanged(table: Tensor, *, axis: int) -> Tensor:
@@ -142,6 +147,18 @@ def lost_queries(verb: str) -> Iterator[Operator]:
     for own, from_last in _OWN:
         lost = partial(_without_hidden, from_last=from_last)
         yield Operator(f"{verb} for queries whose own {own} the mask hides", lost)
+
+
+def lost_rows() -> Iterator[Operator]:
+    """Rows that are taken to have no keys."""
+    yield from lost_queries("zero")
+    words = "zero for queries from which the first half of the keys is hidden"
+    yield Operator(words, _without_first_half)
+
+
+def _without_first_half(result: Tensor, attended: Tensor) -> Tensor:
+    half = attended[..., : attended.shape[-1] // 2]
+    return result.masked_fill(~half.any(-1, keepdim=True), 0.0)
 
 
 def _without_hidden(result: Tensor, by_mask: Tensor, *, from_last: bool) -> Tensor:

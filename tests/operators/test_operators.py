@@ -26,7 +26,7 @@ BESIDES = {
     "counted": (True, True),
 }
 # Tables, and how far keys lie ahead, of which a result is changed.
-TABLES_BESIDES = ("by_mask", "by_causality", "by_window", "structure", "kept")
+TABLES_BESIDES = ("by_mask", "by_causality", "by_window", "structure", "kept", "attended")
 STAGES = [stage for stage in golden.LAYER.stages if stage.axes]
 
 

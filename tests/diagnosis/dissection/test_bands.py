@@ -257,8 +257,8 @@ def test_keys_cut_at_the_size_of_another_axis_are_told() -> None:
         return logits.softmax(-1) @ v[:, :, :size]
 
     (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
-    lost = "exponentials: zero for keys past as many as there are channels of a value head"
-    assert entry["name"] == lost
+    lost = "table of all that may be attended: false for keys past as many as there are channels"
+    assert entry["name"] == f"{lost} of a value head"
 
 
 @pytest.mark.parametrize("fill", [-math.inf, -1e9])

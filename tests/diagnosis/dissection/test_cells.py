@@ -27,7 +27,7 @@ def test_a_mask_of_exchanged_axes_is_told_with_the_masks_that_show_it() -> None:
 
     promises = {"masks": ["keep"], "causal": None, "features": [], "empty_rows": "zeros"}
     (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
-    assert entry["name"] == "mask: those of batch items and heads exchanged"
+    assert entry["name"] == "mask: read with batch items and heads exchanged"
     assert "differs between heads" in entry["text"]
 
 
@@ -57,7 +57,9 @@ def test_a_window_that_hides_no_cached_key_is_told() -> None:
 
     promises = {"masks": [], "causal": None, "features": ["kv_cache", "window"]}
     (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
-    assert entry["name"] == "table of the window: true for keys that are cached"
+    assert entry["name"] == (
+        "table of the window: made without a limit before the query for cached keys"
+    )
 
 
 def every_second(logits: Tensor, _keep: Tensor | None) -> Tensor:
@@ -80,10 +82,7 @@ def first_half(logits: Tensor, keep: Tensor | None) -> Tensor:
         (every_second, "exponentials: zero for every second tile of 8 keys"),
         (
             first_half,
-            (
-                "visibility: no weight for keys of queries from which the first half of the keys "
-                "is hidden"
-            ),
+            "exponentials: zero for queries from which the first half of the keys is hidden",
         ),
     ],
 )
@@ -139,4 +138,4 @@ def test_keys_before_the_tile_of_the_query_are_told_by_its_place() -> None:
 
     declared = {**BARE_FLOAT32, "causal": "bottom-right", "empty_rows": "any"}
     (entry,) = diagnose(Subject(core(attend, **declared), "float32"))
-    assert "keys in a tile of 8 before the query's own, by its place, have no" in entry["text"]
+    assert "zero for keys in a tile of 8 before the query's own (only" in entry["text"]
