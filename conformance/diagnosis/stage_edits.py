@@ -239,7 +239,8 @@ def _stacked(stage: str, results: Sequence[Tensor | None]) -> Tensor | None:
         return None
     stacked: Tensor = torch.stack(torch.broadcast_tensors(*made))
     axes = {"QK": 5, "H": 3}.get(_AXES[stage], 0)
-    return stacked.unflatten(0, (len(made), *(1,) * (axes - stacked.dim())))
+    spread: Tensor = stacked.unflatten(0, (len(made), *(1,) * (axes - stacked.dim())))
+    return spread
 
 
 def _changed(run: golden.Run, edit: golden.Edit) -> Tensor | None:

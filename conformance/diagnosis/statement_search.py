@@ -51,8 +51,6 @@ MOST_PROPOSED: Final = 6
 # Answers that are read before conditions are learnt: what is stated in the end is read from these,
 # but for one mutant of ``benchmarks/naming.py`` in a hundred.
 SOON: Final = 4
-# So many sources of explanations, the first, give single mistakes: they are plainer than two.
-SIMPLEST: Final = 3
 # Added to the seed of a problem, once for each round, for values that no search has looked at.
 OTHER_VALUES: Final = 7919
 # How often values are drawn that a mistake may change the answer to.
@@ -210,16 +208,18 @@ class StatementSearch:
         self._counts = counts
         self._around: list[BatteryAnswer] = []
 
-    def explained(self) -> Iterator[list[Combination]]:
-        """What explains every answer and is confirmed, from one source after another.
+    def in_every_call(self) -> Iterator[list[Combination]]:
+        """What is made wherever it can be: of the catalogue, a stage with an operator, or read.
 
-        Reading is dear: mistakes of the catalogue, and stages with operators, that are made
-        wherever they can be come before what the plainest answer says, then those under one
-        condition, then what few answers say, last what all of them do.
+        Each way gives what explains every answer and is confirmed, if that is anything. Reading is
+        dear: what the plainest answer says comes last.
         """
         yield self._first_confirmed(self._limited, rounds=1)
         yield self._first_confirmed(self._edited, rounds=1)
         yield self._first_confirmed(partial(self._stated, 1), rounds=1)
+
+    def under_conditions(self) -> Iterator[list[Combination]]:
+        """The same under conditions, and what several answers say; few conditions come first."""
         yield self._first_confirmed(self._soon_named)
         yield self._first_confirmed(partial(self._edited_under, 1), rounds=1)
         yield self._first_confirmed(partial(self._stated, SOON), rounds=1)

@@ -32,15 +32,17 @@ def cached(axes: str) -> Iterator[Operator]:
     """Moves and roundings of cached keys or values, or of new ones, beside those of the others."""
     for move in main_moves(axes):
         for part, of_cached in (("cached", True), ("new", False)):
-            change = partial(_in_part, change=move.change, of_cached=of_cached)
+            moved = partial(_in_part, change=move.change, of_cached=of_cached)
             words = f"{move.words}, {part} ones alone"
-            yield Operator(words, change, misplaces=move.misplaces)
+            yield Operator(words, moved, misplaces=move.misplaces)
     for words, change in _STORED:
         stored = partial(_in_part, change=change, of_cached=True)
         yield Operator(f"{words}, cached ones alone", stored)
     yield Operator("with the cached ones behind the new ones", _behind)
-    other, change = ("keys", _keys) if axes.endswith("V") else ("values", _values)
-    yield Operator(f"the {other}, cached ones alone", change)
+    if axes.endswith("V"):
+        yield Operator("the keys, cached ones alone", _keys)
+    else:
+        yield Operator("the values, cached ones alone", _values)
 
 
 def _in_part(result: Tensor, past: int, *, change: Change, of_cached: bool) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .operator import Operator, axes_of, in_words
+from .operator import AlongAxis, Operator, axes_of, in_words
 
 Function = Callable[[Tensor], Tensor]
 # Beyond this, exponentials would overflow, and who writes one by mistake clamps nothing.
@@ -86,7 +86,7 @@ def _over_deviation(result: Tensor, axis: int, *, added: float, fewer: int = 0) 
     return result / torch.where(deviation == 0.0, 1.0, deviation)
 
 
-_OF_ROWS: Final = (
+_OF_ROWS: Final[tuple[tuple[str, AlongAxis], ...]] = (
     ("put through a softmax over the {}s", _softmax),
     ("divided by their sum over the {}s", _over_sum),
     ("divided by the largest size over the {}s", _over_largest),

@@ -185,7 +185,8 @@ def _in_turns(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
 def _mean_of_groups(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
     groups = result.unflatten(axis, (max(sizes.num_kv_heads, 1), -1))
     mean = groups.double().mean(axis, keepdim=True).expand_as(groups)
-    return mean.flatten(axis - 1, axis)
+    flat: Tensor = mean.flatten(axis - 1, axis)
+    return flat
 
 
 def sums(axes: str) -> Iterator[Operator]:

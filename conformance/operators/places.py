@@ -264,8 +264,8 @@ def window_tables() -> Iterator[Operator]:
         yield Operator(f"made {where} of {words}", partial(_with_end, shows=shows, sides=sides))
     for size, (_, ends, sides), outwards in product(TILES, _SIDES, (True, False)):
         tile = "the whole tile" if outwards else "no part of the tile"
-        change = partial(_to_tiles, size=size, sides=sides, outwards=outwards)
-        yield Operator(f"made with {tile} of {size} keys in which it {ends}", change)
+        tiled = partial(_to_tiles, size=size, sides=sides, outwards=outwards)
+        yield Operator(f"made with {tile} of {size} keys in which it {ends}", tiled)
 
 
 def _is_changed(window: tuple[str, Callable[[int, int], Sides]]) -> bool:

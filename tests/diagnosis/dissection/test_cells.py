@@ -82,7 +82,7 @@ def first_half(logits: Tensor, keep: Tensor | None) -> Tensor:
         (every_second, "exponentials: zero for every second tile of 8 keys"),
         (
             first_half,
-            "exponentials: zero for queries from which the first half of the keys is hidden",
+            "weights: zero for queries from which the first half of the keys is hidden",
         ),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_changed_additive_mask_is_read() -> None:
         logits = logits if bias is None else logits + torch.tanh(bias)
         return logits.softmax(dim=-1) @ value
 
-    drawn = problem(query_length=6, key_length=7, mask=plan("dense", form="bias", finite_bias=True))
+    drawn = problem(query_length=6, key_length=7, mask=plan("full", form="bias", finite_bias=True))
     assert "additive mask: put through tanh" in fitted(attend, drawn, masks=["bias"])
 
 
