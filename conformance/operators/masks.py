@@ -45,7 +45,8 @@ def misread_masks() -> Iterator[Operator]:
         for counted in combinations(_AXES, count):
             kept = chain.from_iterable(combinations(counted, n) for n in range(count + 1))
             for read in kept:
-                yield from _of_offsets(counted, read)
+                if ("B" in counted) == ("B" in read):  # no axis lies outside of that of the items
+                    yield from _of_offsets(counted, read)
 
 
 def _of_offsets(counted: tuple[str, ...], read: tuple[str, ...]) -> Iterator[Operator]:

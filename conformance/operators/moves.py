@@ -98,8 +98,13 @@ _ORDERS: Final[tuple[tuple[str, Order], ...]] = (
     ("with the first {} and the last exchanged", _ends_exchanged),
     *((f"those of the {{}} at the same place of the first tile of {n}", _modulo(n)) for n in TILES),
     *((f"those of the first {{}} of each tile of {n}", _first_of_tile(n)) for n in TILES),
-    *((f"with {{}}s reversed in each tile of {size}", _reversed_in_tiles(size)) for size in TILES),
+    *(
+        (f"with {{}}s in the reverse order in each tile of {size}", _reversed_in_tiles(size))
+        for size in TILES
+    ),
 )
+# How many of them any part of an axis may have.
+_MAIN: Final = 8
 _TOGETHER: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
     ("averaged over the {}s", lambda t, axis: t.mean(axis, keepdim=True).expand_as(t)),
     ("summed over the {}s", lambda t, axis: t.sum(axis, keepdim=True).expand_as(t)),
@@ -130,36 +135,16 @@ def moves(axes: str) -> Iterator[Operator]:
     if "H" in axes[:2]:
         in_turns = partial(_in_turns, axis=axis_of(axes, "H"))
         yield Operator("those of the head dealt out in turns over the groups", in_turns)
+        mean = partial(_mean_of_groups, axis=axis_of(axes, "H"))
+        yield Operator("averaged over the heads of each group", mean)
 
 
-# Which key/value head a query head reads by its number, in place of ``number // group``.
-GROUPINGS: Final[tuple[tuple[str, Callable[[Tensor, int, int], Tensor]], ...]] = (
-    ("number modulo the number of key/value heads", lambda number, kv, _group: number % kv),
-    ("number over the number of key/value heads", lambda number, kv, _group: number // kv),
-    ("number modulo the size of a group", lambda number, _kv, group: number % group),
-    ("number", lambda number, _kv, _group: number),
-    ("number, counted from the last", lambda number, kv, _group: kv - 1 - number % kv),
-)
-
-
-def groupings(axes: str) -> Iterator[Operator]:
-    """Key/value heads shared by the query heads in another way; past the last one is the last."""
-    if axes[:3] == "BHK" and axes[3] in "DV":
-        for words, of in GROUPINGS:
-            said = f"those of the key/value head at the query head's {words}"
-            yield Operator(said, partial(_regrouped, of=of), misplaces=True)
-
-
-def _regrouped(
-    heads: Tensor, sizes: golden.Sizes, *, of: Callable[[Tensor, int, int], Tensor]
-) -> Tensor:
-    if heads.shape[-3] != sizes.num_heads:
-        msg = f"{heads.shape[-3]} heads are not those of {sizes.num_heads} queries"
-        raise ValueError(msg)
-    group = max(sizes.num_heads // max(sizes.num_kv_heads, 1), 1)
-    read = of(torch.arange(sizes.num_heads), sizes.num_kv_heads, group)
-    first = read.clamp_max(sizes.num_kv_heads - 1) * group
-    return heads.index_select(-3 % heads.dim(), first)
+def main_moves(axes: str) -> Iterator[Operator]:
+    """The first of the moves along each axis but the last: those that a part of it may have."""
+    for noun, along in islice(axes_of(axes), len(axes) - 1):
+        for words, order in _ORDERS[:_MAIN]:
+            misplaces = noun not in TOKENS
+            yield Operator(in_words(words, noun), along(_from(order)), misplaces=misplaces)
 
 
 def layouts(axes: str) -> Iterator[Operator]:
@@ -200,6 +185,13 @@ def _in_turns(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
         raise ValueError(msg)
     heads = torch.arange(count).reshape(-1, sizes.num_kv_heads).T.flatten()
     return result.index_select(axis % result.dim(), heads)
+
+
+def _mean_of_groups(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
+    groups = result.unflatten(axis, (max(sizes.num_kv_heads, 1), -1))
+    mean = groups.double().mean(axis, keepdim=True).expand_as(groups)
+    flat: Tensor = mean.flatten(axis - 1, axis)
+    return flat
 
 
 def sums(axes: str) -> Iterator[Operator]:

@@ -36,6 +36,7 @@ class Operator:
     words: str
     change: Callable[..., Any]
     misplaces: bool = False
+    fix: str = ""
 
 
 def axis_of(axes: str, letter: str) -> int:

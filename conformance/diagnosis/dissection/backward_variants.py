@@ -152,8 +152,7 @@ def _collected(
     heads: Tensor, sizes: golden.Sizes, *, reads: Callable[[Tensor, int, int], Tensor]
 ) -> Tensor:
     """Gradients of query heads added up where each is taken to have read; past the last is lost."""
-    group = max(sizes.num_heads // max(sizes.num_kv_heads, 1), 1)
-    read = reads(torch.arange(sizes.num_heads), sizes.num_kv_heads, group)
+    read = reads(torch.arange(sizes.num_heads), sizes.num_heads, max(sizes.num_kv_heads, 1))
     belongs = read[:, None] == torch.arange(sizes.num_kv_heads)
     return torch.einsum("bhld,hg->bgld", heads, belongs.to(heads))
 
@@ -179,7 +178,7 @@ def _of_rules() -> Iterator[Variant]:
     ):
         yield Variant(words=f"the {words}", fix=SHARED, edits=of_neighbours(total))
     for words, reads in GROUPINGS:
-        said = f"a query head's part goes to the key/value head at the query head's {words}"
+        said = f"what flows back to query head h goes to key/value head {words}"
         yield Variant(words=said, fix=SHARED, edits=of_groups(partial(_collected, reads=reads)))
     words = "the softmax is passed as if it were the identity, for hidden keys as well"
     slopes = (Edit(name, change=torch.ones_like) for name in ("score_slope", "bias_slope"))

@@ -83,8 +83,8 @@ EVERY_KEY: Final = (
 )
 
 
-def edited(attention: golden.Attention, *edits: golden.Edit) -> golden.Attention:
-    """The attention with stages of its program made otherwise.
+def edited(attention: golden.Attention, *edits: golden.Edit, past: int = 0) -> golden.Attention:
+    """The attention with stages of its program made otherwise; ``past`` keys are cached.
 
     What a mistake has changed behind keys and values already stays so, whatever edits make of it.
     """
@@ -94,6 +94,7 @@ def edited(attention: golden.Attention, *edits: golden.Edit) -> golden.Attention
         for name in golden.RESULTS
         if name not in ("key", "value") and (value := getattr(attention, name)) is not run[name]
     }
+    changed["past"] = past
     return golden.evaluation_of(with_every_key(run).edited(*edits, **changed), attention.semantics)
 
 
@@ -248,7 +249,7 @@ class NamedMistake(Mistake):
     def changed_core(self, call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         """The attention proper with this mistake made in it."""
         if self.edits:
-            attention = edited(attention, *self.edits)
+            attention = edited(attention, *self.edits, past=call.inputs.past)
         return attention if self.core is None else self.core(call, attention) or attention
 
     def changes_step_of(self, other: NamedMistake) -> bool:
