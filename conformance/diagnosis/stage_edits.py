@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..operators import OF_TABLES, moves, operators
+from ..operators import OF_TABLES, misread_masks, moves, operators
 from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer, within
@@ -166,7 +166,12 @@ def stage_edits(kind: str) -> tuple[NamedMistake, ...]:
     """
     searched = (one for one in _SEARCHED if one.of in ("", kind))
     rewired = {one.name: one for one in _rewired()}
-    return (*chain.from_iterable(map(_edits_of, searched)), *_of_both_masks(), *rewired.values())
+    return (
+        *chain.from_iterable(map(_edits_of, searched)),
+        *_of_both_masks(),
+        *_of_misread_masks(),
+        *rewired.values(),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -390,6 +395,20 @@ def _of_both_masks() -> Iterator[NamedMistake]:
             edits=(_edit("bias", operator.change), _edit("by_mask", _beside(operator.change))),
             where=has_mask,
             misplaces=operator.misplaces,
+            needs="mask",
+        )
+
+
+def _of_misread_masks() -> Iterator[NamedMistake]:
+    """Masks that are indexed wrongly, as they were given: with an axis of one, or with all."""
+    for operator in misread_masks():
+        yield NamedMistake(
+            name=f"mask: {operator.words}",
+            primary=_PRIMARY,
+            sentence=f"the mask is {operator.words}",
+            fix="broadcast the mask over the axes that it lacks, and index it by its own strides",
+            edits=tuple(golden.Edit(name, change=operator.change) for name in ("bias", "by_mask")),
+            where=has_mask,
             needs="mask",
         )
 

@@ -27,8 +27,6 @@ OF_TABLES = frozenset(
     "kept by_mask by_causality by_window structure admitted attended allowed empty "
     "unread_keys unread_values".split()
 )
-# Masks as they were given, with as many axes.
-OF_MASKS = frozenset({"by_mask", "bias"})
 OF_PLACES = frozenset({"positions", "ahead"})
 # Stages of which models keep tables, as short numbers at times.
 _OF_ROTATIONS = frozenset({"frequencies", "query_angles", "key_angles"})
@@ -37,12 +35,12 @@ OF_SHARES = frozenset({"exponentials", "weights"})
 
 __all__ = [
     "GROUPINGS",
-    "OF_MASKS",
     "OF_PLACES",
     "OF_TABLES",
     "SIZES",
     "Operator",
     "functions",
+    "misread_masks",
     "moves",
     "multiples",
     "operators",
@@ -73,7 +71,6 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
         yield from tables(stage, axes)
         yield from moves(axes)
         yield from guessed_from_values() if stage == "admitted" else ()
-        yield from misread_masks() if stage in OF_MASKS else ()
     else:
         yield from functions(axes)
         yield from multiples(axes) if multiplied else ()
@@ -83,7 +80,6 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
         yield from layouts(axes)
         yield from of_one_stage(stage)
         yield from roundings_below() if stage in _OF_ROTATIONS else ()
-        yield from misread_masks() if stage in OF_MASKS else ()
         if stage in OF_SHARES:
             yield from kinds_of_keys("zero")
             yield from lost_rows()

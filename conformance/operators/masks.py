@@ -5,6 +5,7 @@ A mask ``[b, h, q, Lk]`` has one entry along an axis, or as many as there are it
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, combinations
@@ -23,16 +24,16 @@ _OTHERS: Final = {
     "H": ("batch item", "query"),
     "Q": ("batch item", "head", "key"),
 }
-_PAST_THE_END: Final[tuple[tuple[str, Callable[[Tensor, Tensor], Tensor]], ...]] = (
-    ("its last number", lambda memory, index: memory[index.clamp_max(len(memory) - 1)]),
-    ("its first ones again", lambda memory, index: memory[index % len(memory)]),
-    (
-        "zero",
-        lambda memory, index: torch.cat([memory, torch.zeros_like(memory[:1])])[
-            index.clamp_max(len(memory))
-        ],
-    ),
+_PAST_THE_END: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("its last number", lambda memory: memory[-1:]),
+    # Zero is what an additive mask keeps keys with.
+    ("what keeps keys", lambda memory: memory.new_full((1,), memory.dtype == torch.bool)),
+    ("what hides keys", lambda memory: memory.new_full((1,), _hiding(memory))),
 )
+
+
+def _hiding(memory: Tensor) -> float:
+    return 0.0 if memory.dtype == torch.bool else -math.inf
 
 
 def misread_masks() -> Iterator[Operator]:
@@ -55,9 +56,9 @@ def _of_offsets(counted: tuple[str, ...], read: tuple[str, ...]) -> Iterator[Ope
     words = f"read in memory as if it had all {named}" + (
         f", of the first {first}" if first else ""
     )
-    for beyond, entries in _PAST_THE_END:
-        change = partial(_at_offsets, counted=counted, read=read, entries=entries)
-        yield Operator(f"{words}; past its end {beyond}", change)
+    for beyond, behind in _PAST_THE_END:
+        change = partial(_at_offsets, counted=counted, read=read, behind=behind)
+        yield Operator(f"{words}; past its end comes {beyond}", change)
 
 
 def _numbers(mask: Tensor, sizes: golden.Sizes) -> dict[str, Tensor]:
@@ -94,7 +95,7 @@ def _at_offsets(
     *,
     counted: tuple[str, ...],
     read: tuple[str, ...],
-    entries: Callable[[Tensor, Tensor], Tensor],
+    behind: Callable[[Tensor], Tensor],
 ) -> Tensor:
     numbers = _numbers(mask, sizes)
     offset, stride = numbers["key"], sizes.key_length
@@ -103,4 +104,5 @@ def _at_offsets(
             offset = offset + numbers[PLACES[letter]] * stride
         if letter in counted or mask.shape[axis] > 1:
             stride *= offset.shape[axis]
-    return entries(mask.flatten(), offset)
+    memory = mask.flatten()
+    return torch.cat([memory, behind(memory)])[offset.clamp_max(len(memory))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from conformance._golden import golden
-from conformance.operators import OF_MASKS, OF_PLACES, OF_TABLES, Operator, operators
+from conformance.operators import OF_PLACES, OF_TABLES, Operator, misread_masks, operators
 
 SIZES = golden.Sizes(3, 4, 2, 5, 7, 6, 6)
 SMALL = {"B": 3, "H": 4, "G": 2, "Q": 5, "K": 7, "D": 6, "V": 6, "E": 6, "R": 3, "1": 1}
@@ -39,10 +40,6 @@ def results(name: str, axes: str) -> Iterator[Tensor]:
     for long in dict.fromkeys(axes):
         shape = [LONG if letter == long else SMALL[letter] for letter in axes]
         yield from _drawn(name, shape, generator)
-    if name in OF_MASKS:
-        for one in ("", *axes[:3]):
-            shape = [1 if letter == one else SMALL[letter] for letter in axes]
-            yield from _drawn(name, shape, generator)
     for alike in ({"Q": "K"}, {"B": axes[1:2] or "B"}, {"B": "Q"}, {"H": "Q"}):
         shape = [SMALL[alike.get(letter, letter)] for letter in axes]
         yield from _drawn(name, shape, generator)
@@ -105,3 +102,21 @@ def test_words_tell_operators_apart(stage: golden.Stage) -> None:
     """No two operators of a stage are said in the same words."""
     words = [operator.words for operator in operators(stage.name, stage.axes)]
     assert len(words) == len(set(words))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float64], ids=["table", "numbers"])
+@pytest.mark.parametrize("operator", [*misread_masks()], ids=lambda operator: operator.words)
+def test_a_misread_mask_is_one_for_each_score(operator: Operator, dtype: torch.dtype) -> None:
+    """Of some mask, broadcast or in full, each way to read it makes another of all scores."""
+    full = (SIZES.batch, SIZES.num_heads, SIZES.query_length, SIZES.key_length)
+    drawn = torch.randn(full, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    acted = False
+    for lacking in itertools.product((False, True), repeat=3):
+        place = tuple(slice(1) if one else slice(None) for one in lacking)
+        mask = drawn[place].gt(0.0).to(dtype)
+        try:
+            made = operator.change(mask, SIZES)
+        except ValueError:
+            continue
+        acted |= not torch.equal(made.expand(full), mask.expand(full))
+    assert acted
