@@ -18,7 +18,7 @@ from .attention import (
     softmax,
 )
 from .backward import BACKWARD, BOTH_PASSES, BOTH_PASSES_OF_LAYER, outer, summed_groups
-from .choices import at_point, counts, hide, modify, slope_of_function
+from .choices import at_point, counts, edits_of, hide, modify, slope_of_function
 from .forward import FORWARD, Sizes, unread
 from .heads import merge_heads, project, split_heads
 from .layer import (
@@ -71,6 +71,7 @@ __all__ = [
     "attended_keys",
     "counts",
     "cut_heads",
+    "edits_of",
     "evaluated",
     "evaluation_of",
     "frequencies",

@@ -16,7 +16,7 @@ from .forward import Sizes, by_causality, by_window, cap
 from .heads import merge_heads, split_heads
 from .normalisation import normalise_heads, normalised_gradient
 from .program import Edit, Program, always
-from .rotary import rotate_heads
+from .rotary import rotary_frequencies, turn_heads
 from .semantics import STANDARD, Semantics, scale_value
 
 # A function has a slope of each score alone if weighing the scores weighs the slopes, to within
@@ -102,15 +102,19 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
         yield Edit("normalised_query", change=normalise)
         yield Edit("normalised_key", change=normalise)
     if point.rotary != "none":
+        turn = partial(turn_heads, semantics=point)
         yield Edit(
-            "query",
-            lambda normalised_query, positions: rotate_heads(normalised_query, positions, point),
+            "frequencies",
+            lambda given_query: rotary_frequencies(given_query.shape[-1], point).to(
+                given_query.device
+            ),
         )
         yield Edit(
-            "turned_key",
-            lambda normalised_key: rotate_heads(
-                normalised_key, torch.arange(normalised_key.shape[-2]), point
-            ),
+            "query",
+            lambda normalised_query, query_angles: turn(normalised_query, query_angles),
+        )
+        yield Edit(
+            "turned_key", lambda normalised_key, key_angles: turn(normalised_key, key_angles)
         )
     if point.group_order == "tile":
         yield Edit("shared_key", lambda turned_key, sizes: _tiled(turned_key, sizes))
@@ -322,15 +326,14 @@ def _of_layers(point: Semantics) -> Iterator[Edit]:
 def _of_backward(point: Semantics) -> Iterator[Edit]:
     """What flows back through heads that are prepared, shared otherwise, and through scores."""
     if point.rotary != "none":
+        turn = partial(turn_heads, semantics=point)
         yield Edit(
             "turned_query_gradient",
-            lambda query_gradient, positions: rotate_heads(query_gradient, -positions, point),
+            lambda query_gradient, query_angles: turn(query_gradient, -query_angles),
         )
         yield Edit(
             "turned_key_gradient",
-            lambda key_gradient: rotate_heads(
-                key_gradient, -torch.arange(key_gradient.shape[-2]), point
-            ),
+            lambda key_gradient, key_angles: turn(key_gradient, -key_angles),
         )
     if point.qk_norm != "none":
         back = partial(normalised_gradient, semantics=point)

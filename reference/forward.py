@@ -100,6 +100,11 @@ def unread(read: Tensor) -> Tensor:
     return ~read.any(dim=-2).unsqueeze(-1)
 
 
+def angles(positions: Tensor, frequencies: Tensor | None) -> Tensor | None:
+    """The angle of each pair of channels at each position: float64 ``[..., L, R/2]``, or None."""
+    return None if frequencies is None else positions.double()[..., None] * frequencies
+
+
 def shared(heads: Tensor, num_heads: int) -> Tensor:
     """Each key/value head once for every query head of its group, side by side."""
     group = num_heads // heads.shape[-3]
@@ -196,6 +201,16 @@ _FORWARD: Final = (
     Stage("sizes", "", sizes),
     Stage("normalised_query", "BHQD", lambda given_query: given_query),
     Stage("normalised_key", "BGKD", lambda given_key: given_key),
+    # Of each pair of channels that is turned: points without rotary positions have none.
+    Stage("frequencies", "R", lambda: None),
+    Stage("query_angles", "QR", lambda positions, frequencies: angles(positions, frequencies)),
+    Stage(
+        "key_angles",
+        "KR",
+        lambda given_key, frequencies: angles(
+            torch.arange(given_key.shape[-2], device=given_key.device), frequencies
+        ),
+    ),
     Stage("query", "BHQD", lambda normalised_query: normalised_query),
     Stage("turned_key", "BGKD", lambda normalised_key: normalised_key),
     Stage("shared_key", "BHKD", lambda turned_key, sizes: shared(turned_key, sizes.num_heads)),

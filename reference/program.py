@@ -68,7 +68,8 @@ class Rewired:
 def reads_besides(change: Callable[..., Any]) -> tuple[str, ...]:
     """The names of the results that a change reads besides that which it changes."""
     function = change.func if isinstance(change, partial) else change
-    return reads(change)[1:] if hasattr(function, "__code__") else ()  # torch.abs has none
+    known = isinstance(change, Rewired) or hasattr(function, "__code__")  # torch.abs has none
+    return reads(change)[1:] if known else ()
 
 
 def reads(rule: Rule) -> tuple[str, ...]:

@@ -22,12 +22,18 @@ def rotate_heads(heads: Tensor, positions: Tensor, semantics: Semantics) -> Tens
     heads = heads.double()
     if semantics.rotary == "none":
         return heads
-    first, second = rotary_pairs(heads.shape[-1], semantics)
     angles = rotary_angles(positions.to(heads.device), heads.shape[-1], semantics)
+    return turn_heads(heads, angles, semantics)
+
+
+def turn_heads(heads: Tensor, angles: Tensor, semantics: Semantics) -> Tensor:
+    """Turn each pair of channels of ``heads [..., L, D]`` by its angle ``[..., L, R/2]``."""
+    first, second = rotary_pairs(heads.shape[-1], semantics)
     cosine, sine = angles.cos(), angles.sin()
-    turned = heads.clone()
-    turned[..., first] = heads[..., first] * cosine - heads[..., second] * sine
-    turned[..., second] = heads[..., first] * sine + heads[..., second] * cosine
+    one = heads[..., first] * cosine - heads[..., second] * sine
+    other = heads[..., first] * sine + heads[..., second] * cosine
+    turned = heads.expand(*one.shape[:-1], -1).clone()
+    turned[..., first], turned[..., second] = one, other
     return turned
 
 

@@ -318,6 +318,13 @@ FINER: Final[tuple[Condition, ...]] = (
         otherwise="with at most one cached key",
     ),
     Condition(
+        "as many cached keys",
+        "with as many cached keys as new ones",
+        lambda inputs: inputs.past > 0 and inputs.geometry.key_length == 2 * inputs.past,
+        implies="cache",
+        otherwise="with more or fewer cached keys than new ones",
+    ),
+    Condition(
         "finite bias",
         "with finite numbers in an additive mask",
         lambda inputs: inputs.bias is not None,
@@ -383,10 +390,20 @@ FINER: Final[tuple[Condition, ...]] = (
         lambda sizes: sizes.value_head_size < sizes.head_size,
         otherwise="where values are no narrower than keys",
     ),
-    *(_multiple_of("key_length", number) for number in (2, 4, 8, 16, 32)),
+    *(
+        _multiple_of(field, number)
+        for field in ("key_length", "query_length")
+        for number in (2, 4, 8, 16, 32, 64)
+    ),
     *(_multiple_of("head_size", number) for number in (2, 4, 8, 16)),
-    *(_multiple_of("query_length", number) for number in (2, 4, 8, 16)),
     *(_multiple_of(field, 2) for field in ("num_heads", "batch", "value_head_size")),
+    _of_sizes(
+        "num_heads num_kv_heads",
+        "odd groups",
+        "where an odd number of heads shares each key and value",
+        lambda sizes: sizes.num_heads // max(sizes.num_kv_heads, 1) % 2 == 1,
+        otherwise="where an even number of heads shares each key and value",
+    ),
     *(_power_of_two(field) for field in ("num_heads", "head_size", "key_length")),
     *(
         _one_past(name, field, number)

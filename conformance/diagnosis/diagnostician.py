@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
-from itertools import chain, islice
 from typing import Any, Final
 
 from ..base.mistake import UNKNOWN
@@ -13,44 +12,30 @@ from ..base.results import WRONG_ANSWERS
 from ..calls.differentiating import LOST
 from ..clauses.registry import Clause
 from ..clauses.subject import Subject
-from ..oracle.comparison import GROSS
 from ..problems.problem import Problem
 from . import answer_facts
 from . import earlier_calls as earlier
 from .agreement import BatteryAnswer, fails_alike
 from .backward import BackwardDiagnostician, loses_history, passes_anew
-from .battery import (
-    Observation,
-    answer_to,
-    answers_near,
-    answers_to_pairs,
-    plain_problem,
-    plainest_wrong,
-)
+from .battery import Observation, answer_to, plainest_wrong
 from .conditions import calls_for_weights, of_calls_for_weights
-from .dissection import StatementReader, returned_weights
+from .dissection import returned_weights
 from .lines import LineFinder, telling
 from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
 from .mistakes import NamedMistake, named_mistakes
-from .neighbours import ENLARGED, GROWN, OWN, RESIZED
-from .pairs import PairSearch, has_no_nan
+from .pairs import has_no_nan
 from .picture import Illustrator
-from .precision_diagnosis import loses_alike, plain, precision_entry, spread_over
-from .scale_diagnosis import are_slight, in_numbers, scale_entry
-from .search import MistakeSearch
+from .precision_diagnosis import loses_alike
+from .scale_diagnosis import in_numbers
 from .statement_search import (
     OTHER_VALUES,
-    SIMPLEST,
     Explanation,
-    StatementSearch,
     changes_gradients,
     explains,
-    explanations_of,
-    of_precision,
-    only_one,
     some_wrong,
     weights_follow,
 )
+from .ways import Ways
 
 # Failing problems whose neighbours are searched for what explains them.
 MOST_SEARCHES: Final = 2
@@ -74,22 +59,15 @@ class Diagnostician:
         self.subject = subject
         self.mistakes = named_mistakes() if mistakes is None else tuple(mistakes)
         self._observation = Observation(subject, observed)
-        self.small_errors = True  # whether errors that rounding may make are looked into
         self._said = ""
         self._searches = self._orders = 0
         self._state: dict[str, Any] = {}
         self._illustrator = Illustrator(subject)
         self._finder = LineFinder(subject)
-        self._reader = StatementReader(subject)
         self._lines: dict[str, LineEntry | None] = {}
         self._acted = acted_answers(subject)
-        self._pairs = PairSearch(
-            subject, self._reader, self._search, lambda: (self._combined, self._near, self._resized)
-        )
-        self._first_problem: Problem | None = None
-        self._searched: Problem | None = None
+        self.ways = Ways(subject, self.mistakes, self._acted, self._observation)
         self._searched_all = False
-        self._first_search: MistakeSearch | None = None
 
     def explain(
         self, clause: Clause | None = None, problem: Problem | None = None
@@ -160,24 +138,24 @@ class Diagnostician:
             right = shown is None or shown.margin <= 1.0
             if right or self.anything_wrong:
                 return self._of_gradients(clause, problem)
-        self._first_problem = self._first_problem or problem
+        self.ways.base = self.ways.base or problem
         entries = self._entries(self.explanations, clause, problem)
-        if not entries and self._of_first and not self._searched_all:
+        if not entries and self.ways.of_first and not self._searched_all:
             self._searched_all = True  # there is another mistake
-            self.explanations.extend(self._of_all)
+            self.explanations.extend(self.ways.of_all)
             entries = self._entries(self.explanations, clause, problem)
         if not entries and clause is not None and not self.anything_wrong:
             asked = problem is not None and returned_weights.asks_for_weights(
                 self.subject, clause, problem
             )
             entries = self._returned_weights if asked else []
-        searched = problem is None or problem == self._searched
+        searched = problem is None or problem == self.ways.searched
         if not entries and problem is not None and not searched and self._searches_left(shown):
-            near = self._search_near(problem)
+            near = self.ways.near_problem(problem)
             self.explanations.extend(near)
             entries = self._entries(near, clause, problem)
         if not entries and not self.explanations:  # calls on which two options meet tell more
-            self.explanations.extend(self._of_combined)
+            self.explanations.extend(self.ways.of_combined)
             entries = self._entries(self.explanations, clause, problem)
         if entries:
             return answer_facts.shared_confidence(entries)
@@ -194,7 +172,7 @@ class Diagnostician:
             return self._of_second_calls if explained == [earlier.SECOND_CALL] else explained
         # The answers are wrong, and wrong gradients are a consequence.
         if not self.explanations:
-            self.explanations.extend(self._of_combined)
+            self.explanations.extend(self.ways.of_combined)
         if self.explanations:
             asked = partial(changes_gradients, self.subject, clause, problem)
             made = [one.entry for one in self.explanations if not one.made or asked(one.made)]
@@ -260,7 +238,7 @@ class Diagnostician:
 
     def _unknown(self, clause: Clause | None, shown: BatteryAnswer | None) -> dict[str, Any]:
         """The entry without a name: what all wrong answers share is said at one clause alone."""
-        further, said = self._near if self.anything_wrong else (), self._said
+        further, said = self.ways.near if self.anything_wrong else (), self._said
         if self.explanations:  # those of the other wrong answers say what these have in common
             said = f"{self.explanations[0].entry['name']} explains other wrong answers, not this"
         entry = answer_facts.unknown_entry(
@@ -306,7 +284,7 @@ class Diagnostician:
     @property
     def observed(self) -> list[BatteryAnswer]:
         """What the candidate answers on the battery, as far as needed, or what is to explain."""
-        enough = self._of_first and not self._searched_all
+        enough = self.ways.of_first and not self._searched_all
         return self._observation.first if enough else self._observation.whole
 
     @cached_property
@@ -314,7 +292,7 @@ class Diagnostician:
         """Whether some answer to the battery is wrong."""
         seen = self._observation
         long = seen.is_long and some_wrong(seen.first)
-        return long or some_wrong(seen.whole) or some_wrong(self._combined)
+        return long or some_wrong(seen.whole) or some_wrong(self.ways.combined)
 
     @cached_property
     def explanations(self) -> list[Explanation]:
@@ -322,7 +300,7 @@ class Diagnostician:
 
         What explains a failing problem later is added.
         """
-        return list(self._of_first or self._of_all)
+        return list(self.ways.of_first or self.ways.of_all)
 
     @property
     def misplacing(self) -> frozenset[str]:
@@ -330,136 +308,6 @@ class Diagnostician:
         found: list[Explanation] = vars(self).get("explanations", [])
         made = (mistake for one in found for mistake in one.made)
         return frozenset(mistake.name for mistake in made if mistake.misplaces)
-
-    @cached_property
-    def _of_first(self) -> list[Explanation]:
-        """The one name that explains the first answers to a long battery, if there is one.
-
-        It explains calls in which any two options meet, too. Where there are several, as many more
-        answers are asked for as leave one.
-        """
-        if not self._observation.is_long:
-            return []
-        search = self._first_search = self._search(self._observation.first)
-        if search.wrong and not answer_facts.repeats(self.subject, search.observed[0]):
-            return []
-        ways = self._of_gross_errors(search) if search.gross else [self._of_gross_near(search)]
-        plainest = next(filter(None, ways), [])
-        explanations = only_one(self.subject, plainest, self._observation.others)
-        made = explanations[0].made if len(explanations) == 1 else None
-        if made is None or (made and not self._explain_all(made, self._combined)):
-            return []
-        return explanations
-
-    @cached_property
-    def _of_all(self) -> list[Explanation]:
-        """What explains every answer of the battery: single mistakes first, pairs last."""
-        if not self._observation.whole:
-            return []
-        search = self._search(self._observation.whole, self._first_search)
-        if search.wrong and not answer_facts.repeats(self.subject, search.observed[0]):
-            return []  # what answers at random makes no mistake that could be acted out
-        if not search.gross:
-            return self._of_gross_near(search) or self._of_small_errors(search)
-        ways = chain(self._of_gross_errors(search), self._pairs.explained(search))
-        return next(filter(None, ways), [])
-
-    def _of_gross_near(self, search: MistakeSearch) -> list[Explanation]:
-        """What explains wrong answers near the failing problem too, if they alone are gross."""
-        base = self._first_problem
-        near = [] if base is None else answers_near(self.subject, base, (OWN, ENLARGED))
-        wrong = [answer for answer in near if answer.margin > 1.0]
-        if not some_wrong(wrong, GROSS):
-            return []
-        named = self._search([*search.observed, *wrong], search).singles()
-        return explanations_of([made for made in named if self._explain_all(made, self._combined)])
-
-    def _of_small_errors(self, search: MistakeSearch) -> list[Explanation]:
-        """The scale, or the loss of precision, that explains errors which are all small."""
-        if not self.small_errors:
-            return []
-        near = self._wrong_near
-        pairs = [(answer.inputs, answer.output) for answer in (*search.observed, *near)]
-        return of_precision(
-            scale_entry(self.subject, pairs)
-            or precision_entry(self.subject, [*spread_over(search.observed), *plain(near)])
-        )
-
-    @cached_property
-    def _of_combined(self) -> list[Explanation]:
-        """What explains what only two options together make wrong: the battery has no such call."""
-        wrong = plainest_wrong(self._combined)
-        return [] if wrong is None or wrong.problem is None else self._search_near(wrong.problem)
-
-    @cached_property
-    def _wrong_near(self) -> list[BatteryAnswer]:
-        """Wrong answers near the first failing problem: what is said must explain them, too."""
-        base = self._first_problem
-        near = [] if base is None else answers_near(self.subject, base)
-        return [answer for answer in near if answer.margin > 1.0]
-
-    def _of_gross_errors(self, search: MistakeSearch) -> Iterator[list[Explanation]]:
-        """Ways to explain mistakes that no rounding makes, one after another, as far as asked.
-
-        Each is confirmed near the first failing problem, the catalogue's where two options meet.
-        """
-        near = self._near_in((GROWN, ENLARGED))
-        named = [made for made in self._pairs.singles(search) if self._explain_all(made, near)]
-        yield explanations_of([made for made in named if self._explain_all(made, self._combined)])
-        yield of_precision(precision_entry(self.subject, spread_over(search.observed)))
-        observed = [*search.observed, *self._near, *self._resized]
-        pairs = [(answer.inputs, answer.output) for answer in observed]
-        slight = are_slight(self.subject, pairs)  # reading would state each scale by itself
-        if slight:
-            yield of_precision(scale_entry(self.subject, pairs))
-        stated = map(explanations_of, self._statements(observed, search).explained())
-        yield from islice(stated, SIMPLEST)
-        yield self._pairs.confirmed(search, search.pairs())
-        yield self._pairs.besides_nan(search)
-        yield from stated
-        if not slight:
-            yield of_precision(scale_entry(self.subject, pairs))
-
-    @cached_property
-    def _near(self) -> list[BatteryAnswer]:
-        """Answers near the first failing problem, on which what explains others is confirmed."""
-        return self._near_in((OWN, ENLARGED))
-
-    @cached_property
-    def _resized(self) -> list[BatteryAnswer]:
-        return self._near_in((RESIZED,))
-
-    def _near_in(self, reach: Sequence[str]) -> list[BatteryAnswer]:
-        self._searched = self._searched or self._first_problem or plain_problem(self.subject)
-        return [] if self._searched is None else answers_near(self.subject, self._searched, reach)
-
-    @cached_property
-    def _combined(self) -> list[BatteryAnswer]:
-        """Answers to problems in which any two options and sizes of a call meet."""
-        return answers_to_pairs(self.subject, OTHER_VALUES)
-
-    def _explain_all(self, made: Combination, answers: Sequence[BatteryAnswer]) -> bool:
-        return all(explains(self.subject, made, answer) for answer in answers)
-
-    def _search(
-        self, observed: Sequence[BatteryAnswer], earlier: MistakeSearch | None = None
-    ) -> MistakeSearch:
-        return MistakeSearch(self.subject, observed, self.mistakes, self._acted, earlier=earlier)
-
-    def _statements(
-        self, observed: Sequence[BatteryAnswer], earlier: MistakeSearch | None = None
-    ) -> StatementSearch:
-        return StatementSearch(
-            self.subject, self.mistakes, self._acted, observed, self._reader, earlier
-        )
-
-    def _search_near(self, problem: Problem) -> list[Explanation]:
-        """What explains every answer of the battery and of the neighbours of a problem."""
-        near = answers_near(self.subject, problem)
-        observed = [*self._observation.whole, *near]
-        if not some_wrong(observed, GROSS):
-            return []
-        return explanations_of(next(filter(None, self._statements(observed).explained()), []))
 
     def _fits(
         self, explanation: Explanation, clause: Clause | None, problem: Problem | None
@@ -506,7 +354,7 @@ class Diagnostician:
         A way to answer that breaks it, if the answers to the battery have been explained by one,
         or what is kept of earlier calls.
         """
-        self._first_problem = self._first_problem or problem
+        self.ways.base = self.ways.base or problem
         breaking = self._breaking(clause, problem) if self.anything_wrong else ()
         entries = answer_facts.shared_confidence([one.entry for one in breaking])
         if entries or not earlier.makes_law_fail(self.subject, clause, problem):
@@ -541,7 +389,7 @@ class Diagnostician:
         candidate rounds: what it mistakes for its operands may be larger than those of that bound.
         """
         answers, fails = earlier.answers_to_clause(self.subject, clause, problem)
-        return fails and some_wrong(answers) and self._explain_all(made, answers)
+        return fails and some_wrong(answers) and self.ways.explain_all(made, answers)
 
     def _loses_each_answer(self, entry: dict[str, Any], clause: Clause, problem: Problem) -> bool:
         """Whether a loss of precision makes each wrong answer to the calls of a clause."""

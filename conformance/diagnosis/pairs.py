@@ -43,7 +43,6 @@ from .search import MOST_PARTIAL, MistakeSearch
 from .statement_search import (
     MOST_ROUNDS,
     OTHER_VALUES,
-    SIMPLEST,
     Explanation,
     StatementSearch,
     answer_alike,
@@ -124,8 +123,8 @@ class PairSearch:
             return [Explanation(entry=entry)]
         searched = [*left, *near, *resized]
         sources = (self.subject, search.mistakes, search.acted, searched, self._reader, more)
-        stated = StatementSearch(*sources, counts=has_no_nan).explained()
-        found = islice(stated, SIMPLEST + 1)  # also under one condition
+        stated = StatementSearch(*sources, counts=has_no_nan)
+        found = chain(stated.in_every_call(), islice(stated.under_conditions(), 1))
         return explanations_of(next(filter(None, found), []))
 
     def singles(self, search: MistakeSearch) -> list[Combination]:

@@ -7,13 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain, groupby
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..operators import operators
+from ..operators import OF_TABLES, misread_masks, moves, operators
 from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer, within
@@ -32,13 +32,20 @@ _MOST_TOGETHER: Final = 1 << 18
 class Searched:
     """A stage, or several that are changed alike, in a noun and where a change of it can show.
 
-    ``of`` is "layer" where cores have no such stage.
+    ``of`` is "layer" where cores have no such stage; ``needs`` is that of a mistake. Stages
+    that are only ``moved`` have no other operators.
     """
 
     noun: str
     stages: tuple[str, ...]
     where: Callable[[Inputs], bool] = everywhere
     of: str = ""
+    needs: str = ""
+    moved: bool = False
+
+
+def _has_structure(inputs: Inputs) -> bool:
+    return inputs.causal or inputs.window is not None
 
 
 def _has_numbers(inputs: Inputs) -> bool:
@@ -46,12 +53,15 @@ def _has_numbers(inputs: Inputs) -> bool:
 
 
 def _counts_places(inputs: Inputs) -> bool:
-    limited = inputs.causal or inputs.window is not None
-    return limited or inputs.point.alibi or inputs.point.rotary != "none"
+    return _has_structure(inputs) or inputs.point.alibi or inputs.point.rotary != "none"
 
 
-def _shares_heads(inputs: Inputs) -> bool:
-    return inputs.geometry.num_heads != inputs.geometry.num_kv_heads
+def _is_turned(inputs: Inputs) -> bool:
+    return inputs.point.rotary != "none"
+
+
+def _counts_distances(inputs: Inputs) -> bool:
+    return inputs.point.alibi
 
 
 # In the order of the program; what a change of one stage does a later one may do, too, and the
@@ -62,22 +72,31 @@ _SEARCHED: Final = (
     Searched("the projected values", ("projected_value",), of="layer"),
     Searched("the places that queries are counted at", ("positions",), _counts_places),
     Searched("the distances from query to key", ("ahead",), _counts_places),
-    Searched("the mask", ("by_mask",), has_mask),
+    Searched("the rotary frequencies", ("frequencies",), _is_turned),
+    Searched("the angles of the queries", ("query_angles",), _is_turned),
+    Searched("the angles of the keys", ("key_angles",), _is_turned),
+    Searched("the angles", ("query_angles", "key_angles"), _is_turned),
+    Searched("the mask", ("bias", "by_mask"), has_mask, needs="mask"),
+    Searched("the table of the mask", ("by_mask",), has_mask, needs="mask", moved=True),
+    Searched("the causal flag", ("counted",), needs="causal"),
     Searched("the causal table", ("by_causality",), has_causal),
     Searched("the table of the window", ("by_window",), has_window),
+    Searched("the table of causality and window", ("structure",), _has_structure),
     Searched("the table of all that may be attended", ("admitted",)),
     Searched("the additive mask", ("bias",), _has_numbers),
     Searched("the queries", ("query",)),
     Searched("the keys", ("turned_key",)),
-    Searched("the keys of the heads", ("shared_key",), _shares_heads),
+    Searched("the keys of the heads", ("shared_key",)),
     Searched("queries and keys", ("query", "turned_key")),
     Searched("the values", ("value_heads",)),
-    Searched("the values of the heads", ("shared_value",), _shares_heads),
+    Searched("the values of the heads", ("shared_value",)),
     Searched("keys and values", ("turned_key", "value_heads")),
+    Searched("keys and values of the heads", ("shared_key", "shared_value")),
     Searched("queries, keys and values", ("query", "turned_key", "value_heads")),
     Searched("the dot products", ("products",)),
     Searched("the scores", ("scores",)),
     Searched("the capped scores", ("capped",), has_softcap),
+    Searched("the bias by distance", ("distance_bias",), _counts_distances),
     Searched("the logits before the mask", ("biased",), has_bias),
     Searched("the exponentials", ("exponentials",)),
     Searched("the sinks", ("sinks",), has_sinks),
@@ -94,8 +113,9 @@ _BEFORE_SCORES: Final = (
     *((f"projected_{role}",) for role in ("query", "key", "value")),
 )
 _SINGULAR: Final = (
+    "the bias",
     "the mask",
-    "the causal table",
+    "the causal",
     "the table",
     "the additive mask",
     "the answer",
@@ -103,6 +123,8 @@ _SINGULAR: Final = (
     "the sum ",
     "the softmax",
 )
+# Stages that take no axis in front.
+_SINGLY: Final = frozenset({"positions", "counted"})
 _AXES: Final = {stage.name: stage.axes for stage in golden.LAYER.stages}
 
 
@@ -144,7 +166,12 @@ def stage_edits(kind: str) -> tuple[NamedMistake, ...]:
     """
     searched = (one for one in _SEARCHED if one.of in ("", kind))
     rewired = {one.name: one for one in _rewired()}
-    return (*chain.from_iterable(map(_edits_of, searched)), *rewired.values())
+    return (
+        *chain.from_iterable(map(_edits_of, searched)),
+        *_of_both_masks(),
+        *_of_misread_masks(),
+        *rewired.values(),
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,7 +189,7 @@ def fitting(edits: Sequence[NamedMistake], answer: BatteryAnswer) -> Iterator[Na
     Operators on one stage are run on together, as many problems of equal sizes: a fraction of the
     time that acting each mistake out would take.
     """
-    run = with_every_key(answer.exact.core.run)
+    run = with_every_key(answer.exact.core.run).edited(past=answer.inputs.past)
     possible = [one for one in edits if one.where(answer.inputs)]
     with torch.inference_mode():
         for stages, some in groupby(possible, key=_changed_stages):
@@ -176,7 +203,7 @@ def _changed_stages(one: NamedMistake) -> tuple[str, ...]:
     """The stages whose results an edit changes; empty where these take no axis in front."""
     changed = all(edit.change is not None and edit.rule is None for edit in one.edits)
     stages = tuple(edit.stage for edit in one.edits)
-    return stages if changed and "positions" not in stages else ()
+    return stages if changed and _SINGLY.isdisjoint(stages) else ()
 
 
 def _made_singly(run: golden.Run, edits: Sequence[NamedMistake]) -> Iterator[Made]:
@@ -195,7 +222,7 @@ def _made_together(
 ) -> list[Made] | None:
     """The answers of edits of some stages, in few runs; None where these take no further axis."""
     able: list[NamedMistake] = []
-    results: list[list[Tensor]] = []
+    results: list[list[Tensor | None]] = []
     behind = _BEHIND.get(stages[0], "")
     for one in edits:
         with suppress(*IMPOSSIBLE):
@@ -207,7 +234,8 @@ def _made_together(
     made: list[Made] = []
     for start in range(0, len(able), size):
         chosen, some = able[start : start + size], zip(*results[start : start + size], strict=True)
-        given = {stage: _stacked(stage, each) for stage, each in zip(stages, some, strict=True)}
+        stacked = (_stacked(stage, each) for stage, each in zip(stages, some, strict=True))
+        given = {n: each for n, each in zip(stages, stacked, strict=True) if each is not None}
         shape = (len(chosen), *run["scores_shape"])
         try:
             answers, empty = _answers(run, given, shape)
@@ -222,19 +250,30 @@ def _largest_result(run: golden.Run) -> int:
     return max(one.numel() for one in results if isinstance(one, Tensor)) or 1
 
 
-def _stacked(stage: str, results: Sequence[Tensor]) -> Tensor:
-    """Results of one stage along an axis in front of batch items and heads."""
-    lacking = {"QK": (1, 1), "H": (1,)}.get(_AXES[stage], ())
-    stacked: Tensor = torch.stack(list(results)).unflatten(0, (len(results), *lacking))
-    return stacked
+# The number of axes of stages that lack some which others have, with one more in front.
+_ALONG_PROBLEMS: Final = {"QK": 5, "QR": 5, "KR": 5, "R": 5, "H": 3}
 
 
-def _changed(run: golden.Run, edit: golden.Edit) -> Tensor:
-    """The result of a stage with a change, in the shape and dtype that it had."""
+def _stacked(stage: str, results: Sequence[Tensor | None]) -> Tensor | None:
+    """Results of one stage along an axis in front of batch items and heads; None if not given."""
+    made = [each for each in results if each is not None]
+    if not made:
+        return None
+    stacked: Tensor = torch.stack(torch.broadcast_tensors(*made))
+    axes = _ALONG_PROBLEMS.get(_AXES[stage], 0)
+    spread: Tensor = stacked.unflatten(0, (len(made), *(1,) * (axes - stacked.dim())))
+    return spread
+
+
+def _changed(run: golden.Run, edit: golden.Edit) -> Tensor | None:
+    """The result of a stage with a change, in the shape and dtype that it had, or a larger one."""
     change, result = edit.change or torch.clone, run[edit.stage]
+    if result is None or not edit.when(*(run[name] for name in golden.reads(edit.when))):
+        unchanged: Tensor | None = result
+        return unchanged
     besides = (run[name] for name in golden.reads_besides(change))
     changed: Tensor = change(result, *besides)
-    return changed.to(result.dtype).expand(result.shape)
+    return changed.to(result.dtype).expand(torch.broadcast_shapes(changed.shape, result.shape))
 
 
 def _answers(
@@ -265,10 +304,10 @@ def _making(answer: BatteryAnswer, made: Made) -> Iterator[NamedMistake]:
         return
     wrong = ~within(output, exact.output, exact.bound).all(dim=-1)
     part = model.SAME_READ + model.ACTED_ROOM * torch.finfo(answer.inputs.query.dtype).eps
-    expected = made.answers.nan_to_num(nan=torch.pi)
-    largest = expected.abs().flatten(1).amax(dim=1).clamp_min(exact.output.abs().amax())
-    room = (part * largest).view(-1, *(1,) * output.dim())
-    off = wrong & ((output.nan_to_num(nan=torch.pi) - expected).abs() > room).any(dim=-1)
+    finite = (output.masked_fill(~output.isfinite(), 0.0), exact.output.nan_to_num(0.0, 0.0, 0.0))
+    room = part * torch.stack(finite).abs().amax()
+    apart = output.nan_to_num(nan=torch.pi) - made.answers.nan_to_num(nan=torch.pi)
+    off = wrong & (apart.abs() > room).any(dim=-1)
     emptied = made.empty & ~exact.core.empty
     emptied = emptied.any(dim=2) if answer.inputs.is_layer else emptied
     same = ~off.flatten(1).any(dim=1)
@@ -324,14 +363,76 @@ def _in_place_of(name: str) -> Iterator[str]:
 
 def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
     noun, last = searched.noun, searched.stages[-1]
+    moving = {one.words for one in moves(_AXES[last])}
+    fix = f"take {noun} as {'it is' if _verb(noun) == 'is' else 'they are'}"
     for operator in operators(last, _AXES[last], multiplied=searched.stages not in _BEFORE_SCORES):
+        if searched.moved and operator.words not in moving:
+            continue
+        # What a mask hides is no part of the numbers that it adds.
+        tables = last in OF_TABLES and operator.words not in moving
+        stages = (last,) if tables else searched.stages
         yield NamedMistake(
             name=f"{noun.removeprefix('the ')}: {operator.words}",
             primary=_PRIMARY,
             sentence=f"{noun} {_verb(noun)} {operator.words}",
-            fix=f"take {noun} as {'it is' if _verb(noun) == 'is' else 'they are'}",
-            edits=tuple(golden.Edit(stage, change=operator.change) for stage in searched.stages),
+            fix="; ".join(filter(None, (fix, operator.fix))),
+            edits=tuple(_edit(stage, operator.change) for stage in stages),
             where=searched.where,
             misplaces=operator.misplaces,
-            needs="mask" if searched.where is has_mask else "",
+            needs=searched.needs,
         )
+
+
+def _of_both_masks() -> Iterator[NamedMistake]:
+    """A mask of another place that hides keys beside its own."""
+    for operator in moves(_AXES["by_mask"]):
+        words = f"{operator.words}, and its own hides keys as well"
+        yield NamedMistake(
+            name=f"mask: {words}",
+            primary=_PRIMARY,
+            sentence=f"the mask is {words}",
+            fix="take the mask as it is",
+            edits=(_edit("bias", operator.change), _edit("by_mask", _beside(operator.change))),
+            where=has_mask,
+            misplaces=operator.misplaces,
+            needs="mask",
+        )
+
+
+def _of_misread_masks() -> Iterator[NamedMistake]:
+    """Masks that are indexed wrongly, as they were given: with an axis of one, or with all."""
+    for operator in misread_masks():
+        yield NamedMistake(
+            name=f"mask: {operator.words}",
+            primary=_PRIMARY,
+            sentence=f"the mask is {operator.words}",
+            fix="broadcast the mask over the axes that it lacks, and index it by its own strides",
+            edits=tuple(golden.Edit(name, change=operator.change) for name in ("bias", "by_mask")),
+            where=has_mask,
+            needs="mask",
+        )
+
+
+def _edit(stage: str, change: Callable[..., Any]) -> golden.Edit:
+    """A stage with a change; a mask is changed as it is for each query of each head and item."""
+    if stage == "by_mask":
+        return golden.Edit(stage, change=_expanded(change), when=_has_boolean)
+    return golden.Edit(stage, change=_expanded(change) if stage == "bias" else change)
+
+
+def _has_boolean(keep: Tensor | None, lengths: Tensor | None) -> bool:
+    return keep is not None or lengths is not None
+
+
+def _expanded(change: Callable[..., Tensor]) -> golden.Rewired:
+    def changed(mask: Tensor, shape: tuple[int, ...], *besides: object) -> Tensor:
+        return change(mask.expand(shape), *besides)
+
+    return golden.Rewired(changed, ("", "scores_shape", *golden.reads_besides(change)))
+
+
+def _beside(change: Callable[..., Tensor]) -> golden.Rewired:
+    def changed(table: Tensor, *besides: object) -> Tensor:
+        return table & change(table, *besides)
+
+    return golden.Rewired(changed, ("", *golden.reads_besides(change)))

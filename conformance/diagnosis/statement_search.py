@@ -38,7 +38,7 @@ from .mistaken_answer import (
 )
 from .mistakes import NamedMistake, NotExpressible, touches_any
 from .narrowing import MOST_CONDITIONS, Narrowed, made_under
-from .neighbours import OWN, at_unseen_sizes, with_size
+from .neighbours import ENLARGED, OWN, at_unseen_sizes, neighbours, with_size
 from .search import MistakeSearch, is_special_case
 from .stage_edits import fitting, stage_edits
 
@@ -51,14 +51,17 @@ MOST_PROPOSED: Final = 6
 # Answers that are read before conditions are learnt: what is stated in the end is read from these,
 # but for one mutant of ``benchmarks/naming.py`` in a hundred.
 SOON: Final = 4
-# So many sources of explanations, the first, give single mistakes: they are plainer than two.
-SIMPLEST: Final = 3
 # Added to the seed of a problem, once for each round, for values that no search has looked at.
 OTHER_VALUES: Final = 7919
 # How often values are drawn that a mistake may change the answer to.
 MOST_SEEDS: Final = 4
 # Halvings of the range within which a scale decides: to a part in a hundred.
 HALVINGS: Final = 7
+
+# Gross errors that stages with operators must make before they are tried on all answers, and how
+# large these may be, but for the plainest one.
+_FITTED: Final = 3
+_MOST_LOGITS: Final = 1 << 14
 
 Proposals = Callable[[], Iterator[list[Combination]]]
 
@@ -205,16 +208,18 @@ class StatementSearch:
         self._counts = counts
         self._around: list[BatteryAnswer] = []
 
-    def explained(self) -> Iterator[list[Combination]]:
-        """What explains every answer and is confirmed, from one source after another.
+    def in_every_call(self) -> Iterator[list[Combination]]:
+        """What is made wherever it can be: of the catalogue, a stage with an operator, or read.
 
-        Reading is dear: mistakes of the catalogue, and stages with operators, that are made
-        wherever they can be come before what the plainest answer says, then those under one
-        condition, then what few answers say, last what all of them do.
+        Each way gives what explains every answer and is confirmed, if that is anything. Reading is
+        dear: what the plainest answer says comes last.
         """
         yield self._first_confirmed(self._limited, rounds=1)
         yield self._first_confirmed(self._edited, rounds=1)
         yield self._first_confirmed(partial(self._stated, 1), rounds=1)
+
+    def under_conditions(self) -> Iterator[list[Combination]]:
+        """The same under conditions, and what several answers say; few conditions come first."""
         yield self._first_confirmed(self._soon_named)
         yield self._first_confirmed(partial(self._edited_under, 1), rounds=1)
         yield self._first_confirmed(partial(self._stated, SOON), rounds=1)
@@ -225,11 +230,15 @@ class StatementSearch:
 
     @cached_property
     def _edits(self) -> MistakeSearch:
-        """The search among stages with operators that make the plainest gross error."""
+        """The search among stages with operators that make the plainest gross error, and others."""
         say_alive()
-        plainest, every = self._search.observed[0], stage_edits(self.subject.declaration.kind)
-        fits = plainest.margin > GROSS and plainest.fits
-        return self._search.among(list(fitting(every, plainest)) if fits else [])
+        gross = [one for one in self._search.observed if one.margin > GROSS and one.fits]
+        left = stage_edits(self.subject.declaration.kind) if gross else ()
+        small = [one for one in gross if one.inputs.geometry.logits <= _MOST_LOGITS]
+        longest = sorted(small, key=lambda one: -one.inputs.geometry.key_length)
+        for one in dict.fromkeys((*gross[:1], *longest[:1], *small[1:_FITTED])):
+            left = tuple(fitting(left, one))
+        return self._search.among(left)
 
     def _edited(self) -> Iterator[list[Combination]]:
         """A stage of the program with an operator, in every call."""
@@ -354,6 +363,9 @@ class StatementSearch:
         if any(one.edits for one in made):  # which tiles are whole decides between many of them
             lengths = product(("query_length", "key_length"), _WHOLE)
             near += filter(None, (self._with_size(plainest, *length) for length in lengths))
+            # Some may depend on which numbers are zero, or add up to it.
+            large = neighbours(self.subject, problem, (ENLARGED,))[:1]
+            near += answers_to(self.subject, [one.replace(values="integers") for one in large])
         rules = [rule for one in made for rule in one.sizes]
         seen = {one.inputs.geometry for one in (*self.observed, *self._unseen, *near)}
         at_sizes = at_unseen_sizes(self.subject, problem, rules, seen)

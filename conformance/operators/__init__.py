@@ -8,14 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
+from .caches import cached
 from .functions import functions
+from .groups import GROUPINGS, groupings
+from .keys import kinds_of_keys
+from .masks import misread_masks
 from .moves import layouts, moves, sums
 from .numbers import SIZES, multiples
 from .operator import Operator
 from .parts import parts_lost
+from .places import FLAGS, places
 from .roundings import roundings_below
 from .softmaxes import of_one_stage
-from .tables import tables
+from .tables import guessed_from_values, lost_rows, tables
 
 # Stages that are tables of which key a query attends, and the places that keys have for queries.
 OF_TABLES = frozenset(
@@ -23,13 +28,19 @@ OF_TABLES = frozenset(
     "unread_keys unread_values".split()
 )
 OF_PLACES = frozenset({"positions", "ahead"})
+# Stages of which models keep tables, as short numbers at times.
+_OF_ROTATIONS = frozenset({"frequencies", "query_angles", "key_angles"})
+# Stages of numbers that each key has for each query: zero is that of a key that is lost.
+OF_SHARES = frozenset({"exponentials", "weights"})
 
 __all__ = [
+    "GROUPINGS",
     "OF_PLACES",
     "OF_TABLES",
     "SIZES",
     "Operator",
     "functions",
+    "misread_masks",
     "moves",
     "multiples",
     "operators",
@@ -49,11 +60,17 @@ def operators(stage: str, axes: str, *, multiplied: bool = True) -> tuple[Operat
 
 
 def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]:
-    if stage == "shares":  # the others are those of the weights
+    if stage == "counted":
+        yield from FLAGS
+    elif stage == "shares":  # the others are those of the weights
         yield from of_one_stage(stage)
-    elif stage in OF_TABLES or stage in OF_PLACES:
-        yield from tables(axes, of_places=stage in OF_PLACES)
+    elif stage in OF_PLACES:
+        yield from places(stage)
         yield from moves(axes)
+    elif stage in OF_TABLES:
+        yield from tables(stage, axes)
+        yield from moves(axes)
+        yield from guessed_from_values() if stage == "admitted" else ()
     else:
         yield from functions(axes)
         yield from multiples(axes) if multiplied else ()
@@ -62,3 +79,11 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
         yield from parts_lost(axes)
         yield from layouts(axes)
         yield from of_one_stage(stage)
+        yield from roundings_below() if stage in _OF_ROTATIONS else ()
+        if stage in OF_SHARES:
+            yield from kinds_of_keys("zero")
+            yield from lost_rows()
+        if axes[:3] == "BGK":
+            yield from cached(axes)
+        if stage in ("shared_key", "shared_value"):
+            yield from groupings(axes)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .operator import Operator, axes_of, in_words
+from .operator import AlongAxis, Operator, axes_of, in_words
 
 Function = Callable[[Tensor], Tensor]
 # Beyond this, exponentials would overflow, and who writes one by mistake clamps nothing.
@@ -46,6 +47,7 @@ OF_EACH: Final[tuple[tuple[str, Function], ...]] = (
     ("with one added", lambda t: t + 1.0),
     ("with one taken off", lambda t: t - 1.0),
     ("taken off one", lambda t: 1.0 - t),
+    ("cast to float16, whose largest number is 65504", lambda t: t.half().double()),
 )
 
 
@@ -77,9 +79,25 @@ def _standardised(result: Tensor, axis: int) -> Tensor:
     return centred / (centred.square().mean(axis, keepdim=True) + EPSILON).sqrt()
 
 
-_OF_ROWS: Final = (
+def _over_deviation(result: Tensor, axis: int, *, added: float, fewer: int = 0) -> Tensor:
+    """As it is where there are too few numbers for a deviation."""
+    if result.shape[axis] <= fewer:
+        return result
+    deviation = result.std(axis, keepdim=True, correction=fewer) + added
+    return result / torch.where(deviation == 0.0, 1.0, deviation)
+
+
+_OF_ROWS: Final[tuple[tuple[str, AlongAxis], ...]] = (
     ("put through a softmax over the {}s", _softmax),
     ("divided by their sum over the {}s", _over_sum),
     ("divided by the largest size over the {}s", _over_largest),
     ("standardised over the {}s", _standardised),
+    *(
+        (f"divided by their deviation over the {{}}s{more}", partial(_over_deviation, added=added))
+        for more, added in (("", 0.0), (" and 1e-6", 1e-6), (" and 1e-5", 1e-5))
+    ),
+    (
+        "divided by their deviation, over one {} less",
+        partial(_over_deviation, added=0.0, fewer=1),
+    ),
 )

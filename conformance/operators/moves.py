@@ -59,6 +59,10 @@ def _modulo(size: int) -> Order:
     return lambda count: torch.arange(count) % size
 
 
+def _first_of_tile(size: int) -> Order:
+    return lambda count: torch.arange(count) // size * size
+
+
 def _in_tiles(order: Order, size: int) -> Order:
     """Whole tiles in some order, as pages that a table names wrongly; the last may be smaller."""
 
@@ -93,8 +97,14 @@ _ORDERS: Final[tuple[tuple[str, Order], ...]] = (
     ("with {}s dealt out to even places first", lambda count: _by_parity(count).argsort()),
     ("with the first {} and the last exchanged", _ends_exchanged),
     *((f"those of the {{}} at the same place of the first tile of {n}", _modulo(n)) for n in TILES),
-    *((f"with {{}}s reversed in each tile of {size}", _reversed_in_tiles(size)) for size in TILES),
+    *((f"those of the first {{}} of each tile of {n}", _first_of_tile(n)) for n in TILES),
+    *(
+        (f"with {{}}s in the reverse order in each tile of {size}", _reversed_in_tiles(size))
+        for size in TILES
+    ),
 )
+# How many of them any part of an axis may have.
+_MAIN: Final = 8
 _TOGETHER: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
     ("averaged over the {}s", lambda t, axis: t.mean(axis, keepdim=True).expand_as(t)),
     ("summed over the {}s", lambda t, axis: t.sum(axis, keepdim=True).expand_as(t)),
@@ -125,6 +135,16 @@ def moves(axes: str) -> Iterator[Operator]:
     if "H" in axes[:2]:
         in_turns = partial(_in_turns, axis=axis_of(axes, "H"))
         yield Operator("those of the head dealt out in turns over the groups", in_turns)
+        mean = partial(_mean_of_groups, axis=axis_of(axes, "H"))
+        yield Operator("averaged over the heads of each group", mean)
+
+
+def main_moves(axes: str) -> Iterator[Operator]:
+    """The first of the moves along each axis but the last: those that a part of it may have."""
+    for noun, along in islice(axes_of(axes), len(axes) - 1):
+        for words, order in _ORDERS[:_MAIN]:
+            misplaces = noun not in TOKENS
+            yield Operator(in_words(words, noun), along(_from(order)), misplaces=misplaces)
 
 
 def layouts(axes: str) -> Iterator[Operator]:
@@ -165,6 +185,13 @@ def _in_turns(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
         raise ValueError(msg)
     heads = torch.arange(count).reshape(-1, sizes.num_kv_heads).T.flatten()
     return result.index_select(axis % result.dim(), heads)
+
+
+def _mean_of_groups(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
+    groups = result.unflatten(axis, (max(sizes.num_kv_heads, 1), -1))
+    mean = groups.double().mean(axis, keepdim=True).expand_as(groups)
+    flat: Tensor = mean.flatten(axis - 1, axis)
+    return flat
 
 
 def sums(axes: str) -> Iterator[Operator]:

@@ -19,6 +19,7 @@ PLACES: Final = {
     "D": "channel",
     "V": "channel",
     "E": "channel",
+    "R": "channel pair",
 }
 
 
@@ -35,6 +36,7 @@ class Operator:
     words: str
     change: Callable[..., Any]
     misplaces: bool = False
+    fix: str = ""
 
 
 def axis_of(axes: str, letter: str) -> int:

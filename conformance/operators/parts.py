@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 import torch
@@ -13,6 +14,8 @@ from .operator import AlongAxis, Operator, axes_of, in_words
 
 # How many places at an end a loop may miss.
 _FEW: Final = (1, 2, 3)
+# How far tiles that overlap may lie apart, besides the sizes of tiles.
+_STEPS: Final = [step for step in range(3, 32) if step not in TILES]
 Part = Callable[[Tensor, int], Tensor]
 
 
@@ -44,6 +47,10 @@ def _last_of_tiles(tile: int) -> Part:
     return lambda index, _count: index % tile == tile - 1
 
 
+def _last_of_earlier_tiles(tile: int) -> Part:
+    return lambda index, count: (index % tile == tile - 1) & (index < (count - 1) // tile * tile)
+
+
 def _first_of_tiles(tile: int) -> Part:
     return lambda index, _count: (index % tile == 0) & (index > 0)
 
@@ -54,6 +61,10 @@ def _last_tile(tile: int) -> Part:
 
 def _first_tile(tile: int) -> Part:
     return lambda index, count: (index < tile) & (count > tile)
+
+
+def _of_last_tile(tile: int) -> Part:
+    return lambda index, count: index >= (count - 1) // tile * tile
 
 
 def _before_last_tile(tile: int) -> Part:
@@ -75,11 +86,16 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     *((f"{{}}s past whole tiles of {n}", _past_whole(n)) for n in TILES),
     *((f"{{}}s past whole tiles of {n}, where there is one", _behind_tiles(n)) for n in TILES),
     *((f"the last tile of {n} {{}}s, of several", _last_tile(n)) for n in TILES),
+    *((f"{{}}s of the last tile of {n}", _of_last_tile(n)) for n in TILES),
     *((f"the first tile of {n} {{}}s, of several", _first_tile(n)) for n in TILES),
     *((f"all {{}}s but the last tile of {n}", _before_last_tile(n)) for n in TILES),
     *((f"{{}}s past the first {n}", _past(n)) for n in TILES[2:]),
     *((f"every second tile of {n} {{}}s", _second_tiles(n)) for n in TILES),
     *((f"the last {{}} of each tile of {n}", _last_of_tiles(n)) for n in TILES),
+    *(
+        (f"the last {{}} of each tile of {n} but the last", _last_of_earlier_tiles(n))
+        for n in TILES
+    ),
     *((f"the first {{}} of each tile of {n} but the first", _first_of_tiles(n)) for n in TILES),
 )
 
@@ -91,6 +107,21 @@ def parts_lost(axes: str) -> Iterator[Operator]:
             lost = along(filled(part, 0.0))
             misplaces = noun not in TOKENS
             yield Operator(f"zero for {in_words(words, noun)}", lost, misplaces=misplaces)
+
+
+def parts_doubled() -> Iterator[Operator]:
+    """Keys, along the last axis, that count twice, as where tiles overlap."""
+    for words, part in PARTS:
+        yield Operator(f"doubled for {in_words(words, 'key')}", partial(_doubled, part=part))
+    for step in _STEPS:
+        words = f"doubled for the keys at the indices {step}, {2 * step}, {3 * step}, …"
+        yield Operator(words, partial(_doubled, part=_first_of_tiles(step)))
+
+
+def _doubled(result: Tensor, *, part: Part) -> Tensor:
+    count = result.shape[-1]
+    chosen = part(torch.arange(count), count)
+    return torch.where(chosen, 2.0 * result, result)
 
 
 def filled(part: Part, number: float) -> AlongAxis:

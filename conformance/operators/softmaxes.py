@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
@@ -10,9 +11,12 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
+from .biases import linear_biases
 from .functions import OF_EACH
 from .moves import TILES
 from .operator import Operator
+from .parts import parts_doubled
+from .tables import outputs_guessed_from_queries
 
 _TILES: Final = (*TILES, 256)
 
@@ -39,16 +43,84 @@ _GATES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 def of_one_stage(stage: str) -> Iterator[Operator]:
     """Operators that a stage has by what it is, not by its axes."""
     yield from {
+        "distance_bias": linear_biases,
+        "capped": _caps,
         "exponentials": _of_logits,
+        "sinks": _sinks,
         "total": paddings,
         "shares": _over_other_sums,
-        "output": _gates,
+        "output": _of_outputs,
         "answer": _gates_of_layers,
     }.get(stage, lambda: iter(()))()
 
 
+# What may be made of the scores and a softcap.
+_CAPS: Final[tuple[tuple[str, Callable[[Tensor, float], Tensor]], ...]] = (
+    ("c tanh(c times the scores), c being the softcap", lambda s, c: c * torch.tanh(c * s)),
+    ("tanh(c times the scores), c being the softcap", lambda s, c: torch.tanh(c * s)),
+    ("capped twice", lambda s, c: _capped(_capped(s, c), c)),
+    ("the scores under half of the softcap", lambda s, c: _capped(s, c / 2.0)),
+    ("the scores under twice the softcap", lambda s, c: _capped(s, 2.0 * c)),
+    # Kernels that work to the base 2 multiply scores by log2(e): behind the softcap, not before.
+    ("the scores under ln(2) times the softcap", lambda s, c: _capped(s, c * math.log(2.0))),
+    ("the scores under the softcap times log2(e)", lambda s, c: _capped(s, c / math.log(2.0))),
+    ("the scores under the square of the softcap", lambda s, c: _capped(s, c * c)),
+    ("the scores under one divided by the softcap", lambda s, c: _capped(s, 1.0 / c)),
+    ("the scores clamped to half of the softcap", lambda s, c: s.clamp(-c / 2.0, c / 2.0)),
+    ("the scores, those above the softcap cut off", lambda s, c: s.clamp_max(c)),
+    ("c times the scores divided by (c and their size)", lambda s, c: c * s / (c + s.abs())),
+    ("the scores under c by the sigmoid", lambda s, c: c * torch.sigmoid(s / c)),
+    ("the scores under c by the sine", lambda s, c: c * torch.sin(s / c)),
+    ("the scores under c by the arc tangent", lambda s, c: c * torch.atan(s / c)),
+    *(
+        (f"the scores under a softcap of {number}", lambda s, _c, number=number: _capped(s, number))
+        for number in (1, 2, 5, 10, 15, 20, 30, 50, 100)
+    ),
+)
+
+
+def _capped(scores: Tensor, cap: float) -> Tensor:
+    return cap * torch.tanh(scores / cap)
+
+
+def _caps() -> Iterator[Operator]:
+    for words, function in _CAPS:
+        yield Operator(words, partial(_under_cap, function=function))
+
+
+def _under_cap(
+    capped: Tensor,
+    scores: Tensor,
+    softcap: float | None,
+    *,
+    function: Callable[[Tensor, float], Tensor],
+) -> Tensor:
+    return capped if softcap is None else function(scores, softcap)
+
+
+def _sinks() -> Iterator[Operator]:
+    yield Operator("under the softcap", _sinks_under_cap)
+    for words, order in (
+        ("those whose index is that of the head's key/value head", lambda h, g: h // g),
+        ("those of the first head of the group", lambda h, g: h // g * g),
+    ):
+        yield Operator(words, partial(_sinks_of, order=order))
+
+
+def _sinks_under_cap(sinks: Tensor, softcap: float | None) -> Tensor:
+    return sinks if softcap is None else _capped(sinks, softcap)
+
+
+def _sinks_of(
+    sinks: Tensor, sizes: golden.Sizes, *, order: Callable[[Tensor, int], Tensor]
+) -> Tensor:
+    group = sizes.num_heads // max(sizes.num_kv_heads, 1)
+    return sinks.index_select(-1, order(torch.arange(sinks.shape[-1]), max(group, 1)))
+
+
 def _of_logits() -> Iterator[Operator]:
     """A function of the logits that are not hidden, in place of their exponential."""
+    yield from parts_doubled()
     for words, function in OF_EACH:
         yield Operator(f"the logits, {words}", partial(_function_of_logits, function=function))
 
@@ -69,6 +141,11 @@ def _over_other_sums() -> Iterator[Operator]:
 def _divided_over(_shares: Tensor, exponentials: Tensor, *, axes: tuple[int, ...]) -> Tensor:
     total = exponentials.sum(dim=axes, keepdim=True)
     return exponentials / torch.where(total == 0.0, 1.0, total)
+
+
+def _of_outputs() -> Iterator[Operator]:
+    yield from outputs_guessed_from_queries()
+    yield from _gates()
 
 
 def _gates() -> Iterator[Operator]:

@@ -1,4 +1,4 @@
-"""Changes of tables of which key a query attends, and of the places that keys have for queries."""
+"""Changes of tables of which key a query attends."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from .keys import kinds_of_keys
 from .moves import TILES
 from .operator import Operator, axes_of, in_words
-from .parts import PARTS, Part, filled
+from .parts import PARTS, filled
+from .places import causal_tables, window_tables
 
 _CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("left out", torch.ones_like),
@@ -20,29 +22,204 @@ _CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 )
 
 
-def tables(axes: str, *, of_places: bool = False) -> Iterator[Operator]:
-    """Changes of a table with some axes, or of places, which are whole numbers."""
-    if of_places:
-        yield Operator("negated", torch.neg)
-        yield Operator("without their sign", torch.abs)
-        for size in TILES:
-            yield Operator(f"counted in tiles of {size}", partial(_in_tiles, size=size))
-        return
+def tables(stage: str, axes: str) -> Iterator[Operator]:
+    """Changes of a table with some axes."""
     for words, change in _CHANGES:
         yield Operator(words, change)
     for noun, along in axes_of(axes, pairs=True):
         for words, part in PARTS:
             for verb, value in (("false", False), ("true", True)):
-                change = along(partial(_set, part=part, value=value))
-                yield Operator(f"{verb} for {in_words(words, noun)}", change)
+                marked = along(filled(part, value))
+                yield Operator(f"{verb} for {in_words(words, noun)}", marked)
+    if axes.endswith("QK"):
+        yield from kinds_of_keys(*(("false", "true") if stage == "admitted" else ("true",)))
+    yield from {
+        "by_causality": causal_tables,
+        "by_window": window_tables,
+        "by_mask": _masks,
+        "admitted": _joined,
+    }.get(stage, lambda: iter(()))()
 
 
-def _in_tiles(result: Tensor, *, size: int) -> Tensor:
-    return result.div(size, rounding_mode="floor") * size
+_ZEROS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("whose channels add up to zero", lambda heads: heads.sum(dim=-1) == 0.0),
+    ("of zeros alone", lambda heads: (heads == 0.0).all(dim=-1)),
+)
 
 
-def _set(table: Tensor, axis: int, *, part: Part, value: bool) -> Tensor:
-    if table.shape[axis] == 1:
-        msg = "a table that is the same at every place has no parts"
+def guessed_from_values() -> Iterator[Operator]:
+    """Tables that hide what values are taken to say: padding is guessed from zeros."""
+    for words, are in _ZEROS:
+        for noun, hidden in (("keys", _hidden_keys), ("values", _hidden_values)):
+            yield Operator(f"false for {noun} {words}", partial(hidden, are=are))
+    for words, is_such in (("is zero", _is_zero), ("is not positive", _is_not_positive)):
+        hidden = partial(_hidden_products, is_such=is_such)
+        yield Operator(f"false where the dot product {words}", hidden)
+
+
+def _hidden_keys(table: Tensor, shared_key: Tensor, *, are: Callable[[Tensor], Tensor]) -> Tensor:
+    return table & ~are(shared_key).unsqueeze(-2)
+
+
+def _hidden_values(
+    table: Tensor, shared_value: Tensor, *, are: Callable[[Tensor], Tensor]
+) -> Tensor:
+    return table & ~are(shared_value).unsqueeze(-2)
+
+
+def _hidden_products(
+    table: Tensor, products: Tensor, *, is_such: Callable[[Tensor], Tensor]
+) -> Tensor:
+    return table & ~is_such(products)
+
+
+def _is_zero(products: Tensor) -> Tensor:
+    return products == 0.0
+
+
+def _is_not_positive(products: Tensor) -> Tensor:
+    return products <= 0.0
+
+
+def outputs_guessed_from_queries() -> Iterator[Operator]:
+    """Outputs that are left out where queries are taken for padding."""
+    for words, are in _ZEROS:
+        yield Operator(f"zero for queries {words}", partial(_left_out, are=are))
+
+
+def _left_out(output: Tensor, query: Tensor, *, are: Callable[[Tensor], Tensor]) -> Tensor:
+    return output.masked_fill(are(query).unsqueeze(-1), 0.0)
+
+
+# What a mask may be read as, along its keys.
+_READ: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("true up to the first key that it hides", lambda t: t.cumprod(-1).bool()),
+    ("true from the first key on that it keeps", lambda t: t.cumsum(-1) > 0),
+    (
+        "true up to the last key that it keeps",
+        lambda t: t.flip(-1).cumsum(-1).flip(-1) > 0,
+    ),
+    (
+        "true behind the last key that it hides",
+        lambda t: t.flip(-1).cumprod(-1).bool().flip(-1),
+    ),
+)
+_OTHERS: Final = (("query", -2), ("head", -3), ("batch item", -4))
+
+
+def _masks() -> Iterator[Operator]:
+    for words, change in _READ:
+        yield Operator(words, change)
+    for noun, axis in _OTHERS:
+        yield Operator(f"what it keeps for some {noun}", partial(_any, axis=axis))
+        yield Operator(f"what it keeps for every {noun}", partial(_all, axis=axis))
+    for size in TILES[2:]:
+        said = f"those of the key at the same place of the tile of {size} before"
+        yield Operator(said, partial(_of_tile_before, size=size))
+    for words, least in (("a signed byte", 128), ("a byte", 0)):
+        said = f"true for as many keys as {words} holds of the number of those that it keeps"
+        yield Operator(said, partial(_in_byte, least=least))
+    for own, from_last in _OWN:
+        of_queries = partial(_of_queries, from_last=from_last)
+        yield Operator(f"what it says of the query's own {own.rstrip(',')}", of_queries)
+    yield Operator("moved by the number of cached keys", lambda t, past: t.roll(past, -1))
+    yield Operator("read with batch items and heads exchanged", _read_exchanged)
+    for noun, axis in (("batch items", -4), ("heads", -3)):
+        yield Operator(f"with {noun} and as many queries exchanged", partial(_exchanged, axis=axis))
+
+
+def _any(table: Tensor, *, axis: int) -> Tensor:
+    return table.any(axis, keepdim=True).expand_as(table)
+
+
+def _all(table: Tensor, *, axis: int) -> Tensor:
+    return table.all(axis, keepdim=True).expand_as(table)
+
+
+def _in_byte(table: Tensor, *, least: int) -> Tensor:
+    """A table of lengths that are kept in eight bits, from minus ``least`` on."""
+    index, count = torch.arange(table.shape[-1]), table.sum(-1, keepdim=True)
+    if not torch.equal(table, index < count):
+        msg = "a table of keys that are not the first ones has no lengths"
         raise ValueError(msg)
-    return filled(part, value)(table, axis)
+    return index < (count + least) % 256 - least
+
+
+def _of_tile_before(table: Tensor, *, size: int) -> Tensor:
+    index = torch.arange(table.shape[-1])
+    return table.index_select(-1, torch.where(index < size, index, index - size))
+
+
+def _read_exchanged(table: Tensor) -> Tensor:
+    return table.transpose(-4, -3).reshape(table.shape)
+
+
+def _exchanged(table: Tensor, *, axis: int) -> Tensor:
+    if table.shape[axis] != table.shape[-2]:
+        msg = f"{table.shape[axis]} places are not exchanged with {table.shape[-2]}"
+        raise ValueError(msg)
+    return table.transpose(axis, -2)
+
+
+def _joined() -> Iterator[Operator]:
+    """Other ways to join what mask, causality and window admit."""
+    yield Operator(
+        "true where the mask admits a key, or causality and window do",
+        lambda table, by_mask, structure, kept: (
+            table if kept is None else (by_mask | structure).expand_as(table)
+        ),
+    )
+    yield Operator(
+        "true where causality and the mask or the window admit a key",
+        lambda table, by_mask, by_causality, by_window, kept: (
+            table if kept is None else ((by_mask | by_window) & by_causality).expand_as(table)
+        ),
+    )
+    yield Operator(
+        "true where the mask and causality or window admit a key",
+        lambda table, by_mask, by_causality, by_window: (
+            by_mask & (by_causality | by_window)
+        ).expand_as(table),
+    )
+    yield Operator(
+        "true where the mask hides a key, and causality or window too",
+        lambda table, by_mask, structure: table | (~by_mask & ~structure),
+    )
+    yield from lost_queries("false")
+
+
+# Where a query stands among the keys: in words, and whether it is counted from the last key.
+_OWN: Final = (("index", False), ("place, counted from the last key,", True))
+
+
+def lost_queries(verb: str) -> Iterator[Operator]:
+    """All keys of queries that a mask of keys hides, as where it is laid over queries, too."""
+    for own, from_last in _OWN:
+        lost = partial(_without_hidden, from_last=from_last)
+        yield Operator(f"{verb} for queries whose own {own} the mask hides", lost)
+
+
+def lost_rows() -> Iterator[Operator]:
+    """Rows that are taken to have no keys."""
+    yield from lost_queries("zero")
+    words = "zero for queries from which the first half of the keys is hidden"
+    yield Operator(words, _without_first_half)
+
+
+def _without_first_half(result: Tensor, attended: Tensor) -> Tensor:
+    half = attended[..., : attended.shape[-1] // 2]
+    return result.masked_fill(~half.any(-1, keepdim=True), 0.0)
+
+
+def _without_hidden(result: Tensor, by_mask: Tensor, *, from_last: bool) -> Tensor:
+    table = by_mask.expand(*by_mask.shape[:-2], *result.shape[-2:])
+    return result.masked_fill(~_of_queries(table, from_last=from_last), 0)
+
+
+def _of_queries(table: Tensor, *, from_last: bool) -> Tensor:
+    """What a mask says of the key at each query's own place, for all keys."""
+    queries, keys = table.shape[-2:]
+    place = torch.arange(queries) + (keys - queries if from_last else 0)
+    inside = (place >= 0) & (place < keys)
+    own = place.clamp(0, max(keys - 1, 0))[:, None].expand(*table.shape[:-1], 1)
+    return (table.gather(-1, own) & inside[:, None]).expand_as(table)

@@ -138,7 +138,9 @@ class Causes:
         """The mistakes of other, wrong answers that no call can make where this one raises."""
 
         def consequences(known: Diagnostician) -> list[Entry]:
-            known.small_errors = longest >= LONGEST_SEARCH  # no call raises because of a rounding
+            known.ways.small_errors = (
+                longest >= LONGEST_SEARCH
+            )  # no call raises because of a rounding
             entries, inputs = known.explain(), known.subject.inputs(problem)
             names = {
                 one.entry["name"]

@@ -432,7 +432,8 @@ def test_a_name_holds_where_options_meet_of_few_answers_too() -> None:
     subject = Subject(made, "float32")
     assert not Observation(subject).is_long
     inverted = [one for one in named_mistakes() if one.name == "mask-inverted"]
-    with patch.object(StatementSearch, "explained", return_value=iter(())):
+    nothing = {"in_every_call": lambda _: iter(()), "under_conditions": lambda _: iter(())}
+    with patch.multiple(StatementSearch, **nothing):
         explanations = Diagnostician(subject, inverted).explanations
     assert "mask-inverted" not in [one.entry["name"] for one in explanations]
 
@@ -445,7 +446,7 @@ def test_small_errors_are_not_looked_into_where_nobody_asks() -> None:
         return answer
 
     known = Diagnostician(Subject(core(scaled, **BARE_FLOAT32), "float32"))
-    known.small_errors = False
+    known.ways.small_errors = False
     with patch("conformance.diagnosis.diagnostician.scale_entry", side_effect=AssertionError):
         assert known.explanations == []
     asked = Diagnostician(Subject(core(scaled, **BARE_FLOAT32), "float32"))

@@ -11,11 +11,10 @@ import pytest
 from _paths import CHECKOUT
 
 from conformance._golden import golden
-from conformance.diagnosis.dissection.cells import EVERY, _every_kind, from_distance
 from conformance.diagnosis.dissection.terms import capped_at
-from conformance.diagnosis.dissection.visibility import _texts
 from conformance.diagnosis.mistakes import BACKWARD, MISTAKES
 from conformance.diagnosis.precision_losses import EIGHT_BITS, LOSSES, SUMS
+from conformance.diagnosis.stage_edits import stage_edits
 
 PACKAGE = CHECKOUT / "conformance" / "diagnosis"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -68,8 +67,14 @@ def test_remedies_of_linear_biases_fit_the_mistake() -> None:
 
 def test_later_keys_that_are_lost_may_be_a_wrong_causal_mask() -> None:
     """Of a triangle that begins too late, letting more keys in alone would be the opposite."""
-    (_, _, fix) = _texts([from_distance(1, above=True)], [], EVERY, fill=None, normalised=True)
+    (fix,) = of_lost_keys("more than 1 after the query")
     assert "hide every key after the query: triu(1)" in fix
+
+
+def of_lost_keys(kind: str) -> list[str]:
+    """What to do where a kind of keys is lost before the softmax."""
+    name = f"exponentials: zero for keys {kind}"
+    return [one.fix for one in stage_edits("core") if one.name == name]
 
 
 def test_what_can_be_declared_is_shown_as_its_declaration() -> None:
@@ -81,9 +86,8 @@ def test_what_can_be_declared_is_shown_as_its_declaration() -> None:
         point = golden.Semantics(**one.changes)
         values = re.findall(r"conformance\.(Semantics\([^)]*\))", one.fix)
         assert [eval(value, vars(golden)) for value in values] == [point], one.fix  # noqa: S307
-    cells = [one for one in _every_kind() if one.words.startswith("after the query")]
-    fixes = {one.words: _texts([one], [], EVERY, fill=None, normalised=True)[2] for one in cells}
-    of_first = fixes["after the query, counted from the first key,"]
-    assert 'declare it: causal="bottom-right", always_causal=True' in fixes["after the query"]
-    assert 'first key; if every call is meant to be causal, declare it: causal="top' in of_first
+    (of_last,) = of_lost_keys("after the query")
+    (of_first,) = of_lost_keys("after the query, counted from the first key")
+    assert 'declare it: causal="bottom-right", always_causal=True' in of_last
+    assert 'declare it: causal="top-left", always_causal=True' in of_first
     assert "score_mod=lambda score, *_: 30 * torch.tanh(score / 30)" in capped_at(30.0).fix

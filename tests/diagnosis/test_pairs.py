@@ -54,7 +54,7 @@ def diagnosing(kind: str, *names: str, **declared: Any) -> tuple[Diagnostician, 
     """A diagnostician of what makes two mistakes, and its search among the whole battery."""
     subject = Subject(acted(kind, making(*names), **declared), "float32")
     diagnostician = Diagnostician(subject)
-    return diagnostician, diagnostician._search(diagnostician._observation.whole)
+    return diagnostician, diagnostician.ways._search(diagnostician._observation.whole)
 
 
 def names_of(explained: list[Any]) -> list[set[str]]:
@@ -71,7 +71,7 @@ def test_pairs_that_are_alike_at_most_sizes_are_told_apart_at_equal_ones() -> No
     pairs = search.pairs()
     assert len({frozenset(one.name for one in made) for made in pairs}) > 1
     assert search.told_apart(pairs) == []
-    assert names_of(diagnostician._pairs.confirmed(search, pairs)) == [set(both)]
+    assert names_of(diagnostician.ways._pairs.confirmed(search, pairs)) == [set(both)]
 
 
 def test_the_order_of_two_mistakes_may_count() -> None:
@@ -82,7 +82,7 @@ def test_the_order_of_two_mistakes_may_count() -> None:
     )
     assert search.pairs() == []
     pairs = search.pairs(orders=True)
-    assert names_of(diagnostician._pairs.confirmed(search, pairs)) == [set(both)]
+    assert names_of(diagnostician.ways._pairs.confirmed(search, pairs)) == [set(both)]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_call_that_leaves_one_of_two_alone_tells_both(kind: str, both: tuple[s
     """No answer to the battery is explained by one of them, and none is left out by the two."""
     diagnostician, search = diagnosing(kind, *both, masks=["keep"], causal="bottom-right")
     assert search.partial == []
-    assert names_of(diagnostician._pairs._with_one_alone(search)) == [set(both)]
+    assert names_of(diagnostician.ways._pairs._with_one_alone(search)) == [set(both)]
 
 
 def reversed_and_halved(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
@@ -130,7 +130,7 @@ def test_two_that_explain_as_much_beside_one_are_named_if_they_answer_alike() ->
     one, two = making(*both)
     alike = dataclasses.replace(two, name="another")
     other = dataclasses.replace(two, name="another", output=overflowing)
-    confirmed = diagnostician._pairs.confirmed
+    confirmed = diagnostician.ways._pairs.confirmed
     found = names_of(confirmed(search, [(one, two), (one, alike)]))
     assert found == [set(both), {one.name, "another"}]
     assert names_of(confirmed(search, [(one, other)])) == [{one.name, "another"}]
@@ -143,7 +143,7 @@ def test_one_of_two_is_told_where_several_complete_it() -> None:
     diagnostician, search = diagnosing("core", "mask-fill-1e5", "query-used-for-key", **promises)
     (one,), fills = making("query-used-for-key"), making("mask-fill-1e4", "mask-fill-1e5")
     pairs = [(one, fill) for fill in fills]
-    (told,) = diagnostician._pairs._of_one_and_several(search, pairs)
+    (told,) = diagnostician.ways._pairs._of_one_and_several(search, pairs)
     assert told.entry["name"] == one.name
     assert told.entry["text"].endswith("besides that one of these: mask-fill-1e4, mask-fill-1e5")
     assert told.entry["confidence"] < 1.0
@@ -195,9 +195,9 @@ def beside_nan(**promises: Any) -> list[Any]:
     """What explains the answers without NaN of what hides before it scales."""
     candidate = conformance.core(**{**PROMISED, **promises})(hiding_before_scaling)
     diagnostician = Diagnostician(Subject(candidate, "float32"))
-    search = diagnostician._search(diagnostician._observation.whole)
+    search = diagnostician.ways._search(diagnostician._observation.whole)
     assert any(one.output.isnan().any() for one in search.observed)
-    return diagnostician._pairs.besides_nan(search)
+    return diagnostician.ways._pairs.besides_nan(search)
 
 
 @pytest.mark.parametrize(("masks", "limited"), [([], False), (["keep"], True)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import groupby
 from typing import Any
 
@@ -93,6 +93,28 @@ def test_a_stage_with_an_operator_is_named(candidate: conformance.Candidate, tex
     assert entry["fix"].startswith(("take the ", "make the "))
 
 
+class PaddingReadFromKeys(EagerCore):
+    """Keys whose channels add up to zero are taken for padding, as keys of zeros would be."""
+
+    def tables(self, call: Call) -> Iterator[Tensor]:
+        """As declared, and what the keys seem to say."""
+        yield from super().tables(call)
+        empty = self.share(call.key, call.query.shape[1]).sum(dim=-1) == 0.0
+        yield ~empty[:, :, None]
+
+
+@pytest.mark.one_in(2)
+def test_what_decides_is_read_from_values_that_tell_it_apart() -> None:
+    """Integers have keys that add up to zero and are not zero: other values would not tell."""
+    candidate = core(PaddingReadFromKeys(), masks=[], dtypes=["float32"], features=[])
+    shown = problem(key_length=4, query_length=4, head_size=3, values="integers")
+    told = Diagnostician(Subject(candidate, "float32"))
+    entry, *others = told.explain(CLAUSES["numerics.golden"], shown)
+    said = "false for keys whose channels add up to zero"
+    assert entry["text"].endswith(said), entry["text"]
+    assert not others
+
+
 class PaddedWithTheCap(EagerCore):
     """Keys that fill up the last tile of 16 have minus the softcap as their logit, and no value."""
 
@@ -150,7 +172,7 @@ def test_edits_that_are_run_together_answer_as_each_alone(
 ) -> None:
     """One more axis in front of batch items changes no answer, and every stage changes some."""
     inputs = Subject(candidate, "float32").inputs(problem(num_kv_heads=2, num_heads=4, **options))
-    run = with_every_key(core_of(evaluate(inputs, conformance.Semantics())).run)
+    run = with_every_key(core_of(evaluate(inputs, conformance.Semantics())).run).edited(past=0)
     edits = [one for one in stage_edits(candidate.kind) if one.where(inputs)]
     compared = 0
     with torch.inference_mode():

@@ -121,7 +121,7 @@ def test_a_condition_is_learnt_before_much_is_read() -> None:
     (entry,) = diagnostician.explain()
     assert entry["name"] == "items-reversed"
     assert entry["text"].endswith("(only with a window)")
-    assert len(diagnostician._reader._said) == 1
+    assert len(diagnostician.ways._reader._said) == 1
     assert "whole" not in vars(diagnostician._observation)
 
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from functools import cached_property, partial
-from itertools import chain, product
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -30,9 +30,7 @@ from ..battery import BatteryEntry, answer_to, fitted_problem
 from ..conditions import CONDITIONS
 from ..mistaken_answer import Combination
 from ..mistakes import NamedMistake
-from .bands import band_statements, window_statements
 from .bias_statements import (
-    additive_mask_statements,
     clamped_bias_statements,
     fill_of_layer_statements,
     misplaced_bias_statements,
@@ -52,13 +50,9 @@ from .changed_logits import (
     pair_statements,
     shift_statements,
 )
-from .comparisons import (
-    comparison_statements,
-    long_length_statements,
-    tiled_window_statements,
-)
 from .denominators import sink_statements, sum_statements
 from .dropped_weights import dropped_weight_statements
+from .fills import fill_statements, zeroed_token_statements
 from .influence import (
     lost_cache_statements,
 )
@@ -78,24 +72,10 @@ from .loops import loop_statements
 from .operands import source_statements
 from .projections import ValuePath
 from .reading import MOST_KEYS, Reading, read, readable, together
-from .sources import (
-    cached_head_statements,
-    layer_head_statements,
-    moved_value_statements,
-    shared_head_statements,
-)
 from .tiles import tile_statements
-from .visibility import (
-    fill_statements,
-    table_statements,
-    visibility_statements,
-    zeroed_token_statements,
-)
 
 # Numbers of keys that tell tiles apart: an answer of each range is read.
 RANGES: Final = (8, 16, 32, 64, 160)
-# Answers of a layer whose heads are tried with others in place of them.
-FEW_ANSWERS: Final = 3
 # Tokens and channels of a head from which on few statements fit the same layer.
 ENOUGH: Final = 4
 # One query and one head, whose only kept key is lowered to a logit of minus this at the most, until
@@ -111,14 +91,8 @@ _SEVERAL_ITEMS: Final = (8, 2, 2, 9, 9, 6, 32, 6, 6, 4, 4)
 _FAR_PLACES_OF_LAYERS: Final = (1, 2, 2, 5, 320, 6, 32, 6, 6, 4, 4)
 _HIGHEST_TURN: Final = 2.0**17
 OF_WEIGHTS: Final = (
-    table_statements,
-    band_statements,
-    window_statements,
-    tiled_window_statements,
-    visibility_statements,
-    comparison_statements,
+    fill_statements,
     lost_cache_statements,
-    additive_mask_statements,
     clamped_bias_statements,
     misplaced_bias_statements,
     sink_statements,
@@ -153,7 +127,6 @@ class StatementReader:
         self._far: list[NamedMistake] = []
         self._sources_read = self._slopes_read = False
         self._placed: set[bool] = set()
-        self._heads_left = FEW_ANSWERS
 
     def statements(self, observed: Sequence[BatteryAnswer]) -> Iterator[list[NamedMistake]]:
         """What each answer that is worth reading says, the plainest first.
@@ -179,7 +152,7 @@ class StatementReader:
         if self._at_the_turn is None and any(few) and (all(few) or not self.known):
             self._at_the_turn = self._where_hidden_keys_win()
         yield self._at_the_turn or []
-        far = [*far_position_statements(wrong), *long_length_statements(wrong)]
+        far = [*far_position_statements(wrong)]
         far += lost_row_statements(wrong)
         self._far += far  # searches know a statement by its identity: it must outlive them
         yield far
@@ -217,10 +190,7 @@ class StatementReader:
         said += self._by_place(*self._layers.last) if self._layers.last else ()
         said += head_answer_statements(answer)
         said += shift_statements(answer)
-        if self._heads_left and not inputs.past:  # it takes a while, and few answers suffice
-            self._heads_left -= 1
-            said += layer_head_statements(answer)
-        said += [*zeroed_token_statements(inputs), *cached_head_statements(answer)]
+        said += zeroed_token_statements(inputs)
         if not (self._sources_read or inputs.past):  # the plainest is made of them if any is
             self._sources_read = True
             said += source_statements(answer)
@@ -272,7 +242,7 @@ class StatementReader:
     def _of(self, reading: Reading) -> list[NamedMistake]:
         """What a reading says alone, and besides what the plainest says."""
         of_weights = [one for proposer in OF_CORES for one in proposer(reading)]
-        said = list(_of_reading(reading, of_weights))
+        said = of_weights if reading.explained else []
         if reading.explained:
             shortest = sorted(of_weights, key=lambda one: len(one.sentence))[:MOST_REMEMBERED]
             first = {one.name: one for one in (*self._first_statements, *shortest)}
@@ -351,16 +321,6 @@ def statements(
 ) -> list[NamedMistake]:
     """All that a :class:`StatementReader` reads from some answers."""
     return list(chain.from_iterable(StatementReader(subject, known).statements(observed)))
-
-
-def _of_reading(reading: Reading, of_weights: Sequence[NamedMistake]) -> Iterator[NamedMistake]:
-    """Statements about the weights, or about heads that share keys and values."""
-    if reading.explained:
-        yield from of_weights
-    if not of_weights or not reading.explained or reading.call.inputs.past:
-        yield from shared_head_statements(reading)
-    moved = [] if reading.explained else list(moved_value_statements(reading))
-    yield from (together(one, two) for one, two in product(of_weights if moved else (), moved))
 
 
 def _besides(

@@ -139,7 +139,7 @@ class BackwardReading:
             with torch.inference_mode():
                 run = self.run.edited(*variant.edits) if variant.edits else self.run
                 made = {role: run[stage] for role, stage in asked.items()}
-        except IMPOSSIBLE:  # shapes do not meet
+        except (NotExpressible, *IMPOSSIBLE):  # shapes do not meet, or nothing is there to change
             return {}
         return {
             role: values
@@ -202,8 +202,8 @@ def _forms(
     if not wrong or any(each.is_wrong(role) and each not in wrong for each in readings):
         return []
     right = [each for each in shown if not each.is_wrong(role)]
-    if not any(bool(each.actual(role).any()) for each in wrong):
-        variants = [RIGHT]  # of nothing but zeros any variant times 0 says the same
+    if all(each.fits(role, torch.zeros_like(each.actual(role))) for each in wrong):
+        variants = [RIGHT]  # of next to nothing any variant times 0 says the same
     forms = []
     for variant in variants:
         for times in _multiples(variant, role, wrong):

@@ -15,8 +15,17 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ...operators import Operator, functions, moves, multiples, parts_lost, roundings_below, sums
-from ..mistakes import BACKWARD
+from ...operators import (
+    GROUPINGS,
+    Operator,
+    functions,
+    moves,
+    multiples,
+    parts_lost,
+    roundings_below,
+    sums,
+)
+from ..mistakes import BACKWARD, MISTAKES, NamedMistake
 from ..mistakes._steps import BLOCKS
 from ..mistakes.backward import (
     BIAS_LEFT_OUT,
@@ -24,11 +33,13 @@ from ..mistakes.backward import (
     MASK_LEFT_OUT,
     RECOMPUTE,
     SAVED_ANSWER,
-    SAVED_SUMS,
+    SHARED,
     WINDOW_LEFT_OUT,
     Edit,
     logarithms_of_sums,
+    of_groups,
     of_neighbours,
+    recomputed,
 )
 from ..mistakes.named_mistake import Edits
 
@@ -77,6 +88,10 @@ _OPERANDS_CHANGED: Final = (
 )
 _OF_EACH: Final = ("given_query_gradient", "given_key_gradient", "given_value_gradient")
 _STAGES: Final = {stage.name: stage for stage in golden.BOTH_PASSES.stages}
+# What a backward pass that saves no weights makes again.
+_UP_TO_WEIGHTS: Final = frozenset(
+    stage.name for stage in golden.FORWARD.stages if stage.name not in ("value", "output")
+)
 
 
 def _variants() -> Iterator[Variant]:
@@ -133,6 +148,15 @@ def _of_catalogue() -> Iterator[Variant]:
             )
 
 
+def _collected(
+    heads: Tensor, sizes: golden.Sizes, *, reads: Callable[[Tensor, int, int], Tensor]
+) -> Tensor:
+    """Gradients of query heads added up where each is taken to have read; past the last is lost."""
+    read = reads(torch.arange(sizes.num_heads), sizes.num_heads, max(sizes.num_kv_heads, 1))
+    belongs = read[:, None] == torch.arange(sizes.num_kv_heads)
+    return torch.einsum("bhld,hg->bgld", heads, belongs.to(heads))
+
+
 def _of_values(weights: Tensor, gradient: Tensor) -> Tensor:
     return weights.mT @ gradient
 
@@ -152,8 +176,10 @@ def _of_rules() -> Iterator[Variant]:
         ("first query head of each group is missing", lambda heads: heads[:, :, 1:].sum(dim=2)),
         ("last query head of each group is missing", lambda heads: heads[:, :, :-1].sum(dim=2)),
     ):
-        fix = "add up the gradients of all query heads that read a key/value head"
-        yield Variant(words=f"the {words}", fix=fix, edits=of_neighbours(total))
+        yield Variant(words=f"the {words}", fix=SHARED, edits=of_neighbours(total))
+    for words, reads in GROUPINGS:
+        said = f"what flows back to query head h goes to key/value head {words}"
+        yield Variant(words=said, fix=SHARED, edits=of_groups(partial(_collected, reads=reads)))
     words = "the softmax is passed as if it were the identity, for hidden keys as well"
     slopes = (Edit(name, change=torch.ones_like) for name in ("score_slope", "bias_slope"))
     passed_as_it_is = Edit("logit_gradient", lambda weight_gradient: weight_gradient)
@@ -354,28 +380,23 @@ _WAYS_BACK: Final[tuple[tuple[str, str, Edits], ...]] = (
 
 
 def _recomputed() -> Iterator[Variant]:
-    """Weights recomputed without several rules, under another causality, or over other sums."""
-    saved = (SAVED_SUMS, SAVED_ANSWER)
-    for words, left_out in (
-        ("mask and causal rule", (MASK_LEFT_OUT, BIAS_LEFT_OUT, CAUSALITY_LEFT_OUT)),
-        ("causal rule and window", (CAUSALITY_LEFT_OUT, WINDOW_LEFT_OUT)),
-        ("the mask's numbers and the causal rule", (BIAS_LEFT_OUT, CAUSALITY_LEFT_OUT)),
-    ):
-        for more, kept in (("", ()), (", and divided by the saved sums", saved)):
-            sentence = f"the weights are recomputed without {words}{more}"
-            yield Variant(words=sentence, fix=RECOMPUTE, edits=(*left_out, *kept))
-    for words, rule in (
-        ("under the causal rule, in calls without it too", lambda ahead: ahead <= 0),
+    """Weights recomputed without several rules, with a mistake, or over other sums."""
+    for words, edits in (
+        ("without mask and causal rule", (MASK_LEFT_OUT, BIAS_LEFT_OUT, CAUSALITY_LEFT_OUT)),
+        ("without causal rule and window", (CAUSALITY_LEFT_OUT, WINDOW_LEFT_OUT)),
+        ("without the mask's numbers and the causal rule", (BIAS_LEFT_OUT, CAUSALITY_LEFT_OUT)),
+        (
+            "under the causal rule, in calls without it too",
+            (Edit("by_causality", lambda ahead: ahead <= 0),),
+        ),
         (
             "under the causal rule in calls without it alone",
-            lambda ahead, counted: (
-                torch.ones_like(ahead, dtype=torch.bool) if counted[0] else ahead <= 0
-            ),
+            (Edit("by_causality", _causal_where_it_is_not),),
         ),
+        *((f"with a mistake: {one.sentence}", edits) for one, edits in _forward_mistakes()),
     ):
-        sentence = f"the weights are recomputed {words}, and divided by the saved sums"
-        edits = (Edit("by_causality", rule), *saved)
-        yield Variant(words=sentence, fix=RECOMPUTE, edits=edits)
+        for way in recomputed(*edits):
+            yield Variant(words=f"the weights are recomputed {words}", fix=RECOMPUTE, edits=way)
     lse = "the saved logarithm of the sum of the exponentials"
     for words, change in (
         ("is taken to be of base 2", lambda total: total * torch.log(torch.tensor(2.0).double())),
@@ -392,6 +413,20 @@ def _recomputed() -> Iterator[Variant]:
         fix=RECOMPUTE,
         edits=(Edit("shares", lambda exponentials: exponentials), SAVED_ANSWER),
     )
+
+
+def _causal_where_it_is_not(ahead: Tensor, counted: tuple[bool, bool]) -> Tensor:
+    return torch.ones_like(ahead, dtype=torch.bool) if counted[0] else ahead <= 0
+
+
+def _forward_mistakes() -> Iterator[tuple[NamedMistake, Edits]]:
+    """The mistakes of the catalogue that are edits up to the weights alone."""
+    for one in MISTAKES:
+        if one.inputs or one.point:
+            continue
+        edits = (*golden.edits_of(golden.STANDARD.replace(**one.changes)), *one.edits)
+        if edits and all(edit.stage in _UP_TO_WEIGHTS for edit in edits):
+            yield one, edits
 
 
 def _of_saved_sums(words: str, change: Change) -> Variant:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ...base.geometry import Geometry
 from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import BatteryAnswer
@@ -24,18 +23,14 @@ from ..mistaken_answer import mistaken_attention
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes._steps import (
     admitted_by_structure,
-    capped_scores,
     has_bias,
-    keys_ahead,
     unmasked_logits,
     weighing,
 )
 from ..mistakes.fills import operated
-from ..mistakes.named_mistake import CoreChange, InputsChange
-from .cells import BIAS_MOVES
+from ..mistakes.named_mistake import CoreChange
+from .fills import CLEAR, Fill, filled_keys
 from .reading import ROOM, Number, Reading, statement
-from .terms import Term, TermValues
-from .visibility import CLEAR, Fill, filled_keys
 
 # With how many digits a limit is said at most, and how many limits of a side are tried: those that
 # most pairs of keys say.
@@ -312,41 +307,6 @@ def _unbiased(call: DeclaredCall, attention: golden.Attention) -> Tensor:
     return torch.where(reached.any(-1, keepdim=True), golden.softmax(logits), 0.0)
 
 
-_OF_ITS_OWN: Final = (
-    "add the number of each query and key of each head and batch item to its own score"
-)
-# What is read at another place, and what follows the words for it.
-_MOVED_PARTS: Final = {
-    "both": "",
-    "numbers": ", of which the numbers count and its own minus infinities",
-    "numbers, hides more": ", whose minus infinities count beside its own",
-    "hides": ", of which the minus infinities count and its own numbers",
-}
-
-
-def additive_mask_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """The additive mask of another item, head, query or key in place of its own."""
-    call = reading.call
-    if not has_bias(call.inputs) or bool((~reading.wrong).all()):
-        return
-    heads = call.projected_heads()
-    for words, move in BIAS_MOVES:
-        for part, which in _MOVED_PARTS.items():
-            change = _with_moved(move, part)
-            moved = change(call)
-            if moved is None:
-                continue
-            other = DeclaredCall(inputs=moved, semantics=call.semantics)
-            weights = other.attend(heads).weights
-            if reading.agree(reading.weights, weights):
-                yield statement(
-                    f"bias: the additive mask {words}{which}",
-                    f"the additive mask {words} is added in place of its own{which}",
-                    _OF_ITS_OWN,
-                    inputs=change,
-                )
-
-
 def additive_mask_times(number: Number) -> NamedMistake:
     """The finite numbers of the additive mask multiplied by one."""
 
@@ -364,135 +324,3 @@ def additive_mask_times(number: Number) -> NamedMistake:
         "add the additive mask to the scaled scores as it is",
         inputs=inputs_for,
     )
-
-
-def _with_moved(move: Callable[[Tensor], Tensor], part: str) -> InputsChange:
-    """The inputs with numbers or table of an additive mask at another place; None if alike."""
-
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        inputs = call.inputs
-        if not has_bias(inputs):
-            return None
-        bias = whole_bias(inputs)
-        kept = ~torch.isneginf(bias)
-        bias = bias.masked_fill(~kept, 0.0)
-        moved, seen = move(bias), move(kept)
-        if moved.shape != bias.shape:
-            return None
-        if part == "hides":
-            moved = bias
-        if part == "numbers":
-            seen = kept
-        elif part == "numbers, hides more":
-            seen = seen & kept
-        if torch.equal(moved, bias) and torch.equal(seen, kept):
-            return None
-        return inputs.replace(keep=seen, bias=moved)
-
-    return inputs_for
-
-
-def _geometric(heads: int, first: int, count: int) -> Tensor:
-    """Slopes ``2 ** (-8 i / count)`` of so many heads, i counted from a first number."""
-    exponents = torch.arange(first, first + heads, dtype=torch.float64)
-    return 2.0 ** (-8.0 * exponents / count)
-
-
-def _by_key_head(sizes: Geometry) -> Tensor:
-    group = sizes.num_heads // sizes.num_kv_heads
-    return golden.alibi_slopes(sizes.num_kv_heads).repeat_interleave(group)
-
-
-# Slopes of the heads ``[H]`` and functions of distances in place of the declared ones.
-_SLOPES: Final[tuple[tuple[str, Callable[[Geometry], Tensor]], ...]] = (
-    ("as declared", lambda sizes: golden.alibi_slopes(sizes.num_heads)),
-    ("counted from 2 ** 0", lambda sizes: _two_sequences(sizes, 0, 1)),
-    ("counted from 2 ** 0 in both sequences", lambda sizes: _two_sequences(sizes, 0, 0)),
-    ("that go on with every other one from the second", lambda s: _two_sequences(s, 1, 2)),
-    (
-        "2 ** (-8 h / n), counted from 1",
-        lambda sizes: _geometric(sizes.num_heads, 0, sizes.num_heads),
-    ),
-    (
-        "2 ** (-8 (h + 1) / n) for every number n of heads",
-        lambda sizes: _geometric(sizes.num_heads, 1, sizes.num_heads),
-    ),
-    ("in reversed order", lambda sizes: golden.alibi_slopes(sizes.num_heads).flip(0)),
-    ("of the head before", lambda sizes: golden.alibi_slopes(sizes.num_heads).roll(1)),
-    ("of the head after", lambda sizes: golden.alibi_slopes(sizes.num_heads).roll(-1)),
-    (
-        "of the first head",
-        lambda sizes: golden.alibi_slopes(sizes.num_heads)[:1].expand(sizes.num_heads),
-    ),
-    ("of the key/value heads", _by_key_head),
-    ("of one", lambda sizes: torch.ones(sizes.num_heads, dtype=torch.float64)),
-    ("twice as large", lambda sizes: 2.0 * golden.alibi_slopes(sizes.num_heads)),
-    ("half as large", lambda sizes: golden.alibi_slopes(sizes.num_heads) / 2.0),
-    ("squared", lambda sizes: golden.alibi_slopes(sizes.num_heads).square()),
-    ("as roots of the declared ones", lambda sizes: golden.alibi_slopes(sizes.num_heads).sqrt()),
-)
-_DISTANCES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    ("", torch.abs),
-    ("distances with their sign", lambda ahead: -ahead),
-    ("distances with the other sign", lambda ahead: ahead),
-    ("negative distances", lambda ahead: -ahead.abs()),
-    ("squares of distances", torch.square),
-    ("roots of distances", lambda ahead: ahead.abs().sqrt()),
-    ("logarithms of one and the distance", lambda ahead: ahead.abs().log1p()),
-    ("distances less one", lambda ahead: ahead.abs() - 1.0),
-    ("distances one too large but for the query's own place", lambda a: a.abs() + (a != 0)),
-    ("distances one too small but for the query's own place", lambda a: (a.abs() - 1.0).relu()),
-    ("distances of keys before the query alone", lambda ahead: (-ahead).relu()),
-    ("distances of keys after the query alone", lambda ahead: ahead.relu()),
-    *(
-        (f"distances of at most {most}", lambda ahead, most=most: ahead.abs().clamp_max(most))
-        for most in (1, 2, 3, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128)
-    ),
-)
-
-
-def _two_sequences(sizes: Geometry, first: int, further: int) -> Tensor:
-    """Slopes whose first exponents, and those for heads beyond a power of two, start otherwise."""
-    power = 2 ** (max(sizes.num_heads, 1).bit_length() - 1)
-    finer = _geometric(2 * power, further, 2 * power)[::2]
-    return torch.cat([_geometric(power, first, power), finer])[: sizes.num_heads]
-
-
-def _no_slopes(sizes: Geometry) -> Tensor:
-    return torch.zeros(sizes.num_heads, dtype=torch.float64)
-
-
-def _other_slopes() -> Iterator[Term]:
-    """The scores with another linear bias than the declared one, or with its distances changed."""
-    without = "the scores without the bias by distance"
-    fix = "take the declared slope of each head times the distance off the scaled scores"
-    yield Term(without, without, _with_slopes(_no_slopes, torch.abs), operand=True, fix=fix)
-    for words, slopes in _SLOPES[1:]:
-        text = f"the scores and a bias by distance with slopes {words}"
-        yield Term(text, text, _with_slopes(slopes, torch.abs), operand=True, fix=fix)
-    for words, change in _DISTANCES[1:]:
-        text = f"the scores and the declared slopes times {words} taken off"
-        yield Term(text, text, _with_slopes(_SLOPES[0][1], change), operand=True, fix=fix)
-    for corner, bottom_right in (("last", True), ("first", False)):
-        text = f"the scores and a bias by distance with places counted from the {corner} key"
-        values = _with_slopes(_SLOPES[0][1], torch.abs, bottom_right=bottom_right)
-        yield Term(text, text, values, operand=True, fix=fix)
-
-
-def _with_slopes(
-    slopes: Callable[[Geometry], Tensor],
-    change: Callable[[Tensor], Tensor],
-    *,
-    bottom_right: bool | None = None,
-) -> TermValues:
-    def values(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
-        if attention.alibi is None:
-            return None
-        ahead = keys_ahead(call, bottom_right=bottom_right).double()
-        modified = golden.modify(capped_scores(attention), attention.semantics)
-        return modified - slopes(call.inputs.geometry)[:, None, None] * change(ahead)
-
-    return values
-
-
-LINEAR_BIASES: Final = tuple(_other_slopes())

@@ -22,7 +22,6 @@ from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import keys_ahead, weighing
 from ..mistakes.named_mistake import CoreChange
 from .denominators import sum_ratio
-from .influence import ORDERS, Order
 from .logits import FEWEST_LEFT, LogitFit, as_mistake
 from .reading import ONE, HeadNumbers, Number, Reading, head_numbers, in_digits, numbers, statement
 from .terms import ADDED, SCORES, Term, TermValues
@@ -71,7 +70,6 @@ def _of_logits(reading: Reading) -> Iterator[NamedMistake]:
     if table is not None:
         mixture = torch.eye(len(heads), dtype=torch.float64)
         mixture[wrong] = torch.tensor(table, dtype=torch.float64).reshape(len(wrong), len(heads))
-        yield from _exchanged_scores(mixture, reading)
         yield _mixed_scores(mixture)
 
 
@@ -229,56 +227,6 @@ def _mixed_scores(mixture: Tensor) -> NamedMistake:
         return None if own is None else _mixed(own, mixture)
 
     return as_mistake([Term(words, words, values, operand=True)], [ONE])
-
-
-# Orders of the heads of a group, or of groups, that are exchanged for each other.
-_ORDERS: Final[tuple[tuple[str, Order], ...]] = (
-    ("in the reverse order", lambda count: torch.arange(count).flip(0)),
-    ("each in the place of the next", lambda count: torch.arange(count).roll(1)),
-    ("each in the place of the one before", lambda count: torch.arange(count).roll(-1)),
-    *ORDERS,
-)
-
-
-def _in_groups(order: Order, heads: int, groups: int) -> Tensor:
-    own = torch.arange(heads).view(groups, -1)
-    return own[:, order(heads // groups)].flatten()
-
-
-def _of_groups(order: Order, heads: int, groups: int) -> Tensor:
-    own = torch.arange(heads).view(groups, -1)
-    return own[order(groups)].flatten()
-
-
-def _of_all(order: Order, heads: int, _groups: int) -> Tensor:
-    return order(heads)
-
-
-def _exchanged_scores(mixture: Tensor, reading: Reading) -> Iterator[NamedMistake]:
-    """Scores of heads in another order, where each reads those of one: for any numbers of heads."""
-    read, groups = mixture.argmax(1), max(reading.sizes.num_kv_heads, 1)
-    if not reading.agree(mixture, torch.eye(len(mixture), dtype=torch.float64)[read]):
-        return
-    for (words, order), (heads, which) in product(
-        _ORDERS,
-        (
-            ("all heads", _of_all),
-            ("heads of each group", _in_groups),
-            ("groups of heads", _of_groups),
-        ),
-    ):
-        exchange = partial(which, order)
-        if torch.equal(exchange(len(mixture), groups), read):
-            yield as_mistake([_of_order(f"the scores of {heads} {words}", exchange)], [ONE])
-
-
-def _of_order(words: str, order: Callable[[int, int], Tensor]) -> Term:
-    def values(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
-        own, groups = SCORES.values(call, attention), call.inputs.geometry.num_kv_heads
-        return None if own is None else own[:, order(own.shape[1], max(groups, 1))]
-
-    fix = "let each head use its own query, and the key of its group: the head h // (heads/groups)"
-    return Term(words, words, values, operand=True, fix=fix)
 
 
 def _mixed_weights(reading: Reading) -> Iterator[NamedMistake]:

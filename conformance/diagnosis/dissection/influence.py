@@ -1,8 +1,7 @@
 """Stray influence: values of other keys, heads, items and channels that an answer is made of.
 
-An order in which values are read is looked for among those that people write; which items, heads
-and channels read which others, and which key stands for which, is read without looking for a cause.
-A part of a cache may be lost.
+Which items, heads and channels read which others, and which key stands for which, is read without
+looking for a cause. A part of a cache may be lost.
 """
 
 from __future__ import annotations
@@ -10,233 +9,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from ..._golden import golden
-from ...base.geometry import Geometry
 from ...clauses.subject import Subject
 from ...problems.caching import with_part_of_cache
 from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..battery import answer_to
 from ..mistakes import DeclaredCall, NamedMistake
-from ..mistakes._steps import BLOCKS
-from ..mistakes.named_mistake import Heads, InputsChange
+from ..mistakes.named_mistake import InputsChange
+from .fills import CLEAR
 from .reading import ROOM, Reading, read, readable, statement
-from .visibility import CLEAR
 
-Order = Callable[[int], Tensor]
 # The axes of heads ``[B, H, L, D]``, and what one place of each is called.
 PLACES: Final = ("batch item", "head", "token", "channel")
 # Pairs of places, and keys, that a fact names.
 _MOST_NAMED: Final = 6
-
-
-def _within_tiles(size: int) -> Order:
-    return lambda count: torch.cat([part.flip(0) for part in torch.arange(count).split(size)])
-
-
-def _in_tiles(order: Order, size: int) -> Order:
-    """Whole tiles in some order; the last one may be smaller than the rest."""
-
-    def of(count: int) -> Tensor:
-        tiles = torch.arange(count).split(size)
-        return torch.cat([tiles[i] for i in order(len(tiles)).tolist()])
-
-    return of
-
-
-def _clamped(exchange: Callable[[Tensor], Tensor]) -> Order:
-    """An exchange of places that leaves those without a partner where they are."""
-
-    def order(count: int) -> Tensor:
-        own = torch.arange(count)
-        other = exchange(own)
-        return torch.where(other < count, other, own)
-
-    return order
-
-
-def _evens_first(count: int) -> Tensor:
-    own = torch.arange(count)
-    return torch.cat([own[::2], own[1::2]])
-
-
-def _odds_first(count: int) -> Tensor:
-    own = torch.arange(count)
-    return torch.cat([own[1::2], own[::2]])
-
-
-def _inverse(order: Order) -> Order:
-    return lambda count: order(count).argsort()
-
-
-# Orders of tiles, as those of pages that a table names wrongly.
-_OF_TILES: Final[tuple[tuple[str, Order], ...]] = (
-    ("in the reverse order", lambda count: torch.arange(count).flip(0)),
-    ("of which the last comes first", lambda count: torch.arange(count).roll(1)),
-    ("of which the first comes last", lambda count: torch.arange(count).roll(-1)),
-    ("exchanged in pairs", _clamped(lambda own: own ^ 1)),
-)
-# Orders of places along an axis: place i reads what stands at ``order(count)[i]``.
-ORDERS: Final[tuple[tuple[str, Order], ...]] = (
-    ("exchanged in pairs", _clamped(lambda own: own ^ 1)),
-    ("in the order of even places, then odd ones", _evens_first),
-    ("in the order of odd places, then even ones", _odds_first),
-    ("dealt out to even places, then to odd ones", _inverse(_evens_first)),
-    ("dealt out to odd places, then to even ones", _inverse(_odds_first)),
-    ("with their halves exchanged", lambda count: torch.arange(count).roll(count // 2)),
-    ("with the first and the last exchanged", lambda count: _ends_exchanged(torch.arange(count))),
-    *((f"reversed in each tile of {size}", _within_tiles(size)) for size in BLOCKS[1:]),
-)
-_PAGES: Final = tuple(
-    (f"with tiles of {size} {words}", _in_tiles(order, size))
-    for words, order in _OF_TILES
-    for size in BLOCKS[1:]
-)
-
-
-def _ends_exchanged(own: Tensor) -> Tensor:
-    last = len(own) - 1
-    return torch.where(own == 0, last, torch.where(own == last, 0, own))
-
-
-def orders(reading: Reading) -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Orders of values along one axis that the values of a reading may have.
-
-    Keys where the weights explain the answer, for then each key has a weight; else other axes.
-    """
-    for axis in (2,) if reading.explained else (0, 1, 3):
-        yield from orders_along(axis, reading.attention.value.shape[axis])
-
-
-@lru_cache(maxsize=64)
-def orders_along(
-    axis: int, count: int, *, pages: bool = False
-) -> tuple[tuple[str, Callable[[Tensor], Tensor]], ...]:
-    """Orders that move one of ``count`` places along an axis; with ``pages`` all of tiles."""
-    return tuple(
-        (f"of {PLACES[axis]}s {words}", _ordered(order, axis))
-        for words, order in (*ORDERS, *(_PAGES if pages else _PAGES[: len(BLOCKS) - 1]))
-        if not torch.equal(order(count), torch.arange(count))
-    )
-
-
-def _ordered(order: Order, axis: int) -> Callable[[Tensor], Tensor]:
-    return lambda tensor: tensor.index_select(axis, order(tensor.shape[axis]))
-
-
-def in_turns(sizes: Geometry) -> Tensor | None:
-    """The head ``g * Hkv + j`` in the place of ``j * G + g``, G of them a group; None if alike."""
-    groups = sizes.num_kv_heads
-    if groups in (0, 1, sizes.num_heads):
-        return None
-    return torch.arange(sizes.num_heads).reshape(-1, groups).T.flatten()
-
-
-def first(axis: int) -> Callable[[Tensor], Tensor]:
-    """What stands first along an axis, everywhere."""
-    return lambda tensor: tensor.narrow(axis, 0, 1).expand_as(tensor)
-
-
-def last(axis: int) -> Callable[[Tensor], Tensor]:
-    """What stands last along an axis, everywhere."""
-    return lambda tensor: tensor.narrow(axis, tensor.shape[axis] - 1, 1).expand_as(tensor)
-
-
-def _halves_exchanged(tensor: Tensor) -> Tensor:
-    return tensor.roll(tensor.shape[-1] // 2, -1)
-
-
-def _of_first_tile(size: int) -> Callable[[Tensor], Tensor]:
-    return lambda tensor: tensor[:, :, torch.arange(tensor.shape[2]) % size]
-
-
-def _next(head: Tensor, group: int, kv_heads: int) -> Tensor:
-    return ((head + 1) // group).clamp_max(kv_heads - 1)
-
-
-def _up(number: Tensor, divisor: int) -> Tensor:
-    return -(-number // divisor)
-
-
-def _up_or_last(head: Tensor, heads: int, kv_heads: int) -> Tensor:
-    return _up(head * kv_heads, heads).clamp_max(kv_heads - 1)
-
-
-# The key/value head that each query head reads, of numbers of query heads and of key/value heads.
-GROUPINGS: Final[tuple[tuple[str, Callable[[Tensor, int, int], Tensor]], ...]] = (
-    ("h // their number, or the last", lambda h, _of, kv: (h // kv).clamp_max(kv - 1)),
-    ("h // their number, modulo it", lambda h, _of, kv: h // kv % kv),
-    ("(h + 1) // group, or the first", lambda h, of, kv: (h + 1) // (of // kv) % kv),
-    ("(h + 1) // group, at most the last", lambda h, of, kv: _next(h, of // kv, kv)),
-    ("(h - 1) // group, or the last", lambda h, of, kv: (h - 1) // (of // kv) % kv),
-    ("h * their number / the query heads, rounded up", lambda h, of, kv: _up(h * kv, of) % kv),
-    ("h * their number / the query heads, rounded up, or the last", _up_or_last),
-    ("h * group, modulo their number", lambda h, of, kv: h * (of // kv) % kv),
-)
-
-
-def regrouped(
-    order: Callable[[Tensor, int, int], Tensor],
-) -> Callable[[DeclaredCall, Heads], Heads]:
-    """The key/value heads in some order, one for each query head."""
-
-    def heads(call: DeclaredCall, before: Heads) -> Heads:
-        count, shared = before[0].shape[1], call.inputs.geometry.num_kv_heads
-        read = order(torch.arange(count), count, max(shared, 1))
-        return before[0], before[1][:, read], before[2][:, read]
-
-    return heads
-
-
-OVER_ITEMS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    ("averaged over the batch items", lambda t: t.mean(0, keepdim=True).expand_as(t)),
-    ("summed over the batch items", lambda t: t.sum(0, keepdim=True).expand_as(t)),
-)
-_LESS_MEANS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    ("less its mean over the batch items", lambda t: t - t.mean(0, keepdim=True)),
-    ("less its mean over the heads", lambda t: t - t.mean(1, keepdim=True)),
-)
-CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    ("of the first batch item", first(0)),
-    ("of the last batch item", last(0)),
-    ("of the batch item before", lambda t: t.roll(1, 0)),
-    ("of the batch item after", lambda t: t.roll(-1, 0)),
-    ("of the opposite batch item", lambda t: t.flip(0)),
-    ("of the first head", first(1)),
-    ("of the last head", last(1)),
-    ("of the head before", lambda t: t.roll(1, 1)),
-    ("of the head after", lambda t: t.roll(-1, 1)),
-    ("of the opposite head", lambda t: t.flip(1)),
-    ("of the first token", first(2)),
-    ("of the last token", last(2)),
-    ("of the token before", lambda t: t.roll(1, 2)),
-    ("of the token after", lambda t: t.roll(-1, 2)),
-    ("of the token counted from the end", lambda t: t.flip(2)),
-    ("with its channels reversed", lambda t: t.flip(-1)),
-    ("with its channels moved by one", lambda t: t.roll(1, -1)),
-    ("with the halves of its channels exchanged", _halves_exchanged),
-    ("averaged over the tokens", lambda t: t.mean(2, keepdim=True).expand_as(t)),
-    ("averaged over the heads", lambda t: t.mean(1, keepdim=True).expand_as(t)),
-    ("summed over the heads", lambda t: t.sum(1, keepdim=True).expand_as(t)),
-    ("less its mean over the tokens", lambda t: t - t.mean(2, keepdim=True)),
-    ("less its mean over the channels", lambda t: t - t.mean(-1, keepdim=True)),
-    ("divided by its length", lambda t: normalize(t, dim=-1)),
-    ("without its sign", torch.abs),
-    ("with zeros for what is negative", torch.relu),
-    ("summed up over the tokens so far", lambda t: t.cumsum(2)),
-    *(
-        (f"of the same place in the first tile of {size}", _of_first_tile(size))
-        for size in BLOCKS[3:]
-    ),
-)
-CHANGED: Final = (*CHANGES, *OVER_ITEMS, *_LESS_MEANS)
 
 
 def influence_facts(subject: Subject, inputs: Inputs) -> list[str]:

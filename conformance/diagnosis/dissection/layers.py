@@ -36,7 +36,6 @@ from .reading import (
     statement,
     together,
 )
-from .sources import key_order_statements
 from .terms import ADDED, SCORES, Term
 
 Proposer = Callable[[Reading], Iterator[NamedMistake]]
@@ -129,7 +128,6 @@ class LayerReader:
     def _proposed(self, reading: Reading, *, thorough: bool) -> list[NamedMistake]:
         parts = [one for proposer in self.proposers for one in proposer(reading)]
         parts += query_and_key_statements(reading, thorough=thorough and not parts)
-        parts += key_order_statements(reading)
         return parts
 
     def _with(self, reading: Reading, one: NamedMistake) -> Reading | None:

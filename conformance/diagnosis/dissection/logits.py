@@ -22,7 +22,7 @@ from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import emptied, plain_scores, relogited, scored, weighing, with_unmasked
-from .bias_statements import LINEAR_BIASES, additive_mask_times
+from .bias_statements import additive_mask_times
 from .reading import ONE, Number, Reading, numbers, statement
 from .terms import ADDED, OPERANDS, SCORES, UNCAPPED, Term, capped_at
 
@@ -39,8 +39,6 @@ MOST_DIGITS: Final = 5
 # Terms that one reading cannot tell apart, of which others may tell the right one.
 MOST_ALIKE: Final = 3
 _UNCHANGED: Final = Term("products", "the dot products", lambda _call, a: plain_scores(a))
-# Where something besides the products is left out, they are all that is left.
-_BY_THE_WAY: Final = (UNCAPPED, *LINEAR_BIASES)
 
 
 @dataclass(frozen=True)
@@ -211,12 +209,12 @@ def _telling(fit: LogitFit, scores: Tensor) -> tuple[list[Term], Tensor]:
 
     Operands that are changed in nothing there tell nothing either.
     """
-    terms, columns = fit.columns((*OPERANDS, *LINEAR_BIASES, *ADDED))
+    terms, columns = fit.columns((*OPERANDS, *ADDED))
     telling = ~_proportional(columns, scores)
     unchanged = fit.column(_UNCHANGED)
     if unchanged is not None:
         same = ((columns - unchanged).abs() <= model.LOGIT_READ_TO).all(dim=-1)
-        products = [term.operand and term not in _BY_THE_WAY for term in terms]
+        products = [term.operand and term is not UNCAPPED for term in terms]
         telling = telling & ~(same & torch.tensor(products, dtype=torch.bool))
     return [terms[i] for i in telling.nonzero().flatten().tolist()], columns[telling]
 

@@ -21,7 +21,6 @@ from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import BLOCKS, require, weighing
 from .reading import Reading, statement
 
-TileValues = Callable[[DeclaredCall, golden.Attention], Tensor | None]
 _RESCALE: Final = (
     "take exponentials less the largest logit so far, and multiply both sums once by "
     "exp(old maximum - new maximum)"
@@ -395,70 +394,3 @@ def _of_own_softmaxes(
         return weighing(attention, _shared(attention, share(tiles), softmaxes))
 
     return core
-
-
-def _tiled(block: int, kind: str) -> TileValues:
-    """What online softmaxes keep for a tile of keys: its largest logit, or that of all so far."""
-
-    def values(_call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
-        logits = attention.logits
-        count = logits.shape[-1]
-        if kind == "filled":
-            times = torch.ones(count).double()
-            times[-1:] += -count % block
-            return times.log().expand_as(logits) if count % block else None
-        if count <= block:
-            return None
-        tiles = (count - 1) // block + 1
-        last = torch.arange(tiles) == tiles - 1
-        if kind == "overlap":
-            ends = (torch.arange(count) + 1) % block == 0
-            return (ends & ~last.repeat_interleave(block)[:count]).double().expand_as(logits)
-        if kind == "short" and count % block == 0:
-            return None
-        table = _OF_TILES[kind](_by_tile(logits, block) if kind in _OF_LOGITS else last)
-        return table.repeat_interleave(block, dim=-1)[..., :count].double().expand_as(logits)
-
-    return values
-
-
-def _by_tile(logits: Tensor, block: int) -> Tensor:
-    """Finite logits ``[.., tiles, block]``, hidden ones very low."""
-    finite = logits.masked_fill(torch.isneginf(logits), -1e30)
-    missing = -logits.shape[-1] % block
-    padded = torch.nn.functional.pad(finite, (0, missing), value=-1e30)
-    return padded.reshape(*logits.shape[:-1], -1, block)
-
-
-# From the logits by tile, or from which tile is the last: a number for each tile.
-_OF_TILES: Final[dict[str, Callable[[Tensor], Tensor]]] = {
-    "largest": lambda tiles: tiles.amax(-1),
-    "running": lambda tiles: tiles.amax(-1).cummax(-1).values,
-    "sum": lambda tiles: tiles.logsumexp(-1),
-    "running sum": lambda tiles: tiles.logsumexp(-1).logcumsumexp(-1),
-    "number": lambda last: torch.arange(len(last)),
-    "tiles behind": lambda last: torch.arange(len(last) - 1, -1, -1),
-    "first": lambda last: torch.arange(len(last)) == 0,
-    "last": lambda last: last,
-    "short": lambda last: last,
-}
-_OF_LOGITS: Final = frozenset({"largest", "running", "sum", "running sum"})
-_TILE_WORDS: Final = {
-    "largest": "the largest logit of its tile of {} keys",
-    "running": "the largest logit up to its tile of {} keys",
-    "sum": "the log-sum-exp of its tile of {} keys",
-    "running sum": "the log-sum-exp up to its tile of {} keys",
-    "number": "the number of its tile of {} keys",
-    "tiles behind": "the number of tiles of {} keys behind",
-    "first": "one for the keys of the first tile of {}",
-    "last": "one for the keys of the last tile of {}",
-    "overlap": "one for the last key of each tile of {} but the last tile",
-    "short": "one for the keys of a last tile that is shorter than {}",
-    "filled": "the logarithm of how often the last key fills up its tile of {}",
-}
-
-
-def tile_values() -> Iterator[tuple[str, TileValues]]:
-    """Numbers of each key that depend on its tile, each with a noun phrase."""
-    for block, (kind, words) in product(BLOCKS[1:], _TILE_WORDS.items()):
-        yield words.format(block), _tiled(block, kind)

@@ -17,7 +17,7 @@ from .named_mistake import Edits, NamedMistake, changed, named
 
 Edit = golden.Edit
 GOLDEN_GRADIENTS: Final = "gradients.golden"
-_SHARED: Final = "add up the gradients of all query heads that read a key/value head"
+SHARED: Final = "add up the gradients of all query heads that read a key/value head"
 # The mistake that forgets several rules at once: of one rule another name says more.
 EVERY_RULE: Final = "masks-forgotten-backward"
 RECOMPUTE: Final = "recompute the weights exactly as the forward pass makes them"
@@ -105,10 +105,10 @@ def of_neighbours(total: Callable[[Tensor], Tensor]) -> Edits:
     def of(heads: Tensor, sizes: golden.Sizes) -> Tensor:
         return total(heads.unflatten(1, (sizes.num_kv_heads, -1)))
 
-    return _of_groups(of)
+    return of_groups(of)
 
 
-def _of_groups(of: Callable[[Tensor, golden.Sizes], Tensor]) -> Edits:
+def of_groups(of: Callable[[Tensor, golden.Sizes], Tensor]) -> Edits:
     """Gradients of the query heads made into those of the key/value heads that they share."""
     return tuple(
         Edit(f"{role}_gradient", golden.Rewired(of, (f"{role}_gradients", "sizes")))
@@ -307,22 +307,22 @@ ATTENTION: Final[tuple[NamedMistake, ...]] = (
     ),
     *_backward("groups-tiled-backward")(
         "a key/value head gets the gradients of query heads in turns, not of neighbours",
-        _SHARED,
-        _of_groups(_in_turns),
+        SHARED,
+        of_groups(_in_turns),
     ),
     *_backward("groups-of-first-head-backward")(
         "a key/value head gets the gradient of the first query head that reads it alone",
-        _SHARED,
+        SHARED,
         of_neighbours(lambda heads: heads[:, :, 0]),
     ),
     *_backward("groups-of-last-head-backward")(
         "a key/value head gets the gradient of the last query head that reads it alone",
-        _SHARED,
+        SHARED,
         of_neighbours(lambda heads: heads[:, :, -1]),
     ),
     *_backward("groups-averaged-backward")(
         "the gradients of query heads that share a key/value head are averaged",
-        _SHARED,
+        SHARED,
         of_neighbours(lambda heads: heads.mean(dim=2)),
     ),
     *_backward("gradients-of-key-and-value-swapped")(

@@ -51,7 +51,8 @@ def both_passes(inputs: Inputs, semantics: golden.Semantics, upstream: Tensor) -
         if (semantics.head_split, semantics.head_merge) != ("blocks", "blocks"):
             raise NotExpressible
         program = golden.BOTH_PASSES_OF_LAYER
-    given = {**core.run.given, "upstream": upstream.double(), "inputs": inputs}
+    given = {**core.run.given, "upstream": upstream.double()}
+    given |= {"inputs": inputs, "past": inputs.past, "point": semantics}
     # Layers are given their tokens in place of heads, and biases that they may lack.
     given = {**dict.fromkeys((f"{role}_bias" for role in "oqkv"), None), **given}
     with torch.no_grad():

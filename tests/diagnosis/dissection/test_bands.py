@@ -52,20 +52,20 @@ def banded(
 STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "a reversed shift": (
         banded(lambda more: -more),
-        "queries are moved along the keys by the number of queries less that of keys",
+        "counted from the first key, less the number by which keys are more than queries",
     ),
     "a clipped shift": (
         banded(lambda more: min(more, 3)),
-        "band: moved, from the last key, but no more than 3 keys after the first",
+        "counted from the last key, but from no more than 3 keys after the first",
     ),
     "a shift clipped at the front": (
         banded(lambda more: max(more, -2)),
-        "band: moved, from the last key, but no more than 2 keys before the first",
+        "counted from the last key, but from no more than 2 keys before the first",
     ),
-    "the middle": (banded(lambda more: more // 2), "moved, from the middle of the keys"),
+    "the middle": (banded(lambda more: more // 2), "counted from the middle of the keys"),
     "a ring": (
         banded(distance=lambda before, keys: before % keys),
-        "band: distances are taken modulo the number of keys",
+        "distances from query to key: taken modulo the number of keys",
     ),
     "a finite logit": (banded(hidden=-10.0), "hidden keys with a logit of -10"),
 }
@@ -100,7 +100,7 @@ def test_tiles_of_queries_that_lose_a_place_each() -> None:
     run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
     (result,) = (run.run(planned) for planned in run.planned())
     (entry,) = result.diagnosis
-    assert entry["name"].endswith("from the last key, one less for each tile of 16 queries before")
+    assert entry["name"].endswith("counted one less for each tile of 16 queries before")
 
 
 def literal(*, before: bool, after: bool) -> Callable[..., Tensor]:
@@ -128,7 +128,11 @@ def literal(*, before: bool, after: bool) -> Callable[..., Tensor]:
     ("before", "after", "words"),
     [
         (True, False, "-1 before the query as a number of keys"),
-        (False, True, "-1 after the query as a number of keys where the call is not causal"),
+        (
+            False,
+            True,
+            "-1 after the query as a number of keys where the call is not causal",
+        ),
     ],
 )
 def test_a_window_without_a_limit_that_is_taken_for_a_number_is_told(
@@ -193,9 +197,15 @@ def _either(ahead: Tensor, window: tuple[int, int], seen: Tensor, masked: bool) 
 @pytest.mark.parametrize(
     ("more", "name"),
     [
-        (_symmetric, "band: as many keys on both sides as on the larger one"),
-        (_front, "band: a window, and the first 2 keys"),
-        (_either, "band: a window, and every key that the mask keeps"),
+        (_symmetric, "table of the window: made with the larger side on both"),
+        (_front, "table of the window: true for the first 2 keys"),
+        (
+            _either,
+            (
+                "table of all that may be attended: true where causality and the mask or the "
+                "window admit a key"
+            ),
+        ),
     ],
     ids=["symmetric", "front", "either"],
 )
@@ -232,7 +242,10 @@ def test_places_that_forget_the_cache_are_said() -> None:
     promises = {"masks": [], "causal": "bottom-right", "features": ["kv_cache"]}
     subject = Subject(core(without_the_past, empty_rows="zeros", **promises), "float32")
     (entry,) = diagnose(subject)
-    assert entry["name"] == "band: moved, from the last key, less the number of cached keys"
+    assert (
+        entry["name"]
+        == "distances from query to key: counted from the last key, less the number of cached keys"
+    )
 
 
 def test_keys_cut_at_the_size_of_another_axis_are_told() -> None:
@@ -244,8 +257,8 @@ def test_keys_cut_at_the_size_of_another_axis_are_told() -> None:
         return logits.softmax(-1) @ v[:, :, :size]
 
     (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
-    lost = "visibility: no weight for keys past as many as there are channels of a value head"
-    assert entry["name"] == lost
+    lost = "table of all that may be attended: false for keys past as many as there are channels"
+    assert entry["name"] == f"{lost} of a value head"
 
 
 @pytest.mark.parametrize("fill", [-math.inf, -1e9])

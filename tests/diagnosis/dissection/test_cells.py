@@ -12,14 +12,6 @@ from torch import Tensor
 
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
-from conformance.diagnosis.dissection.cells import (
-    CACHED,
-    CELLS,
-    EVERY,
-    HIDDEN,
-    from_index,
-    keys_in_words,
-)
 
 
 def test_a_mask_of_exchanged_axes_is_told_with_the_masks_that_show_it() -> None:
@@ -35,22 +27,8 @@ def test_a_mask_of_exchanged_axes_is_told_with_the_masks_that_show_it() -> None:
 
     promises = {"masks": ["keep"], "causal": None, "features": [], "empty_rows": "zeros"}
     (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
-    assert entry["name"] == "mask: keys that the mask with batch items and heads exchanged keeps"
+    assert entry["name"] == "mask: read with batch items and heads exchanged"
     assert "differs between heads" in entry["text"]
-
-
-def test_kinds_of_keys_are_one_noun_phrase() -> None:
-    """Keys are named by where they lie and by what hides them, in the order of plain English."""
-    first, by_structure = from_index(15, above=True), HIDDEN[2]
-    last = next(one for one in CELLS if one.words == "(the last key)")
-    assert keys_in_words([last]) == "the last key"
-    assert keys_in_words([first], HIDDEN[0]) == "hidden keys past the first 16"
-    assert keys_in_words([], by_structure) == "keys that only causality or the window hides"
-    assert keys_in_words([first], by_structure) == (
-        "keys past the first 16 that only causality or the window hides"
-    )
-    assert keys_in_words([EVERY]) == "all keys"
-    assert keys_in_words([CACHED], HIDDEN[-1]) == "keys before the window that are cached"
 
 
 def test_a_window_that_hides_no_cached_key_is_told() -> None:
@@ -79,7 +57,9 @@ def test_a_window_that_hides_no_cached_key_is_told() -> None:
 
     promises = {"masks": [], "causal": None, "features": ["kv_cache", "window"]}
     (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
-    assert entry["name"] == "visibility: a weight for keys before the window that are cached"
+    assert entry["name"] == (
+        "table of the window: made without a limit before the query for cached keys"
+    )
 
 
 def every_second(logits: Tensor, _keep: Tensor | None) -> Tensor:
@@ -102,10 +82,7 @@ def first_half(logits: Tensor, keep: Tensor | None) -> Tensor:
         (every_second, "exponentials: zero for every second tile of 8 keys"),
         (
             first_half,
-            (
-                "visibility: no weight for keys of queries from which the first half of the keys "
-                "is hidden"
-            ),
+            "weights: zero for queries from which the first half of the keys is hidden",
         ),
     ],
 )
@@ -161,4 +138,4 @@ def test_keys_before_the_tile_of_the_query_are_told_by_its_place() -> None:
 
     declared = {**BARE_FLOAT32, "causal": "bottom-right", "empty_rows": "any"}
     (entry,) = diagnose(Subject(core(attend, **declared), "float32"))
-    assert "keys in a tile of 8 before the query's own, by its place, have no" in entry["text"]
+    assert "zero for keys in a tile of 8 before the query's own (only" in entry["text"]

@@ -7,21 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from examples import CLAUSES, core, layer, plan, problem
+from examples import CLAUSES, core, plan, problem
 from torch import Tensor
 
-import conformance
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
-from conformance.diagnosis.battery import Observation
-from conformance.diagnosis.dissection import read
-from conformance.diagnosis.dissection.comparisons import (
-    Comparisons,
-    _tokens,
-    comparison_statements,
-)
-from conformance.diagnosis.mistaken_answer import DiagnosedSubject
-from conformance.diagnosis.mistakes import DeclaredCall
 
 Window = tuple[int, int] | None
 # What a query sees, from keys less queries, the flag, the window and the numbers of both.
@@ -96,21 +86,27 @@ def cut_tiles(
 STATED: dict[str, tuple[Seen, str]] = {
     "ends outwards to tiles": (
         whole_tiles,
-        "band: the whole tile of 4 keys in which it begins and ends",
+        "table of the window: made with the whole tile of 4 keys in which it begins and ends",
     ),
     "an end inwards to tiles": (
         cut_tiles,
-        "band: no part of a tile of 8 keys in which it begins",
+        "table of the window: made with no part of the tile of 8 keys in which it begins",
     ),
     "the flag turned round": (
         flag_turned,
-        "band: keys after the query are hidden where the call is not causal, and shown where it is",
+        "causal flag: inverted",
     ),
     "an end turned round": (
         end_turned,
-        "band: before the query a window shows the keys at its end or beyond, not those within",
+        (
+            "table of the window: made before the query of the keys at its end or beyond, not "
+            "those within"
+        ),
     ),
-    "another number": (moved, "band: queries are moved along the keys by the number of queries"),
+    "another number": (
+        moved,
+        "distances from query to key: counted from behind as many keys as there are queries",
+    ),
 }
 
 
@@ -132,42 +128,6 @@ def test_what_is_compared_otherwise_is_stated(wrong: str) -> None:
     assert entry["fix"]
 
 
-def test_right_comparisons_show_what_should_be_seen() -> None:
-    """Comparisons that are all made as they should be show exactly the keys of the golden."""
-    subject = DiagnosedSubject(candidate_of(flag_turned))
-    answers = Observation(subject, None).whole
-    assert any(one.inputs.causal and one.inputs.window for one in answers)
-    for one in answers:
-        call = DeclaredCall(inputs=one.inputs, semantics=subject.declaration.semantics)
-        shown = Comparisons().shown(call).expand(one.inputs.score_shape)
-        assert torch.equal(shown, one.inputs.allowed(call.semantics))
-        assert Comparisons().inputs_for(call) is None
-
-
-@pytest.mark.parametrize(("name", "axis"), [("query", 2), ("key", 3)])
-def test_tokens_of_a_layer_are_counted_by_its_lengths(name: str, axis: int) -> None:
-    """The tokens of a layer have no axis of heads: what looks like a length is their width."""
-    inputs = Subject(layer(), "float32").inputs(problem(query_length=5, key_length=7))
-    place = _tokens(inputs, name).place
-    assert place.shape[axis] == getattr(inputs.geometry, f"{name}_length")
-
-
-def test_a_flag_that_is_lost_is_no_other_order_of_the_keys() -> None:
-    """Keys that are counted backwards are never hidden either: what says that plainly is said."""
-
-    @conformance.core(causal="bottom-right")
-    def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
-        del causal
-        return torch.softmax(query @ key.mT / math.sqrt(query.shape[-1]), dim=-1) @ value
-
-    subject = Subject(attend, "float32")
-    reading = read(subject, subject.inputs(problem(causal=True, query_length=5, key_length=7)))
-    assert reading is not None
-    names = [one.name for one in comparison_statements(reading)]
-    assert "band: keys after the query are not hidden" in names
-    assert not any("backwards" in name for name in names)
-
-
 @pytest.mark.nightly
 def test_lengths_that_eight_bits_do_not_hold_are_told() -> None:
     """Past 127 they are negative, which shows with more keys than are read one by one."""
@@ -185,7 +145,9 @@ def test_lengths_that_eight_bits_do_not_hold_are_told() -> None:
     subject = Subject(core(attend, causal=None, **promises), "float32")
     failing = problem(key_length=168, mask=plan("full", form="lengths", shape="B"))
     (entry,) = Diagnostician(subject).explain(CLAUSES["numerics.any-length"], failing)
-    assert entry["name"] == "band: lengths past 127 are negative, as in a signed byte"
+    assert entry["name"] == (
+        "mask: true for as many keys as a signed byte holds of the number of those that it keeps"
+    )
 
 
 def test_places_that_eight_bits_do_not_hold_are_told() -> None:
@@ -201,4 +163,4 @@ def test_places_that_eight_bits_do_not_hold_are_told() -> None:
 
     promises = {"masks": [], "features": [], "empty_rows": "any", "dtypes": ["float32"]}
     (entry,) = diagnose(Subject(core(attend, causal="bottom-right", **promises), "float32"))
-    assert entry["name"] == "band: places past 127 are negative, as in a signed byte"
+    assert entry["name"] == ("distances from query to key: negative past 127, as in a signed byte")

@@ -14,17 +14,13 @@ from torch import Tensor
 from conformance import Semantics
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
-from conformance.diagnosis.dissection.bias_statements import additive_mask_statements
+from conformance.diagnosis.battery import answer_to
 from conformance.diagnosis.dissection.denominators import sink_statements, sum_statements
 from conformance.diagnosis.dissection.logits import logit_statements
 from conformance.diagnosis.dissection.reading import Reading, in_digits, read
-from conformance.diagnosis.dissection.sources import shared_head_statements
 from conformance.diagnosis.dissection.tiles import tile_statements
-from conformance.diagnosis.dissection.visibility import (
-    table_statements,
-    visibility_statements,
-)
 from conformance.diagnosis.mistakes import NamedMistake
+from conformance.diagnosis.stage_edits import fitting, stage_edits
 from conformance.problems.problem import Problem
 
 Proposer = Callable[[Reading], Iterator[NamedMistake]]
@@ -56,6 +52,14 @@ def proposed(
     reading = read(subject, subject.inputs(drawn))
     assert reading is not None
     return [one.name for one in proposer(reading)]
+
+
+def fitted(function: Callable[..., Tensor], drawn: Problem, **promises: Any) -> list[str]:
+    """The names of the stages with operators that make what a core answers on one problem."""
+    subject = Subject(core(function, **{**PLAIN, **promises}), "float32")
+    answer = answer_to(subject, subject.inputs(drawn), drawn)
+    assert answer is not None
+    return [one.name for one in fitting(stage_edits("core"), answer)]
 
 
 def sunk(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -120,9 +124,8 @@ def test_a_changed_additive_mask_is_read() -> None:
         logits = logits if bias is None else logits + torch.tanh(bias)
         return logits.softmax(dim=-1) @ value
 
-    drawn = problem(query_length=6, key_length=7, mask=plan("dense", form="bias", finite_bias=True))
-    name = "logits: the additive mask by the hyperbolic tangent in place of the mask itself"
-    assert name in proposed(attend, logit_statements, drawn, masks=["bias"])
+    drawn = problem(query_length=6, key_length=7, mask=plan("full", form="bias", finite_bias=True))
+    assert "additive mask: put through tanh" in fitted(attend, drawn, masks=["bias"])
 
 
 def test_a_row_that_finite_numbers_hide_whole_has_lost_its_keys() -> None:
@@ -134,7 +137,8 @@ def test_a_row_that_finite_numbers_hide_whole_has_lost_its_keys() -> None:
         return logits.masked_fill(hidden, -1e9).softmax(dim=-1) @ value
 
     (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
-    assert entry["name"].startswith("visibility: no weight for keys at or after the query")
+    said = "table of all that may be attended: false for keys at or after the query"
+    assert entry["name"].startswith(said)
 
 
 @pytest.mark.parametrize(
@@ -173,8 +177,8 @@ def test_a_query_that_a_group_shares_is_read() -> None:
         key, value = key.repeat_interleave(2, 1), value.repeat_interleave(2, 1)
         return softmaxed(mean, key) @ value
 
-    names = proposed(attend, logit_statements, problem(num_kv_heads=2), features=["gqa"])
-    assert "logits: the query averaged over the heads of its group" in names
+    names = fitted(attend, problem(num_heads=4, num_kv_heads=2), features=["gqa"])
+    assert "queries: averaged over the heads of each group" in names
 
 
 def test_a_rounded_scale_is_read() -> None:
@@ -203,9 +207,8 @@ def test_an_additive_mask_of_another_place_is_read() -> None:
         query_length=5,
         key_length=9,
     )
-    names = proposed(attend, additive_mask_statements, drawn, masks=["bias"])
-    words = "of the first head, whose minus infinities count beside its own"
-    assert f"bias: the additive mask {words}" in names
+    names = fitted(attend, drawn, masks=["bias"])
+    assert "mask: those of the first head, and its own hides keys as well" in names
 
 
 def test_a_linear_bias_with_other_slopes_is_read() -> None:
@@ -218,10 +221,8 @@ def test_a_linear_bias_with_other_slopes_is_read() -> None:
         return torch.softmax(scores(query, key) - slopes * distance, dim=-1) @ value
 
     drawn = problem(num_heads=2, num_kv_heads=2, query_length=5, key_length=7)
-    names = proposed(attend, logit_statements, drawn, semantics=Semantics(alibi=True))
-    assert (
-        "logits: the scores and the declared slopes times squares of distances taken off" in names
-    )
+    names = fitted(attend, drawn, semantics=Semantics(alibi=True))
+    assert "bias by distance: made of squares of distances" in names
 
 
 def capped_twice(
@@ -246,16 +247,16 @@ def capped_behind_log2e(
 @pytest.mark.parametrize(
     ("attend", "said"),
     [
-        (capped_twice, "the scores with the softcap applied twice"),
+        (capped_twice, "capped twice"),
         (capped_behind_log2e, "the scores under ln(2) times the softcap"),
     ],
 )
 def test_a_softcap_that_is_applied_otherwise_is_read(
     attend: Callable[..., Tensor], said: str
 ) -> None:
-    """What takes the place of the softcap is among the terms of logits."""
+    """What takes the place of the softcap is a stage with an operator."""
     drawn = problem(softcap=1.5, query_length=5, key_length=7)
-    assert f"logits: {said}" in proposed(attend, logit_statements, drawn, features=["softcap"])
+    assert f"capped scores: {said}" in fitted(attend, drawn, features=["softcap"])
 
 
 def causal_in_tiles(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
@@ -280,9 +281,9 @@ def test_weights_that_are_right_to_the_digits_that_are_read_say_nothing(proposer
 def test_what_loses_keys_is_not_said_to_replace_what_hides_others() -> None:
     """Keys that are lost beside those that the flag hides are described, and no mask is blamed."""
     drawn = problem(causal=True, query_length=12, key_length=12)
-    lost = proposed(causal_in_tiles, visibility_statements, drawn, causal="bottom-right")
-    assert "visibility: no weight for keys in a tile of 8 before the query's own" in lost
-    assert proposed(causal_in_tiles, table_statements, drawn, causal="bottom-right") == []
+    lost = fitted(causal_in_tiles, drawn, causal="bottom-right")
+    assert "exponentials: zero for keys in a tile of 8 before the query's own" in lost
+    assert not any(name.startswith("mask: ") for name in lost)
 
 
 def test_the_heads_of_a_cache_are_read() -> None:
@@ -299,8 +300,9 @@ def test_the_heads_of_a_cache_are_read() -> None:
         return softmaxed(query, key) @ value
 
     drawn = problem(past=3, num_heads=4, num_kv_heads=2, query_length=3, key_length=6)
-    names = proposed(attend, shared_head_statements, drawn, features=["kv_cache", "gqa"])
-    assert "heads: cached value of the opposite key/value head" in names
+    names = fitted(attend, drawn, features=["kv_cache", "gqa"])
+    said = "those of the key/value head counted from the end, cached ones alone"
+    assert f"values: {said}" in names
 
 
 def test_cached_keys_are_changed_before_the_heads_of_a_group_share_them() -> None:
@@ -317,8 +319,8 @@ def test_cached_keys_are_changed_before_the_heads_of_a_group_share_them() -> Non
         return softmaxed(query, key) @ value
 
     drawn = problem(past=3, num_heads=6, num_kv_heads=3, query_length=3, key_length=6)
-    names = proposed(attend, logit_statements, drawn, features=["kv_cache", "gqa"])
-    assert "logits: the cached keys, each taken to be the key of the head before" in names
+    names = fitted(attend, drawn, features=["kv_cache", "gqa"])
+    assert "keys: those of the key/value head before, cached ones alone" in names
 
 
 @pytest.mark.parametrize(
@@ -346,5 +348,5 @@ def test_keys_of_the_opposite_batch_item_are_stated() -> None:
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return softmaxed(query, key.flip(0)) @ value
 
-    names = proposed(attend, logit_statements, problem(batch=4))
-    assert "logits: the key of the opposite batch item" in names
+    names = fitted(attend, problem(batch=4))
+    assert "keys: those of the batch item counted from the end" in names

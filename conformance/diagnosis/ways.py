@@ -1,0 +1,205 @@
+"""The ordered list of ways to explain wrong answers; each is gone once, until one explains them.
+
+Right answers, answers by chance and calls that depend on earlier ones are told before. Of what is
+left a mistake of the catalogue comes first, then what rounding makes, then what is made in every
+call: the catalogue's wherever it can be made, a stage of the program with an operator, what was
+read. Pairs, conditions, and what many answers say follow. What no way explains has facts alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import chain
+
+from ..clauses.subject import Subject
+from ..oracle.comparison import GROSS
+from ..problems.problem import Problem
+from . import answer_facts
+from .agreement import BatteryAnswer
+from .battery import Observation, answers_near, answers_to_pairs, plain_problem, plainest_wrong
+from .dissection import StatementReader
+from .mistaken_answer import ActedAnswers, Combination
+from .mistakes import NamedMistake
+from .neighbours import ENLARGED, GROWN, OWN, RESIZED
+from .pairs import PairSearch
+from .precision_diagnosis import plain, precision_entry, spread_over
+from .scale_diagnosis import are_slight, scale_entry
+from .search import MistakeSearch
+from .statement_search import (
+    OTHER_VALUES,
+    Explanation,
+    StatementSearch,
+    explains,
+    explanations_of,
+    of_precision,
+    only_one,
+    some_wrong,
+)
+
+
+class Ways:
+    """Explains the answers of one candidate to the battery, and those near a failing problem.
+
+    ``base`` is the first failing problem, where there is one: what explains the others is confirmed
+    near it. ``small_errors`` says whether errors that rounding may make are looked into.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        mistakes: Sequence[NamedMistake],
+        acted: ActedAnswers,
+        observation: Observation,
+    ) -> None:
+        self.subject = subject
+        self.mistakes = mistakes
+        self.base: Problem | None = None
+        self.searched: Problem | None = None
+        self.small_errors = True
+        self._acted = acted
+        self._observation = observation
+        self._reader = StatementReader(subject)
+        self._first_search: MistakeSearch | None = None
+        self._pairs = PairSearch(
+            subject, self._reader, self._search, lambda: (self.combined, self.near, self._resized)
+        )
+
+    @cached_property
+    def of_first(self) -> list[Explanation]:
+        """The one name that explains the first answers to a long battery, if there is one.
+
+        It explains calls in which any two options meet, too. Where there are several, as many more
+        answers are asked for as leave one.
+        """
+        if not self._observation.is_long:
+            return []
+        search = self._first_search = self._search(self._observation.first)
+        if search.wrong and not answer_facts.repeats(self.subject, search.observed[0]):
+            return []
+        ways = self.in_order(search) if search.gross else iter([self._of_gross_near(search)])
+        plainest = next(filter(None, ways), [])
+        explanations = only_one(self.subject, plainest, self._observation.others)
+        made = explanations[0].made if len(explanations) == 1 else None
+        if made is None or (made and not self.explain_all(made, self.combined)):
+            return []
+        return explanations
+
+    @cached_property
+    def of_all(self) -> list[Explanation]:
+        """What explains every answer of the battery: single mistakes first, pairs last."""
+        if not self._observation.whole:
+            return []
+        search = self._search(self._observation.whole, self._first_search)
+        if search.wrong and not answer_facts.repeats(self.subject, search.observed[0]):
+            return []  # what answers at random makes no mistake that could be acted out
+        if not search.gross:
+            return self._of_gross_near(search) or self._of_small_errors(search)
+        return next(filter(None, self.in_order(search, last=True)), [])
+
+    def in_order(self, search: MistakeSearch, *, last: bool = False) -> Iterator[list[Explanation]]:
+        """Ways to explain mistakes that no rounding makes, one after another, as far as asked.
+
+        Each is confirmed on answers that nothing was learnt from. The ``last`` ones, pairs of what
+        was read, take long.
+        """
+        observed = [*search.observed, *self.near, *self._resized]
+        pairs = [(answer.inputs, answer.output) for answer in observed]
+        stated = self._statements(observed, search)
+        yield self._of_catalogue(search)
+        yield of_precision(precision_entry(self.subject, spread_over(search.observed)))
+        slight = are_slight(self.subject, pairs)  # reading would state each scale by itself
+        if slight:
+            yield of_precision(scale_entry(self.subject, pairs))
+        yield from map(explanations_of, stated.in_every_call())
+        yield self._pairs.confirmed(search, search.pairs())
+        yield self._pairs.besides_nan(search)
+        yield from map(explanations_of, stated.under_conditions())
+        if not slight:
+            yield of_precision(scale_entry(self.subject, pairs))
+        if last:
+            yield from self._pairs.explained(search)
+
+    def _of_catalogue(self, search: MistakeSearch) -> list[Explanation]:
+        """Mistakes of the catalogue in every call, near the failing problem and of two options."""
+        near = self._near_in((GROWN, ENLARGED))
+        named = [made for made in self._pairs.singles(search) if self.explain_all(made, near)]
+        return explanations_of([made for made in named if self.explain_all(made, self.combined)])
+
+    def _of_gross_near(self, search: MistakeSearch) -> list[Explanation]:
+        """What explains wrong answers near the failing problem too, if they alone are gross."""
+        base = self.base
+        near = [] if base is None else answers_near(self.subject, base, (OWN, ENLARGED))
+        wrong = [answer for answer in near if answer.margin > 1.0]
+        if not some_wrong(wrong, GROSS):
+            return []
+        named = self._search([*search.observed, *wrong], search).singles()
+        return explanations_of([made for made in named if self.explain_all(made, self.combined)])
+
+    def _of_small_errors(self, search: MistakeSearch) -> list[Explanation]:
+        """The scale, or the loss of precision, that explains errors which are all small."""
+        if not self.small_errors:
+            return []
+        near = self._wrong_near
+        pairs = [(answer.inputs, answer.output) for answer in (*search.observed, *near)]
+        return of_precision(
+            scale_entry(self.subject, pairs)
+            or precision_entry(self.subject, [*spread_over(search.observed), *plain(near)])
+        )
+
+    @cached_property
+    def of_combined(self) -> list[Explanation]:
+        """What explains what only two options together make wrong: the battery has no such call."""
+        wrong = plainest_wrong(self.combined)
+        return [] if wrong is None or wrong.problem is None else self.near_problem(wrong.problem)
+
+    def near_problem(self, problem: Problem) -> list[Explanation]:
+        """What explains every answer of the battery and of the neighbours of a problem."""
+        near = answers_near(self.subject, problem)
+        observed = [*self._observation.whole, *near]
+        if not some_wrong(observed, GROSS):
+            return []
+        stated = self._statements(observed)
+        ways = chain(stated.in_every_call(), stated.under_conditions())
+        return explanations_of(next(filter(None, ways), []))
+
+    @cached_property
+    def _wrong_near(self) -> list[BatteryAnswer]:
+        """Wrong answers near the first failing problem: what is said must explain them, too."""
+        base = self.base
+        near = [] if base is None else answers_near(self.subject, base)
+        return [answer for answer in near if answer.margin > 1.0]
+
+    @cached_property
+    def near(self) -> list[BatteryAnswer]:
+        """Answers near the first failing problem, on which what explains others is confirmed."""
+        return self._near_in((OWN, ENLARGED))
+
+    @cached_property
+    def _resized(self) -> list[BatteryAnswer]:
+        return self._near_in((RESIZED,))
+
+    def _near_in(self, reach: Sequence[str]) -> list[BatteryAnswer]:
+        self.searched = self.searched or self.base or plain_problem(self.subject)
+        return [] if self.searched is None else answers_near(self.subject, self.searched, reach)
+
+    @cached_property
+    def combined(self) -> list[BatteryAnswer]:
+        """Answers to problems in which any two options and sizes of a call meet."""
+        return answers_to_pairs(self.subject, OTHER_VALUES)
+
+    def explain_all(self, made: Combination, answers: Sequence[BatteryAnswer]) -> bool:
+        """Whether mistakes explain every one of some answers."""
+        return all(explains(self.subject, made, answer) for answer in answers)
+
+    def _search(
+        self, observed: Sequence[BatteryAnswer], earlier: MistakeSearch | None = None
+    ) -> MistakeSearch:
+        return MistakeSearch(self.subject, observed, self.mistakes, self._acted, earlier=earlier)
+
+    def _statements(
+        self, observed: Sequence[BatteryAnswer], earlier: MistakeSearch | None = None
+    ) -> StatementSearch:
+        return StatementSearch(
+            self.subject, self.mistakes, self._acted, observed, self._reader, earlier
+        )

@@ -1,0 +1,197 @@
+"""Kinds of keys by their place and that of the query, which a table may show or hide by mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from .moves import TILES
+from .operator import Operator
+
+# A table ``[Lq, Lk]``, or one for each head, from how far keys lie ahead of queries, the sizes and
+# the number of cached keys.
+Kind = Callable[[Tensor, golden.Sizes, int], Tensor]
+# Indices and distances that may decide, and steps between keys.
+_INDICES: Final = range(2, 160)
+_DISTANCES: Final = range(1, 64)
+_STEPS: Final = range(3, 34)
+
+
+def from_first_key(ahead: Tensor) -> Tensor:
+    """How far keys lie ahead of queries of which the first stands at the first key."""
+    queries, keys = ahead.shape[-2:]
+    return torch.arange(keys) - torch.arange(queries)[:, None]
+
+
+def from_last_key(ahead: Tensor) -> Tensor:
+    """How far keys lie ahead of queries of which the last stands at the last key."""
+    queries, keys = ahead.shape[-2:]
+    return from_first_key(ahead) - (keys - queries)
+
+
+# Where the places of queries are counted from, in words.
+_COUNTED: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("", torch.clone),
+    (", counted from the first key", from_first_key),
+    (", counted from the last key", from_last_key),
+)
+_BY_DISTANCE: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("at the query's own place", lambda ahead: ahead == 0),
+    ("after the query", lambda ahead: ahead > 0),
+    ("before the query", lambda ahead: ahead < 0),
+    ("at or after the query", lambda ahead: ahead >= 0),
+    ("at or before the query", lambda ahead: ahead <= 0),
+    ("one after the query", lambda ahead: ahead == 1),
+    ("one before the query", lambda ahead: ahead == -1),
+)
+_BY_TILE: Final[tuple[tuple[str, Callable[[Tensor, Tensor], Tensor]], ...]] = (
+    ("in the query's own tile of {}", torch.eq),
+    ("in the query's own tile of {} or one before it", torch.le),
+    ("in a tile of {} after the query's own", torch.gt),
+    ("in a tile of {} before the query's own", torch.lt),
+)
+# By the index of a key and the number of cached ones.
+_OF_CACHE: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
+    ("that are cached", lambda index, past: index < past),
+    ("that are new", lambda index, past: index >= past),
+    ("in the last cached place", lambda index, past: (index == past - 1) & (past > 0)),
+    ("in the first new place", lambda index, past: (index == past) & (past > 0)),
+)
+# Sizes of other axes at which a loop over the keys may end.
+_OTHER_SIZES: Final[tuple[tuple[str, Callable[[golden.Sizes], int]], ...]] = (
+    ("queries", lambda sizes: sizes.query_length),
+    ("channels of a head", lambda sizes: sizes.head_size),
+    ("channels of a value head", lambda sizes: sizes.value_head_size),
+    ("heads", lambda sizes: sizes.num_heads),
+    ("batch items", lambda sizes: sizes.batch),
+)
+
+
+def _index(ahead: Tensor) -> Tensor:
+    return torch.arange(ahead.shape[-1]).expand(ahead.shape)
+
+
+def _by_distance(holds: Callable[[Tensor], Tensor]) -> Kind:
+    return lambda ahead, _sizes, _past: holds(ahead)
+
+
+def _by_index(holds: Callable[[Tensor], Tensor]) -> Kind:
+    return lambda ahead, _sizes, _past: holds(_index(ahead))
+
+
+def _counted(kind: Kind, ahead_of: Callable[[Tensor], Tensor]) -> Kind:
+    return lambda ahead, sizes, past: kind(ahead_of(ahead), sizes, past)
+
+
+def _by_tile(size: int, relation: Callable[[Tensor, Tensor], Tensor]) -> Kind:
+    return _by_distance(
+        lambda ahead: relation(_index(ahead) // size, (_index(ahead) - ahead) // size)
+    )
+
+
+def _of_cache(of: Callable[[Tensor, int], Tensor]) -> Kind:
+    return lambda ahead, _sizes, past: of(_index(ahead), past)
+
+
+def _past_size(size_of: Callable[[golden.Sizes], int]) -> Kind:
+    return lambda ahead, sizes, _past: _index(ahead) >= size_of(sizes)
+
+
+def _past(number: int) -> Kind:
+    return _by_index(lambda index: index >= number)
+
+
+def _among(number: int) -> Kind:
+    return _by_index(lambda index: index < number)
+
+
+def _at_steps(step: int) -> Kind:
+    return _by_index(lambda index: index % step == step - 1)
+
+
+def _more_than(number: int, sign: int) -> Kind:
+    return _by_distance(lambda ahead: sign * ahead > number)
+
+
+def _up_to_folded(*, by_query: bool) -> Kind:
+    """Keys up to the index of a row, where the heads of a group are rows: ``[H, Lq, Lk]``."""
+
+    def kind(ahead: Tensor, sizes: golden.Sizes, _past: int) -> Tensor:
+        group = sizes.num_heads // max(sizes.num_kv_heads, 1)
+        head = (torch.arange(sizes.num_heads) % group)[:, None, None]
+        queries = ahead.shape[-2]
+        query = torch.arange(queries)[:, None]
+        rows = query * group + head if by_query else head * queries + query
+        return ahead <= rows - query
+
+    return kind
+
+
+def _kinds() -> Iterator[tuple[str, Kind]]:
+    of_places = [(words, _by_distance(holds)) for words, holds in _BY_DISTANCE]
+    of_tiles = [
+        (words.format(size), _by_tile(size, relation))
+        for size in TILES
+        for words, relation in _BY_TILE
+    ]
+    for more, ahead_of in _COUNTED:
+        for words, kind in (*of_places, *of_tiles):
+            yield f"{words}{more}", _counted(kind, ahead_of)
+    yield from ((words, _of_cache(of)) for words, of in _OF_CACHE)
+    for words, size_of in _OTHER_SIZES:
+        yield f"past as many as there are {words}", _past_size(size_of)
+    for number in _INDICES:
+        if number not in TILES[2:]:  # which are parts of any axis
+            yield f"past the first {number}", _past(number)
+        yield f"among the first {number}", _among(number)
+    for number in _DISTANCES:
+        yield f"more than {number} after the query", _more_than(number, 1)
+        yield f"more than {number} before the query", _more_than(number, -1)
+    for step in filter(lambda step: step not in TILES, _STEPS):
+        places = ", ".join(str(times * step - 1) for times in (1, 2, 3))
+        yield f"at the indices {places}, …", _at_steps(step)
+    for words, by_query in (("query by query", True), ("head by head", False)):
+        said = "up to the index of the row, where a group's heads are folded into rows"
+        yield f"{said} {words}", _up_to_folded(by_query=by_query)
+
+
+_KINDS: Final = tuple(_kinds())
+# What may be meant where such keys are lost: a causal call, which has to be declared.
+_DECLARE: Final = "if every call is meant to be causal, declare it: causal={}, always_causal=True"
+_MEANT: Final = {
+    "after the query": _DECLARE.format('"bottom-right"'),
+    "after the query, counted from the last key": _DECLARE.format('"bottom-right"'),
+    "after the query, counted from the first key": _DECLARE.format('"top-left"'),
+    "before the query": "if it is meant to be causal, hide those after it: tril, not triu",
+    **{
+        f"more than {number} after the query": "if it is meant to be causal, hide every key after "
+        "the query: triu(1)"
+        for number in _DISTANCES
+    },
+}
+
+
+@cache
+def kinds_of_keys(*verbs: str) -> tuple[Operator, ...]:
+    """A truth value, or zeros, for each kind of keys; of ``verbs`` "true", "false" and "zero"."""
+    return tuple(
+        Operator(
+            f"{verb} for keys {words}",
+            partial(_filled, kind=kind, verb=verb),
+            fix="" if verb == "true" else _MEANT.get(words, ""),
+        )
+        for words, kind in _KINDS
+        for verb in verbs
+    )
+
+
+def _filled(
+    result: Tensor, ahead: Tensor, sizes: golden.Sizes, past: int, *, kind: Kind, verb: str
+) -> Tensor:
+    chosen, result = torch.broadcast_tensors(kind(ahead, sizes, past), result)
+    return result.masked_fill(chosen, verb == "true")
