@@ -24,7 +24,7 @@ from .mistakes.named_mistake import IMPOSSIBLE, with_every_key
 _PRIMARY: Final = "numerics.golden"
 # Heads take one more axis in front, and what is projected does not.
 _BEHIND: Final = {f"projected_{role}": f"given_{role}" for role in ("query", "key", "value")}
-# Logits of the problems that are run together.
+# Numbers of one result of the problems that are run together.
 _MOST_TOGETHER: Final = 1 << 18
 
 
@@ -217,7 +217,7 @@ def _made_together(
             results.append([run.edited(**{stages[0]: changed[0]})[behind]] if behind else changed)
             able.append(one)
     stages = (behind,) if behind else stages
-    size = max(1, _MOST_TOGETHER // max(run["logits"].numel(), 1))
+    size = max(1, _MOST_TOGETHER // _largest_result(run))
     made: list[Made] = []
     for start in range(0, len(able), size):
         chosen, some = able[start : start + size], zip(*results[start : start + size], strict=True)
@@ -230,6 +230,11 @@ def _made_together(
             return None
         made.append(Made(chosen, answers, empty.expand(len(chosen), *run["empty"].shape)))
     return made
+
+
+def _largest_result(run: golden.Run) -> int:
+    results = (run[stage.name] for stage in run.program.stages)
+    return max(one.numel() for one in results if isinstance(one, Tensor)) or 1
 
 
 def _stacked(stage: str, results: Sequence[Tensor | None]) -> Tensor | None:

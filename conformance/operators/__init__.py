@@ -11,7 +11,7 @@ from functools import cache
 from .caches import cached, groupings
 from .functions import functions
 from .keys import kinds_of_keys
-from .moves import layouts, moves, sums
+from .moves import layouts, moves, moves_in_one_head, sums
 from .numbers import SIZES, multiples
 from .operator import Operator
 from .parts import parts_lost
@@ -77,5 +77,6 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
             yield from lost_rows()
         if axes[:3] == "BGK":
             yield from cached(axes)
+            yield from moves_in_one_head(axes)
         if stage in ("shared_key", "shared_value"):
             yield from groupings(axes)

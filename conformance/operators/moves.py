@@ -142,6 +142,20 @@ def main_moves(axes: str) -> Iterator[Operator]:
             yield Operator(in_words(words, noun), along(_from(order)), misplaces=misplaces)
 
 
+def moves_in_one_head(axes: str) -> Iterator[Operator]:
+    """Those moves of the first head alone, or of the last."""
+    for move in main_moves(axes):
+        for words, head in (("first", 0), ("last", -1)):
+            change = partial(_in_head, change=move.change, axis=axis_of(axes, axes[1]), head=head)
+            yield Operator(f"{move.words}, in the {words} head alone", change)
+
+
+def _in_head(result: Tensor, *, change: Callable[[Tensor], Tensor], axis: int, head: int) -> Tensor:
+    changed = result.clone()
+    changed.select(axis, head).copy_(change(result).select(axis, head))
+    return changed
+
+
 def layouts(axes: str) -> Iterator[Operator]:
     """Tiles along each axis in another order, and the memory of heads with axes in another one.
 
