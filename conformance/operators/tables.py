@@ -161,7 +161,11 @@ def _without_first_half(result: Tensor, attended: Tensor) -> Tensor:
     return result.masked_fill(~half.any(-1, keepdim=True), 0.0)
 
 
-def _without_hidden(result: Tensor, by_mask: Tensor, *, from_last: bool) -> Tensor:
+def _without_hidden(
+    result: Tensor, by_mask: Tensor, kept: Tensor | None, *, from_last: bool
+) -> Tensor:
+    if kept is None:
+        return result
     table = by_mask.expand(*by_mask.shape[:-2], *result.shape[-2:])
     return result.masked_fill(~_of_queries(table, from_last=from_last), 0)
 

@@ -26,7 +26,7 @@ BESIDES = {
     "counted": (True, True),
 }
 # Tables, and how far keys lie ahead, of which a result is changed.
-TABLES_BESIDES = ("by_mask", "by_causality", "by_window", "structure", "kept", "attended")
+TABLES_BESIDES = ("by_mask", "by_causality", "by_window", "structure", "kept")
 STAGES = [stage for stage in golden.LAYER.stages if stage.axes]
 
 
@@ -67,6 +67,8 @@ def _beside(name: str, result: Tensor) -> Any:
     queries, keys = result.shape[-2:] if result.dim() > 1 else (1, 1)
     if name == "ahead":
         return torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
+    if name == "attended":
+        return (torch.arange(keys) >= keys // 2).view(1, 1, 1, -1)
     if name in TABLES_BESIDES:
         return (torch.arange(keys) % (3 + TABLES_BESIDES.index(name)) > 0).view(1, 1, 1, -1)
     return BESIDES.get(name, -2.0 * result)
