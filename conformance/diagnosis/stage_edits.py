@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..operators import OF_TABLES, Operator, moves, operators, sums
+from ..operators import OF_TABLES, Operator, mask_moves, moves, operators, sums
 from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer, within
@@ -346,7 +346,7 @@ def _in_place_of(name: str) -> Iterator[str]:
 
 def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
     noun, last = searched.noun, searched.stages[-1]
-    moving = {one.words for one in moves(_AXES[last])}
+    moving = {one.words for one in (*moves(_AXES[last]), *mask_moves())}
     fix = f"take {noun} as {'it is' if _verb(noun) == 'is' else 'they are'}"
     for operator in operators(last, _AXES[last], multiplied=searched.stages not in _BEFORE_SCORES):
         if searched.moved and operator.words not in moving:

@@ -18,7 +18,7 @@ from .parts import parts_lost
 from .places import FLAGS, places
 from .roundings import roundings_below
 from .softmaxes import of_one_stage
-from .tables import lost_rows, tables
+from .tables import lost_rows, mask_moves, tables
 
 # Stages that are tables of which key a query attends, and the places that keys have for queries.
 OF_TABLES = frozenset(
@@ -35,6 +35,7 @@ __all__ = [
     "SIZES",
     "Operator",
     "functions",
+    "mask_moves",
     "moves",
     "multiples",
     "operators",
