@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain, groupby
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..operators import OF_TABLES, misread_masks, moves, operators
+from ..operators import OF_TABLES, Operator, mask_moves, misread_masks, moves, operators, sums
 from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer, within
@@ -363,7 +363,7 @@ def _in_place_of(name: str) -> Iterator[str]:
 
 def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
     noun, last = searched.noun, searched.stages[-1]
-    moving = {one.words for one in moves(_AXES[last])}
+    moving = {one.words for one in (*moves(_AXES[last]), *mask_moves())}
     fix = f"take {noun} as {'it is' if _verb(noun) == 'is' else 'they are'}"
     for operator in operators(last, _AXES[last], multiplied=searched.stages not in _BEFORE_SCORES):
         if searched.moved and operator.words not in moving:
@@ -384,15 +384,22 @@ def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
 
 
 def _of_both_masks() -> Iterator[NamedMistake]:
-    """A mask of another place that hides keys beside its own."""
-    for operator in moves(_AXES["by_mask"]):
-        words = f"{operator.words}, and its own hides keys as well"
+    """A mask of another place that hides keys beside its own, or the mean of several."""
+    of_bias: list[tuple[str, Operator, Callable[..., Any]]] = [
+        (f"{one.words}, and its own hides keys as well", one, _beside(one.change))
+        for one in moves(_AXES["by_mask"])
+    ]
+    for one in sums(_AXES["bias"]):
+        if one.words in _MEANS:
+            kept = partial(torch.Tensor.all, dim=_MEANS[one.words], keepdim=True)
+            of_bias.append((one.words, one, _as_wide(kept)))
+    for words, operator, of_table in of_bias:
         yield NamedMistake(
             name=f"mask: {words}",
             primary=_PRIMARY,
             sentence=f"the mask is {words}",
             fix="take the mask as it is",
-            edits=(_edit("bias", operator.change), _edit("by_mask", _beside(operator.change))),
+            edits=(_edit("bias", operator.change), _edit("by_mask", of_table)),
             where=has_mask,
             misplaces=operator.misplaces,
             needs="mask",
@@ -429,6 +436,14 @@ def _expanded(change: Callable[..., Tensor]) -> golden.Rewired:
         return change(mask.expand(shape), *besides)
 
     return golden.Rewired(changed, ("", "scores_shape", *golden.reads_besides(change)))
+
+
+# Axes that numbers of an additive mask are averaged along: what is hidden anywhere stays hidden.
+_MEANS: Final = {f"averaged over the {n}": axis for n, axis in (("queries", -2), ("heads", -3))}
+
+
+def _as_wide(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda table: change(table).expand_as(table)
 
 
 def _beside(change: Callable[..., Tensor]) -> golden.Rewired:

@@ -234,9 +234,12 @@ class StatementSearch:
         say_alive()
         gross = [one for one in self._search.observed if one.margin > GROSS and one.fits]
         left = stage_edits(self.subject.declaration.kind) if gross else ()
-        small = [one for one in gross if one.inputs.geometry.logits <= _MOST_LOGITS]
-        longest = sorted(small, key=lambda one: -one.inputs.geometry.key_length)
-        for one in dict.fromkeys((*gross[:1], *longest[:1], *small[1:_FITTED])):
+        # Thousands are tried on the smallest; extreme values leave more room than is compared with.
+        usual = [one for one in gross if one.inputs.generic]
+        small = sorted(usual, key=lambda one: one.inputs.geometry.logits)
+        few = [one for one in small if one.inputs.geometry.logits <= _MOST_LOGITS]
+        longest = sorted(few, key=lambda one: -one.inputs.geometry.key_length)
+        for one in dict.fromkeys((*small[:1], *gross[:1], *longest[:1], *few[1:_FITTED])):
             left = tuple(fitting(left, one))
         return self._search.among(left)
 

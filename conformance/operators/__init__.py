@@ -13,14 +13,14 @@ from .functions import functions
 from .groups import GROUPINGS, groupings
 from .keys import kinds_of_keys
 from .masks import misread_masks
-from .moves import layouts, moves, sums
+from .moves import layouts, moves, moves_in_one_head, sums
 from .numbers import SIZES, multiples
 from .operator import Operator
 from .parts import parts_lost
 from .places import FLAGS, places
 from .roundings import roundings_below
 from .softmaxes import of_one_stage
-from .tables import guessed_from_values, lost_rows, tables
+from .tables import guessed_from_values, lost_rows, mask_moves, tables
 
 # Stages that are tables of which key a query attends, and the places that keys have for queries.
 OF_TABLES = frozenset(
@@ -40,6 +40,7 @@ __all__ = [
     "SIZES",
     "Operator",
     "functions",
+    "mask_moves",
     "misread_masks",
     "moves",
     "multiples",
@@ -85,5 +86,6 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
             yield from lost_rows()
         if axes[:3] == "BGK":
             yield from cached(axes)
+            yield from moves_in_one_head(axes)
         if stage in ("shared_key", "shared_value"):
             yield from groupings(axes)

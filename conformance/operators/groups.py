@@ -12,40 +12,41 @@ from torch import Tensor
 from .._golden import golden
 from .operator import Operator
 
-# The key/value head that query head h reads, of their numbers and that of query heads.
+# The key/value head that query head h is taken to read, of the numbers of heads; it may be none.
 GROUPINGS: Final[tuple[tuple[str, Callable[[Tensor, int, int], Tensor]], ...]] = (
-    ("h // their number, or the last", lambda h, _of, kv: (h // kv).clamp_max(kv - 1)),
-    ("h // their number, modulo it", lambda h, _of, kv: h // kv % kv),
-    ("(h + 1) // group, or the first", lambda h, of, kv: (h + 1) // (of // kv) % kv),
-    (
-        "(h + 1) // group, at most the last",
-        lambda h, of, kv: ((h + 1) // (of // kv)).clamp_max(kv - 1),
-    ),
-    ("(h - 1) // group, or the last", lambda h, of, kv: (h - 1) // (of // kv) % kv),
-    ("h * their number / the query heads, rounded up", lambda h, of, kv: -(-h * kv // of) % kv),
-    (
-        "h * their number / the query heads, rounded up, or the last",
-        lambda h, of, kv: (-(-h * kv // of)).clamp_max(kv - 1),
-    ),
-    ("h * group, modulo their number", lambda h, of, kv: h * (of // kv) % kv),
-    ("h modulo group, or the last", lambda h, of, kv: (h % (of // kv)).clamp_max(kv - 1)),
-    ("h, or the last", lambda h, _of, kv: h.clamp_max(kv - 1)),
+    ("h // their number", lambda h, _of, kv: h // kv),
+    ("(h + 1) // group", lambda h, of, kv: (h + 1) // (of // kv)),
+    ("(h - 1) // group", lambda h, of, kv: (h - 1) // (of // kv)),
+    ("h * their number / the query heads, rounded up", lambda h, of, kv: -(-h * kv // of)),
+    ("h * group", lambda h, of, kv: h * (of // kv)),
+    ("h modulo group", lambda h, of, kv: h % (of // kv)),
+    ("h", lambda h, _of, _kv: h),
+)
+_PAST_THE_LAST: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
+    ("at most the last", lambda read, kv: read.clamp(0, kv - 1)),
+    ("modulo their number", lambda read, kv: read % kv),
 )
 
 
 def groupings(_axes: str) -> Iterator[Operator]:
     """Keys or values of each query head that are those of another key/value head."""
     for words, order in GROUPINGS:
-        said = f"those of key/value head {words}"
-        yield Operator(said, partial(_regrouped, order=order), misplaces=True)
+        for more, within in _PAST_THE_LAST:
+            said = f"those of key/value head {words}, {more}"
+            change = partial(_regrouped, order=order, within=within)
+            yield Operator(said, change, misplaces=True)
 
 
 def _regrouped(
-    result: Tensor, sizes: golden.Sizes, *, order: Callable[[Tensor, int, int], Tensor]
+    result: Tensor,
+    sizes: golden.Sizes,
+    *,
+    order: Callable[[Tensor, int, int], Tensor],
+    within: Callable[[Tensor, int], Tensor],
 ) -> Tensor:
     heads, shared = result.shape[-3], max(sizes.num_kv_heads, 1)
     if heads % shared or heads == shared:
         msg = f"{heads} heads are no groups that share {shared} key/value heads"
         raise ValueError(msg)
-    read = order(torch.arange(heads), heads, shared)
+    read = within(order(torch.arange(heads), heads, shared), shared)
     return result.index_select(-3, read * (heads // shared))

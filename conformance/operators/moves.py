@@ -139,12 +139,26 @@ def moves(axes: str) -> Iterator[Operator]:
         yield Operator("averaged over the heads of each group", mean)
 
 
-def main_moves(axes: str) -> Iterator[Operator]:
+def main_moves(axes: str, *, but: str = "") -> Iterator[Operator]:
     """The first of the moves along each axis but the last: those that a part of it may have."""
     for noun, along in islice(axes_of(axes), len(axes) - 1):
-        for words, order in _ORDERS[:_MAIN]:
+        for words, order in _ORDERS[:_MAIN] if noun != PLACES.get(but) else ():
             misplaces = noun not in TOKENS
             yield Operator(in_words(words, noun), along(_from(order)), misplaces=misplaces)
+
+
+def moves_in_one_head(axes: str) -> Iterator[Operator]:
+    """Those moves of the first head alone, or of the last."""
+    for move in main_moves(axes, but=axes[1]):
+        for words, head in (("first", 0), ("last", -1)):
+            change = partial(_in_head, change=move.change, axis=axis_of(axes, axes[1]), head=head)
+            yield Operator(f"{move.words}, in the {words} head alone", change)
+
+
+def _in_head(result: Tensor, *, change: Callable[[Tensor], Tensor], axis: int, head: int) -> Tensor:
+    changed = result.clone()
+    changed.select(axis, head).copy_(change(result).select(axis, head))
+    return changed
 
 
 def layouts(axes: str) -> Iterator[Operator]:

@@ -121,8 +121,18 @@ def _sinks_of(
 def _of_logits() -> Iterator[Operator]:
     """A function of the logits that are not hidden, in place of their exponential."""
     yield from parts_doubled()
+    for size in TILES:
+        words = f"counted as often for the last key as fills up its tile of {size}"
+        yield Operator(words, partial(_filled_up, size=size))
     for words, function in OF_EACH:
         yield Operator(f"the logits, {words}", partial(_function_of_logits, function=function))
+
+
+def _filled_up(exponentials: Tensor, *, size: int) -> Tensor:
+    count = exponentials.shape[-1]
+    times = torch.ones(count, dtype=exponentials.dtype)
+    times[-1:] += -count % size
+    return exponentials * times
 
 
 def _function_of_logits(

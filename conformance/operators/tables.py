@@ -113,15 +113,20 @@ def _masks() -> Iterator[Operator]:
     for noun, axis in _OTHERS:
         yield Operator(f"what it keeps for some {noun}", partial(_any, axis=axis))
         yield Operator(f"what it keeps for every {noun}", partial(_all, axis=axis))
-    for size in TILES[2:]:
-        said = f"those of the key at the same place of the tile of {size} before"
-        yield Operator(said, partial(_of_tile_before, size=size))
     for words, least in (("a signed byte", 128), ("a byte", 0)):
         said = f"true for as many keys as {words} holds of the number of those that it keeps"
         yield Operator(said, partial(_in_byte, least=least))
     for own, from_last in _OWN:
         of_queries = partial(_of_queries, from_last=from_last)
         yield Operator(f"what it says of the query's own {own.rstrip(',')}", of_queries)
+    yield from mask_moves()
+
+
+def mask_moves() -> Iterator[Operator]:
+    """Other places that a mask may be read at."""
+    for size in TILES[2:]:
+        said = f"those of the key at the same place of the tile of {size} before"
+        yield Operator(said, partial(_of_tile_before, size=size))
     yield Operator("moved by the number of cached keys", lambda t, past: t.roll(past, -1))
     yield Operator("read with batch items and heads exchanged", _read_exchanged)
     for noun, axis in (("batch items", -4), ("heads", -3)):
@@ -211,7 +216,11 @@ def _without_first_half(result: Tensor, attended: Tensor) -> Tensor:
     return result.masked_fill(~half.any(-1, keepdim=True), 0.0)
 
 
-def _without_hidden(result: Tensor, by_mask: Tensor, *, from_last: bool) -> Tensor:
+def _without_hidden(
+    result: Tensor, by_mask: Tensor, kept: Tensor | None, *, from_last: bool
+) -> Tensor:
+    if kept is None:
+        return result
     table = by_mask.expand(*by_mask.shape[:-2], *result.shape[-2:])
     return result.masked_fill(~_of_queries(table, from_last=from_last), 0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import sys
 import weakref
 from collections.abc import Callable
 from unittest.mock import patch
@@ -286,7 +285,7 @@ def test_what_is_gross_near_a_failing_problem_is_named_before_precision_is_tried
         act_out_named(made), profile=PROFILES["quick"], only=only, dtypes=("float32",)
     )
     (planned,) = run.planned()
-    with patch.object(sys.modules[Diagnostician.__module__], "precision_entry") as tried:
+    with patch("conformance.diagnosis.ways.precision_entry") as tried:
         (entry,) = run.run(planned).diagnosis
     assert entry["name"] == "qk-norm-epsilon"
     assert not tried.called
@@ -447,7 +446,7 @@ def test_small_errors_are_not_looked_into_where_nobody_asks() -> None:
 
     known = Diagnostician(Subject(core(scaled, **BARE_FLOAT32), "float32"))
     known.ways.small_errors = False
-    with patch("conformance.diagnosis.diagnostician.scale_entry", side_effect=AssertionError):
+    with patch("conformance.diagnosis.ways.scale_entry", side_effect=AssertionError):
         assert known.explanations == []
     asked = Diagnostician(Subject(core(scaled, **BARE_FLOAT32), "float32"))
     assert [one.entry["name"] for one in asked.explanations] == ["scale-off"]

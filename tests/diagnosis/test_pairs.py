@@ -296,7 +296,7 @@ def test_a_second_mistake_is_told_with_the_sizes_at_which_it_is_made() -> None:
         return (query @ key.mT / query.shape[-1]).softmax(-1) @ value
 
     (entry,) = Diagnostician(Subject(core(attend, **BARE_FLOAT32), "float32")).explain()
-    assert entry["name"].endswith("+visibility: no weight for the last key")
+    assert entry["name"].endswith(": zero for the last key")
     assert "where the number of keys is one more than a multiple of 8)" in entry["text"]
 
 

@@ -27,7 +27,7 @@ BESIDES = {
     "counted": (True, True),
 }
 # Tables, and how far keys lie ahead, of which a result is changed.
-TABLES_BESIDES = ("by_mask", "by_causality", "by_window", "structure", "kept", "attended")
+TABLES_BESIDES = ("by_mask", "by_causality", "by_window", "structure", "kept")
 # Heads, by the axis of a result that has their tokens, among them some that add up to zero.
 TOKENS_BESIDES = {"shared_key": -1, "shared_value": -1, "query": -2}
 ZEROS = torch.tensor([[0.0, 0.0], [1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
@@ -71,6 +71,8 @@ def _beside(name: str, result: Tensor) -> Any:
     queries, keys = result.shape[-2:] if result.dim() > 1 else (1, 1)
     if name == "ahead":
         return torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
+    if name == "attended":
+        return (torch.arange(keys) >= keys // 2).view(1, 1, 1, -1)
     if name in TABLES_BESIDES:
         return (torch.arange(keys) % (3 + TABLES_BESIDES.index(name)) > 0).view(1, 1, 1, -1)
     if name in TOKENS_BESIDES:

@@ -77,45 +77,6 @@ def total_of_last_tile(size: int) -> TotalOf:
     return log_values
 
 
-def _of_group(call: DeclaredCall, sinks: Tensor) -> Tensor:
-    sizes = call.inputs.geometry
-    return sinks[torch.arange(sizes.num_heads) // (sizes.num_heads // sizes.num_kv_heads)]
-
-
-def _of_group_start(call: DeclaredCall, sinks: Tensor) -> Tensor:
-    sizes = call.inputs.geometry
-    group = sizes.num_heads // sizes.num_kv_heads
-    return sinks[torch.arange(sizes.num_heads) // group * group]
-
-
-def _in_turns(call: DeclaredCall, sinks: Tensor) -> Tensor:
-    sizes = call.inputs.geometry
-    return sinks[torch.arange(sizes.num_heads) % sizes.num_kv_heads]
-
-
-def _capped(call: DeclaredCall, sinks: Tensor) -> Tensor:
-    cap = call.inputs.softcap
-    return sinks if cap is None else cap * torch.tanh(sinks / cap)
-
-
-# What may join the sum in place of the sink of the head.
-_CHANGES: Final[tuple[tuple[str, SinkChange], ...]] = (
-    ("zero", lambda _call, sinks: torch.zeros_like(sinks)),
-    ("the sink of the last head", lambda _call, sinks: sinks[-1:].expand_as(sinks)),
-    ("the sink of the head before", lambda _call, sinks: sinks.roll(1)),
-    ("the sink of the head after", lambda _call, sinks: sinks.roll(-1)),
-    ("the sink whose index is that of the head's key/value head", _of_group),
-    ("the sink of the first head of the group", _of_group_start),
-    ("the sink whose index is the head's modulo the number of key/value heads", _in_turns),
-    ("the mean of all sinks", lambda _call, sinks: sinks.mean().expand_as(sinks)),
-    ("the sink under the softcap", _capped),
-    ("the sink without its sign", lambda _call, sinks: sinks.abs()),
-    ("the positive part of the sink", lambda _call, sinks: sinks.relu()),
-    ("the hyperbolic tangent of the sink", lambda _call, sinks: sinks.tanh()),
-    ("the square of the sink", lambda _call, sinks: sinks.square()),
-    ("the exponential of the sink", lambda _call, sinks: sinks.exp()),
-    ("the sink divided by the scale", lambda call, sinks: sinks / call.scale),
-)
 _SHARE: Final = "1 / (1 + exp(sink - log-sum-exp of the row))"
 # Sums and factors with a sink in another place: from a row's log-sum-exp, its largest and the sink.
 _ROWS: Final[tuple[tuple[str, str, Callable[[Tensor, Tensor, Tensor], Tensor]], ...]] = (
@@ -181,9 +142,6 @@ def sink_statements(reading: Reading) -> Iterator[NamedMistake]:
     read = _read(reading)
     if read is None:
         return
-    for words, change in _CHANGES:
-        if _alike(reading, change(reading.call, sinks), read):
-            yield _statement(words, change)
     yield from _multiples(reading, sinks, read)
 
 

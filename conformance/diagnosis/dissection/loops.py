@@ -30,6 +30,7 @@ _CORRECTIONS: Final[tuple[tuple[str, Callable[[Tensor, Tensor], Tensor]], ...]] 
     ("exp(the old maximum)", lambda old, _new: old.exp()),
     ("exp(old maximum + new maximum)", lambda old, new: (old + new).exp()),
     ("exp(old maximum times new maximum)", lambda old, new: (old * new).exp()),
+    ("2^(old maximum - new maximum)", lambda old, new: ((old - new) * math.log(2.0)).exp()),
     ("2^(old times new maximum), to base two", lambda old, new: (old * new / math.log(2)).exp()),
 )
 _RIGHT_FACTOR: Final = "exp(old maximum - new maximum)"

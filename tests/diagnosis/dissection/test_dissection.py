@@ -81,7 +81,7 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
     ),
     "rows without keys": (
         later_keys_and_own_lost,
-        "no weight for keys at or after the query, counted from the first key",
+        "for keys at or after the query, counted from the first key",
     ),
     "a bias": (
         by_logits(lambda q, k: scores(q, k) + 0.25 * torch.arange(k.shape[-2])),
@@ -89,11 +89,11 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
     ),
     "another operand": (
         by_logits(lambda q, k: scores(q, k.mean(1, keepdim=True).expand_as(k))),
-        "logits: the key averaged over the heads",
+        "keys: averaged over the key/value heads",
     ),
     "another denominator": (euclidean, "weights: divided by their length over the keys"),
     "a larger denominator": (two_more, "sum: 2 added"),
-    "lost keys": (keys_lost, "visibility: no weight for keys past the first 16"),
+    "lost keys": (keys_lost, "exponentials: zero for keys past the first 16"),
     "a factor on the answer": (
         lambda q, k, v: 0.75 * scaled_dot_product_attention(q, k, v),
         "answer: times 0.75",

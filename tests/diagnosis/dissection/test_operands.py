@@ -152,19 +152,22 @@ def _in_steps(keys: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("stored", "name"),
     [
-        (lambda k, v: (k, v.roll(1, 2)), "heads: cached value of the token before"),
-        (lambda k, v: (k * k.shape[-1] ** -0.5, v), "heads: cached key multiplied by the scale"),
+        (lambda k, v: (k, v.roll(1, 2)), "values: those of the key before, cached ones alone"),
+        (
+            lambda k, v: (k * k.shape[-1] ** -0.5, v),
+            "keys: multiplied by the scale of the head size, cached ones alone",
+        ),
         (
             lambda k, v: (k.bfloat16().to(k.dtype), v.bfloat16().to(v.dtype)),
-            "heads: cached key and value rounded to bfloat16",
+            "keys and values: rounded to bfloat16, cached ones alone",
         ),
         (
             lambda k, v: (_in_steps(k), v),
-            "heads: cached key rounded to int8 for each token and head",
+            "keys: rounded to int8 for each token and head, cached ones alone",
         ),
         (
             lambda k, v: (k, k if k.shape == v.shape else v),
-            "heads: cached value of the other kind",
+            "values: the keys, cached ones alone",
         ),
     ],
     ids=["rolled", "scaled", "bfloat16", "int8", "keys"],

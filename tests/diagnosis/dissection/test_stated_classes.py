@@ -173,7 +173,7 @@ def test_a_window_of_nothing_that_is_taken_for_none_is_told() -> None:
         return kept(scaled(q, k), keep) @ v
 
     entry = said(attend, causal="bottom-right", features=["window"], empty_rows="zeros")
-    assert entry["name"] == "band: every key on a side that has none"
+    assert entry["name"] == "table of the window: made without a limit of zero keys"
 
 
 def sunk(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
@@ -237,7 +237,8 @@ def test_values_cached_in_another_order_than_keys_are_told() -> None:
             k, v = torch.cat([past_key, k], dim=2), torch.cat([v, past_value], dim=2)
         return scaled(q, k).softmax(-1) @ v
 
-    assert said(attend, features=["kv_cache"])["name"] == "heads: cached values behind the new ones"
+    name = "values: with the cached ones behind the new ones"
+    assert said(attend, features=["kv_cache"])["name"] == name
 
 
 @pytest.mark.nightly

@@ -176,7 +176,7 @@ def test_a_last_tile_that_is_filled_up_with_the_last_key_is_stated() -> None:
         return scores.softmax(-1) @ value[:, :, read]
 
     (entry,) = diagnose(Subject(core(attend, **PLAIN), "float32"))
-    name = "logits: the logarithm of how often the last key fills up its tile of 8 added"
+    name = "exponentials: counted as often for the last key as fills up its tile of 8"
     assert entry["name"] == name
 
 
@@ -193,4 +193,4 @@ def test_the_additive_mask_of_the_tile_before_is_stated() -> None:
 
     promises = {**PLAIN, "masks": ["bias"], "empty_rows": "zeros"}
     (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
-    assert "additive mask of the same place in the tile of 16 keys before" in entry["name"]
+    assert "those of the key at the same place of the tile of 16 before" in entry["name"]
