@@ -1,4 +1,4 @@
-"""Small steps that several named mistakes share."""
+"""Conditions and edits that several named mistakes share; and what statements share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...base.geometry import Geometry
 from ...problems.inputs import Inputs
 from .named_mistake import DeclaredCall, InputsChange, NotExpressible
 
@@ -62,59 +63,10 @@ def hides_keys(inputs: Inputs) -> bool:
     return inputs.masked or inputs.causal or inputs.window is not None
 
 
-def but_for_bias(change: InputsChange) -> dict[str, Any]:
-    """The steps of a change of tables behind which minus infinities of an additive mask stay.
-
-    They still hide their keys; a row that the change leaves to no others is NaN.
-    """
-
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-        inputs = change(call) if has_bias(call.inputs) else None
-        if inputs is None:
-            return None
-        shown = inputs.allowed(call.semantics) & ~call.inputs.allowed(call.semantics)
-        rows = attention.empty & shown.any(-1)
-        if not bool(rows.any()):
-            return None
-        output = attention.output.masked_fill(rows[..., None], math.nan)
-        return dataclasses.replace(attention, output=output)
-
-    return {
-        "inputs": lambda call: None if has_bias(call.inputs) else change(call),
-        "core": core,
-    }
-
-
-def keys_ahead(call: DeclaredCall, *, bottom_right: bool | None = None) -> Tensor:
-    """How far each key lies ahead of each query: ``[Lq, Lk]``."""
-    sizes = call.inputs.geometry
-    aligned = call.semantics.causal_alignment == "bottom-right"
-    shift = sizes.key_length - sizes.query_length
-    shift = shift if (aligned if bottom_right is None else bottom_right) else 0
-    return torch.arange(sizes.key_length) - torch.arange(sizes.query_length)[:, None] - shift
-
-
-def places_ahead(sizes: golden.Sizes, *, bottom_right: bool) -> Tensor:
+def places_ahead(sizes: golden.Sizes | Geometry, *, bottom_right: bool) -> Tensor:
     """How far each key lies ahead of each query where the last ones meet, or the first ones."""
     shift = sizes.key_length - sizes.query_length if bottom_right else 0
     return torch.arange(sizes.key_length) - torch.arange(sizes.query_length)[:, None] - shift
-
-
-def weighing(attention: golden.Attention, weights: Tensor) -> golden.Attention:
-    """The same attention with other weights; values that no weight meets cannot hurt."""
-    read = (weights != 0.0).any(dim=2).unsqueeze(-1)
-    value = attention.value.masked_fill(~read, 0.0)
-    return dataclasses.replace(attention, weights=weights, output=weights @ value)
-
-
-def emptied(attention: golden.Attention, rows: Tensor) -> golden.Attention:
-    """The same with further rows ``[B, H, Lq]`` that may answer anything, as if without keys."""
-    return dataclasses.replace(attention, empty=attention.empty | rows)
-
-
-def logits_with_sinks(attention: golden.Attention) -> Tensor:
-    """The masked logits, those of sinks behind them as if of one more key."""
-    return beside_sinks(attention.logits, attention.sinks)
 
 
 def beside_sinks(logits: Tensor, sinks: Tensor | None) -> Tensor:
@@ -145,6 +97,62 @@ def _without_logits(empty: Tensor, logits: Tensor, sinks: Tensor | None) -> Tens
 UNRULED: Final = golden.Edit("weights", lambda shares: shares)
 # The rows without keys are those that have no logit, whatever may be attended.
 EMPTY_WITHOUT_LOGITS: Final = golden.Edit("empty", change=_without_logits)
+
+
+def require(possible: bool) -> None:  # noqa: FBT001 (a condition reads best so)
+    """Raise NotExpressible where a mistake cannot be made."""
+    if not possible:
+        raise NotExpressible
+
+
+# What follows changes an attention that is evaluated already: statements of dissection do so.
+
+
+def but_for_bias(change: InputsChange) -> dict[str, Any]:
+    """The steps of a change of tables behind which minus infinities of an additive mask stay.
+
+    They still hide their keys; a row that the change leaves to no others is NaN.
+    """
+
+    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
+        inputs = change(call) if has_bias(call.inputs) else None
+        if inputs is None:
+            return None
+        shown = inputs.allowed(call.semantics) & ~call.inputs.allowed(call.semantics)
+        rows = attention.empty & shown.any(-1)
+        if not bool(rows.any()):
+            return None
+        output = attention.output.masked_fill(rows[..., None], math.nan)
+        return dataclasses.replace(attention, output=output)
+
+    return {
+        "inputs": lambda call: None if has_bias(call.inputs) else change(call),
+        "core": core,
+    }
+
+
+def keys_ahead(call: DeclaredCall, *, bottom_right: bool | None = None) -> Tensor:
+    """How far each key lies ahead of each query: ``[Lq, Lk]``."""
+    if bottom_right is None:
+        bottom_right = call.semantics.causal_alignment == "bottom-right"
+    return places_ahead(call.inputs.geometry, bottom_right=bottom_right)
+
+
+def weighing(attention: golden.Attention, weights: Tensor) -> golden.Attention:
+    """The same attention with other weights; values that no weight meets cannot hurt."""
+    read = (weights != 0.0).any(dim=2).unsqueeze(-1)
+    value = attention.value.masked_fill(~read, 0.0)
+    return dataclasses.replace(attention, weights=weights, output=weights @ value)
+
+
+def emptied(attention: golden.Attention, rows: Tensor) -> golden.Attention:
+    """The same with further rows ``[B, H, Lq]`` that may answer anything, as if without keys."""
+    return dataclasses.replace(attention, empty=attention.empty | rows)
+
+
+def logits_with_sinks(attention: golden.Attention) -> Tensor:
+    """The masked logits, those of sinks behind them as if of one more key."""
+    return beside_sinks(attention.logits, attention.sinks)
 
 
 def plain_scores(attention: golden.Attention) -> Tensor:
@@ -262,9 +270,3 @@ def of_groups(key: Tensor, call: DeclaredCall) -> Tensor:
     if call.semantics.group_order == "tile":
         return key[:, :heads]
     return key[:, :: max(key.shape[1] // max(heads, 1), 1)]
-
-
-def require(possible: bool) -> None:  # noqa: FBT001 (a condition reads best so)
-    """Raise NotExpressible where a mistake cannot be made."""
-    if not possible:
-        raise NotExpressible

@@ -103,7 +103,7 @@ EVERY_KEY: Final = (
     golden.Edit("output", lambda weights, value: weights @ value),
 )
 # The most logits of a call whose run is remembered.
-_MOST_REMEMBERED: Final = 1 << 18
+_MOST_REMEMBERED: Final = 1 << 16
 
 
 def is_core(inputs: Inputs) -> bool:
