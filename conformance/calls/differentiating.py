@@ -53,8 +53,8 @@ class _Handing(torch.autograd.Function):
 def pull_back(answers: Sequence[Tensor], given: Sequence[Tensor], *, again: bool = False) -> None:
     """Add to the leaves what flows back from the answers where each gets a given gradient.
 
-    ``again`` keeps the history. ``torch.autograd.backward`` with ``grad_tensors`` does the same, and
-    imports sympy to compare sizes as symbols, which takes most of a second.
+    ``again`` keeps the history. ``torch.autograd.backward`` with ``grad_tensors`` does the same,
+    and imports sympy to compare sizes as symbols, which takes most of a second.
     """
     with torch.enable_grad():
         handing: Tensor = _Handing.apply(given, *answers)  # type: ignore[no-untyped-call]  # of torch

@@ -220,13 +220,20 @@ class Subject:
     """The candidate on one device and its oracle, as the checks of the clauses use them.
 
     ``sealed`` is the judge as it must stay; by default as it is now. Where ``only_violations``
-    matter, whether an example binds is not looked at.
+    matter, whether an example binds is not looked at. One that ``keeps`` answers, as its calls are
+    slow, makes no second call where any answer to the same inputs does.
     """
 
     only_violations = False
 
     def __init__(
-        self, candidate: Candidate, dtype: str, device: str = "cpu", *, sealed: Seal | None = None
+        self,
+        candidate: Candidate,
+        dtype: str,
+        device: str = "cpu",
+        *,
+        sealed: Seal | None = None,
+        keeps: bool = False,
     ) -> None:
         self.candidate = candidate.on(device)
         self.declaration = self.candidate.declaration
@@ -240,6 +247,9 @@ class Subject:
         self.first_answer: tuple[Inputs, Tensor] | None = None
         self.inputs = lru_cache(maxsize=REMEMBERED_PROBLEMS)(self._materialise)
         self._yardsticks: WeakKeyDictionary[Inputs, Yardstick] = WeakKeyDictionary()
+        # The problems that clauses asked, and answers to plain calls where these are kept.
+        self.asked: list[Problem] = []
+        self.kept: dict[Inputs, Tensor] | None = {} if keeps else None
         # The inputs of the first call that wrote into its arguments.
         self.edited: list[Inputs] = []
         self.sealed, self._replaced = sealed or seal(), tampered_at_load()
@@ -317,7 +327,10 @@ class Subject:
     def call(self, forward: Forward, inputs: Inputs) -> Answer:
         """Call a forward with copies of the inputs; raises CandidateFailure for a bad answer."""
         with self.timed():
-            return self.call_with(forward, arguments(inputs), inputs)
+            answer = self.call_with(forward, arguments(inputs), inputs)
+        if self.kept is not None and not inputs.grad_mode:
+            self.kept[inputs] = answer.output
+        return answer
 
     def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
         """Call with arguments that were made from some inputs; raises CandidateFailure.
@@ -385,6 +398,16 @@ class Subject:
     def answer(self, inputs: Inputs) -> Tensor:
         """The candidate's output for some inputs."""
         return self.call(self.forward(inputs), inputs).output
+
+    def any_answer(self, inputs: Inputs) -> Tensor:
+        """The candidate's output for some inputs, of an earlier call if that was kept."""
+        known = None if self.recording is not None or self.kept is None else self.kept.get(inputs)
+        return self.answer(inputs) if known is None else known
+
+    def known_problems(self) -> list[Problem]:
+        """The problems that clauses asked and whose answers are kept, each once."""
+        kept = self.kept or {}
+        return [one for one in dict.fromkeys(self.asked) if kept and self.inputs(one) in kept]
 
     def answer_or_refusal(self, inputs: Inputs) -> Tensor | None:
         """The candidate's output; None where it raises. A bad answer is a CandidateFailure."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from ..base.patience import fair_clock
 from ..base.results import ClauseResult, Status, Violation, result_from_json
 from ..targets.loading import one_line
 from .tally import Tally
@@ -77,7 +77,7 @@ class ClauseRun:
     """How a clause is run: how long, how progress is reported, and how a failure is.
 
     until
-        The moment on the monotonic clock at which no further example is begun.
+        The moment on the fair clock of this thread at which no further example is begun.
     on_example
         Gets each problem (plain data) before it is tried, and the tally of those before it.
     on_failure
@@ -100,7 +100,7 @@ class ClauseRun:
     @property
     def is_over(self) -> bool:
         """Whether the time is up."""
-        return self.until is not None and time.monotonic() >= self.until
+        return self.until is not None and fair_clock() >= self.until
 
 
 UNLIMITED: Final = ClauseRun()

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any, Final
 
 from ..adapters.compiled import profile_for
+from ..base.limits import SLOW_CALL
 from ..base.mistake import UNKNOWN
 from ..base.profile import WHOLE, Profile, Shard
 from ..base.results import BLAMED_ON_PLATFORM, RACE, WRONG_ANSWERS, ClauseResult, Violation
@@ -81,6 +82,8 @@ class CandidateRun:
         self.explain = explain
         self.shard = shard
         self.memory = memory
+        # What a trial call took; 0.0 where none was made.
+        self.call_seconds = 0.0
         self._leading = ""
         self.pool = self._pool()
         self.reductions_left = self.profile.reductions
@@ -198,7 +201,9 @@ class CandidateRun:
         """The candidate under test in one dtype on one device."""
         place = dtype, device
         if place not in self._subjects:
-            self._subjects[place] = Subject(self.candidate, dtype, device, sealed=self.sealed)
+            slow = self.call_seconds >= SLOW_CALL
+            subject = Subject(self.candidate, dtype, device, sealed=self.sealed, keeps=slow)
+            self._subjects[place] = subject
             for known in filter(self._is_like, PREPARED):
                 self._subjects[place].share(known.subject(dtype, device))
         return self._subjects[place]
@@ -244,6 +249,8 @@ class CandidateRun:
                 return unfinished(covered())
             clause_run.on_example(problem.as_json(), tally)
             finding = examine(clause, subject, problem)
+            if subject.kept is not None:
+                subject.asked.append(problem)
             if finding.violation is not None:
                 own = _without_platform(clause, subject, problem)
                 blamed, finding = (blamed, finding) if own is None else own
