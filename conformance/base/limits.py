@@ -52,6 +52,8 @@ _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 # seconds at most.
 _GRACE_PARTS: Final = 25
 _MOST_GRACE: Final = 2.0
+# What the searches for names of mistakes may take of a limit.
+_SHARE_OF_SEARCH: Final = 0.2
 # Times the limit for which workers may wait for a processor on a busy machine.
 _MOST_STARVED: Final = 4.0
 
@@ -134,6 +136,11 @@ class Deadline:
     def left(self) -> float:
         """Seconds in which something may still be begun; 0 when there are none."""
         return max(0.0, self._end - time.monotonic())
+
+    @property
+    def search(self) -> float:
+        """Seconds that the searches for names may take of it."""
+        return _SHARE_OF_SEARCH * self.limit
 
     def part(self, share: float) -> Deadline:
         """The end of a part of what is left."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -88,6 +89,8 @@ class ClauseRun:
         0 for the examples of the profile, then others for each round of a profile that explores.
     most
         Examples after which the clause is laid aside: the next run of it goes on from there.
+    search
+        Seconds that all searches for names of the candidate's mistakes may take together.
     """
 
     until: float | None = None
@@ -96,6 +99,7 @@ class ClauseRun:
     deferred: bool = False
     round: int = 0
     most: int | None = None
+    search: float = math.inf
 
     @property
     def is_over(self) -> bool:

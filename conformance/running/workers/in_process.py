@@ -58,7 +58,7 @@ class InProcess(Supervisor):
             self._plans[self._current[0]].run.forget()
             self._current = index, order.round
         if self._deadline is not None:
-            order = replace(order, seconds=self._left())
+            order = replace(order, seconds=self._left(), search=self._deadline.search)
         clause = self._loaded[index].planned[number]
         if order.seconds == 0.0:
             return self._in_time(Progress().cut(clause, 0.0))

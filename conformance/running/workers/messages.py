@@ -7,6 +7,7 @@ record name.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import queue
@@ -161,7 +162,8 @@ class Order:
     ``seconds`` is the time after which no example is begun, None for as long as it takes. A failure
     is not reduced when it is ``deferred``; it is made small and diagnosed when it is handed back
     as ``failure`` (the entry of a record). ``round`` is 0 but where a profile explores. A clause is
-    laid aside after ``most`` examples, and goes on from there when it is run again.
+    laid aside after ``most`` examples, and goes on from there when it is run again. All searches
+    for names of a candidate's mistakes take at most ``search`` seconds together.
     """
 
     seconds: float | None = None
@@ -169,6 +171,7 @@ class Order:
     failure: dict[str, Any] | None = None
     round: int = 0
     most: int | None = None
+    search: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

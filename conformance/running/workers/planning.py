@@ -299,6 +299,7 @@ def run_clause(
         deferred=order.deferred,
         round=order.round,
         most=order.most,
+        search=order.search,
     )
     try:
         if order.failure is None:

@@ -247,7 +247,7 @@ class Supervisor:
         if order.failure is not None:
             progress.failure = result_from_json(order.failure)
         if self._deadline is not None:
-            order = dataclasses.replace(order, seconds=self._left())
+            order = dataclasses.replace(order, seconds=self._left(), search=self._deadline.search)
         try:
             if order.seconds == 0.0:
                 raise OutOfTime  # noqa: TRY301 (as if the worker had run out of time)
