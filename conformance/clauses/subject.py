@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -211,9 +211,41 @@ class Differentiator:
         return answer.returned is not None and answer.returned.requires_grad
 
 
-REMEMBERED_PROBLEMS = 4096
+# Logits of the problems whose tensors and golden answers are remembered. A golden answer has some
+# twenty stages of eight bytes each for a logit: about 100 MB, several times those of any one space.
+REMEMBERED_LOGITS: Final = 600_000
+# What a problem counts for that has next to none.
+LEAST_LOGITS: Final = 256
 # Perturbed calls that measure the spread of a candidate whose weights are unknown.
 SPREAD_CALLS = 4
+
+
+class _Remembered:
+    """The tensors of the problems that were asked for last; golden answers live as long."""
+
+    def __init__(self, make: Callable[[Problem], Inputs]) -> None:
+        self._make = make
+        self._made: dict[Problem, Inputs] = {}
+        self._logits = 0
+
+    def __call__(self, problem: Problem) -> Inputs:
+        """The tensors of a problem, always the same object while it is remembered."""
+        made = self._made.pop(problem, None)
+        if made is None:
+            made = self._make(problem)
+            self._logits += _logits(problem)
+        self._made[problem] = made
+        while self._logits > REMEMBERED_LOGITS and len(self._made) > 1:
+            oldest = next(iter(self._made))
+            del self._made[oldest]
+            self._logits -= _logits(oldest)
+        return made
+
+
+def _logits(problem: Problem) -> int:
+    sizes = problem.geometry
+    heads = sizes.batch * sizes.num_heads
+    return max(LEAST_LOGITS, heads * sizes.query_length * sizes.key_length)
 
 
 class Subject:
@@ -245,7 +277,7 @@ class Subject:
         self.recording: Recording | None = None
         # The inputs of the first call and its answer: it must be the same later on.
         self.first_answer: tuple[Inputs, Tensor] | None = None
-        self.inputs = lru_cache(maxsize=REMEMBERED_PROBLEMS)(self._materialise)
+        self.inputs: Callable[[Problem], Inputs] = _Remembered(self._materialise)
         self._yardsticks: WeakKeyDictionary[Inputs, Yardstick] = WeakKeyDictionary()
         # The problems that clauses asked, and answers to plain calls where these are kept.
         self.asked: list[Problem] = []

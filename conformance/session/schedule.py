@@ -185,9 +185,11 @@ class ChunkRun:
         self, supervisor: Supervisor, chunk: Chunk, stopping: Callable[[], bool]
     ) -> Iterator[ChunkReport]:
         """Each clause's number and result; of the last chunk also what explains and warns."""
+        if chunk.share == 1.0 or supervisor.deadline is None:
+            yield from self._reports(supervisor, chunk, stopping)
+            return
         whole = supervisor.deadline
-        if whole is not None:
-            supervisor.limit_to(whole.part(chunk.share))
+        supervisor.limit_to(whole.part(chunk.share))
         try:
             yield from self._reports(supervisor, chunk, stopping)
         finally:
