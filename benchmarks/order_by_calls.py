@@ -1,8 +1,8 @@
 """The steps in which clauses are asked of a candidate whose calls are slow, or under a limit.
 
-``python benchmarks/order_by_calls.py --write`` asks wrong attentions, some of the catalogue and some
-of ``naming_corpus``, one example of every MUST clause, and some two dozen of the clauses that find
-most, and counts the calls. It writes ``conformance/session/steps.json``: clauses with the number
+``python benchmarks/order_by_calls.py --write`` asks wrong attentions, some of the catalogue and
+some of ``naming_corpus``, one example of every MUST clause, and some two dozen of the clauses that
+find most, and counts the calls. It writes ``conformance/session/steps.json``: clauses with the number
 of examples after which the next step comes, the most mistakes that are new for each call first.
 What was measured is kept in a file, as far as it has come.
 """
@@ -40,7 +40,7 @@ STOPS: Final = (0, 1, 2, 4, 8, 16, 32)
 DEEP: Final = 12
 # Steps that are kept; in the rest of a run all clauses take turns.
 LONGEST: Final = 60
-# Of a mistake: by clause the calls of each example, and which example failed (0: none that was asked).
+# Of a mistake: by clause the calls of each example, and which example failed (0: none of them).
 Asked = dict[str, tuple[list[int], int]]
 
 

@@ -65,20 +65,22 @@ def _row(
     across, down = tl.arange(0, block), tl.arange(0, key_block)
     held = (down[:, None] < keys) & (across[None, :] < channels)
     place = pair * keys * channels + down[:, None] * channels + across[None, :]
-    q = tl.load(query + (pair * queries + row) * channels + across, mask=across < channels, other=0.0)
+    own = (pair * queries + row) * channels + across
+    q = tl.load(query + own, mask=across < channels, other=0.0)
     k = tl.load(key + place, mask=held, other=0.0)
     scores = tl.sum(k * q[None, :], 1) * scale
     seen = down < keys
     if masked:
         item = pair // heads
-        seen = seen & (tl.load(keep + (item * queries + row) * keys + down, mask=seen, other=0) != 0)
+        kept = tl.load(keep + (item * queries + row) * keys + down, mask=seen, other=0)
+        seen = seen & (kept != 0)
     scores = tl.where(seen, scores, -float("inf"))
     largest = tl.max(scores, 0)
     weights = tl.exp(scores - tl.where(largest == -float("inf"), 0.0, largest))
     total = tl.sum(weights, 0)
     v = tl.load(value + place, mask=held, other=0.0)
     mixed = tl.sum(weights[:, None] * v, 0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(output + (pair * queries + row) * channels + across, mixed, mask=across < channels)
+    tl.store(output + own, mixed, mask=across < channels)
 
 _kernel = triton.jit(_row, do_not_specialize=("heads", "queries", "keys", "channels"))
 

@@ -212,8 +212,8 @@ class Differentiator:
 
 
 # Logits of the problems whose tensors and golden answers are remembered. A golden answer has some
-# twenty stages of eight bytes each for a logit: about 100 MB, several times those of any one space.
-REMEMBERED_LOGITS: Final = 600_000
+# twenty stages of eight bytes each for a logit: about 50 MB, as much as the spaces in turn need.
+REMEMBERED_LOGITS: Final = 300_000
 # What a problem counts for that has next to none.
 LEAST_LOGITS: Final = 256
 # Perturbed calls that measure the spread of a candidate whose weights are unknown.
