@@ -1,9 +1,9 @@
 """The steps in which clauses are asked of a candidate whose calls are slow, or under a limit.
 
 ``python benchmarks/order_by_calls.py --write`` asks wrong attentions, some of the catalogue and
-some of ``naming_corpus``, one example of every MUST clause, and some two dozen of the clauses that
-find most, and counts the calls. It writes ``conformance/session/steps.json``: clauses with the number
-of examples after which the next step comes, the most mistakes that are new for each call first.
+some of ``naming_corpus``, one example of every MUST clause, and 32 of the clauses that find most,
+and counts the calls. It writes ``conformance/session/steps.json``: clauses with the number of
+examples after which the next step comes, the most mistakes that are new for each call first.
 What was measured is kept in a file, as far as it has come.
 """
 
@@ -36,6 +36,8 @@ from conformance.tools.teeth.jobs import TeethOptions, entries
 STEPS: Final = Path(conformance.session.__file__).with_name("steps.json")
 # Examples after which another clause may be worth more.
 STOPS: Final = (0, 1, 2, 4, 8, 16, 32)
+# What a mistake counts for that is found already.
+AGAIN: Final = 0.1
 # Clauses of which more than the first example is asked.
 DEEP: Final = 12
 # Steps that are kept; in the rest of a run all clauses take turns.
@@ -107,10 +109,7 @@ def measured(
 
 
 def steps(shown: Mapping[str, Asked]) -> list[tuple[str, int]]:
-    """Clauses and numbers of examples, the most mistakes that are new for each call first.
-
-    When all that can be found is found, the next ones are chosen as if nothing were.
-    """
+    """Clauses and numbers of examples, the most mistakes that are new for each call first."""
     calls: dict[str, list[float]] = defaultdict(list)
     for own in shown.values():
         for slug, (counts, _) in own.items():
@@ -118,24 +117,31 @@ def steps(shown: Mapping[str, Asked]) -> list[tuple[str, int]]:
     cost = {slug: mean(counts) for slug, counts in calls.items() if counts}
     chosen: list[tuple[str, int]] = []
     stop = dict.fromkeys(cost, 0)
-    while len(chosen) < LONGEST:
-        left, before = set(shown), len(chosen)
-        while step := _best(shown, left, cost, stop):
-            slug, examples = step
-            stop[slug] = examples
-            chosen.append(step)
-            left -= set(_found(shown, left, slug, examples))
-        if len(chosen) == before:
-            break
-    return chosen[:LONGEST]
+    left = set(shown)
+    while len(chosen) < LONGEST and (step := _best(shown, left, cost, stop)):
+        slug, examples = step
+        stop[slug] = examples
+        chosen.append(step)
+        left -= set(_found(shown, left, slug, examples))
+    return chosen
 
 
 def _best(
     shown: Mapping[str, Asked], left: set[str], cost: Mapping[str, float], stop: Mapping[str, int]
 ) -> tuple[str, int] | None:
-    """The step that finds the most for each call, None where none finds anything."""
+    """The step that finds the most for each call, None where none finds anything.
+
+    What is found already counts a little: what finds much of that finds what no sample has.
+    """
+
+    def finds(slug: str, end: int) -> float:
+        fresh = len(_found(shown, left, slug, end))
+        again = len(_found(shown, shown.keys() - left, slug, end))
+        before = len(_found(shown, shown.keys() - left, slug, stop[slug]))
+        return fresh + AGAIN * (again - before)
+
     worth = {
-        (slug, end): len(_found(shown, left, slug, end)) / ((end - stop[slug]) * max(each, 1.0))
+        (slug, end): finds(slug, end) / ((end - stop[slug]) * max(each, 1.0))
         for slug, each in cost.items()
         for _, end in pairwise(STOPS)
         if end > stop[slug]

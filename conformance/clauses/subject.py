@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -220,11 +220,22 @@ LEAST_LOGITS: Final = 256
 SPREAD_CALLS = 4
 
 
+class RememberedInputs(Protocol):
+    """Makes the tensors of a problem, and remembers them."""
+
+    @property
+    def __wrapped__(self) -> Callable[..., Inputs]:
+        """What makes them anew."""
+
+    def __call__(self, problem: Problem, /) -> Inputs:
+        """The tensors of a problem, always the same object while it is remembered."""
+
+
 class _Remembered:
     """The tensors of the problems that were asked for last; golden answers live as long."""
 
     def __init__(self, make: Callable[[Problem], Inputs]) -> None:
-        self._make = make
+        self.__wrapped__ = make
         self._made: dict[Problem, Inputs] = {}
         self._logits = 0
 
@@ -232,7 +243,7 @@ class _Remembered:
         """The tensors of a problem, always the same object while it is remembered."""
         made = self._made.pop(problem, None)
         if made is None:
-            made = self._make(problem)
+            made = self.__wrapped__(problem)
             self._logits += _logits(problem)
         self._made[problem] = made
         while self._logits > REMEMBERED_LOGITS and len(self._made) > 1:
@@ -277,7 +288,7 @@ class Subject:
         self.recording: Recording | None = None
         # The inputs of the first call and its answer: it must be the same later on.
         self.first_answer: tuple[Inputs, Tensor] | None = None
-        self.inputs: Callable[[Problem], Inputs] = _Remembered(self._materialise)
+        self.inputs: RememberedInputs = _Remembered(self._materialise)
         self._yardsticks: WeakKeyDictionary[Inputs, Yardstick] = WeakKeyDictionary()
         # The problems that clauses asked, and answers to plain calls where these are kept.
         self.asked: list[Problem] = []

@@ -322,8 +322,8 @@ class Judge:
             profile, only, skip, dtypes, seed, exitfirst=exitfirst, isolated=self._isolated
         )
         given = self._promises if promises is None else _literals(promises)
-        own = {"max_memory": self._max_memory, "promises": given, "in_turn": True}
-        options = replace(options, explain=explain, **own)
+        options = replace(options, explain=explain, max_memory=self._max_memory, promises=given)
+        options = replace(options, in_turn=True)
         target = self._written(text, entry, declares=given is None)
         if time_limit is not None:
             self._warm_up()
