@@ -22,7 +22,7 @@ from statistics import mean
 from typing import Final
 
 import torch
-from first_failure import ENDS, UNSUITED, breaks_must
+from first_failure import ENDS, breaks_must
 from naming_corpus import MUTANTS, load
 
 import conformance.session
@@ -57,7 +57,7 @@ def asked(candidate: Candidate, slugs: Sequence[str] | None, most: int) -> Asked
     )
     shown: Asked = {}
     for planned in run.planned():
-        unasked = planned.reason or planned.level != "MUST" or planned.id.endswith(UNSUITED)
+        unasked = planned.reason or planned.level != "MUST"
         if unasked or planned.device != run.devices[0] or (slugs and planned.id not in slugs):
             continue
         counts: list[int] = []
