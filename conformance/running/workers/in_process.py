@@ -49,7 +49,7 @@ class InProcess(Supervisor):
 
     def _starved(self) -> float:
         """The seconds for which this thread has waited for a processor since it loaded."""
-        return starved_seconds() - self._starved_when_loaded
+        return max(0.0, starved_seconds() - self._starved_when_loaded)
 
     def _run(self, index: int, number: int, order: Order, limit: float) -> ClauseResult:
         """Run or explain one clause."""
