@@ -7,6 +7,10 @@ tensors, side by side in one process, the smallest of several rounds. Last, wher
 of all clauses under another profile goes: golden, bounds, the exact answers for float64, candidate,
 and the rest (drawing, comparing, judging).
 
+``--commands [NAME ...]`` prints what whole commands take instead (``commands.py``): smoke, quick,
+full and ``-x`` of a core, identify, a model, a Judge; ``--before TREE`` has the same of another
+checkout beside it.
+
 It exits 1 when a worst-case bound costs more than four times the golden on the profile's problems,
 or when either the golden or the bounds take more than half of a run.
 """
@@ -20,9 +24,11 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
+from commands import COMMANDS, print_commands
 from torch import Generator, Tensor
 
 import conformance.oracle.double_double
@@ -316,7 +322,14 @@ def main() -> int:
     parser.add_argument("--profile", choices=sorted(PROFILES), default="default")
     parser.add_argument("--runs", choices=sorted(PROFILES), default="quick")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--commands", nargs="*", choices=tuple(COMMANDS), help="whole commands")
+    parser.add_argument(
+        "--before", type=Path, metavar="TREE", help="another checkout, for --commands"
+    )
     options = parser.parse_args()
+    if options.commands is not None:
+        print_commands(options.commands, options.before)
+        return 0
     torch.set_num_threads(1)
     profile = PROFILES[options.profile]
     candidates = [c for c in resolve(options.targets) if c.golden_known and c.kind != "positions"]

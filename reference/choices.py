@@ -209,7 +209,9 @@ def slope_of_function(scores: Tensor, semantics: Semantics) -> Tensor:
             if not modified.requires_grad:
                 return torch.zeros_like(scores)
             gradients = [
-                torch.autograd.grad(modified, leaf, each, retain_graph=True, allow_unused=True)[0]
+                torch.autograd.grad(
+                    (modified * each).sum(), leaf, retain_graph=True, allow_unused=True
+                )[0]
                 for each in directions
             ]
         except Exception:  # noqa: BLE001 (a user's function, and what torch says of it)

@@ -38,6 +38,8 @@ def today() -> date:
 # What begins the reason of a clause that was not run, and of one that was not run to its end.
 NOT_RUN: Final = "not run: "
 NOT_FINISHED: Final = "not run to its end: "
+# Seconds from which on a call is slow: a thousand of them are a minute or more.
+SLOW_CALL: Final = 0.05
 _UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0}
 _PLAIN: Final = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _PARTS: Final = re.compile(
@@ -50,6 +52,10 @@ _POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 # seconds at most.
 _GRACE_PARTS: Final = 25
 _MOST_GRACE: Final = 2.0
+# What the searches for names of mistakes may take of a limit.
+_SHARE_OF_SEARCH: Final = 0.2
+# Times the limit for which workers may wait for a processor on a busy machine.
+_MOST_STARVED: Final = 4.0
 
 
 def read_seconds(text: str, option: str = "--max-time") -> float:
@@ -99,25 +105,53 @@ class Deadline:
     """When a run must have ended.
 
     At ``limit`` seconds no further example is begun; a call that still runs a little later, at
-    ``last``, is stopped with its process.
+    ``last``, is stopped with its process. Seconds for which workers waited for a processor do not
+    count, up to four times the limit: ``starved`` has them by worker. A candidate's part of a
+    run's limit has ``before``, what they had waited when it began, and the ``whole`` limit.
     """
 
     limit: float
     started: float = field(default_factory=time.monotonic)
+    starved: dict[int, float] = field(default_factory=dict)
+    before: float = 0.0
+    whole: float | None = None
+
+    @property
+    def _end(self) -> float:
+        return (
+            self.started
+            + self.limit
+            + min(self._waited() - self.before, _MOST_STARVED * self.limit)
+        )
+
+    def _waited(self) -> float:
+        """The seconds that a worker has waited for a processor, in the mean."""
+        return sum(self.starved.values()) / max(1, len(self.starved))
 
     @property
     def last(self) -> float:
         """The moment at which processes are stopped, on the monotonic clock."""
-        return self.started + self.limit + min(self.limit / _GRACE_PARTS, _MOST_GRACE)
+        return self._end + min(self.limit / _GRACE_PARTS, _MOST_GRACE)
 
     def left(self) -> float:
         """Seconds in which something may still be begun; 0 when there are none."""
-        return max(0.0, self.started + self.limit - time.monotonic())
+        return max(0.0, self._end - time.monotonic())
+
+    @property
+    def search(self) -> float:
+        """Seconds that the searches for names may take of it."""
+        return _SHARE_OF_SEARCH * self.limit
+
+    def part(self, share: float) -> Deadline:
+        """The end of a part of what is left."""
+        waited, whole = self._waited(), self.whole or self.limit
+        seconds = share * self.left()
+        return Deadline(limit=seconds, starved=self.starved, before=waited, whole=whole)
 
     @property
     def sentence(self) -> str:
         """The reason of a clause that it cut off."""
-        return f"the limit of {spoken(self.limit)} was reached"
+        return f"the limit of {spoken(self.whole or self.limit)} was reached"
 
 
 @contextlib.contextmanager

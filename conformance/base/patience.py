@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -60,6 +61,23 @@ def process_state(pid: int) -> ProcessState | None:
                 times = each_process.cpu_times()
                 seconds[each_process.pid, 0] = times.children_user + times.children_system
     return ProcessState(seconds=seconds, is_runnable=is_runnable) if seconds else None
+
+
+def starved_seconds(process: int | None = None) -> float:
+    """Seconds for which this thread, or a process, has waited for a processor since it began.
+
+    Of a process it is the first thread that counts. 0.0 where the system does not say: Linux alone
+    does, in nanoseconds (its documentation of ``schedstat``).
+    """
+    where = "thread-self" if process is None else str(process)
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return float(Path(f"/proc/{where}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    return 0.0
+
+
+def fair_clock() -> float:
+    """Seconds on a clock that stands still while this thread waits for a processor."""
+    return time.monotonic() - starved_seconds()
 
 
 def _status(thread: int) -> str:

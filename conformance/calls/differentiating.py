@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,6 +33,32 @@ class NotDifferentiable(LookupError):  # noqa: N818 (a promise that nobody made 
 
     def __init__(self, why: str) -> None:
         super().__init__(f"{why}: {EXCLUDE_GRADIENTS}")
+
+
+class _Handing(torch.autograd.Function):
+    """A number whose backward pass hands given tensors, as they are, to some answers."""
+
+    @staticmethod
+    def forward(ctx: Any, given: Sequence[Tensor], *answers: Tensor) -> Tensor:
+        """Zero."""
+        ctx.given = given
+        return answers[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_one: Tensor) -> Any:
+        """The given tensors, one an answer."""
+        return (None, *ctx.given)
+
+
+def pull_back(answers: Sequence[Tensor], given: Sequence[Tensor], *, again: bool = False) -> None:
+    """Add to the leaves what flows back from the answers where each gets a given gradient.
+
+    ``again`` keeps the history. ``torch.autograd.backward`` with ``grad_tensors`` does the same,
+    and imports sympy to compare sizes as symbols, which takes most of a second.
+    """
+    with torch.enable_grad():
+        handing: Tensor = _Handing.apply(given, *answers)  # type: ignore[no-untyped-call]  # of torch
+    handing.backward(retain_graph=again)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -115,10 +141,8 @@ class Taped:
         weights = self.answer.returned_weights
         if of_weights is not None and weights is not None:
             used.append((weights, of_weights.reshape(weights.shape).to(weights)))
-        options = {"retain_graph": again}
-        guarded(
-            torch.autograd.backward, tuple(zip(*used, strict=True)), options, COMPUTING_GRADIENTS
-        )
+        answers, given = zip(*used, strict=True)
+        guarded(pull_back, (answers, given), {"again": again}, COMPUTING_GRADIENTS)
 
     def connected(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor]:
         """Gradients of ``leaves`` as those of inputs, with their own history."""

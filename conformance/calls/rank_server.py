@@ -36,6 +36,7 @@ from ..errors import UsageError
 from ..targets.resolving import find
 from .calling import in_eval, is_tensor, plainly, raised
 from .devices import bits_of
+from .differentiating import pull_back
 
 _ROLES: Final = tuple(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
 # What the functions of torch.distributed call. Functional collectives, and so DTensor, go another
@@ -303,7 +304,7 @@ class _Rank:
             leaf.grad = None
         if taped.answer.requires_grad:
             upstream = request.upstream.to(taped.answer.device)
-            torch.autograd.backward([taped.answer], [upstream], retain_graph=True)
+            pull_back([taped.answer], [upstream], again=True)
         return Reply(
             gradients={
                 name: leaf.grad.detach().cpu().to_dense()

@@ -213,13 +213,8 @@ def _second(
 
 
 def _pulled_twice(taped: Taped, upstream: Tensor, line: dict[str, Tensor]) -> dict[str, Tensor]:
-    first = torch.autograd.grad(
-        taped.returned,
-        taped.all_leaves,
-        as_returned(upstream, taped),
-        create_graph=True,
-        allow_unused=True,
-    )
+    whole = (taped.returned * as_returned(upstream, taped)).sum()
+    first = torch.autograd.grad(whole, taped.all_leaves, create_graph=True, allow_unused=True)
     canonical = taped.connected(first)
     total = sum((canonical[name] * line[name].to(canonical[name])).sum() for name in line)
     again = torch.autograd.grad(total, taped.all_leaves, allow_unused=True)  # type: ignore[arg-type]  # a tensor, as there are inputs

@@ -75,7 +75,7 @@ def matches_golden(
     The example binds only if it can tell the ``counterfactual`` from the golden answer and, with
     ``signal``, if answers that are no attention are clearly wrong.
     """
-    answer = subject.answer(inputs) if answer is None else answer
+    answer = subject.any_answer(inputs) if answer is None else answer
     expected = subject.golden(inputs)
     judged = expected.judged if judged is None else judged
     agreement = compare(answer, expected.output, expected.bound, judged=judged, wording=wording)
@@ -136,7 +136,7 @@ def same_answer(
     The example binds only if it can tell the ``counterfactual``, whose output has the rows of that
     to ``second``, from the golden answer.
     """
-    first_answer, second_answer = subject.answer(first), subject.answer(second)
+    first_answer, second_answer = subject.any_answer(first), subject.answer(second)
     return relate(
         subject,
         (first, first_answer),
@@ -298,7 +298,7 @@ def measures_golden(
     ``signal``, if answers that are no attention are clearly wrong.
     """
     yardstick = subject.yardstick(inputs)
-    answer = subject.answer(inputs)
+    answer = subject.any_answer(inputs)
     comparison = explained(subject, inputs, answer, measure(yardstick, answer, wording))
     binding = bool(yardstick.judged.any())
     if subject.only_violations:

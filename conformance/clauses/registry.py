@@ -207,6 +207,9 @@ class Clause:
     subtle
         Whether a coarse precision may hide what it checks: then it does not apply, where other
         clauses would be untestable. A declared ``precision`` may hide it from any clause.
+    of_any_answer
+        Whether any answer shows whether it holds: of a slow candidate those are taken that are
+        known, as far as the clause may ask their problems.
     resized
         Gives a drawn problem the sizes that the clause needs. The check gets what this returns: so
         its sizes are those that are made smaller and shown. None leaves problems as they are.
@@ -226,6 +229,7 @@ class Clause:
     explained: bool = True
     subtle: bool = False
     of_repetition: bool = False
+    of_any_answer: bool = False
     resized: Callable[[Subject, Problem], Problem] | None = None
 
     def problem_for(self, subject: Subject, drawn: Problem) -> Problem:
@@ -303,6 +307,7 @@ def clause(
     explained: bool = True,
     subtle: bool = False,
     of_repetition: bool = False,
+    of_any_answer: bool = False,
     resized: Callable[[Subject, Problem], Problem] | None = None,
 ) -> Callable[[Check], Check]:
     """Register the decorated check as a clause of the specification.
@@ -331,6 +336,7 @@ def clause(
                 explained=explained,
                 subtle=subtle,
                 of_repetition=of_repetition,
+                of_any_answer=of_any_answer,
                 resized=resized,
             )
         )

@@ -27,10 +27,11 @@ BATCH = Space(least=(("batch", 2),), share=0.5)
     sentence="The output has one row a query: [B, H, Lq, Dv] for a core, [B, Lq, Eo] for a layer.",
     source="Vaswani et al. 2017, section 3.2; ONNX Attention-23, output Y",
     space=ANY_KIND,
+    of_any_answer=True,
 )
 def output_shape(subject: Subject, problem: Problem) -> Finding:
     """Reading an answer checks its shape."""
-    subject.answer(subject.inputs(problem))
+    subject.any_answer(subject.inputs(problem))
     return Finding()
 
 
@@ -40,11 +41,12 @@ def output_shape(subject: Subject, problem: Problem) -> Finding:
     source="ONNX Attention-23: type constraint T1 binds Q and Y",
     space=ANY_KIND,
     explained=False,
+    of_any_answer=True,
 )
 def output_dtype(subject: Subject, problem: Problem) -> Finding:
     """Compare the dtypes."""
     inputs = subject.inputs(problem)
-    got = subject.answer(inputs).dtype
+    got = subject.any_answer(inputs).dtype
     if got == inputs.query.dtype:
         return Finding()
     message = f"the output has dtype {got} for inputs of dtype {inputs.query.dtype}"

@@ -6,8 +6,8 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cached_property, lru_cache
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -211,22 +211,72 @@ class Differentiator:
         return answer.returned is not None and answer.returned.requires_grad
 
 
-REMEMBERED_PROBLEMS = 4096
+# Logits of the problems whose tensors and golden answers are remembered. A golden answer has some
+# twenty stages of eight bytes each for a logit: about 50 MB, as much as the spaces in turn need.
+REMEMBERED_LOGITS: Final = 300_000
+# What a problem counts for that has next to none.
+LEAST_LOGITS: Final = 256
 # Perturbed calls that measure the spread of a candidate whose weights are unknown.
 SPREAD_CALLS = 4
+
+
+class RememberedInputs(Protocol):
+    """Makes the tensors of a problem, and remembers them."""
+
+    @property
+    def __wrapped__(self) -> Callable[..., Inputs]:
+        """What makes them anew."""
+
+    def __call__(self, problem: Problem, /) -> Inputs:
+        """The tensors of a problem, always the same object while it is remembered."""
+
+
+class _Remembered:
+    """The tensors of the problems that were asked for last; golden answers live as long."""
+
+    def __init__(self, make: Callable[[Problem], Inputs]) -> None:
+        self.__wrapped__ = make
+        self._made: dict[Problem, Inputs] = {}
+        self._logits = 0
+
+    def __call__(self, problem: Problem) -> Inputs:
+        """The tensors of a problem, always the same object while it is remembered."""
+        made = self._made.pop(problem, None)
+        if made is None:
+            made = self.__wrapped__(problem)
+            self._logits += _logits(problem)
+        self._made[problem] = made
+        while self._logits > REMEMBERED_LOGITS and len(self._made) > 1:
+            oldest = next(iter(self._made))
+            del self._made[oldest]
+            self._logits -= _logits(oldest)
+        return made
+
+
+def _logits(problem: Problem) -> int:
+    sizes = problem.geometry
+    heads = sizes.batch * sizes.num_heads
+    return max(LEAST_LOGITS, heads * sizes.query_length * sizes.key_length)
 
 
 class Subject:
     """The candidate on one device and its oracle, as the checks of the clauses use them.
 
     ``sealed`` is the judge as it must stay; by default as it is now. Where ``only_violations``
-    matter, whether an example binds is not looked at.
+    matter, whether an example binds is not looked at. One that ``keeps`` answers, as its calls are
+    slow, makes no second call where any answer to the same inputs does.
     """
 
     only_violations = False
 
     def __init__(
-        self, candidate: Candidate, dtype: str, device: str = "cpu", *, sealed: Seal | None = None
+        self,
+        candidate: Candidate,
+        dtype: str,
+        device: str = "cpu",
+        *,
+        sealed: Seal | None = None,
+        keeps: bool = False,
     ) -> None:
         self.candidate = candidate.on(device)
         self.declaration = self.candidate.declaration
@@ -238,8 +288,11 @@ class Subject:
         self.recording: Recording | None = None
         # The inputs of the first call and its answer: it must be the same later on.
         self.first_answer: tuple[Inputs, Tensor] | None = None
-        self.inputs = lru_cache(maxsize=REMEMBERED_PROBLEMS)(self._materialise)
+        self.inputs: RememberedInputs = _Remembered(self._materialise)
         self._yardsticks: WeakKeyDictionary[Inputs, Yardstick] = WeakKeyDictionary()
+        # The problems that clauses asked, and answers to plain calls where these are kept.
+        self.asked: list[Problem] = []
+        self.kept: dict[Inputs, Tensor] | None = {} if keeps else None
         # The inputs of the first call that wrote into its arguments.
         self.edited: list[Inputs] = []
         self.sealed, self._replaced = sealed or seal(), tampered_at_load()
@@ -317,7 +370,10 @@ class Subject:
     def call(self, forward: Forward, inputs: Inputs) -> Answer:
         """Call a forward with copies of the inputs; raises CandidateFailure for a bad answer."""
         with self.timed():
-            return self.call_with(forward, arguments(inputs), inputs)
+            answer = self.call_with(forward, arguments(inputs), inputs)
+        if self.kept is not None and not inputs.grad_mode:
+            self.kept[inputs] = answer.output
+        return answer
 
     def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
         """Call with arguments that were made from some inputs; raises CandidateFailure.
@@ -385,6 +441,16 @@ class Subject:
     def answer(self, inputs: Inputs) -> Tensor:
         """The candidate's output for some inputs."""
         return self.call(self.forward(inputs), inputs).output
+
+    def any_answer(self, inputs: Inputs) -> Tensor:
+        """The candidate's output for some inputs, of an earlier call if that was kept."""
+        known = None if self.recording is not None or self.kept is None else self.kept.get(inputs)
+        return self.answer(inputs) if known is None else known
+
+    def known_problems(self) -> list[Problem]:
+        """The problems that clauses asked and whose answers are kept, each once."""
+        kept = self.kept or {}
+        return [one for one in dict.fromkeys(self.asked) if kept and self.inputs(one) in kept]
 
     def answer_or_refusal(self, inputs: Inputs) -> Tensor | None:
         """The candidate's output; None where it raises. A bad answer is a CandidateFailure."""

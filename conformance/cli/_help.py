@@ -17,7 +17,7 @@ PURPOSES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Which clauses are asked": (
         *("profile", "only", "skip", "seed", "exitfirst", "first", "failed_first", "databases"),
-        "shard",
+        *("shard", "explain"),
     ),
     "What counts as a failure": ("expected_failures", "write_expected", "fail_on", "strict"),
     "Where it runs": (

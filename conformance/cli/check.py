@@ -143,6 +143,11 @@ COMPILING = 300.0
     help="End with the first MUST that fails; what finds mistakes soonest runs first.",
 )
 @click.option(
+    "--explain/--no-explain",
+    default=True,
+    help="Make failures small and look for the name of the mistake.  [default: --explain]",
+)
+@click.option(
     "--failed-first",
     "--lf",
     "failed_first",
@@ -194,6 +199,7 @@ def check_command(
     fail_on: str | None,
     strict: bool,
     exitfirst: bool,
+    explain: bool,
     failed_first: bool,
     watch: bool,
     timeout: float,
@@ -259,6 +265,8 @@ def check_command(
         shard=work.shard,
         databases=work.databases,
         exitfirst=exitfirst,
+        explain=explain,
+        in_turn=watch or profile == "smoke",
         isolated=isolated,
         max_memory=max_memory,
     )

@@ -239,7 +239,7 @@ def second_gradients(
     output = evaluate(inputs.replace(**named), point, recorded=True).output
     every = tuple(leaves.values())
     with torch.enable_grad():
-        first = torch.autograd.grad(output, every, upstream.double(), create_graph=True)
+        first = torch.autograd.grad((output * upstream.double()).sum(), every, create_graph=True)
         parts = zip(line.values(), first, strict=True)
         total = torch.stack([(each * way).sum() for way, each in parts]).sum()
     second = torch.autograd.grad(total, every)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from ..base.mistake import CHOSEN_UNDECLARED, parts_of
+from ..base.patience import fair_clock
 from ..base.results import WRONG_ANSWERS, Violation
 from ..calls.calling import before_each_call
 from ..clauses.registry import Clause
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..diagnosis import Diagnostician
-from ..diagnosis.answer_facts import lost_search_entry, unnamed_entry
+from ..diagnosis.answer_facts import lost_search_entry, unnamed_entry, which_go_wrong
 from ..diagnosis.chance import Chance
 from ..diagnosis.earlier_calls import changed_inputs_entry, strides_entry
 from ..diagnosis.exports.blame import Blamer
+from ..diagnosis.mistaken_answer import DiagnosedSubject
 from ..diagnosis.mistakes import NamedMistake
 from ..diagnosis.ranks import diagnostician
 from ..diagnosis.refused_sizes import Asks, RefusedCall, RefusedSizes
@@ -24,6 +26,7 @@ from ..diagnosis.statement_search import cannot_be_made
 from ..errors import fault_of
 from ..problems.problem import Problem
 from .clause_run import ClauseRun
+from .few_calls import FewCalls
 from .shrinking.smallest import Smallest
 
 # A cause as the report has it.
@@ -35,6 +38,9 @@ _LAID_OUT: Final = " laid out as "
 Fails = Callable[[Subject], bool]
 # Seconds that the search for a name may take: of some thousand calls each may be slow.
 LONGEST_SEARCH: Final = 300.0
+# That where calls are slow, and the fewest calls that it may make, however slow they are.
+SLOW_SEARCH: Final = 15.0
+FEWEST_CALLS: Final = 12
 # That for the name of answers at the few sizes at which a call does not raise.
 SHORT_SEARCH: Final = 5.0
 
@@ -47,10 +53,13 @@ class Causes:
 
     def __init__(self, candidate: Candidate, mistakes: Sequence[NamedMistake]) -> None:
         self._candidate, self._mistakes = candidate, mistakes
+        self.call_seconds = 0.0  # of a call, where that is known
         self.forget()
 
     def forget(self) -> None:
         """Drop what was found: it is found again."""
+        self._spent = 0.0  # seconds of all searches for names
+        self._few: dict[Subject, FewCalls] = {}
         self.diagnosticians: dict[Subject, Diagnostician] = {}
         self._chance, self._sizes = Chance(), RefusedSizes()
         self._lost: dict[Subject, Entry] = {}
@@ -122,6 +131,12 @@ class Causes:
             self._lost[subject] = lost_search_entry(fault_of(error))
             return None
 
+    def from_few_calls(self, subject: Subject) -> FewCalls:
+        """What explains failures of a subject whose calls are slow."""
+        if subject not in self._few:
+            self._few[subject] = FewCalls(subject, self._mistakes)
+        return self._few[subject]
+
     def named(
         self, subject: Subject, clause: Clause, problem: Problem, clause_run: ClauseRun
     ) -> list[Entry]:
@@ -166,21 +181,41 @@ class Causes:
             return [self._lost[subject]]
         if subject not in self.diagnosticians:
             self.diagnosticians[subject] = diagnostician(subject, self._mistakes)
-        last = time.monotonic() + longest
+        slow = subject.kept is not None
+        longest = min(longest, clause_run.search - self._spent, SLOW_SEARCH if slow else longest)
+        began, calls = fair_clock(), 0
+        most = max(FEWEST_CALLS, longest / self.call_seconds) if slow else math.inf
 
         def before_call() -> None:
-            if clause_run.is_over or time.monotonic() >= last:
+            nonlocal calls
+            calls += 1
+            if clause_run.is_over or calls > most or fair_clock() >= began + longest:
                 raise _GivenUp
 
+        known = self.diagnosticians[subject]
         try:
             with before_each_call(before_call):
-                return explain(self.diagnosticians[subject])
+                return explain(known)
         except _GivenUp:
-            why = "the time of the run was up" if clause_run.is_over else f"{longest:g} s"
-            self._lost[subject] = unnamed_entry(f"the search for a name was given up: {why}")
+            self._lost[subject] = self._so_far(known, calls - 1)
             return [self._lost[subject]]
         except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
             return [lost_search_entry(fault_of(error))]
+        finally:
+            self._spent += fair_clock() - began
+
+    def _so_far(self, known: Diagnostician, calls: int) -> Entry:
+        """What is known of a mistake where the search for its name has used its share."""
+        text = f"no name was found in the share of the search, {calls} calls"
+        answered = known.subject.answered if isinstance(known.subject, DiagnosedSubject) else {}
+        every = [*filter(None, answered.values())]
+        if known.subject in self._few:
+            every += self._few[known.subject].observed()
+        wrong = [one for one in every if one.margin > 1.0]
+        facts: Entry = {}
+        if wrong:
+            text += f": {which_go_wrong(facts, every, wrong, ())}"
+        return {**unnamed_entry(text), "facts": facts}
 
     def follows(self, subject: Subject, clause: Clause, problem: Problem, kind: str) -> str:
         """The name of another failure's mistake that makes a clause fail as well, or ""."""

@@ -138,9 +138,10 @@ class ClauseProblems:
         tally.remembered = len(remembered)
         self._count(exactly=shard.count > 1)
         yield from remembered
+        known: set[Problem] = set()
         for number, problem in enumerate(self._pool.in_turn(*self._place)):
             if shard.owns(number):
-                yield self._problem_for(problem)
+                yield self._answered(known) or self._problem_for(problem)
         self._count(exactly=True)
         if tally.is_decided:
             return
@@ -164,6 +165,17 @@ class ClauseProblems:
         drawn = self._pool.drawn(*self._place, turn=turn)
         self._tally.planned = len(drawn)
         yield from map(self._problem_for, drawn)
+
+    def _answered(self, known: set[Problem]) -> Problem | None:
+        """A further problem whose answer is there already, of a clause that takes any answer."""
+        if not self._clause.of_any_answer or self._subject.kept is None:
+            return None
+        space, candidate = self._place[0], self._subject.candidate
+        for problem in self._subject.known_problems():
+            if problem not in known and space.admits(problem, candidate):
+                known.add(problem)
+                return problem
+        return None
 
     def _problem_for(self, drawn: Problem) -> Problem:
         """A drawn problem with the sizes that the clause needs; what is remembered has them."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from ..base.patience import fair_clock
 from ..base.results import ClauseResult, Status, Violation, result_from_json
 from ..targets.loading import one_line
 from .tally import Tally
@@ -77,7 +78,7 @@ class ClauseRun:
     """How a clause is run: how long, how progress is reported, and how a failure is.
 
     until
-        The moment on the monotonic clock at which no further example is begun.
+        The moment on the fair clock of this thread at which no further example is begun.
     on_example
         Gets each problem (plain data) before it is tried, and the tally of those before it.
     on_failure
@@ -88,6 +89,8 @@ class ClauseRun:
         0 for the examples of the profile, then others for each round of a profile that explores.
     most
         Examples after which the clause is laid aside: the next run of it goes on from there.
+    search
+        Seconds that all searches for names of the candidate's mistakes may take together.
     """
 
     until: float | None = None
@@ -96,11 +99,12 @@ class ClauseRun:
     deferred: bool = False
     round: int = 0
     most: int | None = None
+    search: float = math.inf
 
     @property
     def is_over(self) -> bool:
         """Whether the time is up."""
-        return self.until is not None and time.monotonic() >= self.until
+        return self.until is not None and fair_clock() >= self.until
 
 
 UNLIMITED: Final = ClauseRun()

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any, Final
 
 from ..adapters.compiled import profile_for
+from ..base.limits import SLOW_CALL
 from ..base.mistake import UNKNOWN
 from ..base.profile import WHOLE, Profile, Shard
 from ..base.results import BLAMED_ON_PLATFORM, RACE, WRONG_ANSWERS, ClauseResult, Violation
@@ -25,7 +26,7 @@ from ..clauses.registry import Clause, Finding, all_clauses
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
-from ..diagnosis.answer_facts import lost_search_entry
+from ..diagnosis.answer_facts import lost_search_entry, shared_confidence
 from ..diagnosis.chance import UNORDERED, threads_entry
 from ..diagnosis.mistakes import named_mistakes
 from ..diagnosis.refused_sizes import RAISES, RIGHT, WRONG
@@ -36,12 +37,21 @@ from .causes import Causes, own_fault
 from .clause_problems import ClauseProblems, FailureMemory
 from .clause_run import UNLIMITED, ClauseRun, PlannedClause
 from .shrinking.counterexample import describe
-from .shrinking.smallest import Smallest, examine, smallest_failure, with_scale_error
+from .shrinking.smallest import (
+    Smallest,
+    examine,
+    examine_recorded,
+    same_failure,
+    smallest_failure,
+    with_scale_error,
+)
 from .tally import Tally, Terms
 
 OnExample = Callable[[dict[str, Any]], None]
 # Of the reductions that a profile leaves, the part that the next failing clause may use.
 SHARE_OF_ONE_CLAUSE = 0.3
+# Tries where calls are slow, and what was asked tells no name.
+TRIES_OF_SLOW_CALLS: Final = 6
 # What takes a process with it, or much memory, costs seconds a try: few to make it small, none for
 # what hangs.
 TRIES_OF_A_LOSS = {"hung": 0, "crashed": 8, "memory": 2}
@@ -81,6 +91,8 @@ class CandidateRun:
         self.explain = explain
         self.shard = shard
         self.memory = memory
+        # What a trial call took; 0.0 where none was made.
+        self.call_seconds = 0.0
         self._leading = ""
         self.pool = self._pool()
         self.reductions_left = self.profile.reductions
@@ -198,7 +210,10 @@ class CandidateRun:
         """The candidate under test in one dtype on one device."""
         place = dtype, device
         if place not in self._subjects:
-            self._subjects[place] = Subject(self.candidate, dtype, device, sealed=self.sealed)
+            slow = self.call_seconds >= SLOW_CALL
+            self._causes.call_seconds = self.call_seconds
+            subject = Subject(self.candidate, dtype, device, sealed=self.sealed, keeps=slow)
+            self._subjects[place] = subject
             for known in filter(self._is_like, PREPARED):
                 self._subjects[place].share(known.subject(dtype, device))
         return self._subjects[place]
@@ -244,6 +259,8 @@ class CandidateRun:
                 return unfinished(covered())
             clause_run.on_example(problem.as_json(), tally)
             finding = examine(clause, subject, problem)
+            if subject.kept is not None:
+                subject.asked.append(problem)
             if finding.violation is not None:
                 own = _without_platform(clause, subject, problem)
                 blamed, finding = (blamed, finding) if own is None else own
@@ -307,6 +324,12 @@ class CandidateRun:
         return result.replace(diagnosis=[chance] if chance else [])
 
     def _reduced_result(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
+        """A failure made small and named: where calls are slow by what was asked, if that tells."""
+        slow = failure.subject.kept is not None
+        told = self._of_few_calls(failure, clause_run) if slow else None
+        return told or self._searched_result(failure, clause_run)
+
+    def _searched_result(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
         clause, subject, kind = failure.clause, failure.subject, failure.violation.kind
         causes, chance = self._causes, None
         threaded = threads_entry(failure.violation)
@@ -316,7 +339,6 @@ class CandidateRun:
             chance = causes.chance(failure.problem, subject, failure.fails, kind)
         if chance is not None and chance["name"] != UNORDERED and not clause.of_repetition:
             return _random_failure(failure, chance)
-        tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
         ends_ranks = kind == "raised" and self.candidate.declaration.ranks is not None
         tally = Tally(examples=failure.result.examples)
 
@@ -328,7 +350,7 @@ class CandidateRun:
             subject,
             failure.problem,
             failure.violation,
-            tries=min(tries, TRIES_OF_A_LOSS.get("crashed" if ends_ranks else kind, tries)),
+            tries=self._tries(subject, "crashed" if ends_ranks else kind),
             reduced_problems=tuple(self._reduced),
             on_example=on_example,
             until=clause_run.until,
@@ -360,6 +382,42 @@ class CandidateRun:
             diagnosis=self._catalogued(diagnosis),
             blame=causes.blame(subject, clause, smallest, on_example) if in_time else None,
         )
+
+    def _tries(self, subject: Subject, kind: str) -> int:
+        """How often the failing problem of one clause may be tried smaller."""
+        tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
+        most = tries if subject.kept is None else TRIES_OF_SLOW_CALLS
+        return min(tries, most, TRIES_OF_A_LOSS.get(kind, tries))
+
+    def _of_few_calls(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult | None:
+        """A failure named and made small by the calls that were made; None where they tell less."""
+        clause, subject, found = failure.clause, failure.subject, failure.violation
+        if self.candidate.kind not in ("core", "layer") or found.kind not in WRONG_ANSWERS:
+            return None
+        if not self.candidate.golden_known or clause_run.is_over:
+            return None
+        few = self._causes.from_few_calls(subject)
+        explanations = few.explain(clause, failure.problem)
+        if not explanations:
+            return None
+        tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
+        smaller = few.smaller(explanations[0].made, clause, failure.problem, found, tries)
+        for problem in dict.fromkeys((smaller, failure.problem)):
+            finding, recording = examine_recorded(clause, subject, problem)
+            shown = finding.violation
+            if shown is not None and same_failure(found, shown):
+                smallest = Smallest(
+                    problem=problem, violation=shown, recording=recording, tries=0, repeated=True
+                )
+                diagnosis = shared_confidence([one.entry for one in explanations])
+                return failure.result.replace(
+                    status="failed",
+                    reason=shown.message,
+                    violation=shown,
+                    counterexample=describe(clause.id, subject, smallest),
+                    diagnosis=self._catalogued(diagnosis),
+                )
+        return None
 
     def _catalogued(self, diagnosis: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """A diagnosis, of what nobody declared with whether the catalogue has each name."""

@@ -50,7 +50,9 @@ def what_is_missing(
     reasons = []
     not_run, not_finished = _cut(deadline, results)
     if deadline is not None and not_run + not_finished:
-        reasons.append(f"{deadline.sentence}: {left_over(not_run, not_finished)}")
+        names = _not_asked(deadline, results)
+        named = f" (not asked: {', '.join(names)})" if names else ""
+        reasons.append(f"{deadline.sentence}: {left_over(not_run, not_finished)}{named}")
     if stopped:
         reasons.append(STOPPED)
     if is_shard(options):
@@ -60,6 +62,19 @@ def what_is_missing(
             f"{shard.count} gives the verdict"
         )
     return "; ".join(reasons)
+
+
+def _not_asked(deadline: Deadline, results: Sequence[ClauseResult]) -> list[str]:
+    """The clauses of which no example was asked, a family of which none was as ``family.*``."""
+    applied = [one for one in results if one.status != "not-applicable"]
+    unasked = {one.id: one.family for one in applied if one.reason == NOT_RUN + deadline.sentence}
+    whole = {
+        family
+        for family in unasked.values()
+        if len({one.id for one in applied if one.family == family}) > 1
+        and all(one.id in unasked for one in applied if one.family == family)
+    }
+    return [*dict.fromkeys(f"{f}.*" if f in whole else slug for slug, f in unasked.items())]
 
 
 def _cut(deadline: Deadline | None, results: Iterable[ClauseResult]) -> tuple[int, int]:
@@ -209,6 +224,7 @@ def _schedule(
         remembers=bool(options.databases),
         first=options.first,
         exitfirst=options.exitfirst,
+        in_turn=options.in_turn or run.deadline is not None,
     )
 
 

@@ -68,9 +68,17 @@ SOONEST: Final = (
     "numerics.constant-value",
     "export.matches-source",
 )
+# Made by `python benchmarks/order_by_calls.py --write`: clauses, each with the number of examples
+# after which the next step finds more mistakes for a call of the candidate.
+_STEPS: Final = Path(__file__).with_name("steps.json")
 _FILE: Final = "failed.json"
 # Targets that are remembered; the oldest are forgotten.
 _MOST: Final = 500
+
+
+def steps() -> list[tuple[str, int]]:
+    """Clauses and numbers of examples, in the order that finds mistakes in the fewest calls."""
+    return [(slug, most) for slug, most in json.loads(_STEPS.read_text(encoding="utf-8"))]
 
 
 def last_failed(targets: Sequence[str]) -> tuple[str, ...]:

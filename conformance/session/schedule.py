@@ -6,16 +6,17 @@ import contextlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final, Protocol
 
-from ..base.limits import Deadline
+from ..base.limits import NOT_FINISHED, Deadline
 from ..base.mistake import UNKNOWN, UNREPEATABLE
 from ..base.results import BLAMED_ON_PLATFORM, WRONG_ANSWERS, ClauseResult
 from ..errors import UsageError
 from ..running.workers.messages import Loaded, Order
 from ..running.workers.pool import WorkerPool
 from ..running.workers.supervisor import HarnessError, OutOfTime, Supervisor, WorkerLost
+from .order import steps
 
 # Of a run that ends with its first failure: so many clauses come first, with all their examples.
 # They show most mistakes, in a fifth of a second.
@@ -27,6 +28,11 @@ _SOON: Final = 14
 _MOST_OF_NEXT: Final = 48
 _MORE_OF_SOON: Final = 8
 _MORE: Final = 3
+# Where calls are slow or time is short, all clauses take turns behind the steps that find most for
+# each call: examples after which a clause is laid aside for the next one.
+_TURNS: Final = (1, 3, 8, 24)
+# Seconds of an example without the candidate's own.
+_EXAMPLE: Final = 0.005
 # Until so many clauses have run, no time is estimated.
 _LEAST: Final = 5
 
@@ -147,6 +153,8 @@ class Chunk:
     before
         The candidate's results so far, by their places, where they matter: the failures are among
         them.
+    share
+        What it may use of the time that is left when it begins, where there is a limit.
     """
 
     index: int
@@ -155,26 +163,42 @@ class Chunk:
     explains: bool = False
     ends: bool = False
     before: Mapping[int, ClauseResult] = field(default_factory=dict)
+    share: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkRun:
     """Runs, or explains, the clauses of a chunk with a worker, in a thread or on another machine.
 
-    ``judge``, ``warns`` and ``exitfirst`` are those of the schedule; with ``remembers`` there is a
-    database of failures.
+    ``judge``, ``warns``, ``exitfirst`` and ``in_turn`` are those of the schedule; with
+    ``remembers`` there is a database of failures.
     """
 
     loaded: Sequence[Loaded]
     judge: JudgeResult
     warns: tuple[str, ...]
     exitfirst: bool
+    in_turn: bool
     remembers: bool
 
     def __call__(
         self, supervisor: Supervisor, chunk: Chunk, stopping: Callable[[], bool]
     ) -> Iterator[ChunkReport]:
-        """Each clause's number and result; of the last chunk also what explains and warns.
+        """Each clause's number and result; of the last chunk also what explains and warns."""
+        if chunk.share == 1.0 or supervisor.deadline is None:
+            yield from self._reports(supervisor, chunk, stopping)
+            return
+        whole = supervisor.deadline
+        supervisor.limit_to(whole.part(chunk.share))
+        try:
+            yield from self._reports(supervisor, chunk, stopping)
+        finally:
+            supervisor.limit_to(whole)
+
+    def _reports(
+        self, supervisor: Supervisor, chunk: Chunk, stopping: Callable[[], bool]
+    ) -> Iterator[ChunkReport]:
+        """The reports of a chunk within its time.
 
         On Ctrl-C the failure that was being explained is handed over as found, without a name.
         """
@@ -203,36 +227,65 @@ class ChunkRun:
             for number in chunk.numbers:
                 yield number, supervisor.explain(index, number, chunk.before[number])
             return
-        if self.exitfirst and not chunk.order.round:
-            yield from self._broadly(supervisor, chunk)
+        if not chunk.order.round and (self.exitfirst or takes_turns(self, index)):
+            yield from self._in_stages(supervisor, chunk)
             return
         results = supervisor.run_candidate(index, chunk.numbers, chunk.order)
         yield from zip(chunk.numbers, results, strict=False)
 
-    def _broadly(self, supervisor: Supervisor, chunk: Chunk) -> Iterator[tuple[int, ClauseResult]]:
-        """The first MUST clauses, then one example of every other MUST, a few, then all the rest.
+    def _in_stages(
+        self, supervisor: Supervisor, chunk: Chunk
+    ) -> Iterator[tuple[int, ClauseResult]]:
+        """Some examples of some clauses, stage after stage: in the end each clause has all its own.
 
-        Most mistakes show at the first example of some clause, and to ask all clauses theirs takes
-        as long as to ask a few of them everything. Each example is run once, and each clause has
-        all of its own in the end.
+        Each example is run once. A clause that is laid aside says how far it came, but in a run
+        that ends with its first failure.
         """
-        planned = self.loaded[chunk.index].planned
-        ends = [n for n in chunk.numbers if planned[n].level == "MUST" and not planned[n].reason]
-        whole, broad = ends[:WHOLE_FIRST], ends[WHOLE_FIRST:]
         waiting: dict[int, ClauseResult] = {}
         done: set[int] = set()
-        soon, later = broad[1:_SOON], broad[_SOON:]
-        more = (broad[:1], _MOST_OF_NEXT), (soon, _MORE_OF_SOON), (later, _MORE)
-        for numbers, most in ((whole, None), (broad, 1), *more, (chunk.numbers, None)):
-            left = [number for number in numbers if number not in done]
-            order = replace(chunk.order, most=most)
-            results = supervisor.run_candidate(chunk.index, left, order)
-            for number, result in zip(left, results, strict=False):
-                if most is not None and result.planned is not None:
-                    waiting[number] = _together(waiting.get(number), result)
-                    continue
+        asked: list[tuple[int, int | None]] = []
+
+        def asking() -> Iterator[tuple[int, Order]]:
+            for numbers, most in self._stages(chunk):
+                for number in numbers:
+                    had = waiting[number].examples if number in waiting else 0
+                    if number not in done and (most is None or had < most):
+                        asked.append((number, most))
+                        yield number, replace(chunk.order, most=most)
+
+        for result in supervisor.run_each(chunk.index, asking()):
+            number, most = asked.pop()
+            together = _together(waiting.get(number), result)
+            if most is None or result.planned is None:
                 done.add(number)
-                yield number, _together(waiting.get(number), result)
+                yield number, together
+                continue
+            waiting[number] = together
+            if not self.exitfirst:
+                yield number, together.replace(reason=_so_far(together))
+
+    def _stages(self, chunk: Chunk) -> Iterator[tuple[Sequence[int], int | None]]:
+        """Clauses by their numbers, with the examples after which they are laid aside.
+
+        Most mistakes show at the first example of some clause, and to ask all clauses theirs takes
+        as long as to ask a few of them everything. Where calls are slow, what is asked next finds
+        the most for each call.
+        """
+        planned = self.loaded[chunk.index].planned
+        asked = [number for number in chunk.numbers if not planned[number].reason]
+        ends = [number for number in asked if planned[number].level == "MUST"]
+        if takes_turns(self, chunk.index):
+            own = [(planned[number].id, number) for number in ends]
+            for slug, most in steps():
+                yield [number for name, number in own if name == slug], most
+            for most in _TURNS:
+                yield ends if self.exitfirst else [*dict.fromkeys([*ends, *asked])], most
+        else:
+            whole, broad = ends[:WHOLE_FIRST], ends[WHOLE_FIRST:]
+            soon, later = broad[1:_SOON], broad[_SOON:]
+            yield from ((whole, None), (broad, 1), (broad[:1], _MOST_OF_NEXT))
+            yield from ((soon, _MORE_OF_SOON), (later, _MORE))
+        yield chunk.numbers, None
 
     def _explained(
         self,
@@ -295,6 +348,20 @@ class ChunkRun:
         return warnings
 
 
+def _so_far(result: ClauseResult) -> str:
+    """What is said of a clause that is laid aside, should the run end meanwhile."""
+    count = f"{result.examples} of about {result.planned} examples"
+    return f"{NOT_FINISHED}after {count}, none of which failed"
+
+
+def takes_turns(run: ChunkRun | Schedule, index: int) -> bool:
+    """Whether a candidate's clauses take turns: in a run where they do, or as its calls are slow.
+
+    The first failure of a quick candidate is found sooner by its own stages.
+    """
+    return run.loaded[index].is_slow or (run.in_turn and not run.exitfirst)
+
+
 def _together(before: ClauseResult | None, result: ClauseResult) -> ClauseResult:
     """The result of a clause that was laid aside once, with the time of both parts.
 
@@ -314,6 +381,7 @@ class Schedule:
     contradictions are looked for: a shard has only some of the examples. ``ended`` is called with
     the index of each candidate when its last clause has been run. Clauses in ``first`` are run
     before all others, in that order. With ``exitfirst`` nothing is begun after a MUST has failed.
+    With ``in_turn`` all clauses have one example before any has many, as time is short.
     """
 
     pool: WorkerPool
@@ -327,6 +395,7 @@ class Schedule:
     warns: tuple[str, ...] = ("failed", "untestable")
     first: tuple[str, ...] = ()
     exitfirst: bool = False
+    in_turn: bool = False
     remembers: bool = False
     results: list[dict[int, ClauseResult]] = field(init=False)
     warnings: dict[int, list[str]] = field(init=False, default_factory=dict)
@@ -342,6 +411,7 @@ class Schedule:
             judge=self.judge,
             warns=self.warns,
             exitfirst=self.exitfirst,
+            in_turn=self.in_turn,
             remembers=self.remembers,
         )
         self._estimate = Estimate(())
@@ -360,13 +430,32 @@ class Schedule:
         self._estimate = Estimate(slugs, jobs=self.jobs)
         self.pool.announce_failures(self._found)
         if whole:
-            self._work([self._whole(index) for index in candidates])
+            self._work(self._sharing([self._whole(index) for index in candidates]))
         else:
             self._work([chunk for index in candidates for chunk in self._split(index)])
             self._work([self._second(index) for index in candidates])
         while self.explores and not self._stopped and self.deadline and self.deadline.left() > 0.0:
             if not self._explore(whole=whole):
                 return
+
+    def _sharing(self, chunks: list[Chunk]) -> list[Chunk]:
+        """Whole candidates under a limit: each may use what it needs of all that is needed yet.
+
+        Those that need the least come first, so that what they leave goes to those behind them.
+        """
+        if self.deadline is None or len(chunks) == 1:
+            return chunks
+        needs = {chunk.index: self._need(chunk.index) for chunk in chunks}
+        ordered = sorted(chunks, key=lambda chunk: needs[chunk.index])
+        left = [sum(needs[chunk.index] for chunk in ordered[n:]) for n in range(len(ordered))]
+        return [
+            replace(chunk, share=min(1.0, self.jobs * needs[chunk.index] / most))
+            for chunk, most in zip(ordered, left, strict=True)
+        ]
+
+    def _need(self, index: int) -> float:
+        """The seconds that one example of each clause takes, about."""
+        return (1 + len(self._applicable(index))) * (_EXAMPLE + self.loaded[index].call_seconds)
 
     def _work(self, chunks: list[Chunk]) -> None:
         if chunks:
@@ -387,7 +476,10 @@ class Schedule:
         """One chunk a family, dtype and device, whose clauses share goldens; failures wait."""
         planned = self.loaded[index].planned
         groups = groupby(range(len(planned)), key=lambda n: (*planned[n].place, planned[n].family))
-        for _, numbers in groups:
+        parts = [list(numbers) for _, numbers in groups]
+        if takes_turns(self, index):  # each worker goes through clauses of its own
+            parts = [[*chain(*parts[first :: self.jobs])] for first in range(self.jobs)]
+        for numbers in filter(None, parts):
             yield Chunk(index=index, numbers=tuple(numbers), order=Order(deferred=True))
 
     def _second(self, index: int) -> Chunk:
@@ -454,7 +546,8 @@ class Schedule:
             own[number] = result
         if chunk.order.deferred and _is_lost(result):
             self._again.add(chunk.index)
-        if not loaded.planned[number].reason and not chunk.explains:
+        is_whole = result.planned is None or self._is_over
+        if not loaded.planned[number].reason and not chunk.explains and is_whole:
             self._estimate.add(result.id, result.seconds)
         self._show(chunk.order.round, f"{loaded.name} {result.id}")
 

@@ -157,7 +157,7 @@ def pulled(unprepared: Tensor, gradient: Tensor, prepare: Callable[[Tensor], Ten
     """The gradient by what is prepared, in float64; of answers of inference mode, too."""
     with torch.inference_mode(mode=False), torch.enable_grad():
         leaf = unprepared.detach().double().clone().requires_grad_()
-        (pulled,) = torch.autograd.grad(prepare(leaf), leaf, gradient.clone())
+        (pulled,) = torch.autograd.grad((prepare(leaf) * gradient.clone()).sum(), leaf)
     return pulled
 
 

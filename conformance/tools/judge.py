@@ -223,7 +223,8 @@ def check(
 class Judge:
     """Checks many candidates: processes start warm, and each candidate has one of its own.
 
-    A context manager. The options of :meth:`check` are those of :func:`check`. A process that has
+    A context manager. The options of :meth:`check` are those of :func:`check`. Every clause has one
+    example before any has many. A process that has
     imported torch and the harness is forked for each candidate: what crashes or hangs costs its
     own time and nothing else, and nothing of it stays in memory.
 
@@ -284,7 +285,7 @@ class Judge:
         options = _options(
             profile, only, skip, dtypes, seed, exitfirst=exitfirst, isolated=self._isolated
         )
-        options = replace(options, explain=explain, max_memory=self._max_memory)
+        options = replace(options, explain=explain, max_memory=self._max_memory, in_turn=True)
         if time_limit is not None and isinstance(target_or_candidate, (str, Path)):
             self._warm_up()
         return _checked(target_or_candidate, options, time_limit, self._context, self._timeout)
@@ -322,6 +323,7 @@ class Judge:
         )
         given = self._promises if promises is None else _literals(promises)
         options = replace(options, explain=explain, max_memory=self._max_memory, promises=given)
+        options = replace(options, in_turn=True)
         target = self._written(text, entry, declares=given is None)
         if time_limit is not None:
             self._warm_up()

@@ -126,3 +126,16 @@ def test_what_runs_leave_in_cycles_is_freed_after_some() -> None:
         with unsearched():
             left.append(weakref.ref(InCycle()))
     assert sum(one() is not None for one in left) < RUNS_UNSEARCHED
+
+
+def test_time_on_a_busy_machine_does_not_count() -> None:
+    """A deadline moves by what workers waited for a processor, up to four times the limit."""
+    deadline = Deadline(limit=10.0, started=time.monotonic() - 10.0)
+    assert deadline.left() == 0.0
+    deadline.starved[1] = 5.0
+    assert deadline.left() == pytest.approx(5.0, abs=0.5)
+    part = deadline.part(0.5)
+    assert (part.limit, part.sentence) == (pytest.approx(2.5, abs=0.3), deadline.sentence)
+    deadline.starved[1] = 1000.0
+    assert deadline.left() == pytest.approx(40.0, abs=0.5)
+    assert deadline.search == 2.0

@@ -36,7 +36,10 @@ def shard_result(main: str, further: str, shard: Shard, *, subtle: bool = False)
         further=lambda *_place: further,
     )
     clause = SimpleNamespace(
-        id="mask.golden", space=None, problem_for=lambda _subject, drawn: drawn
+        id="mask.golden",
+        space=None,
+        of_any_answer=False,
+        problem_for=lambda _subject, drawn: drawn,
     )
     subject = SimpleNamespace(dtype="float32", device="cpu", candidate=None)
     terms = Terms(counterfactual="no mask", subtle=subtle, excused=subtle)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,11 +35,17 @@ class Worker:
         self.calls: list[tuple[str, str]] = []
         self.on_failure: Callable[[Loaded, str], None] = lambda _loaded, _slug: None
 
+    deadline = None
+
     def run_candidate(
-        self, _index: int, numbers: Sequence[int], order: Order
+        self, index: int, numbers: Sequence[int], order: Order
     ) -> Iterator[ClauseResult]:
         """Record the clauses and answer."""
-        for number in numbers:
+        return self.run_each(index, ((number, order) for number in numbers))
+
+    def run_each(self, _index: int, asked: Iterable[tuple[int, Order]]) -> Iterator[ClauseResult]:
+        """Record each clause and answer."""
+        for number, order in asked:
             kind = (
                 f"round {order.round}" if order.round else "deferred" if order.deferred else "run"
             )
@@ -278,10 +284,10 @@ def test_until_a_first_failure_every_clause_is_asked_one_example_soon() -> None:
     calls: list[tuple[str, int | None]] = []
 
     class Slow(Worker):
-        def run_candidate(
-            self, _index: int, numbers: Sequence[int], order: Order
+        def run_each(
+            self, _index: int, asked: Iterable[tuple[int, Order]]
         ) -> Iterator[ClauseResult]:
-            for number in numbers:
+            for number, order in asked:
                 slug = tasks[number].id
                 calls.append((slug, order.most))
                 if order.most:
@@ -307,10 +313,10 @@ def test_a_clause_whose_time_is_up_after_one_example_says_so() -> None:
     tasks = tuple(replace(TASKS[0], id=f"mask.{number}") for number in range(4))
 
     class Slow(Worker):
-        def run_candidate(
-            self, _index: int, numbers: Sequence[int], order: Order
+        def run_each(
+            self, _index: int, asked: Iterable[tuple[int, Order]]
         ) -> Iterator[ClauseResult]:
-            for number in numbers:
+            for number, order in asked:
                 if number < 3:
                     yield result("passed", tasks[number].id, examples=4, binding=4)
                 else:
@@ -320,3 +326,51 @@ def test_a_clause_whose_time_is_up_after_one_example_says_so() -> None:
     run = spread(Slow(passes), exitfirst=True, loaded=[loaded(planned=tasks)])
     run.run()
     assert [one.examples for one in run.results_of(0)] == [4, 4, 4, 1]
+
+
+def test_clauses_of_a_slow_candidate_take_turns() -> None:
+    """Each has one example before any has three; those laid aside say how far they came."""
+    tasks = tuple(
+        replace(TASKS[0], id=slug, family=slug.partition(".")[0])
+        for slug in ("mask.unheard-of", "shape.unheard-of")
+    )
+    calls: list[tuple[str, int | None]] = []
+    reasons: list[str] = []
+
+    class Slow(Worker):
+        def run_each(
+            self, _index: int, asked: Iterable[tuple[int, Order]]
+        ) -> Iterator[ClauseResult]:
+            for number, order in asked:
+                slug = tasks[number].id
+                calls.append((slug, order.most))
+                if order.most is not None and order.most < 8:
+                    yield result("untestable", slug, examples=order.most, planned=5)
+                else:
+                    yield result("passed", slug, examples=5, binding=5)
+
+    slow = replace(loaded(planned=tasks), call_seconds=0.5)
+    run = spread(Slow(passes), loaded=[slow])
+    receive = run._receive
+
+    def kept(chunk: Chunk, report: Any) -> None:
+        if isinstance(report, tuple):
+            reasons.append(report[1].reason)
+        receive(chunk, report)
+
+    run._receive = kept  # type: ignore[method-assign]
+    run.run()
+    assert calls == [(task.id, most) for most in (1, 3, 8) for task in tasks]
+    assert reasons[0] == "not run to its end: after 1 of about 5 examples, none of which failed"
+    assert [(one.status, one.examples) for one in run.results_of(0)] == [("passed", 5)] * 2
+
+
+def test_candidates_share_a_limit_by_what_they_need() -> None:
+    """The quick one comes first, and leaves most of the time to the slow one behind it."""
+    slow = replace(loaded("slow", planned=TASKS), call_seconds=0.495)
+    quick = replace(loaded("quick", planned=TASKS), call_seconds=0.0)
+    run = spread(Worker(passes), loaded=[slow, quick], deadline=Rounds(60))
+    parts = run._sharing([run._whole(0), run._whole(1)])
+    assert [part.index for part in parts] == [1, 0]
+    assert parts[0].share == pytest.approx(0.01, rel=0.02)
+    assert parts[1].share == 1.0

@@ -31,6 +31,7 @@ from ...calls.calling import (
     unreadable,
 )
 from ...calls.devices import module_in_dtype
+from ...calls.differentiating import pull_back
 from ...calls.weight_leaves import WeightLeaves, parameters_of
 from ...declare.candidate import Candidate
 from ...errors import UsageError
@@ -208,7 +209,7 @@ class Served:
         pairs = zip(head["answers"], upstream, strict=True)
         used = [(taped.answers[number], gradient.detach()) for number, gradient in pairs]
         answers, incoming = zip(*used, strict=True)
-        torch.autograd.backward(answers, incoming, retain_graph=True)
+        pull_back(answers, incoming, again=True)
         gradients = [each.grad for each in taped.tensors]
         if leaves is not None:
             by_role = leaves.gather(tuple(each.grad for each in of_weights))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...base.patience import fair_clock
 from ...base.results import Violation
 from ...calls.calling import (
     Answer,
@@ -275,7 +275,7 @@ def smallest_failure(
     A smaller problem shows the same failure when the violation is of one kind, says the same but
     for numbers and names the same line of an exception, when what was far beyond its bound still
     is, and when the golden would pass. Plainer values show at a glance what the drawn ones show.
-    From the moment ``until`` on the monotonic clock nothing is tried any more.
+    From the moment ``until`` on the fair clock of this thread nothing is tried any more.
     """
     control = Control(subject)
     controlled = _passes(clause, control, problem)
@@ -286,7 +286,7 @@ def smallest_failure(
 
     def still_fails(smaller: Problem, *, showing: bool = False) -> bool:
         nonlocal latest
-        if until is not None and time.monotonic() >= until:
+        if until is not None and fair_clock() >= until:
             return False
         if on_example is not None:
             on_example(smaller.as_json())

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...base.limits import Deadline, unsearched
+from ...base.patience import starved_seconds
 from ...base.results import ClauseResult
 from ...declare.candidate import Candidate
 from ...errors import UsageError
@@ -32,6 +33,7 @@ class InProcess(Supervisor):
         self._candidates = candidates
         self._plans: list[CandidatePlan] = []
         self._current = (0, 0)  # candidate and round
+        self._starved_when_loaded = starved_seconds()
 
     def start(self) -> Ready:
         """The specification and the environment."""
@@ -45,6 +47,10 @@ class InProcess(Supervisor):
         self._loaded = [plan.loaded() for plan in self._plans]
         return self._loaded
 
+    def _starved(self) -> float:
+        """The seconds for which this thread has waited for a processor since it loaded."""
+        return max(0.0, starved_seconds() - self._starved_when_loaded)
+
     def _run(self, index: int, number: int, order: Order, limit: float) -> ClauseResult:
         """Run or explain one clause."""
         del limit
@@ -52,7 +58,7 @@ class InProcess(Supervisor):
             self._plans[self._current[0]].run.forget()
             self._current = index, order.round
         if self._deadline is not None:
-            order = replace(order, seconds=self._deadline.left())
+            order = replace(order, seconds=self._left(), search=self._deadline.search)
         clause = self._loaded[index].planned[number]
         if order.seconds == 0.0:
             return self._in_time(Progress().cut(clause, 0.0))

@@ -7,6 +7,7 @@ record name.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import queue
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...base.expected import ExpectedFailure
+from ...base.limits import SLOW_CALL
 from ...base.parameter_names import OptionParameter
 from ...base.profile import DEFAULT_PROFILE, DTYPES, WHOLE, GraphOptions, Shard
 from ...base.record import Reading, SiteEntry
@@ -43,11 +45,12 @@ class RunOptions:
     through torch.compile. A ``shard`` runs only its part of the examples. ``databases`` name where
     failing problems are kept. ``unchecked`` are globs of parameters that may stay unchecked.
     Without ``explain`` failures are neither made small nor diagnosed. With ``exitfirst`` the run
-    ends with the first MUST that fails; clauses in ``first`` run before all others. When
-    ``isolated``, candidates run in processes that cannot reach the one that judges them. A worker
-    that takes more than ``max_memory`` bytes is stopped; None: more than ``usual_limit()``. It is
-    the limit of an isolated candidate's process, too. With ``promises``, keywords of
-    ``conformance.core`` as literals, each target names a function, and it promises just that.
+    ends with the first MUST that fails; clauses in ``first`` run before all others. With
+    ``in_turn`` every clause has one example before any has many. When ``isolated``, candidates run
+    in processes that cannot reach the one that judges them. A worker that takes more than
+    ``max_memory`` bytes is stopped; None: more than ``usual_limit()``. It is the limit of an
+    isolated candidate's process, too. With ``promises``, keywords of ``conformance.core`` as
+    literals, each target names a function, and it promises just that.
     """
 
     targets: tuple[str, ...]
@@ -67,6 +70,7 @@ class RunOptions:
     unchecked: tuple[str, ...] = ()
     explain: bool = True
     exitfirst: bool = False
+    in_turn: bool = False
     isolated: bool = False
     first: tuple[str, ...] = ()
     max_memory: int | None = None
@@ -89,7 +93,8 @@ class Loaded:
     sentences that belong into the record. ``unchecked`` are parameters that look like options and
     that no call gives. ``unjudged`` says what could not be judged, without which only a failure is
     certain. ``site`` is where in a whole model an attention was cut out, ``sites`` are
-    all of a whole model. ``reading`` is there for what nobody declared.
+    all of a whole model. ``reading`` is there for what nobody declared. ``call_seconds`` is what a
+    trial call took, 0.0 where none was made.
     """
 
     name: str
@@ -109,6 +114,12 @@ class Loaded:
     site: SiteEntry | None = None
     reading: Reading | None = None
     sites: tuple[SiteEntry, ...] = ()
+    call_seconds: float = 0.0
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its calls take long: then few are made, the most telling ones first."""
+        return self.call_seconds >= SLOW_CALL
 
     @property
     def deviations_said(self) -> str:
@@ -151,7 +162,8 @@ class Order:
     ``seconds`` is the time after which no example is begun, None for as long as it takes. A failure
     is not reduced when it is ``deferred``; it is made small and diagnosed when it is handed back
     as ``failure`` (the entry of a record). ``round`` is 0 but where a profile explores. A clause is
-    laid aside after ``most`` examples, and goes on from there when it is run again.
+    laid aside after ``most`` examples, and goes on from there when it is run again. All searches
+    for names of a candidate's mistakes take at most ``search`` seconds together.
     """
 
     seconds: float | None = None
@@ -159,6 +171,7 @@ class Order:
     failure: dict[str, Any] | None = None
     round: int = 0
     most: int | None = None
+    search: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True)

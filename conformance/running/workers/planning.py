@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import socket
 import time
@@ -11,7 +12,9 @@ from typing import Any, Final
 
 from ..._golden import golden
 from ...adapters.compiled import compiled_variants
+from ...base.limits import SLOW_CALL
 from ...base.parameter_names import OptionParameter
+from ...base.patience import fair_clock
 from ...base.profile import NO_GRAPH_OPTIONS, profile_named
 from ...base.results import ClauseResult, Violation, result_from_json
 from ...calls import torch_state
@@ -27,6 +30,7 @@ from ...diagnosis.mistakes import mistaken_conventions
 from ...errors import RAISED_AT, DeclarationError, UsageError
 from ...identification.opening import resolve_one
 from ...problems.edges import edge_problems
+from ...problems.inputs import Inputs
 from ...problems.problem import Problem
 from ...targets.preflight import check_layer, unchecked_options
 from ...targets.resolving import promised_core, unique_names
@@ -119,7 +123,7 @@ def _witness(planned: Sequence[PlannedClause], silence: Silence) -> str:
 
 
 def _silence(run: CandidateRun, dtype: str, device: str) -> Silence | None:
-    """What the first call raised, None where one of them does not raise."""
+    """What the first call raised, None where one of them does not raise: it is timed."""
     first: Violation | None = None
     calls, until = 0, time.monotonic() + _LONGEST_TRIAL
     # Its own: trial calls are no examples, and torch may be as the candidates load it.
@@ -131,7 +135,7 @@ def _silence(run: CandidateRun, dtype: str, device: str) -> Silence | None:
                 return None
             try:
                 inputs = subject.inputs(problem)
-                subject.call(subject.forward(inputs), inputs)
+                seconds = _call_seconds(subject, inputs)
             except KeyboardInterrupt:
                 if not _ignores_interrupts():
                     raise
@@ -143,10 +147,26 @@ def _silence(run: CandidateRun, dtype: str, device: str) -> Silence | None:
                     return None
                 first = first or failure.violation
             else:
+                run.call_seconds = max(run.call_seconds, seconds)
                 return None
     if first is None:
         return None
     return Silence(dtype=dtype, device=device, calls=calls, violation=first)
+
+
+def _call_seconds(subject: Subject, inputs: Inputs) -> float:
+    """What a call takes, the quicker of two where it is slow: the first may load or compile.
+
+    Raises CandidateFailure.
+    """
+    seconds = math.inf
+    for _ in range(2):
+        began = fair_clock()
+        subject.call(subject.forward(inputs), inputs)
+        seconds = min(seconds, fair_clock() - began)
+        if seconds < SLOW_CALL:
+            break
+    return seconds
 
 
 def _problems(run: CandidateRun, dtype: str, device: str) -> Iterator[Problem]:
@@ -249,6 +269,7 @@ class CandidatePlan:
             site=site,
             reading=candidate.reading,
             sites=tuple(getattr(candidate.function, "described", ())),
+            call_seconds=self.run.call_seconds,
         )
 
 
@@ -272,12 +293,13 @@ def run_clause(
         on_event("example", (problem, tally.counted()))
 
     clause_run = ClauseRun(
-        until=None if order.seconds is None else time.monotonic() + order.seconds,
+        until=None if order.seconds is None else fair_clock() + order.seconds,
         on_example=on_example,
         on_failure=lambda failure: on_event("failure", failure.as_json()),
         deferred=order.deferred,
         round=order.round,
         most=order.most,
+        search=order.search,
     )
     try:
         if order.failure is None:

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, Final, Self
 
 from ...base.limits import NOT_FINISHED, NOT_RUN, Deadline
-from ...base.patience import Patience, process_state
+from ...base.patience import Patience, process_state, starved_seconds
 from ...base.printable_text import ending_text
 from ...base.results import ClauseResult, result_from_json
 from ...base.trusted_path import looking_only_there, whole_path
@@ -90,6 +90,7 @@ class Supervisor:
         self._memory: MemoryLimit | None = None
         self._lost = ""  # how the last clause lost the worker, also after its failure was found
         self._abandoned = False
+        self._starved_before = 0.0  # of workers that have ended
         # Failing problems that go to the database when no candidate is left that could read it.
         self.kept: list[tuple[bytes, bytes]] = []
         # Is called with each failure that is found, before it is made small and diagnosed.
@@ -205,9 +206,14 @@ class Supervisor:
 
         ``numbers`` are the places of some of its tasks; the results come in their order.
         """
+        every = range(len(self._loaded[index].planned)) if numbers is None else numbers
+        return self.run_each(index, ((number, order) for number in every))
+
+    def run_each(self, index: int, asked: Iterable[tuple[int, Order]]) -> Iterator[ClauseResult]:
+        """The result of each of some tasks of a candidate, which is asked for when it is due."""
         in_a_row, hangs, limit, last = 0, 0, self._timeout, ""
         planned = self._loaded[index].planned
-        for number in range(len(planned)) if numbers is None else numbers:
+        for number, order in asked:
             clause = planned[number]
             if clause.reason:
                 yield clause.not_applicable()
@@ -241,7 +247,7 @@ class Supervisor:
         if order.failure is not None:
             progress.failure = result_from_json(order.failure)
         if self._deadline is not None:
-            order = dataclasses.replace(order, seconds=self._deadline.left())
+            order = dataclasses.replace(order, seconds=self._left(), search=self._deadline.search)
         try:
             if order.seconds == 0.0:
                 raise OutOfTime  # noqa: TRY301 (as if the worker had run out of time)
@@ -347,9 +353,11 @@ class Supervisor:
                 self._kill()
                 msg = f"gave no answer within {limit:g} s and was stopped"
                 raise WorkerLost(msg, kind="hung")
-            if time.monotonic() >= last:
-                self._kill()
-                raise OutOfTime
+            if self._deadline is not None and time.monotonic() >= last:
+                if self._left() == 0.0 and time.monotonic() >= self._deadline.last:
+                    self._kill()
+                    raise OutOfTime
+                last = self._deadline.last
             self._require_memory()
 
     def _read(self, message: bytes) -> Event:
@@ -393,7 +401,26 @@ class Supervisor:
     @property
     def is_over(self) -> bool:
         """Whether the run's time is up."""
-        return self._deadline is not None and self._deadline.left() == 0.0
+        return self._deadline is not None and self._left() == 0.0
+
+    def _left(self) -> float:
+        """The seconds that are left where there is a limit; what the worker has starved is told."""
+        if self._deadline is None:
+            return math.inf
+        waited = self._starved()
+        if waited:
+            self._deadline.starved[id(self)] = self._starved_before + waited
+        return self._deadline.left()
+
+    def _starved(self) -> float:
+        """The seconds for which the worker has waited for a processor."""
+        pid = None if self._process is None else self._process.pid
+        return 0.0 if pid is None else starved_seconds(pid)
+
+    @property
+    def deadline(self) -> Deadline | None:
+        """When it must have ended."""
+        return self._deadline
 
     @property
     def has_loaded(self) -> bool:
@@ -435,6 +462,7 @@ class Supervisor:
 
     def _kill(self) -> None:
         """End the worker and what it started, as it may be stuck where no signal is handled."""
+        self._starved_before += self._starved()
         process, self._process = self._process, None
         if process is not None:
             kill_group(process)

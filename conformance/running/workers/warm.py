@@ -8,9 +8,6 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-# The first gradient would import it, and with it a second's worth of symbolic algebra.
-from torch.fx.experimental import symbolic_shapes
-
 from ...base.limits import uncollected
 
 with uncollected():
@@ -38,7 +35,7 @@ with uncollected():
         first_drafts(longest=QUICK.longest, count=count, seed_value=0)
         for count in (FEW_DRAFTS, QUICK.examples)
     ]
-    WARMED = (plan_targets, named_mistakes(), ready(), symbolic_shapes)
+    WARMED = (plan_targets, named_mistakes(), ready())
 
 # The mistakes that are diagnosed in advance: the first any core can make, the next one with a mask.
 COMMONEST: Final = ("scale-missing", "mask-inverted")
