@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import BARE_FLOAT32, CLAUSES, core, problem
+from examples import BARE_FLOAT32, CLAUSES, core, plan, problem
 from torch import Tensor
 
 import conformance
@@ -23,6 +23,7 @@ from conformance.diagnosis.mistakes import DeclaredCall, NotExpressible, named_m
 from conformance.diagnosis.search import MistakeSearch
 from conformance.oracle.oracle import Oracle, evaluate
 from conformance.problems.inputs import Inputs
+from conformance.problems.problem import Overrides
 from conformance.tools.teeth.mistaken_candidates import ActedCore, ActedLayer, Evaluation
 
 RIGHT = EagerCore()
@@ -385,3 +386,36 @@ def test_each_of_two_mistakes_is_told_by_itself() -> None:
     assert not parts["causal-sees-next"]["alone"]
     assert all(part["fix"] for part in parts.values())
     assert "seen" in parts["causal-sees-next"]["line"]["text"]
+
+
+@conformance.core(causal="bottom-right", masks=["keep"])
+def inverted_and_top_left(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """Two mistakes, both of which leave queries without keys."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    if keep is not None:
+        scores = scores.masked_fill(keep, -torch.inf)
+    if causal:
+        scores = scores.masked_fill(~torch.ones_like(scores).tril().bool(), -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+@pytest.mark.parametrize("first", ["shape.strided", "gradients.repeated"])
+def test_two_mistakes_are_two_whichever_clause_fails_first(first: str) -> None:
+    """Rows that one of them leaves without keys, NaN, and what compares those, hide neither."""
+    sizes = dict.fromkeys(("query_length", "key_length", "head_size", "value_head_size"), 1)
+    hidden = problem(**sizes, mask=plan("full", shape="B11K"))
+    zeros = (("key", (0.0,)), ("value", (0.0,)))
+    hidden = hidden.replace(values="integers", overrides=Overrides(seed=hidden.seed, tensors=zeros))
+    diagnostician = Diagnostician(Subject(inverted_and_top_left, "float32"))
+    (entry,) = diagnostician.explain(CLAUSES[first], hidden)
+    assert {part["name"]: part["alone"] for part in entry["parts"]} == {
+        "causal-top-left": False,
+        "mask-inverted": True,
+    }
