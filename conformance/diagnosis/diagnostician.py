@@ -43,7 +43,7 @@ from .statement_search import (
     SIMPLEST,
     Explanation,
     StatementSearch,
-    changes_asked,
+    changes_gradients,
     explains,
     explanations_of,
     of_precision,
@@ -134,16 +134,15 @@ class Diagnostician:
     ) -> Combination:
         """The mistakes that make a clause fail on a problem without the others.
 
-        Where none surely does, those that change what it asks and of which that cannot be said:
-        they leave rows without keys, or have no gradients.
+        Where none surely does, as what leaves rows without keys may return anything, those that
+        alone explain every answer to its calls.
         """
         if clause is None or problem is None:
             return made
-        fails = [fails_alike(self.subject, (one,), clause, problem) for one in made]
-        sure = tuple(one for one, failing in zip(made, fails, strict=True) if failing)
-        asked = partial(changes_asked, self.subject, clause, problem)
-        open_ones = (one for one, failing in zip(made, fails, strict=True) if failing is None)
-        return sure or tuple(one for one in open_ones if asked((one,)))
+        sure = [one for one in made if fails_alike(self.subject, (one,), clause, problem)]
+        answers = [] if sure else earlier.answers_to_clause(self.subject, clause, problem)[0]
+        alone = (one for one in made if some_wrong(answers) and self._explain_all((one,), answers))
+        return tuple(sure or alone)
 
     def _part(self, mistake: NamedMistake, made: Combination) -> dict[str, Any]:
         """One of several mistakes as an entry, with its own line, which is looked for once."""
@@ -204,7 +203,7 @@ class Diagnostician:
         if not self.explanations:
             self.explanations.extend(self._of_combined)
         if self.explanations:
-            asked = partial(changes_asked, self.subject, clause, problem)
+            asked = partial(changes_gradients, self.subject, clause, problem)
             made = [one.entry for one in self.explanations if not one.made or asked(one.made)]
             return answer_facts.shared_confidence(made)
         return self._of_earlier_calls(None, None) or [self._unknown(clause, None)]

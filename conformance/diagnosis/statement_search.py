@@ -117,10 +117,10 @@ def cannot_be_made(subject: Subject, made: Combination, inputs: Inputs) -> bool:
     return output.shape != subject.golden(inputs).output.shape
 
 
-def changes_asked(
+def changes_gradients(
     subject: Subject, clause: Clause, problem: Problem, made: Combination
 ) -> bool:
-    """Whether mistakes change an answer that a clause asks for, or that to other values.
+    """Whether mistakes change the answer that a clause of gradients asks for, or other values' one.
 
     Some clauses draw a cache, or sinks, that the problem itself lacks. Values that are all zero
     hide what changes the weights: others are tried.

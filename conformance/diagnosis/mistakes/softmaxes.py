@@ -25,7 +25,6 @@ from ._steps import (
     plain_scores,
     present,
     relogited,
-    rescored,
     reweighed,
     row_largest,
     weighing,
@@ -266,24 +265,16 @@ SOFTMAXES: Final[tuple[NamedMistake, ...]] = (
 )
 
 
-def _recapped(cap: Callable[[Tensor, float], Tensor]) -> CoreChange:
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-        softcap = attention.softcap
-        if softcap is None:
-            return None
-        return rescored(lambda core: cap(plain_scores(core), softcap))(call, attention)
-
-    return core
+def _squashed_whole(scores: Tensor) -> Tensor:
+    return torch.tanh(scores)
 
 
-def _capped_before_scale(
-    call: DeclaredCall, attention: golden.Attention
-) -> golden.Attention | None:
-    cap, scale = attention.softcap, attention.scale
-    if cap is None:
-        return None
-    products = attention.query @ attention.key.mT
-    return rescored(lambda _core: scale * cap * torch.tanh(products / cap))(call, attention)
+def _clamped(scores: Tensor, softcap: float) -> Tensor:
+    return scores.clamp(-softcap, softcap)
+
+
+def _capped_before_scale(products: Tensor, scale: float, softcap: float) -> Tensor:
+    return scale * softcap * torch.tanh(products / softcap)
 
 
 def _capped_after_bias(*, hides: bool) -> CoreChange:
@@ -330,22 +321,26 @@ SOFTCAPS: Final[tuple[NamedMistake, ...]] = (
     *named("softcap-not-multiplied", "numerics.golden", where=has_softcap)(
         "tanh(scores / c) is not multiplied by c",
         "cap the scaled scores: c * tanh(scores / c)",
-        {"core": _recapped(lambda scores, cap: torch.tanh(scores / cap))},
+        {"edits": (golden.Edit("capped", lambda squashed: squashed),)},
     ),
     *named("softcap-not-divided", "numerics.golden", where=has_softcap)(
         "the scores are not divided by c before tanh",
         "cap the scaled scores: c * tanh(scores / c)",
-        {"core": _recapped(lambda scores, cap: cap * torch.tanh(scores))},
+        {"edits": (golden.Edit("squashed", _squashed_whole),)},
     ),
     *named("softcap-before-scale", "numerics.golden", where=has_softcap)(
         "the softcap is applied before the scale",
         "scale the scores first, then cap them",
-        {"core": _capped_before_scale},
+        {"edits": (golden.Edit("capped", _capped_before_scale),)},
     ),
     *named("softcap-clamps", "numerics.golden", where=has_softcap)(
         "the scores are clamped to the softcap",
         "cap the scaled scores smoothly: c * tanh(scores / c)",
-        {"core": _recapped(lambda scores, cap: scores.clamp(-cap, cap))},
+        {
+            "edits": (
+                golden.Edit("capped", lambda scores, softcap: scores.clamp(-softcap, softcap)),
+            )
+        },
     ),
 )
 
