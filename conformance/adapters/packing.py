@@ -90,7 +90,7 @@ class Holder:
         if self.layout == "parts":
             packed = _side_by_side(parts, sizes.num_heads)
         else:
-            packed = torch.linalg.multi_dot(parts) if TIMES in self.path else torch.cat(parts)
+            packed = _product(parts) if TIMES in self.path else torch.cat(parts)
         unpacked = unpack(packed, self.roles, self.layout, sizes)
         return {role: part.clone() for role, part in unpacked.items()}
 
@@ -170,8 +170,13 @@ class StoredProjections:
 
         Nor does a product of two, of low rank, or one matrix that stands for two.
         """
-        whole = all(h.layout != "parts" and TIMES not in h.path for h in self.matrices)
-        return whole and not self.tied
+        in_parts = any(holder.layout == "parts" for holder in self.matrices)
+        return not (in_parts or self.has_products or self.tied)
+
+    @property
+    def has_products(self) -> bool:
+        """Whether a projection is the product of two matrices."""
+        return any(TIMES in holder.path for holder in self.matrices)
 
     @property
     def has_output(self) -> bool:
@@ -186,6 +191,8 @@ class StoredProjections:
         for holder in self.biases:
             biases = holder.read(module, sizes)
             result.update({f"{role}_bias": bias for role, bias in biases.items()})
+        if self.has_products:  # rounded once, to whatever format they are used in
+            result = {name: held.double() for name, held in result.items()}
         return golden.ProjectionWeights(**result)
 
     def widths(self, module: nn.Module, sizes: HeadSizes) -> tuple[int, int, int]:
@@ -214,6 +221,10 @@ def _bias(weights: golden.ProjectionWeights, role: str) -> Tensor:
     bias: Tensor | None = getattr(weights, f"{role}_bias")
     matrix: Tensor = getattr(weights, role)
     return matrix.new_zeros(matrix.shape[0]) if bias is None else bias
+
+
+def _product(factors: list[Tensor]) -> Tensor:
+    return torch.linalg.multi_dot([factor.double() for factor in factors])
 
 
 def _side_by_side(small: list[Tensor], heads: int) -> Tensor:
