@@ -58,6 +58,7 @@ _VALUES: Final = (
     (frozenset("eps epsilon".split()), 1e-6),
     (frozenset("theta base".split()), 10000.0),
     (frozenset("init std range".split()), 0.02),
+    (frozenset({"temperature"}), HEAD_SIZE**0.5),
     (frozenset("idx index id".split()), 0),
     (frozenset("layers blocks depth".split()), 1),
     (frozenset({"layer"}), 0),
