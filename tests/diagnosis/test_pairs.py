@@ -347,6 +347,20 @@ def test_a_wider_bound_is_no_second_mistake() -> None:
     assert "starts-at-zero" not in cause.text
 
 
+def test_a_cap_that_is_not_multiplied_is_made_beside_a_mask_after_the_softmax() -> None:
+    """Both change the scores' way to the weights: neither undoes the other."""
+    made = making("softcap-not-multiplied", "mask-multiplies-weights")
+    declared = {**BARE_FLOAT32, "masks": ["keep"], "features": ["softcap"], "empty_rows": "any"}
+    subject = Subject(core(**declared), "float32")
+    inputs = subject.inputs(problem(mask=plan(), softcap=1.5))
+    assert inputs.keep is not None
+    query, key, value = (one.double() for one in (inputs.query, inputs.key, inputs.value))
+    weights = torch.softmax(torch.tanh(query @ key.mT * query.shape[-1] ** -0.5 / 1.5), dim=-1)
+    expected = (weights * inputs.keep) @ value
+    answer = act(subject.oracle, subject.declaration.semantics, made, inputs)
+    torch.testing.assert_close(answer.output, expected)
+
+
 def test_rows_of_zeros_are_not_told_as_what_becomes_nan_and_zero() -> None:
     """Any mistake would do that makes nothing but NaN of them."""
 
