@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import FEW
 from workspaces import KERNEL, write
 
