@@ -41,7 +41,7 @@ _SIZES: Final = frozenset("dim dims size width d channels features".split())
 _WIDTHS: Final = frozenset(
     "dim dims model embed embd emb embeddings embedding hidden hiddens channels features width "
     "size input output inputs in out state feat units spacial spatial planes e d kdim vdim "
-    "qdim".split()
+    "qdim ff ffn intermediate inner".split()
 )
 _LENGTHS: Final = frozenset(
     "len length lengths seq sequence block context ctx positions position maxlen window tokens "
@@ -58,7 +58,10 @@ _VALUES: Final = (
     (frozenset("eps epsilon".split()), 1e-6),
     (frozenset("theta base".split()), 10000.0),
     (frozenset("init std range".split()), 0.02),
-    (frozenset("layer idx index layers id depth".split()), 0),
+    (frozenset({"temperature"}), HEAD_SIZE**0.5),
+    (frozenset("idx index id".split()), 0),
+    (frozenset("layers blocks depth".split()), 1),
+    (frozenset({"layer"}), 0),
 )
 _WINDOW: Final = 4
 _LARGE_HEAD: Final = 32

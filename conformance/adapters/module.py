@@ -582,6 +582,10 @@ def _shown(value: object, name: str | None) -> str:
     raise DeclarationError(msg)
 
 
+# The formats in which two matrices one after the other are within the bound of their product.
+_EXACT_ENOUGH: Final = ("float32", "float64")
+
+
 def of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
     """The candidate of a module as it is built; raises DeclarationError with what to pass."""
     if isinstance(built, torch.jit.ScriptModule):
@@ -597,6 +601,12 @@ def of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
         raise DeclarationError(msg)
     calling, finding, promises = understand(built, request)
     sizes, recipe = finding.sizes, finding.recipe
+    if recipe.has_products and not {*promises.get("dtypes", ())} <= {*_EXACT_ENOUGH}:
+        msg = (
+            f"{request.shown} multiplies by matrices of low rank one after the other, and the "
+            f"bounds know one rounding in half precision: promise dtypes={list(_EXACT_ENOUGH)}"
+        )
+        raise DeclarationError(msg)
     weights = recipe.read(built, sizes)
     declared = promises.get("geometry") or {}
     if not isinstance(declared, Mapping):

@@ -13,6 +13,8 @@ from .._golden import golden
 from ..base.geometry import Geometry
 from ..errors import DeclarationError
 
+# Between the names of two parameters whose product is a matrix.
+TIMES: Final = " @ "
 FUSED_LAYOUTS: Final = ("blocks", "grouped", "hdk", "dkh")
 
 
@@ -42,6 +44,7 @@ class Holder:
         What it holds, in order: ``"q"``, ``"kv"``, ``"qkv"`` …
     path
         Its dotted name. A ``*`` stands for 0, 1, 2 … : one parameter a head, rows head after head.
+        ``up @ down`` is the product of two, of low rank.
     transposed
         Whether a matrix is stored ``[in, out]``, as in GPT-2's Conv1D, unlike in ``nn.Linear``.
     layout
@@ -63,19 +66,20 @@ class Holder:
     def parameters(self, module: nn.Module) -> list[nn.Parameter]:
         """The parameters of a module that this holder names, in the order of the heads."""
         if "*" not in self.path:
-            return [self._single(module)]
+            return [self._single(module, name) for name in self.path.split(TIMES)]
         parameters = dict(module.named_parameters(remove_duplicate=False))
         result: list[nn.Parameter] = []
         while (name := self.path.replace("*", str(len(result)))) in parameters:
             result.append(parameters[name])
         return result
 
-    def _single(self, module: nn.Module) -> nn.Parameter:
+    @staticmethod
+    def _single(module: nn.Module, path: str) -> nn.Parameter:
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            if name == self.path:
+            if name == path:
                 return parameter
         msg = (
-            f"{self.path} is in one {type(module).__name__} but not in that of another "
+            f"{path} is in one {type(module).__name__} but not in that of another "
             "geometry: pin the sizes for which it is there with geometry="
         )
         raise DeclarationError(msg)
@@ -83,8 +87,10 @@ class Holder:
     def read(self, module: nn.Module, sizes: HeadSizes) -> dict[str, Tensor]:
         """A copy of what is held, by role, as ``(out, in)`` matrices (or biases)."""
         parts = [self._as_matrix(parameter.detach()) for parameter in self.parameters(module)]
-        by_part = self.layout == "parts"
-        packed = _side_by_side(parts, sizes.num_heads) if by_part else torch.cat(parts)
+        if self.layout == "parts":
+            packed = _side_by_side(parts, sizes.num_heads)
+        else:
+            packed = _product(parts) if TIMES in self.path else torch.cat(parts)
         unpacked = unpack(packed, self.roles, self.layout, sizes)
         return {role: part.clone() for role, part in unpacked.items()}
 
@@ -134,10 +140,14 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredProjections:
-    """The holders of a module's matrices and biases; the same for every size of the module."""
+    """The holders of a module's matrices and biases; the same for every size of the module.
+
+    ``tied`` names two that are one tensor, "" where none are.
+    """
 
     matrices: tuple[Holder, ...]
     biases: tuple[Holder, ...]
+    tied: str = ""
 
     def has_bias(self, role: str) -> bool:
         """Whether a projection has a bias."""
@@ -156,8 +166,17 @@ class StoredProjections:
 
     @property
     def is_free(self) -> bool:
-        """Whether any weights can be loaded: small matrices hold none between parts of tokens."""
-        return all(holder.layout != "parts" for holder in self.matrices)
+        """Whether any weights can be loaded: small matrices hold none between parts of tokens.
+
+        Nor does a product of two, of low rank, or one matrix that stands for two.
+        """
+        in_parts = any(holder.layout == "parts" for holder in self.matrices)
+        return not (in_parts or self.has_products or self.tied)
+
+    @property
+    def has_products(self) -> bool:
+        """Whether a projection is the product of two matrices."""
+        return any(TIMES in holder.path for holder in self.matrices)
 
     @property
     def has_output(self) -> bool:
@@ -172,6 +191,8 @@ class StoredProjections:
         for holder in self.biases:
             biases = holder.read(module, sizes)
             result.update({f"{role}_bias": bias for role, bias in biases.items()})
+        if self.has_products:  # rounded once, to whatever format they are used in
+            result = {name: held.double() for name, held in result.items()}
         return golden.ProjectionWeights(**result)
 
     def widths(self, module: nn.Module, sizes: HeadSizes) -> tuple[int, int, int]:
@@ -200,6 +221,10 @@ def _bias(weights: golden.ProjectionWeights, role: str) -> Tensor:
     bias: Tensor | None = getattr(weights, f"{role}_bias")
     matrix: Tensor = getattr(weights, role)
     return matrix.new_zeros(matrix.shape[0]) if bias is None else bias
+
+
+def _product(factors: list[Tensor]) -> Tensor:
+    return torch.linalg.multi_dot([factor.double() for factor in factors])
 
 
 def _side_by_side(small: list[Tensor], heads: int) -> Tensor:

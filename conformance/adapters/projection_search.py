@@ -24,6 +24,7 @@ from .calling import CallAdapter, Calling, call_to_fill
 from .packing import (
     HEAD_NAMES,
     KV_HEAD_NAMES,
+    TIMES,
     HeadSizes,
     StoredProjections,
     positive_attribute,
@@ -220,7 +221,7 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
     search = _opened(module, request, calling)
     hypotheses, notes = list(search.hypotheses), list(search.notes)
     chosen, is_golden = _decide(hypotheses, search)
-    _check_untied(module, chosen.recipe, request.shown)
+    recipe = dataclasses.replace(chosen.recipe, tied=_tied(module, chosen.recipe))
     if len(hypotheses) > 1:
         notes.append(_confirmation(chosen, search, is_golden=is_golden))
     notes.extend(_leftovers(search.possible, chosen.recipe))
@@ -234,10 +235,10 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
         notes.append(f"it takes {only} tokens alone")
     notes.extend(trial_notes(search.trial))
     return ModuleProjections(
-        recipe=chosen.recipe,
+        recipe=recipe,
         sizes=chosen.sizes,
         golden=is_golden,
-        assumptions=(*recipe_notes(chosen.recipe), *notes),
+        assumptions=(*recipe_notes(recipe), *notes),
         longest=None if longest is None else longest[0],
         warnings=() if is_golden or not search.trial.answered else (_OTHER_ANSWERS,),
         only=only,
@@ -561,17 +562,15 @@ def _unfit(search: ProjectionSearch) -> str:
     )
 
 
-def _check_untied(module: nn.Module, recipe: StoredProjections, shown: str) -> None:
+def _tied(module: nn.Module, recipe: StoredProjections) -> str:
+    """Two parameters of a recipe that are one tensor, in words; "" where none are."""
     paths: dict[int, str] = {}
     for holder in (*recipe.matrices, *recipe.biases):
-        for parameter in holder.parameters(module):
+        for parameter in holder.parameters(module) if TIMES not in holder.path else ():
             other = paths.setdefault(id(parameter), holder.path)
             if other != holder.path:
-                msg = (
-                    f"{other} and {holder.path} of {shown} are one tensor, so they cannot take "
-                    f"different weights: {INSIDE}"
-                )
-                raise DeclarationError(msg)
+                return f"{other} and {holder.path}"
+    return ""
 
 
 def recipe_notes(recipe: StoredProjections) -> Iterator[str]:
@@ -583,6 +582,8 @@ def recipe_notes(recipe: StoredProjections) -> Iterator[str]:
         yield f"{roles}: {holder.path}{fused}{stored}"
     if not recipe.has_output:
         yield "no output projection"
+    if recipe.tied:
+        yield f"{recipe.tied} are one tensor: it keeps its own weights"
 
 
 def _leftovers(possible: Options, recipe: StoredProjections) -> Iterator[str]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from torch import nn
 
-from ..base.parameter_names import role_of, words_of
+from ..base.parameter_names import role_of, roles_in, words_of
 from ..base.printable_text import few
 from ..errors import DeclarationError
-from .packing import FUSED_LAYOUTS, Holder, StoredProjections
+from .packing import FUSED_LAYOUTS, TIMES, Holder, StoredProjections
 
 _MATRIX: Final = 2
 _NOT_PROJECTIONS: Final = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.Bilinear, nn.RNNBase)
@@ -62,6 +62,12 @@ class Leaf:
         """The path without the ``.weight`` at its end."""
         return self.path.removesuffix(".weight")
 
+    @property
+    def role(self) -> tuple[str, bool]:
+        """The roles that its name speaks of, and whether clearly; of a product the last factor."""
+        up, _, down = self.path.partition(TIMES)
+        return (roles_in(up), True) if down else role_of(self.path)
+
 
 def leaves(module: nn.Module) -> list[Leaf]:
     """Every matrix that could be a projection, in the order of definition, heads put together.
@@ -83,9 +89,10 @@ _OF_NORMS: Final = frozenset("weight gamma beta gain g scale".split())
 def plain_biases(module: nn.Module, taken: set[str]) -> list[Holder]:
     """Biases that are parameters of their own, such as ``in_proj_bias`` or ``b_q``."""
     holders = []
-    for name, parameter in module.named_parameters(remove_duplicate=False):
+    every = dict(module.named_parameters(remove_duplicate=False))
+    for name, parameter in every.items():
         roles, clear = role_of(name)
-        vector = parameter.dim() == 1 or _is_bias_of_heads(name, parameter)
+        vector = parameter.dim() == 1 or _is_bias_of_heads(name, parameter, every)
         is_bias = vector and name.rpartition(".")[2] not in _OF_NORMS
         if is_bias and name not in taken and clear:
             axes = (0,) if parameter.dim() > 1 else ()
@@ -93,9 +100,11 @@ def plain_biases(module: nn.Module, taken: set[str]) -> list[Holder]:
     return holders
 
 
-def _is_bias_of_heads(name: str, parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a bias ``[H, D]``."""
+def _is_bias_of_heads(name: str, parameter: nn.Parameter, every: Container[str]) -> bool:
+    """Whether a parameter is a bias ``[H, D]``, and not the second of the factors a and b."""
     words = set(words_of(name.rpartition(".")[2]))
+    if f"{name.removesuffix('b')}a" in every:
+        return False
     return parameter.dim() == _MATRIX and bool(words & {"b", "bias", "biases"})
 
 
@@ -127,7 +136,7 @@ def _of_owner(prefix: str, owner: nn.Module) -> Iterator[Leaf]:
                 cube=tuple(parameter.shape),
             )
             continue
-        if _is_bias_of_heads(name, parameter):
+        if _is_bias_of_heads(name, parameter, dict(owner.named_parameters(recurse=False))):
             continue
         if parameter.dim() != _MATRIX and not _mixes_channels(owner, name):
             continue
@@ -238,7 +247,8 @@ def options(shown: str, module: nn.Module, projections: Mapping[str, str] | None
     if projections is not None:
         assignments = [_as_named(shown, result, projections)]
     else:
-        assignments = _by_name(result)
+        products = _products(result)
+        assignments = [*(_by_name(products) if products else ()), *_by_name(result)]
     if not assignments:
         titles = ", ".join(leaf.title for leaf in result)
         if titles:
@@ -331,12 +341,36 @@ def _as_named(shown: str, result: list[Leaf], declared: Mapping[str, str]) -> As
     return {roles: by_title[path] for roles, path in declared.items()}
 
 
+def _products(result: list[Leaf]) -> list[Leaf]:
+    """The matrices with products of low rank in place of their factors; none without such.
+
+    The second factor is that of a role, and the first is of the same role, or of it and others.
+    """
+    made: dict[str, Leaf] = {}
+    factors: set[str] = set()
+    for down, up in itertools.permutations(result, 2):
+        roles = roles_in(up.path)
+        same = len(roles) == 1 and roles in roles_in(down.path)
+        whole = any((down.cube, up.cube, down.bias, down.count > 1, up.count > 1))
+        if not same or whole or roles in made or down.transposed[0] != up.transposed[0]:
+            continue
+        (rows, rank), (inner, columns) = (
+            leaf.out_and_in(transposed=up.transposed[0]) for leaf in (up, down)
+        )
+        if rank == inner < min(rows, columns):
+            path = f"{up.path}{TIMES}{down.path}"
+            stored = (columns, rows) if up.transposed[0] else (rows, columns)
+            made[roles] = replace(up, path=path, shape=stored, transposed=up.transposed[:1])
+            factors |= {down.path, up.path}
+    return [*made.values(), *(leaf for leaf in result if leaf.path not in factors)] if made else []
+
+
 def _by_name(result: list[Leaf]) -> list[Assignment]:
     """The assignments that the names leave open."""
     named: dict[str, list[Leaf]] = {}
     vague: list[Leaf] = []
     for leaf in result:
-        roles, clear = role_of(leaf.path)
+        roles, clear = leaf.role
         if clear:
             named.setdefault(roles, []).append(leaf)
         elif not leaf.plain or roles:
@@ -346,7 +380,7 @@ def _by_name(result: list[Leaf]) -> list[Assignment]:
         return _search([leaf for leaf in result if not leaf.plain] or result)
     outputs: list[Leaf | None] = [*named.get("o", [])]
     if not outputs:
-        outputs = [leaf for leaf in vague if role_of(leaf.path)[0] == "o"] or [*vague] or [None]
+        outputs = [leaf for leaf in vague if leaf.role[0] == "o"] or [*vague] or [None]
     assignments: list[Assignment] = []
     for *inputs, output in itertools.product(*(named[roles] for roles in inner), outputs):
         assignment = dict(zip(inner, inputs, strict=True)) | {"o": output}

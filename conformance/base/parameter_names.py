@@ -72,6 +72,13 @@ def role_of(path: str) -> tuple[str, bool]:
     return ("o", False) if vague else ("", False)
 
 
+def roles_in(path: str) -> str:
+    """The roles that any word of a name's last part speaks of: those of ``q_up`` are ``"q"``."""
+    components = [part for part in path.split(".") if part not in ("weight", "bias")]
+    words = (word for part in components[-2:] for word in _split(part) if not _is_filler(word))
+    return "".join(dict.fromkeys("".join(map(_read_word, words))))
+
+
 def words_of(name: str) -> list[str]:
     """The words of a name, in lower case."""
     return _split(name)

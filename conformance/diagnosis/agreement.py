@@ -212,6 +212,12 @@ class BatteryAnswer:
             unjudged = self._rows_open if unjudged is None else unjudged | self._rows_open
         return None if unjudged is None else array_of(~unjudged.expand(self.output.shape))
 
+    def leaves_open_alike(self, one: MistakenAnswer, other: MistakenAnswer) -> bool:
+        """Whether two mistakes are judged at the same elements."""
+        judged = [self.judged_with(acted) for acted in (one, other)]
+        first, second = (np.True_ if some is None else some for some in judged)
+        return bool(np.all(first == second))
+
     def _much_closer(self, acted: MistakenAnswer, error: Array, judged: Array | None) -> bool:
         """Whether a mistake comes much closer than golden, or as close as rounding lets anybody.
 

@@ -110,10 +110,17 @@ class Diagnostician:
     def _failing_alone(
         self, made: Combination, clause: Clause | None, problem: Problem | None
     ) -> Combination:
-        """The mistakes that make a clause fail on a problem without the others."""
+        """The mistakes that make a clause fail on a problem without the others.
+
+        Where none surely does, as what leaves rows without keys may return anything, those that
+        alone explain every answer to its calls.
+        """
         if clause is None or problem is None:
             return made
-        return tuple(one for one in made if fails_alike(self.subject, (one,), clause, problem))
+        sure = [one for one in made if fails_alike(self.subject, (one,), clause, problem)]
+        answers = [] if sure else earlier.answers_to_clause(self.subject, clause, problem)[0]
+        alone = (one for one in made if some_wrong(answers) and self._explain_all((one,), answers))
+        return tuple(sure or alone)
 
     def _part(self, mistake: NamedMistake, made: Combination) -> dict[str, Any]:
         """One of several mistakes as an entry, with its own line, which is looked for once."""

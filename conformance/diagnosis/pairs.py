@@ -182,18 +182,21 @@ class PairSearch:
     def _by_width(self, made: Combination, answer: BatteryAnswer) -> bool:
         """Whether a pair explains what one of it does not, and both answer the same there.
 
-        Then it is no change but the wider bound of the other that explains the answer.
+        Then it is no change but the wider bound of the other that explains the answer. Rows that
+        the other leaves without keys are a change: the pair says nothing of them.
         """
         oracle, declared = self.subject.oracle, self.subject.declaration.semantics
         for one in made if answer.fits else ():
             if explains(self.subject, (one,), answer):
                 continue
             with suppress(NotExpressible):
-                alone = act(oracle, declared, (one,), answer.inputs).output
-                both = act(oracle, declared, made, answer.inputs).output
-                same = alone.shape == both.shape == answer.output.shape
-                if same and bool(within(both, alone, answer.exact.bound).all()):
-                    return True
+                alone = act(oracle, declared, (one,), answer.inputs)
+                both = act(oracle, declared, made, answer.inputs)
+                if both.output.shape == alone.output.shape == answer.output.shape:
+                    open_alike = answer.leaves_open_alike(alone, both)
+                    near = within(both.output, alone.output, answer.exact.bound)
+                    if open_alike and bool(near.all()):
+                        return True
         return False
 
     def _of_one_and_several(

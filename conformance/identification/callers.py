@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ _MODES: Final = {1: "self", 2: "memory", 3: "separate"}
 SEPARATE: Final = 3
 # Attributes of a module that say the size of a head.
 _HEAD_SIZE: Final = re.compile(r"(head_?|key_|d_)?(dim|size|k)(_(per_)?heads?)?")
+# No head is larger; of heads of one channel nothing is learnt.
+_LARGEST_HEAD: Final = 1024
 # Sizes that many functions tie together, the fewest ties first.
 _CORE_RULES: Final = (
     SizeRule(),
@@ -60,7 +63,7 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
         return
     orders = _orders(parameters, first)
     heads = parameters.meaning("heads")
-    rules = (*_CORE_RULES, *_built_sizes(implementation.value))
+    rules = (*_built_sizes(implementation.value), *_CORE_RULES)
     ways = itertools.product(
         _arrays(implementation.value), needed(parameters), rules, CORE_LAYOUTS, orders
     )
@@ -136,18 +139,23 @@ def _as_tensors(value: Any) -> Any:
 
 
 def _built_sizes(value: Any) -> list[SizeRule]:
-    """The head sizes that attributes of a module without projections speak of."""
+    """The head sizes that attributes of a module without projections speak of.
+
+    A number that is no whole one may be a root of them, by which scores are scaled.
+    """
     if not isinstance(value, nn.Module):
         return []
+    held = [entry for part in value.modules() for entry in vars(part).items()]
     numbers = {
-        number
-        for part in value.modules()
-        for name, number in vars(part).items()
-        if _HEAD_SIZE.fullmatch(name) and type(number) is int and number > 0
+        number for name, number in held if _HEAD_SIZE.fullmatch(name) and type(number) is int
     }
+    roots = [float(number) for _, number in held if type(number) is float and number > 0.0]
+    squares = {round(size): size for root in roots for size in (root**2, root**-2)}
+    numbers |= {whole for whole, size in squares.items() if math.isclose(whole, size, rel_tol=1e-5)}
     return [
         SizeRule(changes=(("head_size", str(number)), ("value_head_size", str(number))))
         for number in sorted(numbers)
+        if 1 < number <= _LARGEST_HEAD
     ]
 
 

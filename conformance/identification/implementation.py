@@ -128,7 +128,12 @@ def implementation_of(
         attentions = _attentions_of(value, target) if whole else None
         if attentions is not None:
             return Implementation(
-                target=target, name=name, form="model", value=attentions, imports=(), expression=""
+                target=target,
+                name=name,
+                form="model",
+                value=attentions,
+                imports=imports,
+                expression=expression,
             )
         # A module without matrices has no projections.
         form = "module" if any(map(_may_be_projection, value.parameters())) else "function"

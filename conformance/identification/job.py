@@ -43,7 +43,7 @@ from .record import Findings, deviations_words, kind_words
 from .signature import Parameters, read_parameters
 from .statements import Beyond, read_beyond, read_places, reading_of, what_is_certain
 from .switches import without_causality
-from .writing import declaration_text, positions_text
+from .writing import declaration_text, model_text, positions_text
 
 _WIDTHS: Final = (8, 6, 16, 32, 64, 128, 256, 512, 24, 12, 10, 100)
 _LENGTH: Final = 5
@@ -159,6 +159,8 @@ def identify(implementation: Implementation, as_observed: Any, tell: Tell) -> di
         if implementation.form in ("graph", "model"):
             tell("probing", "its attentions")
             reason = read_attentions(implementation.value, implementation.target, record)
+            if implementation.form == "model" and not reason:
+                record["declaration"] = model_text(implementation)
         else:
             reason = _identify(
                 implementation, findings, record, tell, as_observed=bool(as_observed)

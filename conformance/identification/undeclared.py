@@ -109,6 +109,8 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
 
 def _without_idle_streams(read: Candidate, built: nn.Module, request: ModuleRequest) -> Candidate:
     """A candidate that is open where a second input is taken and changes no answer."""
+    if read.kind != "layer":  # what takes heads has no projections to find
+        return read
     calling, finding, _ = understand(built, request)
     width = finding.recipe.widths(built, finding.sizes)[0]
     idle = idle_streams(built, calling, width)

@@ -103,6 +103,14 @@ def positions_text(implementation: Implementation, longest: int) -> str:
     return "\n".join(lines)
 
 
+def model_text(implementation: Implementation) -> str:
+    """A file that declares a whole model with the conventions of its attentions."""
+    name = declared_name(implementation)
+    made = f"lambda: {implementation.expression}, name={implementation.name!r}"
+    lines = [_title(implementation), "", *_imported(implementation, []), ""]
+    return "\n".join([*lines, f"{name} = conformance.model({made})", ""])
+
+
 def _top(implementation: Implementation, case: Investigation, lines: list[str]) -> list[str]:
     uses_torch = any("torch." in line for line in lines)
     top = [_title(implementation), ""]

@@ -24,6 +24,7 @@ from ..base.results import (
     plain,
 )
 from ..running.workers.messages import Loaded, Ready, RunOptions, package_version, project_url
+from ..targets.target_strings import split_site
 from .expectations import Stale
 
 OF_THREADS: Final = "state.threads"
@@ -471,6 +472,8 @@ def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
     meant = [who for name, who in _RARELY_MEANT.items() if name in loaded.deviations]
     if loaded.reading is not None and meant:
         said = f"{loaded.deviations_said}: declare it if it is meant ({' and '.join(meant)} it)"
+        if loaded.target:
+            said += f", with the lines of 'conformance identify {split_site(loaded.target)[0]}'"
         return "inconclusive", said
     if loaded.gauge:
         return "conforms-up-to-gauge", "; ".join([loaded.gauge, *notes])

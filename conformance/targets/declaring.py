@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import torch
 
+from ..adapters.construction import instance_of, settings_read
 from ..base.parameter_names import POSITIONAL, option_of, role_of, signature_in_docstring
 from ..errors import TO_CHECK, ConstructionError, DeclarationError, indented, lines_to_paste
 from .target_strings import is_path, seen_from
@@ -184,9 +185,28 @@ def how_to_pass(error: DeclarationError, value: Any, target: str) -> str:
     ``value`` is what the target names: a class, an instance or what builds one.
     """
     where, _, name = target.rpartition(":")
-    if not error.lacking or not where or not name.isidentifier():
+    if not where or not name.isidentifier():
         return str(error)
+    if not error.lacking:
+        return f"{error}{_of_heads(value, where, name)}"
     called = "" if isinstance(value, (type, torch.nn.Module)) else "()"
     lines = ["import conformance", "", *_loaded(where, name)]
     lines += [f"layer = conformance.module({name}{called}, {error.lacking})"]
     return f"{error}{lines_to_paste('a new file layer.py', lines, 'layer.py:layer')}"
+
+
+def _of_heads(value: Any, where: str, name: str) -> str:
+    """A file that declares a module without parameters, of heads that are projected already."""
+    built, made = value, name
+    if not isinstance(value, torch.nn.Module):
+        built, how = instance_of(value, None) if isinstance(value, type) else (value(), f"{name}()")
+        made = how.removeprefix("constructed as ")
+    parameters = list(inspect.signature(built.forward).parameters.values())
+    inputs = _inputs(parameters)
+    if any(True for _ in built.parameters()) or not inputs:
+        return ""
+    call = ", ".join(_given(inputs, parameters))
+    lines = [*settings_read(made), "import conformance", "", *_loaded(where, name)]
+    lines += [f"attention = {made}.eval()", "", "", "@conformance.core()"]
+    lines += ["def core(query, key, value):", f"    return attention({call})"]
+    return lines_to_paste("a new file core.py", lines, "core.py:core")

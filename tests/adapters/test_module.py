@@ -353,12 +353,6 @@ def scripted() -> nn.Module:
         return torch.jit.script(nn.Linear(2, 2))
 
 
-def tied() -> nn.Module:
-    module = Named(("q", "k", "v", "o"))
-    module.k.weight = module.q.weight
-    return module
-
-
 def test_refusals_name_what_to_pass() -> None:
     """Each thing that cannot be wrapped is refused in one sentence."""
     with refused("conformance.module takes a torch.nn.Module class or instance, not 3"):
@@ -390,8 +384,45 @@ def test_refusals_name_what_to_pass() -> None:
         "whole, and conformance.module one of its attentions, such as .self_attn of a layer"
     ):
         conformance.module(nn.TransformerEncoderLayer(8, 2, 16))
-    with pytest.raises(DeclarationError, match=r"^q\.weight and k\.weight of Named are one tensor"):
-        conformance.module(tied())
+
+
+class LowRank(nn.Module):
+    """Keys and values are made from one small matrix, queries from a small one of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = HEADS
+        self.q_down, self.kv_down = (nn.Linear(WIDTH, 5, bias=False) for _ in range(2))
+        self.q_up, self.k_up, self.v_up = (nn.Linear(5, WIDTH) for _ in range(3))
+        self.out_proj = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens ``[B, L, E]``."""
+        kv = self.kv_down(x)
+        tokens = self.q_up(self.q_down(x)), self.k_up(kv), self.v_up(kv)
+        q, k, v = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in tokens)
+        mixed = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+        joined: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
+        return joined
+
+
+def test_products_of_low_rank_are_projections() -> None:
+    """A module keeps them as its own weights, in formats in which both roundings are allowed."""
+    candidate = conformance.module(LowRank(), dtypes=["float32", "float64"])
+    assert is_golden(candidate)
+    assert assumed(candidate, "key: k_up.weight @ kv_down.weight")
+    assert conformance.check(candidate, profile="smoke", only=["numerics.golden"]).conforms
+    with pytest.raises(DeclarationError, match=r"promise dtypes=\['float32', 'float64'\]$"):
+        conformance.module(LowRank(), dtypes=["bfloat16"])
+
+
+def test_one_matrix_for_two_projections_is_kept() -> None:
+    """No other weights can be loaded into it."""
+    module = Named(("q", "k", "v", "o"))
+    module.k.weight = module.q.weight
+    candidate = conformance.module(module)
+    assert assumed(candidate, "q.weight and k.weight are one tensor: it keeps its own weights")
+    assert conformance.check(candidate, profile="smoke", only=["numerics.golden"]).conforms
 
 
 class Gained(nn.Module):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import BARE_FLOAT32, CLAUSES, core, problem
+from examples import BARE_FLOAT32, CLAUSES, core, plan, problem
 from torch import Tensor
 
 import conformance
@@ -23,6 +23,7 @@ from conformance.diagnosis.mistakes import DeclaredCall, NotExpressible, named_m
 from conformance.diagnosis.search import MistakeSearch
 from conformance.oracle.oracle import Oracle, evaluate
 from conformance.problems.inputs import Inputs
+from conformance.problems.problem import Overrides
 from conformance.tools.teeth.mistaken_candidates import ActedCore, ActedLayer, Evaluation
 
 RIGHT = EagerCore()
@@ -346,6 +347,20 @@ def test_a_wider_bound_is_no_second_mistake() -> None:
     assert "starts-at-zero" not in cause.text
 
 
+def test_a_cap_that_is_not_multiplied_is_made_beside_a_mask_after_the_softmax() -> None:
+    """Both change the scores' way to the weights: neither undoes the other."""
+    made = making("softcap-not-multiplied", "mask-multiplies-weights")
+    declared = {**BARE_FLOAT32, "masks": ["keep"], "features": ["softcap"], "empty_rows": "any"}
+    subject = Subject(core(**declared), "float32")
+    inputs = subject.inputs(problem(mask=plan(), softcap=1.5))
+    assert inputs.keep is not None
+    query, key, value = (one.double() for one in (inputs.query, inputs.key, inputs.value))
+    weights = torch.softmax(torch.tanh(query @ key.mT * query.shape[-1] ** -0.5 / 1.5), dim=-1)
+    expected = (weights * inputs.keep) @ value
+    answer = act(subject.oracle, subject.declaration.semantics, made, inputs)
+    torch.testing.assert_close(answer.output, expected)
+
+
 def test_rows_of_zeros_are_not_told_as_what_becomes_nan_and_zero() -> None:
     """Any mistake would do that makes nothing but NaN of them."""
 
@@ -385,3 +400,36 @@ def test_each_of_two_mistakes_is_told_by_itself() -> None:
     assert not parts["causal-sees-next"]["alone"]
     assert all(part["fix"] for part in parts.values())
     assert "seen" in parts["causal-sees-next"]["line"]["text"]
+
+
+@conformance.core(causal="bottom-right", masks=["keep"])
+def inverted_and_top_left(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """Two mistakes, both of which leave queries without keys."""
+    scores = query @ key.mT * query.shape[-1] ** -0.5
+    if keep is not None:
+        scores = scores.masked_fill(keep, -torch.inf)
+    if causal:
+        scores = scores.masked_fill(~torch.ones_like(scores).tril().bool(), -torch.inf)
+    return scores.softmax(-1) @ value
+
+
+@pytest.mark.parametrize("first", ["shape.strided", "gradients.repeated"])
+def test_two_mistakes_are_two_whichever_clause_fails_first(first: str) -> None:
+    """Rows that one of them leaves without keys, NaN, and what compares those, hide neither."""
+    sizes = dict.fromkeys(("query_length", "key_length", "head_size", "value_head_size"), 1)
+    hidden = problem(**sizes, mask=plan("full", shape="B11K"))
+    zeros = (("key", (0.0,)), ("value", (0.0,)))
+    hidden = hidden.replace(values="integers", overrides=Overrides(seed=hidden.seed, tensors=zeros))
+    diagnostician = Diagnostician(Subject(inverted_and_top_left, "float32"))
+    (entry,) = diagnostician.explain(CLAUSES[first], hidden)
+    assert {part["name"]: part["alone"] for part in entry["parts"]} == {
+        "causal-top-left": False,
+        "mask-inverted": True,
+    }

@@ -78,3 +78,56 @@ def test_bad_input_is_one_sentence(
     error = capsys.readouterr().err
     assert words in error
     assert error.count("\n") == 1
+
+
+UNSCALED = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.heads = config.num_heads
+        self.q, self.k, self.v, self.o = (nn.Linear(config.d_model, config.d_model) for _ in "qkvo")
+
+    def forward(self, x):
+        q, k, v = (p(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                   for p in (self.q, self.k, self.v))
+        return x + self.o(((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Model(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.embed = nn.Embedding(config.vocab_size, config.d_model)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.num_layers))
+
+    def forward(self, input_ids=None, decoder_input_ids=None):
+        if decoder_input_ids is None:
+            raise ValueError("either decoder_input_ids or labels")
+        x = self.embed(input_ids) + self.embed(decoder_input_ids)
+        for block in self.blocks:
+            x = block(x)
+        return x
+"""
+
+
+def test_a_model_without_a_scale_is_declared_by_lines_that_can_be_pasted(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is open whether a model means what T5 means, until the lines that identify gives say so.
+
+    The settings that its constructor reads count its layers: there is one at least.
+    """
+    (workspace / "unscaled.py").write_text(UNSCALED, encoding="utf-8")
+    asked = ["--profile", "smoke", "--only", "numerics.golden"]
+    assert run(["check", "unscaled.py:Model", *asked]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "with the lines of 'conformance identify unscaled.py:Model'" in shown
+    assert run(["identify", "unscaled.py:Model"]) == 0
+    _, _, pasted = capsys.readouterr().out.partition("A declaration to paste:")
+    assert "num_layers=1" in pasted
+    (workspace / "declared.py").write_text(pasted, encoding="utf-8")
+    assert run(["check", "declared.py", *asked]) == 0
+    assert "conforms-with-deviations" in capsys.readouterr().out

@@ -47,6 +47,12 @@ def test_the_attention_inside_is_judged(kind: type[nn.Module]) -> None:
     assert verdict(kind)[0].startswith("conforms")
 
 
+@pytest.mark.parametrize("kind", [bare_modules.ForHeadsOf, bare_modules.Tempered])
+def test_heads_have_the_size_that_a_module_was_built_for(kind: type[nn.Module]) -> None:
+    """Its scale is that of these heads, whatever the harness chose when it built it."""
+    assert verdict(kind)[0] == "conforms"
+
+
 def test_a_bias_by_place_ends_the_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """It explains the answers beside any scale: no mistake is looked for, and none is found."""
     monkeypatch.setattr(undeclared, "_explained", None)

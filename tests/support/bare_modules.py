@@ -281,3 +281,27 @@ def sees_the_future(
 def kernel(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None) -> Tensor:
     """Attention proper in a function."""
     return attend(q, k, v, None if keep is None else ~keep)
+
+
+class ForHeadsOf(nn.Module):
+    """Without parameters, for heads of the size that it is built for, as tutorials have it."""
+
+    def __init__(self, d_k: int) -> None:
+        super().__init__()
+        self.d_k = d_k
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Heads ``[B, H, L, D]``."""
+        return (q @ k.mT / self.d_k**0.5).softmax(-1) @ v
+
+
+class Tempered(nn.Module):
+    """The same by the root of that size."""
+
+    def __init__(self, temperature: float) -> None:
+        super().__init__()
+        self.temperature = temperature
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Heads ``[B, H, L, D]``."""
+        return (q / self.temperature @ k.mT).softmax(-1) @ v

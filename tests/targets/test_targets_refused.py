@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from command_line import FEW
 from workspaces import KERNEL, write
 
@@ -356,6 +357,34 @@ def test_a_module_that_needs_a_value(folder: Path, capsys: pytest.CaptureFixture
     pasted = "\n".join(line.removeprefix("      ") for line in lines)
     write(folder, {"layer.py": pasted.replace("table=None", "table={'offset': 0.0}")})
     assert run([*command.removeprefix("  and run: conformance ").split(), *FEW]) == 0
+
+
+NO_PARAMETERS = """
+from torch import nn
+
+
+class Odd(nn.Module):
+    def forward(self, q, v, k):
+        return (q @ k.mT).sin().cumsum(-2).square() @ v.flip(-1)
+"""
+
+
+def test_a_module_of_heads_that_cannot_be_read(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One without parameters is judged by the lines that the refusal ends with."""
+    write(folder, {"model.py": NO_PARAMETERS})
+    assert run(["check", "model.py:Odd", *FEW]) == 2
+    said, place, *lines, command = capsys.readouterr().err.splitlines()
+    assert "has no matrices that could be query, key and value projections" in said
+    assert place == "  paste into a new file core.py:"
+    pasted = "\n".join(line.removeprefix("      ") for line in lines)
+    assert "attention(query, value, key)" in pasted or "q=query" in pasted
+    write(folder, {"core.py": pasted})
+    assert command == "  and run: conformance check core.py:core"
+    candidate = object_of("core.py:core")
+    query, key, value = torch.ones(1, 2, 3, 4), torch.ones(1, 2, 5, 4), torch.ones(1, 2, 5, 6)
+    assert candidate.function(query, key, value).shape == (1, 2, 3, 6)
 
 
 def test_loading_what_a_target_names(folder: Path) -> None:
