@@ -23,7 +23,7 @@ from ..calls.calling import CandidateFailure, guarded
 from ..errors import DeclarationError, UsageError
 from ..problems.materialise import TORCH_DTYPES, in_dtype
 from .caller import Caller, SizeRule, draw_weights
-from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, Layout
+from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, MIXED_LAYOUTS, Convention, Layout
 from .implementation import Implementation
 from .signature import Parameters, read_parameters
 from .switches import Options, plain_options
@@ -61,10 +61,12 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
     orders = _orders(parameters, first)
     heads = parameters.meaning("heads")
     rules = (*_CORE_RULES, *_built_sizes(implementation.value))
-    ways = itertools.product(
-        _arrays(implementation.value), needed(parameters), rules, CORE_LAYOUTS, orders
+    fills = list(needed(parameters))
+    ways = (
+        itertools.product(_arrays(implementation.value), fills, rules, layouts, orders)
+        for layouts in (CORE_LAYOUTS, MIXED_LAYOUTS)
     )
-    for arrays, given, rule, layout, names in ways:
+    for arrays, given, rule, layout, names in itertools.chain.from_iterable(ways):
         if arrays == "numpy" and layout.give != "{}":
             continue
         options: Options = given
@@ -153,9 +155,9 @@ def _built_sizes(value: Any) -> list[SizeRule]:
 
 def _with_layout(rule: SizeRule, layout: Layout) -> SizeRule:
     """The sizes that an order of axes leaves."""
-    if not layout.single_head:
-        return rule
-    heads = (("num_heads", "1"), ("num_kv_heads", "1"))
+    single = {"num_heads": layout.single_head, "num_kv_heads": layout.single_head}
+    single["num_kv_heads"] |= layout.single_kv_head
+    heads = tuple((name, "1") for name, is_single in single.items() if is_single)
     return SizeRule(changes=(*heads, *rule.changes))
 
 

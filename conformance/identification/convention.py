@@ -6,7 +6,7 @@ The adapter printed for the user is the text that was compiled for probing, so r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import CodeType
 from typing import Any, Final
@@ -23,15 +23,24 @@ class Layout:
 
     ``give`` is the expression of ``{}`` that turns the harness's tensor into the implementation's,
     ``take`` the one that turns the answer back; ``words`` describe the order for the user.
-    ``batched`` and ``single_head`` say which axes exist at all.
+    ``keys`` and ``values`` are theirs where these have an order of their own.
+    ``batched``, ``single_head`` and ``single_kv_head`` say which axes exist at all.
     """
 
     name: str
     words: str
     give: str = "{}"
     take: str = "{}"
+    keys: str | None = None
+    values: str | None = None
     batched: bool = True
     single_head: bool = False
+    single_kv_head: bool = False
+
+    def gives(self, count: int) -> tuple[str, ...]:
+        """The expression of each of so many inputs."""
+        others = (self.give if own is None else own for own in (self.keys, self.values))
+        return (self.give, *others)[:count]
 
 
 CORE_LAYOUTS: Final = (
@@ -76,6 +85,27 @@ CORE_LAYOUTS: Final = (
         batched=False,
         single_head=True,
     ),
+)
+# The orders of keys and of values that differ from that of the queries.
+_OF_KEYS: Final = (
+    ("heads first", "{}", "{}", False),
+    ("tokens first", "{}.transpose(1, 2)", "{}.transpose(1, 2)", False),
+    ("[B, H, D, L] and heads first", "{}.transpose(2, 3)", "{}", False),
+    ("[B, L, D], of one head", "{}.squeeze(1)", "{}.squeeze(1)", True),
+    ("[B, D, L] and [B, L, D], of one head", "{}.squeeze(1).mT", "{}.squeeze(1)", True),
+)
+MIXED_LAYOUTS: Final = tuple(
+    replace(
+        layout,
+        name=f"{layout.name}, {words}",
+        words=f"{layout.words}; keys and values {words}",
+        keys=keys,
+        values=values,
+        single_kv_head=single,
+    )
+    for layout in CORE_LAYOUTS[:2]
+    for words, keys, values, single in _OF_KEYS
+    if (keys, values) != (layout.give, layout.give)
 )
 LAYER_LAYOUTS: Final = (
     Layout(name="BLE", words="batch first: [B, L, E]"),
@@ -269,12 +299,14 @@ def _shape_test(shape: str, form: str, query: str) -> str:
 
 
 def _call_lines(convention: Convention, callee: str) -> list[str]:
-    tokens = [convention.layout.give.format(name) for name in convention.inputs_names]
+    inputs = convention.inputs_names
+    gives = convention.layout.gives(len(inputs))
+    tokens = [give.format(name) for give, name in zip(gives, inputs, strict=True)]
     if convention.names is not None:
         tokens = [f"{name}={token}" for name, token in zip(convention.names, tokens, strict=True)]
     call = f"{callee}({', '.join([*tokens, *(['**options'] if _options(convention) else [])])})"
     take = convention.layout.take
-    first = convention.inputs_names[0]
+    first = inputs[0]
     if first != "query":
         take = take.replace("query", first)
     if convention.weights is None and convention.output == "answer":
