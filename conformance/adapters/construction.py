@@ -140,9 +140,7 @@ def _instance_of(
     required = [one for one in named if one.default is inspect.Parameter.empty]
     names = [parameter.name for parameter in required]
     sizes = Sizes(num_heads, names, divisor, width)
-    # Large heads take long, and have no more places for a mistake than small ones.
-    large = [one.name for one in named if type(one.default) is int and one.default > _LARGE_HEAD]
-    small = {name: sizes.head_size for name in large if sizes.is_of_a_head(name)}
+    small = _smaller_defaults(named, sizes)
     unknown = [name for name in names if sizes.value(name) is _UNKNOWN]
     objects = {name: _annotated(kind, name, num_heads, divisor) for name in unknown}
     if len(unknown) == 1 and not objects[unknown[0]] and not _is_number(kind, unknown[0]):
@@ -178,6 +176,22 @@ def _instance_of(
         )
         raise ConstructionError(why, failure.call, unknown)
     raise failure or ConstructionError(f"{kind.__name__} cannot be constructed")
+
+
+def _smaller_defaults(named: list[inspect.Parameter], sizes: Sizes) -> dict[str, int]:
+    """Small sizes for heads and widths that are large by default.
+
+    Large ones take long, and have no more places for a mistake than small ones.
+    """
+    numbers = {one.name: one.default for one in named if type(one.default) is int}
+    heads = next((numbers[name] for name in numbers if name.lower() in HEAD_NAMES), sizes.heads)
+    small = {}
+    for name, number in numbers.items():
+        if number > _LARGE_HEAD and sizes.is_of_a_head(name):
+            small[name] = sizes.head_size
+        elif number > _LARGE_HEAD * heads and sizes.value(name) == sizes.width:
+            small[name] = heads * HEAD_SIZE
+    return small
 
 
 def _constructed(kind: type[nn.Module], arguments: Mapping[str, Any]) -> tuple[nn.Module, str]:

@@ -389,9 +389,7 @@ def _inside() -> Callable[..., Any]:
 _INSIDE: Final = _inside()
 
 
-def size_at(
-    size: Any, sizes: Mapping[int, Sequence[int]], otherwise: Callable[[Size], int]
-) -> int:
+def size_at(size: Any, sizes: Mapping[int, Sequence[int]], otherwise: Callable[[Size], int]) -> int:
     """A recorded size for tensors of other sizes.
 
     ``sizes`` are the shapes of values by number; ``otherwise`` says what a size becomes that was

@@ -346,7 +346,10 @@ def _pictures(module: nn.Module) -> list[_Meaning]:
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
             own = getattr(config, "image_size", None)
-            sizes = [own] if isinstance(own, int) else [*_own_sizes(module), *_PICTURES]
+            strides = {one.stride for one in module.modules() if isinstance(one, nn.Conv2d)}
+            # Where each pixel is a token, a small picture has enough.
+            usual = sorted(_PICTURES) if strides == {(1, 1)} else _PICTURES
+            sizes = [own] if isinstance(own, int) else [*_own_sizes(module), *usual]
             shapes += [(part.in_channels, size, size) for size in sizes]
             break
         if isinstance(part, nn.Conv1d) and not shapes:

@@ -171,7 +171,9 @@ class TorchEngine:
             clear = {part: role for part, (role, is_clear) in roles.items() if is_clear}
             moved = [part for part, role in clear.items() if role != part[0]]
             if moved and sorted(clear.values()) == sorted(part[0] for part in clear):
-                said += [f"{single[part]} makes the {part} of attention {site.index}" for part in moved]
+                said += [
+                    f"{single[part]} makes the {part} of attention {site.index}" for part in moved
+                ]
         return said
 
     def _projections(self, number: int) -> list[Tensor]:
