@@ -231,13 +231,14 @@ def as_heads(value: Array, letters: str, heads: int | None) -> Array | None:
             return None
         apart = value.reshape(*value.shape[:2], heads, -1)
         return np.moveaxis(apart, 2, 1)
-    if "F" in letters:  # items and heads in one axis
-        if not heads or value.shape[letters.index("F")] % heads:
+    folded = next((letter for letter in letters if letter in "FW"), "")
+    if folded:  # items and heads in one axis
+        if not heads or value.shape[letters.index(folded)] % heads:
             return None
-        ordered = np.transpose(value, [letters.index(letter) for letter in "FLD"])
-        return ordered.reshape(-1, heads, *ordered.shape[1:])
-    if letters == "WLD" and heads and not value.shape[0] % heads:  # the heads first
-        return value.reshape(heads, -1, *value.shape[1:]).swapaxes(0, 1)
+        ordered = np.transpose(value, [letters.index(letter) for letter in f"{folded}LD"])
+        leads = folded == "W"
+        apart = ordered.reshape(*((heads, -1) if leads else (-1, heads)), *ordered.shape[1:])
+        return apart.swapaxes(0, 1) if leads else apart
     if sorted(letters) != sorted(_HEADS):
         return None
     return np.transpose(value, [letters.index(letter) for letter in _HEADS])

@@ -163,16 +163,16 @@ class Edges:
             return replace(here, number=source, letters="".join(turned))
         read = _reshaped if name in RESHAPES else _STEPS.get(name)
         found = None if read is None else read(call, letters, list(before), list(after))
-        if found is not None and letters[0] == "F" and found[:2] == "BH":
-            # No input has as many items as the first axis would have.
-            if before[0] not in self._of_inputs and before[1] in self._of_inputs:
-                return replace(here, number=source, letters=f"HB{found[2:]}", heads_lead=True)
+        unfolded = found is not None and letters[0] == "F" and found[:2] == "BH"
+        # No input has as many items as the first axis would have.
+        leads = unfolded and not {before[0]} & self._of_inputs and before[1] in self._of_inputs
         repeats = found is not None and (
             len(found) > len("BHLD") or ("H" in found and name in ("expand", "repeat_interleave"))
         )
         if found is None or (repeats and not grouped):
             return None
-        return replace(here, number=source, letters=found)
+        letters = f"HB{found[2:]}" if leads else found
+        return replace(here, number=source, letters=letters, heads_lead=here.heads_lead or leads)
 
     def _unscaled(self, call: Call, here: TorchEdge) -> TorchEdge | None:
         """The edge above a product with one number, or a division by it."""

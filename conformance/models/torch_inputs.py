@@ -160,9 +160,12 @@ def torch_calling(
     refusal, ends = "", time.process_time() + _SECONDS
     without_effect: tuple[TorchCalling, ModuleRecording] | None = None
     unhidden: tuple[TorchCalling, ModuleRecording] | None = None
-    for calling, length in _callings(module, wanted, declared):
-        if unhidden is not None and len(calling.inputs) < len(unhidden[0].inputs):
-            break  # a mask is an input, though it may be refused
+    # A mask is an input, though it may be refused.
+    ways = itertools.takewhile(
+        lambda way: unhidden is None or len(way[0].inputs) >= len(unhidden[0].inputs),
+        _callings(module, wanted, declared),
+    )
+    for calling, length in ways:
         made, why = _tried(module, calling, length)
         if made is None or not _chooses(made, calling):
             refusal = refusal or why
