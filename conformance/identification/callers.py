@@ -32,23 +32,13 @@ _MODES: Final = {1: "self", 2: "memory", 3: "separate"}
 SEPARATE: Final = 3
 # Attributes of a module that say the size of a head.
 _HEAD_SIZE: Final = re.compile(r"(head_?|key_|d_)?(dim|size|k)(_(per_)?heads?)?")
+_LENGTHS: Final = ("key_length", "g.query_length")
+_VALUES: Final = ("value_head_size", "g.head_size")
+_EVEN_HEADS: Final = ("head_size", "g.head_size + g.head_size % 2")
 # Sizes that many functions tie together, the fewest ties first.
-_CORE_RULES: Final = (
-    SizeRule(),
-    SizeRule(changes=(("value_head_size", "g.head_size"),)),
-    SizeRule(changes=(("key_length", "g.query_length"),)),
-    SizeRule(
-        changes=(("key_length", "g.query_length"), ("value_head_size", "g.head_size")),
-    ),
-    SizeRule(changes=(("num_kv_heads", "1"),)),
-    SizeRule(changes=(("head_size", "g.head_size + g.head_size % 2"),)),
-    SizeRule(
-        changes=(
-            ("head_size", "g.head_size + g.head_size % 2"),
-            ("key_length", "g.query_length"),
-            ("value_head_size", "g.head_size"),
-        ),
-    ),
+_CORE_TIES: Final = (
+    *((), (_VALUES,), (_LENGTHS,), (_LENGTHS, _VALUES)),
+    *((("num_kv_heads", "1"),), (_EVEN_HEADS,), (_EVEN_HEADS, _LENGTHS, _VALUES)),
 )
 
 
@@ -60,7 +50,8 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
         return
     orders = _orders(parameters, first)
     heads = parameters.meaning("heads")
-    rules = (*_CORE_RULES, *_built_sizes(implementation.value))
+    tied = (SizeRule(changes=changes) for changes in _CORE_TIES)
+    rules = (*tied, *_built_sizes(implementation.value))
     fills = list(needed(parameters))
     ways = (
         itertools.product(_arrays(implementation.value), fills, rules, layouts, orders)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..base.results import Replaceable
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Layout:
     """An order of axes.
 
@@ -43,45 +43,27 @@ class Layout:
         return (self.give, *others)[:count]
 
 
+_TURNED: Final = "{}.transpose(0, 1)"
+_TOKENS_FIRST: Final = "{}.transpose(1, 2)"
 CORE_LAYOUTS: Final = (
-    Layout(name="BHLD", words="heads first: [B, H, L, D]"),
+    Layout("BHLD", "heads first: [B, H, L, D]"),
+    Layout("BLHD", "tokens first: [B, L, H, D]", _TOKENS_FIRST, _TOKENS_FIRST),
     Layout(
-        name="BLHD",
-        words="tokens first: [B, L, H, D]",
-        give="{}.transpose(1, 2)",
-        take="{}.transpose(1, 2)",
+        *("LBHD", "sequence first: [L, B, H, D]"),
+        *("{}.permute(2, 0, 1, 3)", "{}.permute(1, 2, 0, 3)"),
     ),
     Layout(
-        name="LBHD",
-        words="sequence first: [L, B, H, D]",
-        give="{}.permute(2, 0, 1, 3)",
-        take="{}.permute(1, 2, 0, 3)",
+        *("NLD", "heads folded into the batch: [B*H, L, D]"),
+        *("{}.flatten(0, 1)", "{}.unflatten(0, query.shape[:2])"),
     ),
     Layout(
-        name="NLD",
-        words="heads folded into the batch: [B*H, L, D]",
-        give="{}.flatten(0, 1)",
-        take="{}.unflatten(0, query.shape[:2])",
+        *("BLE", "heads side by side: [B, L, H*D]", f"{_TOKENS_FIRST}.flatten(2)"),
+        f"{{}}.unflatten(2, (query.shape[1], -1)){_TOKENS_FIRST[2:]}",
     ),
+    Layout("HLD", "one item, heads first: [H, L, D]", batched=False),
+    Layout("LHD", "one item, tokens first: [L, H, D]", _TURNED, _TURNED, batched=False),
     Layout(
-        name="BLE",
-        words="heads side by side: [B, L, H*D]",
-        give="{}.transpose(1, 2).flatten(2)",
-        take="{}.unflatten(2, (query.shape[1], -1)).transpose(1, 2)",
-    ),
-    Layout(name="HLD", words="one item, heads first: [H, L, D]", batched=False),
-    Layout(
-        name="LHD",
-        words="one item, tokens first: [L, H, D]",
-        give="{}.transpose(0, 1)",
-        take="{}.transpose(0, 1)",
-        batched=False,
-    ),
-    Layout(
-        name="LD",
-        words="one head of one item: [L, D]",
-        give="{}.squeeze(0)",
-        take="{}.unsqueeze(0)",
+        *("LD", "one head of one item: [L, D]", "{}.squeeze(0)", "{}.unsqueeze(0)"),
         batched=False,
         single_head=True,
     ),
@@ -89,7 +71,7 @@ CORE_LAYOUTS: Final = (
 # The orders of keys and of values that differ from that of the queries.
 _OF_KEYS: Final = (
     ("heads first", "{}", "{}", False),
-    ("tokens first", "{}.transpose(1, 2)", "{}.transpose(1, 2)", False),
+    ("tokens first", _TOKENS_FIRST, _TOKENS_FIRST, False),
     ("[B, H, D, L] and heads first", "{}.transpose(2, 3)", "{}", False),
     ("[B, L, D], of one head", "{}.squeeze(1)", "{}.squeeze(1)", True),
     ("[B, D, L] and [B, L, D], of one head", "{}.squeeze(1).mT", "{}.squeeze(1)", True),
@@ -108,14 +90,9 @@ MIXED_LAYOUTS: Final = tuple(
     if (keys, values) != (layout.give, layout.give)
 )
 LAYER_LAYOUTS: Final = (
-    Layout(name="BLE", words="batch first: [B, L, E]"),
-    Layout(
-        name="LBE",
-        words="sequence first: [L, B, E]",
-        give="{}.transpose(0, 1)",
-        take="{}.transpose(0, 1)",
-    ),
-    Layout(name="LE", words="one sequence: [L, E]", batched=False),
+    Layout("BLE", "batch first: [B, L, E]"),
+    Layout("LBE", "sequence first: [L, B, E]", _TURNED, _TURNED),
+    Layout("LE", "one sequence: [L, E]", batched=False),
 )
 
 

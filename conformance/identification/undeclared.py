@@ -53,7 +53,7 @@ from ..models.torch_model import TorchModel, open_torch_model, torch_model_candi
 from ..models.whole_model import WholeModel
 from ..targets.declaring import declaration_lines, how_to_make, how_to_pass
 from ..targets.loading import guarded
-from ..targets.resolving import Undeclared, object_of
+from ..targets.resolving import Undeclared
 from ..targets.target_strings import split_target
 from .deviations import Investigation, deviations
 from .implementation import Implementation, implementation_of
@@ -432,7 +432,7 @@ def _plain(
         except ConstructionError as error:
             raise UsageError(how_to_make(error, entry.target)) from error
         except DeclarationError as error:
-            said = how_to_pass(error, object_of(entry.target), entry.target)
+            said = how_to_pass(error, entry.value, entry.target)
             if unknown and _embeds(value):  # nobody takes it for a layer
                 said = f"{entry.target} cannot be judged as a whole model: {unknown}"
             raise UsageError(said) from error

@@ -182,3 +182,9 @@ def test_names_that_mislead_leave_the_verdict_open(kind: type[nn.Module], said: 
     word, reason = verdict(kind)
     assert word == "inconclusive"
     assert said in reason
+
+
+def test_a_class_that_no_call_answers_is_refused_by_its_own_fault() -> None:
+    """Of an object that no target names, too."""
+    with pytest.raises(conformance.UsageError, match="no tensor is right"):
+        conformance.check(bare_modules.Refusing, profile="quick", only=FEW)

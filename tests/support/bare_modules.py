@@ -330,6 +330,15 @@ class LengthsOfOtherItems(Projected):
         return self.o(heads.transpose(1, 2).flatten(2))
 
 
+class Refusing(Projected):
+    """Answers nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Raise whatever is given."""
+        msg = f"no tensor is right, nor {x.dim()} axes"
+        raise ValueError(msg)
+
+
 class OneStream(Projected):
     """Takes a second stream, and leaves it alone."""
 
