@@ -150,7 +150,7 @@ def runnable(recording: ModuleRecording, site: TorchSite) -> TorchSite:
     raise UnreadableError(msg)
 
 
-def _readings(recording: ModuleRecording, site: TorchSite) -> Iterator[dict[int, str]]:
+def _readings(recording: ModuleRecording, site: TorchSite) -> Iterator[dict[SizeElsewhere, str]]:
     """What the sizes may mean that were read off tensors elsewhere."""
     inside = {number for call in site.inside for number in call.results}
     inside |= {edge.number for edge in site.edges.values()}

@@ -158,6 +158,15 @@ def test_a_second_stream_is_given() -> None:
     assert "context changes no answer" in reason
 
 
+def test_two_streams_are_given_together() -> None:
+    """Where they are read as no attention, they stand among what was not checked."""
+    (candidate,) = opened(bare_modules.TwoMoreStreams)
+    assert candidate.declaration.inputs == "separate"
+    word, reason = verdict(bare_modules.ExchangedStreams)
+    assert word == "inconclusive"
+    assert "`k_x` and `v_x` were not checked" in reason
+
+
 @pytest.mark.parametrize(
     ("function", "shared"), [(bare_modules.of_one_key_head, 1), (bare_modules.of_turned_keys, 3)]
 )

@@ -339,6 +339,25 @@ class Refusing(Projected):
         raise ValueError(msg)
 
 
+class TwoMoreStreams(Projected):
+    """Keys and values of tokens of their own, where any are given."""
+
+    def forward(self, x: Tensor, k_x: Tensor | None = None, v_x: Tensor | None = None) -> Tensor:
+        """Attend to what is given."""
+        return self.inside(x, x if k_x is None else k_x, x if v_x is None else v_x)
+
+
+class ExchangedStreams(Projected):
+    """Keys and values change places where tokens of their own are given."""
+
+    def forward(self, x: Tensor, k_x: Tensor | None = None, v_x: Tensor | None = None) -> Tensor:
+        """Attend to what is given, by the other matrix."""
+        if k_x is None or v_x is None:
+            return self.inside(x, x, x)
+        parts = (self.q(x), self.v(k_x), self.k(v_x))
+        return self.o(attend(*map(heads_of, parts)).transpose(1, 2).flatten(2))
+
+
 class OneStream(Projected):
     """Takes a second stream, and leaves it alone."""
 
