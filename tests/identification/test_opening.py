@@ -87,6 +87,7 @@ def test_a_function_is_read() -> None:
         bare_modules.MixesItems,
         bare_modules.LengthsOfOtherItems,
         bare_modules.MergedInPicture,
+        bare_modules.MaskOfOtherItems,
         bare_modules.QueriesTurned,
         bare_modules.HeadLost,
         bare_modules.HalfScaled,

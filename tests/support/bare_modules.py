@@ -255,8 +255,10 @@ class TwoStreams(Projected):
 class HeadsBeforeItems(PostNorm):
     """Heads are folded in front of the items, and a mask that is repeated for them is needed."""
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-        """True in ``mask [B, Lq or 1, Lk]`` hides a key."""
+    def forward(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """True in ``mask [B, Lq or 1, Lk]`` hides a key; what is folded comes back as well."""
         (items, queries, _), keys = q.shape, k.shape[1]
         parts = (self.q(q), self.k(k), self.v(v))
         folded = [
@@ -265,9 +267,21 @@ class HeadsBeforeItems(PostNorm):
             .reshape(HEADS * items, length, -1)
             for part, length in zip(parts, (queries, keys, keys), strict=True)
         ]
-        heads = attend(*folded, mask.repeat(HEADS, 1, 1))  # type: ignore[union-attr]  # as published
-        heads = heads.view(HEADS, items, queries, -1).permute(1, 2, 0, 3).reshape(q.shape)
-        return self.norm(q + self.o(heads))
+        answer = attend(*folded, self.repeated(mask))  # type: ignore[arg-type]  # as published
+        heads = answer.view(HEADS, items, queries, -1).permute(1, 2, 0, 3).reshape(q.shape)
+        return self.norm(q + self.o(heads)), answer
+
+    def repeated(self, mask: Tensor) -> Tensor:
+        """The mask of each item for every head."""
+        return mask.repeat(HEADS, 1, 1)
+
+
+class MaskOfOtherItems(HeadsBeforeItems):
+    """The mask is repeated as if the heads of an item followed each other."""
+
+    def repeated(self, mask: Tensor) -> Tensor:
+        """The masks in the wrong order."""
+        return mask.repeat_interleave(HEADS, dim=0)
 
 
 class TokensFirstMask(PostNorm):
