@@ -91,7 +91,7 @@ def run(
 def _existing(letters: str, shape: Sequence[int], call: ModelCall) -> Array:
     """Which entries belong to tokens that exist (in all items, where heads share their axis)."""
     judged = np.ones(shape, dtype=bool)
-    keep = call.keep if shape[0] == call.batch else call.keep.all(axis=0, keepdims=True)
+    keep = call.keep if shape[0] == call.batch else np.atleast_2d(call.keep.all(axis=0))
     for place in (place for place, letter in enumerate(letters) if letter == PADDED):
         sizes = [1] * len(shape)
         sizes[0], sizes[place] = len(keep), shape[place]
