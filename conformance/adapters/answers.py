@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from ..tolerance.model import SAME_READ
@@ -79,8 +78,3 @@ def weights_in(answer: Any, output: Any) -> Tensor | None:
     others = [part for _, part in parts_of(answer) if part is not output]
     looking = [part for part in others if part.dim() > 1 and may_be_weights(part)]
     return next(iter(looking or others), None)
-
-
-def has_numbers(output: Tensor) -> bool:
-    """Whether no entry is NaN."""
-    return not bool(torch.isnan(output).any())

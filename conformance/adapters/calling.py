@@ -194,7 +194,9 @@ def ways_to_call(
         spare = [
             entry
             for entry in _named(parameters)
-            if entry.default is None and option_of(entry) == "positions" and entry.name not in order
+            if entry.default is None
+            and option_of(entry) in ("positions", "mask")
+            and entry.name not in order
         ]
         ways.append(
             Calling(

@@ -1,16 +1,18 @@
 """An instance of a class: its constructor's parameters are given sizes by the words of their names.
 
-A name that says no size is tried with several until a call answers. A constructor that takes one
-object of settings is given those that it reads.
+A name that says no size is tried with several until a call answers. A constructor that takes an
+object of settings is given one of the class that its annotation names, or those that it reads.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 import itertools
 import math
 import re
+import typing
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, Final
@@ -141,15 +143,19 @@ def _instance_of(
     required = [one for one in named if one.default is inspect.Parameter.empty]
     names = [parameter.name for parameter in required]
     sizes = Sizes(num_heads, names, divisor, width)
-    # Large heads take long, and have no more places for a mistake than small ones.
-    large = [one.name for one in named if type(one.default) is int and one.default > _LARGE_HEAD]
-    small = {name: sizes.head_size for name in large if sizes.is_of_a_head(name)}
+    small = _smaller_defaults(named, sizes)
     unknown = [name for name in names if sizes.value(name) is _UNKNOWN]
-    if unknown and len(required) == 1 and not _is_number(required[0]):
-        return _of_settings(kind, required[0].name, num_heads, divisor)
+    objects = {name: _annotated(kind, name, num_heads, divisor) for name in unknown}
+    if len(unknown) == 1 and not objects[unknown[0]] and not _is_number(kind, unknown[0]):
+        others = {name: sizes.value(name) for name in names if name not in unknown}
+        try:
+            return _of_settings(kind, unknown[0], num_heads, divisor, others)
+        except ConstructionError:
+            if not others:
+                raise
     failure: ConstructionError | None = None
     first: tuple[nn.Module, str] | None = None
-    choices = [sizes.choices(name) for name in names]
+    choices = [objects.get(name) or sizes.choices(name) for name in names]
     for values in itertools.islice(itertools.product(*choices), _MOST_TRIED):
         arguments = dict(zip(names, values, strict=True))
         with contextlib.suppress(ConstructionError):
@@ -175,6 +181,22 @@ def _instance_of(
     raise failure or ConstructionError(f"{kind.__name__} cannot be constructed")
 
 
+def _smaller_defaults(named: list[inspect.Parameter], sizes: Sizes) -> dict[str, int]:
+    """Small sizes for heads and widths that are large by default.
+
+    Large ones take long, and have no more places for a mistake than small ones.
+    """
+    numbers = {one.name: one.default for one in named if type(one.default) is int}
+    heads = next((numbers[name] for name in numbers if name.lower() in HEAD_NAMES), sizes.heads)
+    small = {}
+    for name, number in numbers.items():
+        if number > _LARGE_HEAD and sizes.is_of_a_head(name):
+            small[name] = sizes.head_size
+        elif number > _LARGE_HEAD * heads and sizes.value(name) == sizes.width:
+            small[name] = heads * HEAD_SIZE
+    return small
+
+
 def _constructed(kind: type[nn.Module], arguments: Mapping[str, Any]) -> tuple[nn.Module, str]:
     given = ", ".join(f"{name}={_shown(value)}" for name, value in arguments.items())
     text = f"{kind.__name__}({given})"
@@ -192,8 +214,37 @@ def _shown(value: Any) -> str:
     return repr(value)
 
 
-def _is_number(parameter: inspect.Parameter) -> bool:
-    return parameter.annotation in (int, float, bool, "int", "float", "bool")
+def _is_number(kind: type[nn.Module], name: str) -> bool:
+    annotation = inspect.signature(kind).parameters[name].annotation
+    return annotation in (int, float, bool, "int", "float", "bool")
+
+
+def _annotated(
+    kind: type[nn.Module], name: str, num_heads: int | None, divisor: int
+) -> tuple[Any, ...]:
+    """Settings of the dataclass that a parameter's annotation names, if it names one.
+
+    First with the sizes that the names of its fields say, then as they are by default.
+    """
+    try:
+        hint = typing.get_type_hints(kind.__init__).get(name)
+    except Exception:  # noqa: BLE001 (whatever names in the user's annotations raise)
+        return ()
+    if not (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
+        return ()
+    fields = [field for field in dataclasses.fields(hint) if field.init]
+    sizes = Sizes(num_heads, [field.name for field in fields], divisor)
+    said = {
+        field.name: sizes.value(field.name)
+        for field in fields
+        if field.default is dataclasses.MISSING or type(field.default) is int
+    }
+    sized = {name: value for name, value in said.items() if value is not _UNKNOWN}
+    made = []
+    for arguments in (sized, {}):
+        with contextlib.suppress(Exception):  # a user's class may raise anything
+            made.append(hint(**arguments))
+    return tuple(made)
 
 
 def _answering(built: nn.Module) -> Trial | None:
@@ -256,6 +307,7 @@ class Sizes:
             (self.is_of_a_head(name), self.head_size),
             (bool(words & _HEADS), self.heads),
             (bool(words & _DROPOUTS), _DROPPED),
+            (bool(words & {"idx", "index"}), 0),
             (bool(words & _LENGTHS), LONGEST),
             *((bool(words & some) and not sized, number) for some, number in _VALUES),
             (bool(words & _BIASES), True),
@@ -311,9 +363,13 @@ class _Settings:
 
 
 def _of_settings(
-    kind: type[nn.Module], name: str, num_heads: int | None, divisor: int
+    kind: type[nn.Module],
+    name: str,
+    num_heads: int | None,
+    divisor: int,
+    others: Mapping[str, Any],
 ) -> tuple[nn.Module, str]:
-    """An instance of a class whose only parameter is an object, or a dict, of settings."""
+    """An instance of a class with one parameter for an object, or a dict, of settings."""
     guessed: dict[str, Any] = {}
     seen: list[str] = []
     for _ in range(_MOST_SETTINGS):
@@ -321,7 +377,7 @@ def _of_settings(
         _, _, read, by_key, missing = settings.__dict__["_own"]
         failure: Exception | None = None
         try:
-            _answering(kind(settings))
+            _answering(kind(**{**others, name: settings}))
         except Exception as error:  # noqa: BLE001 (a user's constructor may raise anything)
             failure = error
         if set(read) - set(seen):  # what is shared is known only now
@@ -335,7 +391,7 @@ def _of_settings(
         values = dict(read)
         made: Any = values if by_key else SimpleNamespace(**values)
         try:
-            return _constructed(kind, {name: made})
+            return _constructed(kind, {**others, name: made})
         except ConstructionError:
             switched = [one for one, value in guessed.items() if value is False]
             if not switched:

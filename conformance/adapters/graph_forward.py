@@ -15,7 +15,7 @@ from ..graphs.process import Array, Run
 from ..graphs.protocol import BFLOAT16, numpy_dtype
 from ..graphs.reading import MASK_ROLES, Axis, GraphReading, Header, Role
 
-_TOGETHER: Final = {"M": "HD", "F": "BH"}
+_TOGETHER: Final = {"M": "HD", "F": "BH", "W": "HB"}
 
 
 def arrange(tensor: Tensor, own: str, theirs: str) -> Tensor:
@@ -49,7 +49,7 @@ def restore(tensor: Tensor, theirs: str, own: str, sizes: Mapping[str, int]) -> 
 
 
 def spelled(axes: str) -> str:
-    """The letters of axes, each on its own: those of ``M`` and ``F`` one after the other."""
+    """The letters of axes, each on its own: those of ``M``, ``F`` and ``W`` in their order."""
     return "".join(_TOGETHER.get(letter, letter) for letter in axes)
 
 

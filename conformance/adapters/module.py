@@ -252,28 +252,35 @@ def _golden_but_for_one(built: nn.Module, request: ModuleRequest) -> Understood 
 
 
 def with_second_stream(built: nn.Module, shown: str) -> ModuleRequest | None:
-    """The request in which a second stream that may be left out is given, where that is golden.
+    """The request in which streams that may be left out are given, where that is golden.
 
-    None as well where it is no stream that the tokens themselves stand for when it is left out.
+    None as well where they are none that the tokens themselves stand for when they are left out.
     """
-    request = ModuleRequest(shown=shown, promises={"inputs": "memory"})
     streams = _streams(built)
-    if not streams:
-        return None
+    modes = ("memory", "separate")[: len(streams)]
+    requests = (_with_streams(built, shown, mode, streams) for mode in modes)
+    return next((request for request in requests if request is not None), None)
+
+
+def _with_streams(
+    built: nn.Module, shown: str, mode: str, streams: list[str]
+) -> ModuleRequest | None:
+    request = ModuleRequest(shown=shown, promises={"inputs": mode})
     with contextlib.suppress(DeclarationError):
         understood = _as_declared(built, request)
         calling, finding, _ = understood
         if not finding.golden or calling.guessed:
             return None
-        names = calling.names or tuple(inspect.signature(built.forward).parameters)[:2]
-        if names[1] not in streams:
+        count = {"memory": 2}.get(mode, 3)
+        names = calling.names or tuple(inspect.signature(built.forward).parameters)[:count]
+        if not {*names[1:]} <= {*streams}:
             return None
         width = finding.recipe.widths(built, finding.sizes)[0]
         tokens = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0))
         alone = dataclasses.replace(calling, inputs="self", names=names[:1])
         with contextlib.suppress(Exception), torch.no_grad():
             module = duplicate(built).eval()
-            one, other = alone(module, (tokens,), {}), calling(module, (tokens, tokens), {})
+            one, other = alone(module, (tokens,), {}), calling(module, (tokens,) * count, {})
             if torch.equal(one, other):
                 request.known[_WHOLE] = understood
                 return request
@@ -281,16 +288,24 @@ def with_second_stream(built: nn.Module, shown: str) -> ModuleRequest | None:
 
 
 def idle_streams(built: nn.Module, calling: Calling, width: int) -> list[str]:
-    """The second streams that may be left out and with which no answer changes by a bit."""
+    """The streams that may be left out and with which no answer changes by a bit.
+
+    Neither where one alone is given nor where the others are, too.
+    """
     generator = torch.Generator().manual_seed(0)
     tokens, other = (torch.randn(2, size, width, generator=generator) for size in (5, 7))
     idle: list[str] = []
-    for name in _streams(built):
+    streams = _streams(built)
+    for name in streams:
+        rest = {one: other for one in streams if one != name}
         with contextlib.suppress(Exception), torch.no_grad():
             module = duplicate(built).eval()
             inputs = (tokens,) * {"self": 1, "memory": 2}.get(calling.inputs, 3)
-            own, given = calling(module, inputs, {}), calling(module, inputs, {name: other})
-            idle += [name] if torch.equal(own, given) else []
+            pairs = (
+                (calling(module, inputs, more), calling(module, inputs, {**more, name: other}))
+                for more in ({}, rest)
+            )
+            idle += [name] if all(torch.equal(own, given) for own, given in pairs) else []
     return idle
 
 

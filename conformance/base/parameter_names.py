@@ -48,8 +48,8 @@ _OPTIONS: Final[dict[str, frozenset[str]]] = {
 _NO_MASK: Final = frozenset("max min use add".split())
 # What an input of key and value, or of more tokens, that may be left out is called.
 _INPUTS: Final = re.compile(
-    r"(y|xa|kv|kv_input|.*context|.*memory|key_value(_states|_input)?|encoder_(hidden_)?(states|outputs?)"
-    r"|cross_states|cond|conditioning|latents?)"
+    r"(y|xa|(x_)?(k|v|kv|keys?|values?|key_value)(_x|_in|_inputs?|_states|_tokens)?|.*context"
+    r"|.*memory|encoder_(hidden_)?(states|outputs?)|cross_states|cond|conditioning|latents?)"
 )
 _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 

@@ -374,7 +374,7 @@ def _follows_tokens(model: WholeModel) -> bool:
         "Vaswani et al. 2017, 3.2.2: heads are concatenated for each position; Su et al. 2021, "
         "3.2: queries and keys are turned"
     ),
-    space=MODELS.replace(least=(("key_length", 2),)),
+    space=MODELS,  # of pictures, too, which have one length
     applies=(
         requires(
             lambda c: _follows_tokens(model_of(c)),

@@ -89,13 +89,13 @@ def run(
 
 
 def _existing(letters: str, shape: Sequence[int], call: ModelCall) -> Array:
-    """Which entries of an answer belong to tokens that exist; bool, of the answer's shape."""
+    """Which entries belong to tokens that exist (in all items, where heads share their axis)."""
     judged = np.ones(shape, dtype=bool)
-    for place, letter in enumerate(letters):
-        if letter == PADDED:
-            sizes = [1] * len(shape)
-            sizes[0], sizes[place] = call.batch, shape[place]
-            judged = judged & call.keep.reshape(sizes)
+    keep = call.keep if shape[0] == call.batch else np.atleast_2d(call.keep.all(axis=0))
+    for place in (place for place, letter in enumerate(letters) if letter == PADDED):
+        sizes = [1] * len(shape)
+        sizes[0], sizes[place] = len(keep), shape[place]
+        judged = judged & keep.reshape(sizes)
     return judged
 
 
@@ -424,7 +424,7 @@ def _of_tokens(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str
     judged = existing_tokens(model, call, answers)
     ends = call.keep[:, 0] & call.keep[:, -1]
     for name, letters in model.outputs.items():
-        if PADDED not in letters and ATTENDING not in letters:
+        if not {PADDED, ATTENDING} & {*letters} and len(judged[name]) == call.batch:
             judged[name] &= ends.reshape([-1] + [1] * (len(letters) - 1))
     return judged
 

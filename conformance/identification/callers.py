@@ -24,7 +24,7 @@ from ..calls.calling import CandidateFailure, guarded
 from ..errors import DeclarationError, UsageError
 from ..problems.materialise import TORCH_DTYPES, in_dtype
 from .caller import Caller, SizeRule, draw_weights
-from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, Convention, Layout
+from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, MIXED_LAYOUTS, Convention, Layout
 from .implementation import Implementation
 from .signature import Parameters, read_parameters
 from .switches import Options, plain_options
@@ -35,23 +35,13 @@ SEPARATE: Final = 3
 _HEAD_SIZE: Final = re.compile(r"(head_?|key_|d_)?(dim|size|k)(_(per_)?heads?)?")
 # No head is larger; of heads of one channel nothing is learnt.
 _LARGEST_HEAD: Final = 1024
+_LENGTHS: Final = ("key_length", "g.query_length")
+_VALUES: Final = ("value_head_size", "g.head_size")
+_EVEN_HEADS: Final = ("head_size", "g.head_size + g.head_size % 2")
 # Sizes that many functions tie together, the fewest ties first.
-_CORE_RULES: Final = (
-    SizeRule(),
-    SizeRule(changes=(("value_head_size", "g.head_size"),)),
-    SizeRule(changes=(("key_length", "g.query_length"),)),
-    SizeRule(
-        changes=(("key_length", "g.query_length"), ("value_head_size", "g.head_size")),
-    ),
-    SizeRule(changes=(("num_kv_heads", "1"),)),
-    SizeRule(changes=(("head_size", "g.head_size + g.head_size % 2"),)),
-    SizeRule(
-        changes=(
-            ("head_size", "g.head_size + g.head_size % 2"),
-            ("key_length", "g.query_length"),
-            ("value_head_size", "g.head_size"),
-        ),
-    ),
+_CORE_TIES: Final = (
+    *((), (_VALUES,), (_LENGTHS,), (_LENGTHS, _VALUES)),
+    *((("num_kv_heads", "1"),), (_EVEN_HEADS,), (_EVEN_HEADS, _LENGTHS, _VALUES)),
 )
 
 
@@ -63,11 +53,14 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
         return
     orders = _orders(parameters, first)
     heads = parameters.meaning("heads")
-    rules = (*_built_sizes(implementation.value), *_CORE_RULES)
-    ways = itertools.product(
-        _arrays(implementation.value), needed(parameters), rules, CORE_LAYOUTS, orders
+    tied = (SizeRule(changes=changes) for changes in _CORE_TIES)
+    rules = (*_built_sizes(implementation.value), *tied)
+    fills = list(needed(parameters))
+    ways = (
+        itertools.product(_arrays(implementation.value), fills, rules, layouts, orders)
+        for layouts in (CORE_LAYOUTS, MIXED_LAYOUTS)
     )
-    for arrays, given, rule, layout, names in ways:
+    for arrays, given, rule, layout, names in itertools.chain.from_iterable(ways):
         if arrays == "numpy" and layout.give != "{}":
             continue
         options: Options = given
@@ -161,9 +154,9 @@ def _built_sizes(value: Any) -> list[SizeRule]:
 
 def _with_layout(rule: SizeRule, layout: Layout) -> SizeRule:
     """The sizes that an order of axes leaves."""
-    if not layout.single_head:
-        return rule
-    heads = (("num_heads", "1"), ("num_kv_heads", "1"))
+    single = {"num_heads": layout.single_head, "num_kv_heads": layout.single_head}
+    single["num_kv_heads"] |= layout.single_kv_head
+    heads = tuple((name, "1") for name, is_single in single.items() if is_single)
     return SizeRule(changes=(*heads, *rule.changes))
 
 

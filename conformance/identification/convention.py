@@ -6,7 +6,7 @@ The adapter printed for the user is the text that was compiled for probing, so r
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import CodeType
 from typing import Any, Final
@@ -17,75 +17,82 @@ from torch import Tensor
 from ..base.results import Replaceable
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Layout:
     """An order of axes.
 
     ``give`` is the expression of ``{}`` that turns the harness's tensor into the implementation's,
     ``take`` the one that turns the answer back; ``words`` describe the order for the user.
-    ``batched`` and ``single_head`` say which axes exist at all.
+    ``keys`` and ``values`` are theirs where these have an order of their own.
+    ``batched``, ``single_head`` and ``single_kv_head`` say which axes exist at all.
     """
 
     name: str
     words: str
     give: str = "{}"
     take: str = "{}"
+    keys: str | None = None
+    values: str | None = None
     batched: bool = True
     single_head: bool = False
+    single_kv_head: bool = False
+
+    def gives(self, count: int) -> tuple[str, ...]:
+        """The expression of each of so many inputs."""
+        others = (self.give if own is None else own for own in (self.keys, self.values))
+        return (self.give, *others)[:count]
 
 
+_TURNED: Final = "{}.transpose(0, 1)"
+_TOKENS_FIRST: Final = "{}.transpose(1, 2)"
 CORE_LAYOUTS: Final = (
-    Layout(name="BHLD", words="heads first: [B, H, L, D]"),
+    Layout("BHLD", "heads first: [B, H, L, D]"),
+    Layout("BLHD", "tokens first: [B, L, H, D]", _TOKENS_FIRST, _TOKENS_FIRST),
     Layout(
-        name="BLHD",
-        words="tokens first: [B, L, H, D]",
-        give="{}.transpose(1, 2)",
-        take="{}.transpose(1, 2)",
+        *("LBHD", "sequence first: [L, B, H, D]"),
+        *("{}.permute(2, 0, 1, 3)", "{}.permute(1, 2, 0, 3)"),
     ),
     Layout(
-        name="LBHD",
-        words="sequence first: [L, B, H, D]",
-        give="{}.permute(2, 0, 1, 3)",
-        take="{}.permute(1, 2, 0, 3)",
+        *("NLD", "heads folded into the batch: [B*H, L, D]"),
+        *("{}.flatten(0, 1)", "{}.unflatten(0, query.shape[:2])"),
     ),
     Layout(
-        name="NLD",
-        words="heads folded into the batch: [B*H, L, D]",
-        give="{}.flatten(0, 1)",
-        take="{}.unflatten(0, query.shape[:2])",
+        *("BLE", "heads side by side: [B, L, H*D]", f"{_TOKENS_FIRST}.flatten(2)"),
+        f"{{}}.unflatten(2, (query.shape[1], -1)){_TOKENS_FIRST[2:]}",
     ),
+    Layout("HLD", "one item, heads first: [H, L, D]", batched=False),
+    Layout("LHD", "one item, tokens first: [L, H, D]", _TURNED, _TURNED, batched=False),
     Layout(
-        name="BLE",
-        words="heads side by side: [B, L, H*D]",
-        give="{}.transpose(1, 2).flatten(2)",
-        take="{}.unflatten(2, (query.shape[1], -1)).transpose(1, 2)",
-    ),
-    Layout(name="HLD", words="one item, heads first: [H, L, D]", batched=False),
-    Layout(
-        name="LHD",
-        words="one item, tokens first: [L, H, D]",
-        give="{}.transpose(0, 1)",
-        take="{}.transpose(0, 1)",
-        batched=False,
-    ),
-    Layout(
-        name="LD",
-        words="one head of one item: [L, D]",
-        give="{}.squeeze(0)",
-        take="{}.unsqueeze(0)",
+        *("LD", "one head of one item: [L, D]", "{}.squeeze(0)", "{}.unsqueeze(0)"),
         batched=False,
         single_head=True,
     ),
 )
+# The orders of keys and of values that differ from that of the queries.
+_OF_KEYS: Final = (
+    ("heads first", "{}", "{}", False),
+    ("tokens first", _TOKENS_FIRST, _TOKENS_FIRST, False),
+    ("[B, H, D, L] and heads first", "{}.transpose(2, 3)", "{}", False),
+    ("[B, L, D], of one head", "{}.squeeze(1)", "{}.squeeze(1)", True),
+    ("[B, D, L] and [B, L, D], of one head", "{}.squeeze(1).mT", "{}.squeeze(1)", True),
+)
+MIXED_LAYOUTS: Final = tuple(
+    replace(
+        layout,
+        name=f"{layout.name}, {words}",
+        words=f"{layout.words}; keys and values {words}",
+        keys=keys,
+        values=values,
+        single_kv_head=single,
+    )
+    for layout in CORE_LAYOUTS[:2]
+    for words, keys, values, single in _OF_KEYS
+    if (keys, values) != (layout.give, layout.give)
+)
 LAYER_LAYOUTS: Final = (
-    Layout(name="BLE", words="batch first: [B, L, E]"),
-    Layout(
-        name="LBE",
-        words="sequence first: [L, B, E]",
-        give="{}.transpose(0, 1)",
-        take="{}.transpose(0, 1)",
-    ),
-    Layout(name="LE", words="one sequence: [L, E]", batched=False),
+    Layout("BLE", "batch first: [B, L, E]"),
+    Layout("LBE", "sequence first: [L, B, E]", _TURNED, _TURNED),
+    Layout("LE", "one sequence: [L, E]", batched=False),
 )
 
 
@@ -269,12 +276,14 @@ def _shape_test(shape: str, form: str, query: str) -> str:
 
 
 def _call_lines(convention: Convention, callee: str) -> list[str]:
-    tokens = [convention.layout.give.format(name) for name in convention.inputs_names]
+    inputs = convention.inputs_names
+    gives = convention.layout.gives(len(inputs))
+    tokens = [give.format(name) for give, name in zip(gives, inputs, strict=True)]
     if convention.names is not None:
         tokens = [f"{name}={token}" for name, token in zip(convention.names, tokens, strict=True)]
     call = f"{callee}({', '.join([*tokens, *(['**options'] if _options(convention) else [])])})"
     take = convention.layout.take
-    first = convention.inputs_names[0]
+    first = inputs[0]
     if first != "query":
         take = take.replace("query", first)
     if convention.weights is None and convention.output == "answer":

@@ -358,16 +358,26 @@ def _additive(case: Probed, parameter: CallParameter) -> MaskResult | None:
 
 
 def _lengths(case: Probed, parameter: CallParameter) -> MaskResult | None:
-    """Numbers of valid keys, one for each item or for each query."""
-    uses: list[MaskUse] = []
-    for shape, native in _LENGTHS:
-        if case.caller.convention.layout.batched != ("B" in shape):
-            continue
-        use = MaskUse(form=LENGTHS, parameter=parameter.name, shape=shape, native=native)
-        answer = _answer(case.caller, use, _probe(case.caller, LENGTHS, shape, 0))
-        if answer is not None and case.fits(answer):
-            uses.append(use)
-    return _reading(parameter, LENGTHS, LENGTHS, uses, case.point)
+    """Numbers of valid keys, one for each item or for each query.
+
+    What is taken with items and not read so is asked with one item.
+    """
+    taken = [
+        MaskUse(form=LENGTHS, parameter=parameter.name, shape=shape, native=native)
+        for shape, native in _LENGTHS
+        if case.caller.convention.layout.batched == ("B" in shape)
+    ]
+    for sizes in (None, {"batch": 1}):
+        asked = [
+            (use, _answer(case.caller, use, _probe(case.caller, LENGTHS, use.shape, 0, sizes)))
+            for use in taken
+        ]
+        uses = [use for use, answer in asked if answer is not None and case.fits(answer)]
+        taken = [use for use, answer in asked if answer is not None and "B" in use.shape]
+        read = _reading(parameter, LENGTHS, LENGTHS, uses, case.point)
+        if read is not None:
+            return dataclasses.replace(read, mixes_items=sizes is not None)
+    return None
 
 
 def _reading(

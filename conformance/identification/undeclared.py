@@ -48,12 +48,12 @@ from ..models.mask_facts import misplaced_rules
 from ..models.model_inputs import UnknownInputError, library_of
 from ..models.recognition import may_be_model
 from ..models.site import is_standard
-from ..models.torch_inputs import items_stay_apart, queries_meet
+from ..models.torch_inputs import idle_inputs, items_stay_apart, queries_meet
 from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
 from ..models.whole_model import WholeModel
 from ..targets.declaring import declaration_lines, how_to_make, how_to_pass
 from ..targets.loading import guarded
-from ..targets.resolving import Undeclared, object_of
+from ..targets.resolving import Undeclared
 from ..targets.target_strings import split_target
 from .deviations import Investigation, deviations
 from .implementation import Implementation, implementation_of
@@ -235,15 +235,18 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
     )
     if library_of(made.engine.module):  # its documentation says what it means
         return list(located)
+    length = made.model.taken.get("length", (5,))[-1]
     unused = made.engine.unused_weights(made.model)
+    unused += idle_inputs(made.engine.module, made.engine.calling, length)
+    exchanged = made.engine.exchanged_weights()
     doubts = "; ".join(
         [
             *([f"no answer changes with {few(unused, 3)}"] if unused else []),
+            *([f"{few(exchanged, 3)}: its name says another role"] if exchanged else []),
             *misplaced_rules(made.model.described),
             *([doubt] if doubt else []),
         ]
     )
-    length = made.model.taken.get("length", (5,))[-1]
     apart = items_stay_apart(made.engine.module, made.engine.calling, length)
     unread = "" if apart else "an item of a batch changes the answer to another, as it was called"
     return [_held_to_standard(_as_it_works(candidate, doubts), unread) for candidate in located]
@@ -431,7 +434,7 @@ def _plain(
         except ConstructionError as error:
             raise UsageError(how_to_make(error, entry.target)) from error
         except DeclarationError as error:
-            said = how_to_pass(error, object_of(entry.target), entry.target)
+            said = how_to_pass(error, entry.value, entry.target)
             if unknown and _embeds(value):  # nobody takes it for a layer
                 said = f"{entry.target} cannot be judged as a whole model: {unknown}"
             raise UsageError(said) from error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
+from ..adapters.graph_forward import spelled
 from ..graphs.process import DEFAULT, GraphProcess, Setting
 from ..graphs.protocol import Array
 from .operands import MaskInput
@@ -229,11 +231,14 @@ def as_heads(value: Array, letters: str, heads: int | None) -> Array | None:
             return None
         apart = value.reshape(*value.shape[:2], heads, -1)
         return np.moveaxis(apart, 2, 1)
-    if "F" in letters:  # items and heads in one axis
-        if not heads or value.shape[letters.index("F")] % heads:
+    folded = next((letter for letter in letters if letter in "FW"), "")
+    if folded:  # items and heads in one axis
+        if not heads or value.shape[letters.index(folded)] % heads:
             return None
-        ordered = np.transpose(value, [letters.index(letter) for letter in "FLD"])
-        return ordered.reshape(-1, heads, *ordered.shape[1:])
+        ordered = np.transpose(value, [letters.index(letter) for letter in f"{folded}LD"])
+        leads = folded == "W"
+        apart = ordered.reshape(*((heads, -1) if leads else (-1, heads)), *ordered.shape[1:])
+        return apart.swapaxes(0, 1) if leads else apart
     if sorted(letters) != sorted(_HEADS):
         return None
     return np.transpose(value, [letters.index(letter) for letter in _HEADS])
@@ -248,19 +253,20 @@ def _as_mask(value: Array, mask: MaskInput, heads: int | None, keys: int) -> Arr
         value = mask.factor * value
     if value.ndim != len(axes):
         return None
-    if "F" in axes:
-        if not heads or axes.index("F") != 0 or value.shape[0] % heads:
+    if axes[:1] in ("F", "W"):
+        if not heads or value.shape[0] % heads:
             return None
-        value = value.reshape(-1, heads, *value.shape[1:])
-        axes = f"BH{axes[1:]}"
-    if "B" not in axes:  # it is broadcast over items, and perhaps heads, from the left
-        return value.reshape((1,) * (len(_MASK) - value.ndim) + value.shape)
-    missing = [at for at, letter in enumerate(_MASK) if letter not in axes]
-    if len(axes) == len(_MASK):
-        return value
-    if "1" in axes or len(axes) + len(missing) != len(_MASK):
+        lead = (-1, heads) if axes[0] == "F" else (heads, -1)
+        value, axes = value.reshape(*lead, *value.shape[1:]), f"{spelled(axes[0])}{axes[1:]}"
+    sizes = dict(zip(axes, value.shape, strict=True))
+    varying = [letter for letter in axes if letter != "1"]
+    ordered = sorted(varying, key=_MASK.find)
+    if not set(varying) <= set(_MASK) or math.prod(sizes[one] for one in varying) != value.size:
         return None
-    return np.expand_dims(value, tuple(missing))
+    turned = np.transpose(
+        value.reshape([sizes[one] for one in varying]), [varying.index(one) for one in ordered]
+    )
+    return turned.reshape([sizes[letter] if letter in varying else 1 for letter in _MASK])
 
 
 def _together(masks: list[tuple[str, Array]]) -> tuple[Array | None, Array | None]:

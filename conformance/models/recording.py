@@ -389,7 +389,7 @@ def _inside() -> Callable[..., Any]:
 _INSIDE: Final = _inside()
 
 
-def size_at(size: Any, sizes: Mapping[int, Sequence[int]], otherwise: Callable[[int], int]) -> int:
+def size_at(size: Any, sizes: Mapping[int, Sequence[int]], otherwise: Callable[[Size], int]) -> int:
     """A recorded size for tensors of other sizes.
 
     ``sizes`` are the shapes of values by number; ``otherwise`` says what a size becomes that was
@@ -399,6 +399,6 @@ def size_at(size: Any, sizes: Mapping[int, Sequence[int]], otherwise: Callable[[
         return int(size)
     if len(size.parts) == len(("value", "axis")):
         number, axis = size.parts
-        return int(sizes[number][axis]) if number in sizes else otherwise(int(size))
+        return int(sizes[number][axis]) if number in sizes else otherwise(size)
     function, one, other = size.parts
     return int(function(size_at(one, sizes, otherwise), size_at(other, sizes, otherwise)))

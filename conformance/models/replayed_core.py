@@ -15,9 +15,9 @@ from torch import Tensor
 from ..adapters.graph_forward import FORMS, arrange, axes_shape, mask_fits, nothing_hidden, restore
 from ..graphs.weights.wiring import UnreadableError
 from ..tolerance import model as constants
-from .recording import Call, ModuleRecording, Ref, Size, mapped, size_at, tensors_in
+from .recording import Call, ModuleRecording, Ref, Size, Value, mapped, size_at, tensors_in
 from .site import is_standard
-from .torch_sites import KERNEL, PARTS, TorchMask, TorchSite
+from .torch_sites import KERNEL, PARTS, SizeElsewhere, TorchMask, TorchSite
 
 # Sizes of the trial calls, none of them those of the recorded one if it can be: see _trial.
 _TRIAL: Final = {"B": 3, "Q": 4, "K": 6}
@@ -89,7 +89,8 @@ class ReplayedCore:
             handed_over = nothing_hidden(form, axes_shape(letters, sizes))
         if form == "bias":
             handed_over = handed_over.to(dtype) / mask.factor  # -1 where it is subtracted
-        return handed_over.reshape(axes_shape(mask.axes, sizes))
+        varying = letters.replace("1", "")
+        return arrange(handed_over.reshape(axes_shape(varying, sizes)), varying, mask.axes)
 
     def _run(self, call: Call, made: dict[int, Tensor], sizes: Mapping[str, int]) -> None:
         shapes = _Shapes(made)
@@ -108,13 +109,14 @@ class ReplayedCore:
                 made[after] = made[before]
         made.update(zip(call.results, tensors_in(result), strict=False))
 
-    def _otherwise(self, sizes: Mapping[str, int]) -> Callable[[int], int]:
+    def _otherwise(self, sizes: Mapping[str, int]) -> Callable[[Size], int]:
         """What becomes of a size that was read off a tensor elsewhere."""
-        return lambda number: (
-            math.prod(sizes[x] for x in self.site.outside[number])
-            if (self.site.outside.get(number))
-            else number
-        )
+
+        def become(size: Size) -> int:
+            letters = self.site.outside.get(_elsewhere(size, self._values))
+            return math.prod(sizes[letter] for letter in letters) if letters else int(size)
+
+        return become
 
 
 class _Shapes(Mapping[int, Sequence[int]]):
@@ -148,41 +150,50 @@ def runnable(recording: ModuleRecording, site: TorchSite) -> TorchSite:
     raise UnreadableError(msg)
 
 
-def _readings(recording: ModuleRecording, site: TorchSite) -> Iterator[dict[int, str]]:
+def _readings(recording: ModuleRecording, site: TorchSite) -> Iterator[dict[SizeElsewhere, str]]:
     """What the sizes may mean that were read off tensors elsewhere."""
     inside = {number for call in site.inside for number in call.results}
     inside |= {edge.number for edge in site.edges.values()}
     inside |= {mask.number for mask in site.masks}
-    numbers: set[int] = set()
+    read: dict[SizeElsewhere, None] = {}
     for call in site.inside:
-        mapped((call.arguments, call.keywords), lambda leaf: _outside(leaf, inside, numbers))
+        for size in _outside((call.arguments, call.keywords), inside):
+            read.setdefault(_elsewhere(size, recording.values))
     shapes = {part: recording.values[edge.number].tensor.shape for part, edge in site.edges.items()}
     query, key = site.edges["query"], site.edges["key"]
     own = dict(zip(query.letters.replace("L", "Q"), shapes["query"], strict=True))
     own["K"] = dict(zip(key.letters, shapes["key"], strict=True))["L"]
-    if "F" in own and site.heads:
-        own |= {"B": own["F"] // site.heads, "H": site.heads}
+    folded = own.get("F", own.get("W"))
+    if folded and site.heads:
+        own |= {"B": folded // site.heads, "H": site.heads}
     letters = [letter for letter in "BQK" if letter in own]
     # Six products of one or two sizes, each equal to one number: at most 2 ** 6 readings in all.
     choices = []
-    for number in sorted(numbers):
+    for _, number in read:
         fitting = ["".join(part) for n in (1, 2) for part in itertools.combinations(letters, n)]
         good = [text for text in fitting if math.prod(own[letter] for letter in text) == number]
         choices.append([*good, ""])
     for chosen in itertools.product(*choices):
-        yield {n: text for n, text in zip(sorted(numbers), chosen, strict=True) if text}
+        yield {size: text for size, text in zip(read, chosen, strict=True) if text}
 
 
-def _outside(leaf: Any, inside: set[int], numbers: set[int]) -> Any:
-    """Note the sizes that were read off tensors which are not there when the calls run again."""
-    if isinstance(leaf, Size):
-        if len(leaf.parts) == len(("value", "axis")):
-            if leaf.parts[0] not in inside:
-                numbers.add(int(leaf))
-        else:
-            for part in leaf.parts[1:]:
-                _outside(part, inside, numbers)
-    return leaf
+def _elsewhere(size: Size, values: Sequence[Value]) -> SizeElsewhere:
+    return values[size.parts[0]].above, int(size)
+
+
+def _outside(value: Any, inside: set[int]) -> list[Size]:
+    """The sizes that were read off tensors which are not there when the calls run again."""
+    found: list[Size] = []
+
+    def note(leaf: Any) -> Any:
+        if isinstance(leaf, Size) and len(leaf.parts) > len(("value", "axis")):
+            mapped(leaf.parts[1:], note)
+        elif isinstance(leaf, Size) and leaf.parts[0] not in inside:
+            found.append(leaf)
+        return leaf
+
+    mapped(value, note)
+    return found
 
 
 def _drawn(site: TorchSite, dtype: torch.dtype, sizes: Mapping[str, int]) -> list[Tensor]:
@@ -345,7 +356,7 @@ def digest(recording: ModuleRecording, site: TorchSite) -> str:
             return (
                 f"{names[leaf.parts[0]]}@{leaf.parts[1]}"
                 if known
-                else site.outside.get(int(leaf), str(int(leaf)))
+                else site.outside.get(_elsewhere(leaf, recording.values), str(int(leaf)))
             )
         return leaf
 

@@ -6,6 +6,7 @@ where it stood before, by its bits. Numbers that stand there twice say nothing.
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import torch
@@ -138,7 +139,7 @@ def _mixes(rows: Tensor, tokens: Tensor) -> bool:
 
 
 def _merges_rows(places: Tensor, heads: Tensor, letters: str) -> bool:
-    """Whether no axis of what was merged holds numbers of one token alone in each row."""
+    """Whether no axes of what was merged hold all numbers of one token alone in each row."""
     if bool((places < 0).all()) or heads.shape[letters.index("L")] == 1:
         return False
     owners = [axis for axis, letter in enumerate(letters) if letter in "BL"]
@@ -149,7 +150,10 @@ def _merges_rows(places: Tensor, heads: Tensor, letters: str) -> bool:
         token = token * heads.shape[axis] + place
     of_place = token.expand(heads.shape).flatten()
     owner = torch.where(places < 0, -1, of_place[places.clamp(min=0)])
-    return all(_differ(owner, axis) for axis in range(owner.dim()))
+    of_one = [size for axis, size in enumerate(owner.shape) if not _differ(owner, axis)]
+    if owner.numel() != heads.numel():  # some are left out
+        return not of_one
+    return math.prod(of_one) < heads.numel() // math.prod(heads.shape[axis] for axis in owners)
 
 
 def _differ(owner: Tensor, axis: int) -> bool:

@@ -40,12 +40,15 @@ class TorchEdge:
         How many heads it has, 0 where items and heads are one axis.
     scaled
         Whether it is multiplied by a number on the way.
+    heads_lead
+        Whether heads come before items where these become one axis.
     """
 
     number: int
     letters: str
     heads: int = 0
     scaled: bool = False
+    heads_lead: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,8 @@ class Edges:
 
     def __init__(self, values: Sequence[Value]) -> None:
         self._values = values
+        inputs = (value.tensor.shape for value in values if value.kind == "input")
+        self._of_inputs = {size for shape in inputs for size in shape[:2]}
 
     def product(self, call: Call) -> Product:
         """The operands and axes of a product; raises UnreadableError."""
@@ -158,12 +163,16 @@ class Edges:
             return replace(here, number=source, letters="".join(turned))
         read = _reshaped if name in RESHAPES else _STEPS.get(name)
         found = None if read is None else read(call, letters, list(before), list(after))
+        unfolded = found is not None and letters[0] == "F" and found[:2] == "BH"
+        # No input has as many items as the first axis would have.
+        leads = unfolded and not {before[0]} & self._of_inputs and before[1] in self._of_inputs
         repeats = found is not None and (
             len(found) > len("BHLD") or ("H" in found and name in ("expand", "repeat_interleave"))
         )
         if found is None or (repeats and not grouped):
             return None
-        return replace(here, number=source, letters=found)
+        letters = f"HB{found[2:]}" if leads else found
+        return replace(here, number=source, letters=letters, heads_lead=here.heads_lead or leads)
 
     def _unscaled(self, call: Call, here: TorchEdge) -> TorchEdge | None:
         """The edge above a product with one number, or a division by it."""

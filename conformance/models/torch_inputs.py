@@ -74,8 +74,9 @@ class TorchCalling:
         tensor = torch.from_numpy(np.array(value))
         if tensor.is_floating_point():
             tensor = tensor.to(self.dtype)
-        role = next(entry.role for entry in self.inputs if entry.name == name)
-        return tensor.transpose(0, 1) if self.sequence_first and role == "features" else tensor
+        entry = next(entry for entry in self.inputs if entry.name == name)
+        turned = self.sequence_first and entry.role == "features"
+        return tensor.transpose(0, 1) if turned or entry.shape[:1] == ("length",) else tensor
 
     def answers(self, answer: Any) -> dict[str, Array]:
         """The tensors that the module returned, by name."""
@@ -159,7 +160,12 @@ def torch_calling(
     refusal, ends = "", time.process_time() + _SECONDS
     without_effect: tuple[TorchCalling, ModuleRecording] | None = None
     unhidden: tuple[TorchCalling, ModuleRecording] | None = None
-    for calling, length in _callings(module, wanted, declared):
+    # A mask is an input, though it may be refused.
+    ways = itertools.takewhile(
+        lambda way: unhidden is None or len(way[0].inputs) >= len(unhidden[0].inputs),
+        _callings(module, wanted, declared),
+    )
+    for calling, length in ways:
         made, why = _tried(module, calling, length)
         if made is None or not _chooses(made, calling):
             refusal = refusal or why
@@ -203,7 +209,8 @@ def _callings(
             inputs = tuple(_along(dict(zip(taken, chosen, strict=True))))
             if not any(entry.role in ("tokens", "features", "image") for entry in inputs):
                 continue
-            for length, turned in itertools.product(_LENGTHS, orders):
+            turns = orders if all(one.shape[0] == "batch" for one in chosen) else orders[1:]
+            for length, turned in itertools.product(_LENGTHS, turns):
                 calling = TorchCalling(
                     inputs=inputs, fixed=fixed, dtype=dtype, sequence_first=turned
                 )
@@ -262,6 +269,10 @@ _MASKS: Final = (
     _Meaning("added", ("batch", 1, 1, "length"), "float32"),
     _Meaning("mask", ("batch", 1, "length"), "bool"),
     _Meaning("padding", ("batch", "length"), "bool"),
+    _Meaning("padding", ("batch", 1, "length"), "bool"),
+    _Meaning("padding", ("batch", 1, 1, "length"), "bool"),
+    _Meaning("padding", ("length", "batch"), "bool"),
+    _Meaning("mask", ("length", "batch"), "bool"),
 )
 
 
@@ -338,7 +349,10 @@ def _pictures(module: nn.Module) -> list[_Meaning]:
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
             own = getattr(config, "image_size", None)
-            sizes = [own] if isinstance(own, int) else [*_own_sizes(module), *_PICTURES]
+            strides = {one.stride for one in module.modules() if isinstance(one, nn.Conv2d)}
+            # Where each pixel is a token, a small picture has enough.
+            usual = sorted(_PICTURES) if strides == {(1, 1)} else _PICTURES
+            sizes = [own] if isinstance(own, int) else [*_own_sizes(module), *usual]
             shapes += [(part.in_channels, size, size) for size in sizes]
             break
         if isinstance(part, nn.Conv1d) and not shapes:
@@ -357,7 +371,7 @@ def _own_sizes(module: nn.Module) -> list[int]:
 def _along(meanings: Mapping[str, _Meaning]) -> Iterator[ModelInput]:
     """The inputs with the sequences along which they lie; raises UnknownInputError."""
     shapes = {
-        name: (meaning.shape[0], "answers" if _answers(name) else meaning.shape[-1])
+        name: ("batch", "answers" if _answers(name) else "length")
         if meaning.role in ("mask", "added")
         else tuple(
             "answers" if size == "length" and _answers(name) else size for size in meaning.shape
@@ -423,11 +437,18 @@ def _masks_show(module: nn.Module, calling: TorchCalling, length: int) -> bool:
 
 
 def _masks_hide(module: nn.Module, calling: TorchCalling, length: int) -> bool:
-    """Whether features that each mask hides change no answer to others; ids are not asked."""
+    """Whether features that each mask hides change no answer to others; ids are not asked.
+
+    Nor is it where a mask that hides a token is refused.
+    """
     entries = {entry.name: entry for entry in calling.inputs}
     for name, mask in entries.items():
         own = [e.name for e in entries.values() if e.role == "features" and e.along == mask.along]
-        if mask.role != "mask" or not own:
+        if mask.role != "mask":
+            continue
+        if _answers_to(module, calling, length, name) is None:
+            return False
+        if not own:
             continue
         plain, other = (
             _answers_to(module, calling, length, name, turned=turned, at=(slice(None), 0))
@@ -469,6 +490,17 @@ def items_stay_apart(module: nn.Module, calling: TorchCalling, length: int) -> b
         for one, other in whole
         if one.shape == other.shape and np.isfinite(one).all() and np.isfinite(other).all()
     )
+
+
+def idle_inputs(module: nn.Module, calling: TorchCalling, length: int) -> list[str]:
+    """The features with which no answer changes by a bit, by name."""
+    names = [entry.name for entry in calling.inputs if entry.role == "features"]
+    plain = _answers_to(module, calling, length, "")
+    return [
+        name
+        for name in names
+        if _same(plain, _answers_to(module, calling, length, "", turned=[name], at=slice(None)))
+    ]
 
 
 def queries_meet(module: nn.Module, calling: TorchCalling) -> bool:

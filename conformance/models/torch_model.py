@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .._golden import golden
 from ..adapters.graph_forward import FORMS
+from ..base.parameter_names import role_of
 from ..base.record import SiteEntry
 from ..declare.candidate import Candidate
 from ..declare.decorators import core
@@ -154,6 +155,42 @@ class TorchEngine:
             for name, slope in zip(weights, slopes, strict=True)
             if slope is None or not bool(slope.any())
         ]
+
+    def exchanged_weights(self) -> list[str]:
+        """What is said of attentions whose weights have the names of each other's roles."""
+        names = {id(weight): name for name, weight in self.module.named_parameters()}
+        said = []
+        for site in self.sites:
+            above = {part: self._projections(site.edges[part].number) for part in PARTS}
+            named = {
+                part: [names[id(weight)] for weight in weights if id(weight) in names]
+                for part, weights in above.items()
+            }
+            single = {part: own[0] for part, own in named.items() if len(own) == 1}
+            roles = {part: role_of(name) for part, name in single.items()}
+            clear = {part: role for part, (role, is_clear) in roles.items() if is_clear}
+            moved = [part for part, role in clear.items() if role != part[0]]
+            if moved and sorted(clear.values()) == sorted(part[0] for part in clear):
+                said += [
+                    f"{single[part]} makes the {part} of attention {site.index}" for part in moved
+                ]
+        return said
+
+    def _projections(self, number: int) -> list[Tensor]:
+        """The nearest matrices among the weights that a value is computed from."""
+        values, found = self.recording.values, dict[int, Tensor]()
+        waiting, visited = [number], {number}
+        while waiting:
+            call = values[waiting.pop()].made_by
+            if call is None:
+                continue
+            read = [values[one] for one in call.reads]
+            matrices = [one for one in read if one.kind == "weight" and one.tensor.dim() > 1]
+            found |= {one.number: one.tensor for one in matrices}
+            fresh = {one.number for one in read if not matrices} - visited
+            visited |= fresh
+            waiting += sorted(fresh)
+        return list(found.values())
 
     def _recorded(self, feeds: Mapping[str, Array]) -> ModuleRecording:
         return record(self.module, self.calling.arguments(feeds))
@@ -381,7 +418,6 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
     lost = list(uncut)
     for site in found:
         try:
-            _require_ordered_masks(site)
             made = runnable(engine.recording, dataclasses.replace(site, index=len(sites)))
         except UnreadableError as error:
             lost.append(Uncut(nodes=site.nodes, scope=site.scope, reason=str(error)))
@@ -395,15 +431,6 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
         for site in sites
     )
     return with_rules_told_apart(list(described)), tuple(lost)
-
-
-def _require_ordered_masks(site: TorchSite) -> None:
-    """Raise UnreadableError for a mask whose axes no declaration can say."""
-    for mask in site.masks:
-        letters = site.mask_letters(mask).replace("1", "")
-        if letters != "".join(letter for letter in "BHQK" if letter in letters):
-            msg = f"the axes of its mask are in the order {letters}"
-            raise UnreadableError(msg)
 
 
 def _recording(engine: TorchEngine, call: ModelCall) -> ModuleRecording | GraphRefused:

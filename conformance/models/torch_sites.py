@@ -43,6 +43,11 @@ _FACTORS: Final = frozenset({"mul", "div", "neg"})
 _SPREADS: Final = CASTS | {"view", "reshape", "expand", "unsqueeze", "getitem", "repeat"}
 
 
+# A size that was read off a tensor outside of an attention: the inputs that this was computed from
+# and the size, for one of queries may be as large as one of keys.
+SizeElsewhere = tuple[frozenset[str | None], int]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TorchMask(MaskInput):
     """A mask where it enters; its name is that of its value."""
@@ -87,14 +92,19 @@ class TorchSite:
     cap: float | None = None
     causal: bool = False
     alignment: str | None = None
-    outside: Mapping[int, str] = field(default_factory=dict)
+    outside: Mapping[SizeElsewhere, str] = field(default_factory=dict)
     sinks: int | None = None
     entering_sinks: int | None = None
 
     def mask_letters(self, mask: TorchMask) -> str:
-        """The letters in which a mask is handed over; all axes where another has the same form."""
+        """The letters in which a mask is handed over.
+
+        All axes where another mask has the same form, or its own axes are in another order.
+        """
         letters = spelled(mask.axes)
-        if sum(other.role == mask.role for other in self.masks) == 1:
+        places = ["BHQK".index(letter) for letter in letters if letter != "1"]
+        alone = sum(other.role == mask.role for other in self.masks) == 1
+        if alone and places == sorted(places):
             return letters
         return "".join(letter if letter in letters else "1" for letter in "BHQK")
 
@@ -221,6 +231,12 @@ class _Finder:
         scores: str,
     ) -> TorchSite:
         edges, untied = self._untied(taken_by, operands)
+        if any(edge.heads_lead for edge in edges.values()):
+            output_letters, scores = (own.replace("F", "W") for own in (output_letters, scores))
+            edges = {
+                own: replace(edge, letters=edge.letters.replace("F", "W"))
+                for own, edge in edges.items()
+            }
         part = _Slice(self._values, edges, untied, output, scores)
         inside, masks = part.read()
         heads, kv_heads = edges["query"].heads, edges["key"].heads

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -49,6 +50,42 @@ class FromDict(Attention):
         super().__init__(cfg["emb_dim"], cfg["n_heads"], cfg["context_length"])
 
 
+class OfLayer(Attention):
+    """Reads its sizes of an object, and is told which layer it is."""
+
+    def __init__(self, config: Any, layer_idx: int) -> None:
+        super().__init__(config.hidden_size, config.num_attention_heads)
+        self.layer_idx = layer_idx
+
+
+@dataclass
+class Settings:
+    """Settings with large defaults, of which none may be a boolean."""
+
+    n_embd: int = 4096
+    n_head: int = 32
+    rope: dict[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        self.scale = float((self.n_embd // self.n_head) ** -0.5)
+
+
+class Annotated(Attention):
+    """Reads settings of the class that its annotation names."""
+
+    def __init__(self, config: Settings, block_idx: int) -> None:
+        super().__init__(config.n_embd, config.n_head)
+        self.scale, self.block_idx = config.scale, block_idx
+        assert config.rope is None
+
+
+class LargeWidth(Attention):
+    """A width of 512 and 8 heads, where nobody says otherwise."""
+
+    def __init__(self, d_model: int = 512, num_heads: int = 8) -> None:
+        super().__init__(d_model, num_heads)
+
+
 class Unspoken(Attention):
     """A parameter whose name says no size."""
 
@@ -78,6 +115,8 @@ class LargeHeads(Attention):
         (Configured, "Configured(config=SimpleNamespace(n_embd=24, n_head=3, block_size=1280"),
         (FromDict, "FromDict(cfg={'emb_dim': 24, 'n_heads': 3, 'context_length': 1280})"),
         (LargeHeads, "LargeHeads(dim=24, dim_head=8)"),
+        (OfLayer, "OfLayer(layer_idx=0, config=SimpleNamespace(hidden_size=24, num_attention"),
+        (Annotated, "Annotated(config=Settings(n_embd=24, n_head=3, rope=None), block_idx=0)"),
         (Unspoken, "Unspoken(thing=24, heads=3)"),
     ],
 )
@@ -87,6 +126,13 @@ def test_classes_are_constructed(kind: type[nn.Module], shown: str) -> None:
     assert how.startswith(f"constructed as {shown}")
     assert built(torch.randn(1, 4, 24)).shape == (1, 4, 24)
     assert getattr(built, "flash", "absent") == "absent"
+
+
+def test_a_width_that_is_large_by_default_is_made_small() -> None:
+    """It has no more places for a mistake than a small one, and takes long."""
+    built, how = instance_of(LargeWidth, None)
+    assert how == "constructed as LargeWidth(d_model=64)"
+    assert built(torch.randn(1, 4, 64)).shape == (1, 4, 64)
 
 
 @pytest.mark.parametrize(

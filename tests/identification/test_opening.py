@@ -9,6 +9,7 @@ from torch import nn
 import conformance
 from conformance.declare.candidate import Candidate
 from conformance.identification import undeclared
+from conformance.identification.caller import FREE
 from conformance.identification.opening import open_object
 from conformance.models.torch_model import open_torch_model
 
@@ -38,7 +39,13 @@ def verdict(value: Any) -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     "kind",
-    [bare_modules.Residual, bare_modules.PostNorm, bare_modules.SequenceFirst],
+    [
+        bare_modules.Residual,
+        bare_modules.PostNorm,
+        bare_modules.SequenceFirst,
+        bare_modules.HeadsBeforeItems,
+        bare_modules.TokensFirstMask,
+    ],
 )
 def test_the_attention_inside_is_judged(kind: type[nn.Module]) -> None:
     """Within a residual, a norm or a feed-forward part it is the attention that is judged."""
@@ -84,6 +91,9 @@ def test_a_function_is_read() -> None:
         bare_modules.Inverted,
         bare_modules.WrongWidth,
         bare_modules.MixesItems,
+        bare_modules.LengthsOfOtherItems,
+        bare_modules.MergedInPicture,
+        bare_modules.MaskOfOtherItems,
         bare_modules.QueriesTurned,
         bare_modules.HeadLost,
         bare_modules.HalfScaled,
@@ -153,3 +163,44 @@ def test_a_second_stream_is_given() -> None:
     word, reason = verdict(bare_modules.OneStream)
     assert word == "inconclusive"
     assert "context changes no answer" in reason
+
+
+def test_two_streams_are_given_together() -> None:
+    """Where they are read as no attention, they stand among what was not checked."""
+    (candidate,) = opened(bare_modules.TwoMoreStreams)
+    assert candidate.declaration.inputs == "separate"
+    word, reason = verdict(bare_modules.ExchangedStreams)
+    assert word == "inconclusive"
+    assert "`k_x` and `v_x` were not checked" in reason
+
+
+@pytest.mark.parametrize(
+    ("function", "shared"), [(bare_modules.of_one_key_head, 1), (bare_modules.of_turned_keys, 3)]
+)
+def test_keys_may_have_an_order_of_their_own(function: Any, shared: int) -> None:
+    """A function may take keys and values in other axes than queries, or without heads."""
+    (candidate,) = opened(function)
+    heads = candidate.declaration.pins.apply(FREE).num_kv_heads
+    assert (candidate.kind, heads) == ("core", shared)
+    assert "keys and values [B, " in " ".join(candidate.declaration.assumptions)
+    assert verdict(function)[0].startswith("conforms")
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (bare_modules.MisnamedWeights, "v.weight makes the key of attention 0"),
+        (bare_modules.KeysOfValues, "no answer changes with k"),
+    ],
+)
+def test_names_that_mislead_leave_the_verdict_open(kind: type[nn.Module], said: str) -> None:
+    """Attention all the same, but not that which the names of weights or inputs speak of."""
+    word, reason = verdict(kind)
+    assert word == "inconclusive"
+    assert said in reason
+
+
+def test_a_class_that_no_call_answers_is_refused_by_its_own_fault() -> None:
+    """Of an object that no target names, too."""
+    with pytest.raises(conformance.UsageError, match="no tensor is right"):
+        conformance.check(bare_modules.Refusing, profile="quick", only=FEW)

@@ -252,6 +252,126 @@ class TwoStreams(Projected):
         return self.inside(x, other, other)
 
 
+class HeadsBeforeItems(PostNorm):
+    """Heads are folded in front of the items, and a mask that is repeated for them is needed."""
+
+    def forward(  # type: ignore[override]
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """True in ``mask [B, Lq or 1, Lk]`` hides a key; what is folded comes back as well."""
+        (items, queries, _), keys = q.shape, k.shape[1]
+        parts = (self.q(q), self.k(k), self.v(v))
+        folded = [
+            part.view(items, length, HEADS, -1)
+            .permute(2, 0, 1, 3)
+            .reshape(HEADS * items, length, -1)
+            for part, length in zip(parts, (queries, keys, keys), strict=True)
+        ]
+        answer = attend(*folded, self.repeated(mask))  # type: ignore[arg-type]  # as published
+        heads = answer.view(HEADS, items, queries, -1).permute(1, 2, 0, 3).reshape(q.shape)
+        return self.norm(q + self.o(heads)), answer
+
+    def repeated(self, mask: Tensor) -> Tensor:
+        """The mask of each item for every head."""
+        return mask.repeat(HEADS, 1, 1)
+
+
+class MaskOfOtherItems(HeadsBeforeItems):
+    """The mask is repeated as if the heads of an item followed each other."""
+
+    def repeated(self, mask: Tensor) -> Tensor:
+        """The masks in the wrong order."""
+        return mask.repeat_interleave(HEADS, dim=0)
+
+
+class TokensFirstMask(PostNorm):
+    """Tensors ``[L, B, E]``, scores ``[Lq, Lk, B, H]`` and a mask ``[Lk, B]``."""
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        """True in ``mask`` hides a key."""
+        query, key, value = (one(x).unflatten(-1, (HEADS, -1)) for one in (self.q, self.k, self.v))
+        scores = torch.einsum("ibhd,jbhd->ijbh", query, key) / query.shape[-1] ** 0.5
+        if mask is not None and mask.any():
+            scores = scores.masked_fill(mask[None, :, :, None], -torch.inf)
+        heads = torch.einsum("ijbh,jbhd->ibhd", scores.softmax(1), value)
+        return self.norm(x + self.o(heads.flatten(2)))
+
+
+class MisnamedWeights(Projected):
+    """Keys are made by the weight that is called after the values, and values by that of keys."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention of tokens within a residual sum."""
+        heads = attend(*map(heads_of, (self.q(x), self.v(x), self.k(x))))
+        return x + self.o(heads.transpose(1, 2).flatten(2))
+
+
+class KeysOfValues(PostNorm):
+    """Keys are made of the values, and those that are given are left alone."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Normalise the sum of query and attention."""
+        del k
+        return self.norm(q + self.inside(q, v, v))
+
+
+class MergedInPicture(nn.Module):
+    """Pixels attend to each other, and heads become channels without their transpose."""
+
+    def __init__(self, dim: int = WIDTH, heads: int = HEADS) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.out = nn.Conv2d(dim, 3 * dim, 1), nn.Conv2d(dim, dim, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of pictures ``[B, C, H, W]``."""
+        parts = self.qkv(x).flatten(2).chunk(3, dim=1)
+        heads = attend(*(part.unflatten(1, (self.heads, -1)).mT for part in parts))
+        return x + self.out(heads.reshape(x.shape))
+
+
+class LengthsOfOtherItems(Projected):
+    """Lengths that are repeated for heads in the wrong order."""
+
+    def forward(self, x: Tensor, valid_lens: Tensor | None = None) -> Tensor:
+        """Numbers of valid keys, one an item."""
+        parts = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        hidden = None
+        if valid_lens is not None:
+            ends = valid_lens.repeat(HEADS).view(len(x), HEADS, 1, 1)
+            hidden = torch.arange(x.shape[1]) >= ends
+        heads = attend(*parts, hidden)
+        return self.o(heads.transpose(1, 2).flatten(2))
+
+
+class Refusing(Projected):
+    """Answers nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Raise whatever is given."""
+        msg = f"no tensor is right, nor {x.dim()} axes"
+        raise ValueError(msg)
+
+
+class TwoMoreStreams(Projected):
+    """Keys and values of tokens of their own, where any are given."""
+
+    def forward(self, x: Tensor, k_x: Tensor | None = None, v_x: Tensor | None = None) -> Tensor:
+        """Attend to what is given."""
+        return self.inside(x, x if k_x is None else k_x, x if v_x is None else v_x)
+
+
+class ExchangedStreams(Projected):
+    """Keys and values change places where tokens of their own are given."""
+
+    def forward(self, x: Tensor, k_x: Tensor | None = None, v_x: Tensor | None = None) -> Tensor:
+        """Attend to what is given, by the other matrix."""
+        if k_x is None or v_x is None:
+            return self.inside(x, x, x)
+        parts = (self.q(x), self.v(k_x), self.k(v_x))
+        return self.o(attend(*map(heads_of, parts)).transpose(1, 2).flatten(2))
+
+
 class OneStream(Projected):
     """Takes a second stream, and leaves it alone."""
 
@@ -305,3 +425,13 @@ class Tempered(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Heads ``[B, H, L, D]``."""
         return (q / self.temperature @ k.mT).softmax(-1) @ v
+
+
+def of_one_key_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Queries ``[B, L, H, D]``; keys and values ``[B, L, D]``, which all heads share."""
+    return attend(q.transpose(1, 2), k[:, None], v[:, None]).transpose(1, 2)
+
+
+def of_turned_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Keys ``[B, H, D, L]``; queries and values ``[B, H, L, D]``."""
+    return attend(q, k.mT, v)
