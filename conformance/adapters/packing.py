@@ -224,7 +224,8 @@ def _bias(weights: golden.ProjectionWeights, role: str) -> Tensor:
 
 
 def _product(factors: list[Tensor]) -> Tensor:
-    return torch.linalg.multi_dot([factor.double() for factor in factors])
+    product: Tensor = torch.linalg.multi_dot([factor.double() for factor in factors])
+    return product
 
 
 def _side_by_side(small: list[Tensor], heads: int) -> Tensor:

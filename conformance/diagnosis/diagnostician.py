@@ -119,7 +119,8 @@ class Diagnostician:
             return made
         sure = [one for one in made if fails_alike(self.subject, (one,), clause, problem)]
         answers = [] if sure else earlier.answers_to_clause(self.subject, clause, problem)[0]
-        alone = (one for one in made if some_wrong(answers) and self._explain_all((one,), answers))
+        wrong = some_wrong(answers)
+        alone = (one for one in made if wrong and self.ways.explain_all((one,), answers))
         return tuple(sure or alone)
 
     def _part(self, mistake: NamedMistake, made: Combination) -> dict[str, Any]:
