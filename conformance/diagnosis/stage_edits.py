@@ -183,8 +183,12 @@ class Made:
     empty: Tensor
 
 
-def fitting(edits: Sequence[NamedMistake], answer: BatteryAnswer) -> Iterator[NamedMistake]:
+def fitting(
+    edits: Sequence[NamedMistake], answer: BatteryAnswer, *, some: bool = True
+) -> Iterator[NamedMistake]:
     """The edits that make the wrong rows of an answer: what lies far from these is passed over.
+
+    ``some`` wrong row must be one that an edit leaves keys: what the others answer is open.
 
     Operators on one stage are run on together, as many problems of equal sizes: a fraction of the
     time that acting each mistake out would take.
@@ -192,11 +196,11 @@ def fitting(edits: Sequence[NamedMistake], answer: BatteryAnswer) -> Iterator[Na
     run = with_every_key(answer.exact.core.run).edited(past=answer.inputs.past)
     possible = [one for one in edits if one.where(answer.inputs)]
     with torch.inference_mode():
-        for stages, some in groupby(possible, key=_changed_stages):
-            together = list(some)
+        for stages, alike in groupby(possible, key=_changed_stages):
+            together = list(alike)
             made = _made_together(run, stages, together) if stages else None
             for each in made or _made_singly(run, together):
-                yield from _making(answer, each)
+                yield from _making(answer, each, some=some)
 
 
 def _changed_stages(one: NamedMistake) -> tuple[str, ...]:
@@ -294,7 +298,7 @@ def _answers(
     return of_items.unflatten(0, output.shape[:2]), together["empty"]
 
 
-def _making(answer: BatteryAnswer, made: Made) -> Iterator[NamedMistake]:
+def _making(answer: BatteryAnswer, made: Made, *, some: bool) -> Iterator[NamedMistake]:
     """The edits whose answers have the wrong rows of another, but for rows left without keys.
 
     What rows without keys answer is open, unless it is the same.
@@ -313,7 +317,8 @@ def _making(answer: BatteryAnswer, made: Made) -> Iterator[NamedMistake]:
     same = ~off.flatten(1).any(dim=1)
     if emptied.shape == off.shape:
         judged = wrong & ~emptied
-        same |= ~(off & ~emptied).flatten(1).any(dim=1) & judged.flatten(1).any(dim=1)
+        told = judged.flatten(1).any(dim=1) | (not some)
+        same |= ~(off & ~emptied).flatten(1).any(dim=1) & told
     yield from (one for one, fits in zip(made.edits, same.tolist(), strict=True) if fits)
 
 

@@ -240,7 +240,7 @@ class StatementSearch:
         few = [one for one in small if one.inputs.geometry.logits <= _MOST_LOGITS]
         longest = sorted(few, key=lambda one: -one.inputs.geometry.key_length)
         for one in dict.fromkeys((*small[:1], *gross[:1], *longest[:1], *few[1:_FITTED])):
-            left = tuple(fitting(left, one))
+            left = tuple(fitting(left, one, some=one is gross[0]))
         return self._search.among(left)
 
     def _edited(self) -> Iterator[list[Combination]]:

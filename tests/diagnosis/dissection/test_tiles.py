@@ -145,28 +145,6 @@ def test_tiles_at_which_a_sum_is_not_rescaled_rightly(how: dict[str, Any], name:
     assert diagnose(Subject(core(online, **promises), "float32")) == []
 
 
-def mask_of_the_first(q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | None = None) -> Tensor:
-    """A sum of the weights that is not rescaled, and a mask that hides keys of the first tile."""
-    later = torch.arange(k.shape[2]) >= 16
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    scores = scores if keep is None else scores.masked_fill(~(keep | later), -torch.inf)
-    ends = ((torch.arange(k.shape[2]) // 16 + 1) * 16 - 1).clamp_max(k.shape[2] - 1)
-    largest = scores.cummax(-1).values
-    total = (scores - largest[..., ends].clamp_min(-1e30)).exp().sum(-1, keepdim=True)
-    powers = (scores - largest[..., -1:].clamp_min(-1e30)).exp()
-    return powers @ v / torch.where(total == 0.0, 1.0, total)
-
-
-def test_uncovered_keys_are_told_beside_a_wrong_sum() -> None:
-    """Sums that are not one say nothing of keys that are shown: these are in the softmax."""
-    promises = {**PLAIN, "masks": ["keep"], "empty_rows": "zeros"}
-    (entry,) = diagnose(Subject(core(mask_of_the_first, **promises), "float32"))
-    assert entry["name"] == (
-        "tiles of 16: the sum of the weights so far is not rescaled; visibility: a weight for "
-        "hidden keys past the first 16"
-    )
-
-
 def test_a_last_tile_that_is_filled_up_with_the_last_key_is_stated() -> None:
     """Keys past the end are read at the last one, which so counts as often as a tile lacks keys."""
 
