@@ -272,12 +272,14 @@ def _stacked(stage: str, results: Sequence[Tensor | None]) -> Tensor | None:
 def _changed(run: golden.Run, edit: golden.Edit) -> Tensor | None:
     """The result of a stage with a change, in the shape and dtype that it had, or a larger one."""
     change, result = edit.change or torch.clone, run[edit.stage]
-    if result is None or not edit.when(*(run[name] for name in golden.reads(edit.when))):
+    if result is None or not run.holds(edit):
         unchanged: Tensor | None = result
         return unchanged
-    besides = (run[name] for name in golden.reads_besides(change))
-    changed: Tensor = change(result, *besides)
-    return changed.to(result.dtype).expand(torch.broadcast_shapes(changed.shape, result.shape))
+    changed: Tensor = change(result, *(run[name] for name in golden.reads_besides(change)))
+    changed = changed.to(result.dtype)
+    if changed.shape == result.shape:
+        return changed
+    return changed.expand(torch.broadcast_shapes(changed.shape, result.shape))
 
 
 def _answers(
