@@ -63,10 +63,10 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "smoke": (*_CHECK, "core.py:attend", "--profile", "smoke"),
     "quick": (*_CHECK, "core.py:attend", "--profile", "quick"),
     "full": (*_CHECK, "core.py:attend", "--profile", "full"),
-    "-x": (*_CHECK, "wrong.py:attend", "-x"),
+    "first": (*_CHECK, "wrong.py:attend", "-x"),
     "identify": ("-m", "conformance", "identify", "undeclared.py:attend"),
     "model": (*_CHECK, "model.py:model"),
-    "Judge, ten sources": ("judge.py",),
+    "judge": ("judge.py",),
 }
 
 

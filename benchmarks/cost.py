@@ -8,8 +8,8 @@ of all clauses under another profile goes: golden, bounds, the exact answers for
 and the rest (drawing, comparing, judging).
 
 ``--commands [NAME ...]`` prints what whole commands take instead (``commands.py``): smoke, quick,
-full and ``-x`` of a core, identify, a model, a Judge; ``--before TREE`` has the same of another
-checkout beside it.
+full and ``-x`` (first) of a core, identify, a model, a Judge of ten sources; ``--before TREE`` has
+the same of another checkout beside it.
 
 It exits 1 when a worst-case bound costs more than four times the golden on the profile's problems,
 or when either the golden or the bounds take more than half of a run.

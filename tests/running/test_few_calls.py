@@ -22,7 +22,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = N
     scores = query @ key.mT * query.shape[-1] ** -0.5
     if keep is not None:
         scores = scores.masked_fill(keep, -torch.inf)
-    return scores.softmax(-1).nan_to_num(0.0) @ value
+    answer: Tensor = scores.softmax(-1).nan_to_num(0.0) @ value
+    return answer
 
 
 def slow_run(candidate: Candidate, *, explain: bool = True) -> CandidateRun:
