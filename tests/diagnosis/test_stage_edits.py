@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import conformance
+from candidates.broken._prepared import Prepared
 from candidates.eager import Answer, Call, EagerCore, EagerLayer
 from conformance.clauses.subject import Subject
 from conformance.diagnosis.diagnostician import Diagnostician
@@ -113,6 +114,57 @@ def test_what_decides_is_read_from_values_that_tell_it_apart() -> None:
     said = "false for keys whose channels add up to zero"
     assert entry["text"].endswith(said), entry["text"]
     assert not others
+
+
+class ItemsOffsetByHeads(EagerCore):
+    """The offset of an item of an additive mask counts heads that the mask lacks."""
+
+    def attend(self, call: Call) -> Answer:
+        """Past the end of the mask are zeros."""
+        bias, heads = call.bias, call.query.shape[1]
+        if bias is not None and bias.shape[0] > 1 and bias.shape[1] == 1:
+            memory = torch.cat([bias, torch.zeros_like(bias[:1])])
+            items = (torch.arange(len(bias)) * heads).clamp_max(len(bias))
+            call = call.replace(bias=memory[items])
+        return super().attend(call)
+
+
+class FrequenciesReversed(Prepared):
+    """The first pair of channels has the slowest angle."""
+
+    pairing = "halves"
+
+    def angles(self, place: Tensor, size: int) -> Tensor:
+        """The angle of each pair of channels at each place."""
+        return super().angles(place, size).flip(-1)
+
+
+@pytest.mark.parametrize(
+    ("candidate", "text"),
+    [
+        (
+            core(ItemsOffsetByHeads(), masks=["bias"], dtypes=["float32"], features=[]),
+            (
+                "the mask is read in memory as if it had all heads, of the first head; "
+                "past its end comes what keeps keys"
+            ),
+        ),
+        (
+            conformance.core(
+                masks=["keep"],
+                dtypes=["float32"],
+                features=["scale"],
+                semantics=conformance.Semantics(rotary="halves"),
+            )(FrequenciesReversed()),
+            "the angles are those of the channel pair counted from the end",
+        ),
+    ],
+    ids=["offsets", "angles"],
+)
+def test_what_is_read_elsewhere_is_named(candidate: conformance.Candidate, text: str) -> None:
+    """Masks by a wrong offset, angles of another pair of channels."""
+    entry, *others = Diagnostician(Subject(candidate, "float32")).explain()
+    assert (entry["text"], others) == (text, [])
 
 
 class PaddedWithTheCap(EagerCore):
