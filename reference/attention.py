@@ -24,7 +24,7 @@ from .checks import (
     check_window,
 )
 from .choices import at_point
-from .forward import FORWARD, SOFTMAX, shared, unread, without
+from .forward import FORWARD, SOFTMAX, shared
 from .normalisation import normalise_heads
 from .program import Edit, Run
 from .rotary import rotate_heads
@@ -265,11 +265,6 @@ def repeat_heads(heads: Tensor, num_heads: int, semantics: Semantics = STANDARD)
     if semantics.group_order == "tile":
         return heads.repeat(1, num_heads // num_kv_heads, 1, 1)
     return shared(heads, num_heads)
-
-
-def zero_unread(tokens: Tensor, read: Tensor) -> Tensor:
-    """Zero the keys or values that no query reads: junk must not matter, but 0 * NaN is NaN."""
-    return without(tokens, unread(read))
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, int, int, int]:

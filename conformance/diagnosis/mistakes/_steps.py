@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...base.geometry import Geometry
 from ...problems.inputs import Inputs
-from .named_mistake import DeclaredCall, InputsChange, NotExpressible
+from .named_mistake import DeclaredCall, NotExpressible
 
 BLOCKS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -108,29 +107,6 @@ def require(possible: bool) -> None:  # noqa: FBT001 (a condition reads best so)
 # What follows changes an attention that is evaluated already: statements of dissection do so.
 
 
-def but_for_bias(change: InputsChange) -> dict[str, Any]:
-    """The steps of a change of tables behind which minus infinities of an additive mask stay.
-
-    They still hide their keys; a row that the change leaves to no others is NaN.
-    """
-
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention | None:
-        inputs = change(call) if has_bias(call.inputs) else None
-        if inputs is None:
-            return None
-        shown = inputs.allowed(call.semantics) & ~call.inputs.allowed(call.semantics)
-        rows = attention.empty & shown.any(-1)
-        if not bool(rows.any()):
-            return None
-        output = attention.output.masked_fill(rows[..., None], math.nan)
-        return dataclasses.replace(attention, output=output)
-
-    return {
-        "inputs": lambda call: None if has_bias(call.inputs) else change(call),
-        "core": core,
-    }
-
-
 def keys_ahead(call: DeclaredCall, *, bottom_right: bool | None = None) -> Tensor:
     """How far each key lies ahead of each query: ``[Lq, Lk]``."""
     if bottom_right is None:
@@ -223,31 +199,6 @@ def relogited(attention: golden.Attention, logits: Tensor) -> golden.Attention:
 def admitted_by_structure(call: DeclaredCall) -> Tensor:
     """What causality and window admit: bool ``[Lq, Lk]``."""
     return call.inputs.structure(call.semantics)
-
-
-def up_to_folded_place(call: DeclaredCall, *, by_query: bool) -> Tensor | None:
-    """Keys up to the place of a row where the heads of a group are rows of one query; None for one.
-
-    Rows stand query by query, each in all heads, else head by head. Counted from the last key as
-    declared. Bool, in the shape of scores.
-    """
-    sizes = call.inputs.geometry
-    group = sizes.num_heads // max(sizes.num_kv_heads, 1)
-    if group == 1:
-        return None
-    head = (torch.arange(sizes.num_heads) % group)[:, None, None]
-    query = torch.arange(sizes.query_length)[:, None]
-    rows = query * group + head if by_query else head * sizes.query_length + query
-    return (keys_ahead(call) <= rows - query).expand(call.inputs.score_shape)
-
-
-def past_window(call: DeclaredCall) -> Tensor | None:
-    """What a window alone hides before its queries: bool, score's shape; None without that side."""
-    inputs, window = call.inputs, call.inputs.window
-    if window is None or window[0] < 0:
-        return None
-    without = inputs.replace(window=(-1, window[1])).structure(call.semantics)
-    return (without & ~inputs.structure(call.semantics)).expand(inputs.score_shape)
 
 
 def admitted_by_mask(call: DeclaredCall) -> Tensor:
