@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from itertools import chain, groupby
 from typing import Any, Final
 
@@ -275,11 +275,15 @@ def _changed(run: golden.Run, edit: golden.Edit) -> Tensor | None:
     if result is None or not run.holds(edit):
         unchanged: Tensor | None = result
         return unchanged
-    changed: Tensor = change(result, *(run[name] for name in golden.reads_besides(change)))
+    changed: Tensor = change(result, *(run[name] for name in _reads_besides(change)))
     changed = changed.to(result.dtype)
     if changed.shape == result.shape:
         return changed
     return changed.expand(torch.broadcast_shapes(changed.shape, result.shape))
+
+
+# Of changes that are kept as long as the edits of stages.
+_reads_besides: Final = lru_cache(maxsize=1 << 16)(golden.reads_besides)
 
 
 def _answers(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice, permutations
 from typing import Final
 
@@ -23,7 +23,16 @@ TILES: Final = (2, 4, 8, 16, 32, 64, 128)
 
 def _from(order: Order) -> Callable[[Tensor, int], Tensor]:
     """Place i holds what stands at ``order(count)[i]``."""
-    return lambda result, axis: result.index_select(axis % result.dim(), order(result.shape[axis]))
+    return lambda result, axis: result.index_select(
+        axis % result.dim(), _indices(order, result.shape[axis])
+    )
+
+
+# The same for all stages of one length.
+@lru_cache(maxsize=1 << 14)
+def _indices(order: Order, count: int) -> Tensor:
+    with torch.inference_mode(mode=False):
+        return order(count)
 
 
 def _partner(partner: Callable[[Tensor], Tensor]) -> Order:
@@ -161,16 +170,21 @@ def _in_head(result: Tensor, *, change: Callable[[Tensor], Tensor], axis: int, h
     return changed
 
 
+_ORDERS_IN_TILES: Final = tuple(
+    (f"with tiles of {size} {{}}s {words}", _in_tiles(order, size))
+    for words, order in _ORDERS_OF_TILES
+    for size in TILES
+)
+
+
 def layouts(axes: str) -> Iterator[Operator]:
     """Tiles along each axis in another order, and the memory of heads with axes in another one.
 
     As pages that a table names wrongly, and as a view where a transpose is meant.
     """
     for noun, along in axes_of(axes):
-        for words, order in _ORDERS_OF_TILES:
-            for size in TILES:
-                said = in_words(f"with tiles of {size} {{}}s {words}", noun)
-                yield Operator(said, along(_from(_in_tiles(order, size))))
+        for words, order in _ORDERS_IN_TILES:
+            yield Operator(in_words(words, noun), along(_from(order)))
     if axes[-1] not in "DV":
         return
     names = [in_words("{}s", PLACES[letter]) for letter in axes]

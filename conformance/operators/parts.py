@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from typing import Final
 
 import torch
@@ -128,8 +128,13 @@ def filled(part: Part, number: float) -> AlongAxis:
     """A number, or a truth value, at each place of a part."""
 
     def change(result: Tensor, axis: int) -> Tensor:
-        count = result.shape[axis]
-        chosen = part(torch.arange(count), count)
-        return result.masked_fill(chosen.reshape(-1, *(1,) * (-axis - 1)), number)
+        return result.masked_fill(_places(part, result.shape[axis], axis), number)
 
     return change
+
+
+# The same for all stages of one length.
+@lru_cache(maxsize=1 << 14)
+def _places(part: Part, count: int, axis: int) -> Tensor:
+    with torch.inference_mode(mode=False):
+        return part(torch.arange(count), count).reshape(-1, *(1,) * (-axis - 1))
