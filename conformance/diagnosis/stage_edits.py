@@ -276,7 +276,7 @@ def _changed(run: golden.Run, edit: golden.Edit) -> Tensor | None:
         unchanged: Tensor | None = result
         return unchanged
     changed: Tensor = change(result, *(run[name] for name in _reads_besides(change)))
-    changed = changed.to(result.dtype)
+    changed = changed if changed.dtype == result.dtype else changed.to(result.dtype)
     if changed.shape == result.shape:
         return changed
     return changed.expand(torch.broadcast_shapes(changed.shape, result.shape))
