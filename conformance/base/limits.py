@@ -38,8 +38,8 @@ def today() -> date:
 # What begins the reason of a clause that was not run, and of one that was not run to its end.
 NOT_RUN: Final = "not run: "
 NOT_FINISHED: Final = "not run to its end: "
-# Seconds from which on a call is slow: a thousand of them are a minute or more.
-SLOW_CALL: Final = 0.05
+# Of calls that are slower than so many a second, a thousand take a minute or more.
+FAST_CALLS_A_SECOND: Final = 20
 _UNITS: Final = {"h": 3600.0, "m": 60.0, "s": 1.0}
 _PLAIN: Final = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _PARTS: Final = re.compile(
@@ -262,3 +262,8 @@ def _read_amount(name: str, value: str) -> float:
         )
         raise UsageError(msg)
     return amount
+
+
+def is_slow(seconds: float) -> bool:
+    """Whether a call takes so long that few can be made."""
+    return seconds * FAST_CALLS_A_SECOND >= 1.0

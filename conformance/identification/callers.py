@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from ..base.geometry import Geometry
 from ..calls.calling import CandidateFailure, guarded
 from ..errors import DeclarationError, UsageError
 from ..problems.materialise import TORCH_DTYPES, in_dtype
+from ..tolerance import model
 from .caller import Caller, SizeRule, draw_weights
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, MIXED_LAYOUTS, Convention, Layout
 from .implementation import Implementation
@@ -144,7 +144,8 @@ def _built_sizes(value: Any) -> list[SizeRule]:
     }
     roots = [float(number) for _, number in held if type(number) is float and number > 0.0]
     squares = {round(size): size for root in roots for size in (root**2, root**-2)}
-    numbers |= {whole for whole, size in squares.items() if math.isclose(whole, size, rel_tol=1e-5)}
+    same = model.SAME_READ
+    numbers |= {whole for whole, size in squares.items() if abs(whole - size) <= same * size}
     return [
         SizeRule(changes=(("head_size", str(number)), ("value_head_size", str(number))))
         for number in sorted(numbers)

@@ -73,7 +73,7 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
         yield from moves(axes)
         yield from guessed_from_values() if stage == "admitted" else ()
     else:
-        yield from functions(axes)
+        yield from functions(axes) if stage not in _OF_ROTATIONS else ()
         yield from multiples(axes) if multiplied else ()
         yield from moves(axes)
         yield from sums(axes)

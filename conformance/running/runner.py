@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import Any, Final
 
 from ..adapters.compiled import profile_for
-from ..base.limits import SLOW_CALL
+from ..base.limits import is_slow
 from ..base.mistake import UNKNOWN
 from ..base.profile import WHOLE, Profile, Shard
 from ..base.results import BLAMED_ON_PLATFORM, RACE, WRONG_ANSWERS, ClauseResult, Violation
@@ -210,7 +210,7 @@ class CandidateRun:
         """The candidate under test in one dtype on one device."""
         place = dtype, device
         if place not in self._subjects:
-            slow = self.call_seconds >= SLOW_CALL
+            slow = is_slow(self.call_seconds)
             self._causes.call_seconds = self.call_seconds
             subject = Subject(self.candidate, dtype, device, sealed=self.sealed, keeps=slow)
             self._subjects[place] = subject

@@ -112,6 +112,8 @@ def _variants() -> Iterator[Variant]:
         words = f"each element is {operator.words.replace('key', 'token')}"
         fix = "return each element at its own place"
         yield Variant(words=words, fix=fix, edits=edits, each=True)
+    for one, changes in _forward_mistakes():
+        yield from _recomputed_with(f"with a mistake: {one.sentence}", changes)
 
 
 def _operators(
@@ -393,10 +395,8 @@ def _recomputed() -> Iterator[Variant]:
             "under the causal rule in calls without it alone",
             (Edit("by_causality", _causal_where_it_is_not),),
         ),
-        *((f"with a mistake: {one.sentence}", edits) for one, edits in _forward_mistakes()),
     ):
-        for way in recomputed(*edits):
-            yield Variant(words=f"the weights are recomputed {words}", fix=RECOMPUTE, edits=way)
+        yield from _recomputed_with(words, edits)
     lse = "the saved logarithm of the sum of the exponentials"
     for words, change in (
         ("is taken to be of base 2", lambda total: total * torch.log(torch.tensor(2.0).double())),
@@ -413,6 +413,11 @@ def _recomputed() -> Iterator[Variant]:
         fix=RECOMPUTE,
         edits=(Edit("shares", lambda exponentials: exponentials), SAVED_ANSWER),
     )
+
+
+def _recomputed_with(words: str, edits: Edits) -> Iterator[Variant]:
+    for way in recomputed(*edits):
+        yield Variant(words=f"the weights are recomputed {words}", fix=RECOMPUTE, edits=way)
 
 
 def _causal_where_it_is_not(ahead: Tensor, counted: tuple[bool, bool]) -> Tensor:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...base.expected import ExpectedFailure
-from ...base.limits import SLOW_CALL
+from ...base.limits import is_slow
 from ...base.parameter_names import OptionParameter
 from ...base.profile import DEFAULT_PROFILE, DTYPES, WHOLE, GraphOptions, Shard
 from ...base.record import Reading, SiteEntry
@@ -119,7 +119,7 @@ class Loaded:
     @property
     def is_slow(self) -> bool:
         """Whether its calls take long: then few are made, the most telling ones first."""
-        return self.call_seconds >= SLOW_CALL
+        return is_slow(self.call_seconds)
 
     @property
     def deviations_said(self) -> str:

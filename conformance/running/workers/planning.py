@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ..._golden import golden
 from ...adapters.compiled import compiled_variants
-from ...base.limits import SLOW_CALL
+from ...base.limits import is_slow
 from ...base.parameter_names import OptionParameter
 from ...base.patience import fair_clock
 from ...base.profile import NO_GRAPH_OPTIONS, profile_named
@@ -164,7 +164,7 @@ def _call_seconds(subject: Subject, inputs: Inputs) -> float:
         began = fair_clock()
         subject.call(subject.forward(inputs), inputs)
         seconds = min(seconds, fair_clock() - began)
-        if seconds < SLOW_CALL:
+        if not is_slow(seconds):
             break
     return seconds
 

@@ -90,7 +90,7 @@ def test_a_mask_of_items_that_meets_as_many_queries(form: str) -> None:
 
     promises = {**PLAIN, "masks": [form], "mask_shapes": ["BK"], "empty_rows": "zeros"}
     (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
-    assert "mask with batch items and as many queries exchanged" in entry["text"]
+    assert "mask is with batch items and as many queries exchanged" in entry["text"]
 
 
 class OfEqualLengths(torch.autograd.Function):

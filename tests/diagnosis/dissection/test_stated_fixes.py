@@ -171,8 +171,12 @@ def test_frequencies_of_a_part_of_the_channels_are_counted_in_that_part() -> Non
 @pytest.mark.parametrize(
     ("upper", "late", "words"),
     [
-        (False, True, "declare that, and hide before the softmax"),
-        (True, False, "hide those after it: tril, not triu"),
+        (
+            False,
+            True,
+            'if every call is meant to be causal, declare it: causal="bottom-right", always_causal=True',
+        ),
+        (True, False, "if it is meant to be causal, hide those after it: tril, not triu"),
     ],
 )
 def test_a_triangle_that_is_not_declared_may_be_meant(
@@ -192,7 +196,7 @@ def test_a_triangle_that_is_not_declared_may_be_meant(
         return logits.masked_fill(~kept, -torch.inf).softmax(-1).nan_to_num() @ value
 
     _, fix = told(attend)
-    assert fix.endswith(f"; if it is meant to be causal, {words}")
+    assert fix.endswith(f"; {words}")
 
 
 def test_values_are_left_as_they_are() -> None:
