@@ -45,7 +45,7 @@ def _regrouped(
     within: Callable[[Tensor, int], Tensor],
 ) -> Tensor:
     heads, shared = result.shape[-3], max(sizes.num_kv_heads, 1)
-    if heads % shared or heads == shared:
+    if heads % shared:
         msg = f"{heads} heads are no groups that share {shared} key/value heads"
         raise ValueError(msg)
     read = within(order(torch.arange(heads), heads, shared), shared)

@@ -144,8 +144,29 @@ def moves(axes: str) -> Iterator[Operator]:
     if "H" in axes[:2]:
         in_turns = partial(_in_turns, axis=axis_of(axes, "H"))
         yield Operator("those of the head dealt out in turns over the groups", in_turns)
+        for words, order in _OF_GROUPS:
+            yield Operator(words, partial(_in_groups, axis=axis_of(axes, "H"), order=order))
         mean = partial(_mean_of_groups, axis=axis_of(axes, "H"))
         yield Operator("averaged over the heads of each group", mean)
+
+
+# Of heads of groups in front of their place within a group.
+_OF_GROUPS: Final[tuple[tuple[str, Callable[[Tensor, int, int], Tensor]], ...]] = (
+    ("those of the heads of each group in the reverse order", lambda t, _of, own: t.flip(own)),
+    ("those of the group of heads before", lambda t, of, _own: t.roll(1, of)),
+    ("those of the group of heads after", lambda t, of, _own: t.roll(-1, of)),
+)
+
+
+def _in_groups(
+    result: Tensor, sizes: golden.Sizes, *, axis: int, order: Callable[[Tensor, int, int], Tensor]
+) -> Tensor:
+    shared = max(sizes.num_kv_heads, 1)
+    if result.shape[axis] % shared:
+        msg = f"{result.shape[axis]} heads are no whole groups of {shared} key/value heads"
+        raise ValueError(msg)
+    groups = result.unflatten(axis, (shared, -1))
+    return order(groups, axis - 1, axis).flatten(axis - 1, axis)
 
 
 def main_moves(axes: str, *, but: str = "") -> Iterator[Operator]:

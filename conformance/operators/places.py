@@ -151,6 +151,9 @@ def causal_tables() -> Iterator[Operator]:
     for number in _FEW:
         words = f"made with {number} more {'key' if number == 1 else 'keys'} after the query"
         yield Operator(words, partial(_where_causal, shows=partial(_up_to, number=number)))
+    for number in _FEW[1:]:
+        fewer = partial(_where_causal, shows=partial(_up_to, number=-number))
+        yield Operator(f"made with {number} fewer keys up to the query's own", fewer)
 
 
 def _kept_length(by_mask: Tensor, table: Tensor) -> Tensor:

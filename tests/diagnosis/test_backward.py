@@ -402,7 +402,7 @@ def test_gradients_of_what_two_options_make_wrong_have_the_cause_of_the_answers(
     results = [run.run(planned) for planned in run.planned()]
     texts = {one["text"] for result in results for one in result.diagnosis}
     (text,) = texts
-    assert text.startswith("the sink under the softcap joins the sum")
+    assert text.startswith("the sinks are under the softcap")
 
 
 def test_a_gradient_of_what_is_not_read_is_no_second_cause() -> None:

@@ -123,7 +123,7 @@ def test_a_lost_transposition_is_named_by_its_answers() -> None:
     """Where as many keys as channels let it answer, the answer says which operand is turned."""
     entry = _explained(_not_transposed)
     assert entry["name"].startswith(
-        "keys: laid out as batch items, key/value heads, channels, keys"
+        "keys of the heads: laid out as batch items, heads, channels, keys"
     )
     assert "raise: where the number of keys is not the head size" in entry["text"]
     assert "transpose the last two axes of the second operand" in entry["fix"]

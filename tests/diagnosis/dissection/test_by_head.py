@@ -82,8 +82,8 @@ def reordered(order: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
 @pytest.mark.parametrize(
     ("order", "said"),
     [
-        (lambda s: s.flip(2), "heads of each group in the reverse order"),
-        (lambda s: s.roll(1, 1), "groups of heads each in the place of the next"),
+        (lambda s: s.flip(2), "those of the heads of each group in the reverse order"),
+        (lambda s: s.roll(1, 1), "those of the group of heads before"),
     ],
     ids=["in groups", "of groups"],
 )
@@ -92,7 +92,7 @@ def test_exchanged_heads_are_told_by_the_order(
 ) -> None:
     """Of whatever numbers of heads and groups."""
     (entry,) = diagnose(subject(reordered(order), geometry={}, features=["gqa"]))
-    assert entry["name"] == f"logits: the scores of {said}"
+    assert entry["name"] == f"scores: {said}"
 
 
 def growing(tensor: Tensor) -> Tensor:

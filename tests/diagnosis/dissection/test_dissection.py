@@ -193,19 +193,6 @@ def test_a_correct_core_is_read_as_it_is() -> None:
     assert statements(subject, observed) == []
 
 
-def test_two_mistakes_are_stated_as_two() -> None:
-    """Wrong weights that meet the values of another head are read apart."""
-
-    def both(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        values = value.roll(1, 1)  # those of the head before
-        logits = scores(query, key) + 0.25 * torch.arange(key.shape[2])
-        return torch.softmax(logits, dim=-1) @ values
-
-    (entry,) = diagnose(Subject(core(both, **BARE_FLOAT32), "float32"))
-    assert "index of the key added" in entry["name"]
-    assert "values: those of the key/value head before" in entry["name"]
-
-
 def test_a_number_without_a_value_at_some_size_is_no_error() -> None:
     """A scale of 1 / (D - 1) has none at D = 1: the statement is not made there."""
     declared = {**BARE_FLOAT32, "features": ["scale"]}

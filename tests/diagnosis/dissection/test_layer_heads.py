@@ -70,7 +70,10 @@ GROUPED = {**BARE, "features": ["gqa"]}
         ),
         (
             layer(Divided, **GROUPED),
-            "query head h reads key/value head h // their number, or the last",
+            (
+                "keys and values of the heads are those of key/value head h // their number, "
+                "at most the last"
+            ),
         ),
         (
             core(ROUNDED_UP, **GROUPED),

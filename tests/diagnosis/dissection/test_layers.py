@@ -180,7 +180,7 @@ STATED: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "the queries of one head": (
         {"heads_of": last_asks_as_before},
-        ("the query of the head before", "in the last head alone"),
+        ("projected queries", "in the last head alone"),
     ),
     "a function of the queries": (
         {"heads_of": lambda heads: (gelu(heads[0]), heads[1], heads[2])},

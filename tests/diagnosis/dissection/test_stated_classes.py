@@ -357,7 +357,7 @@ def _sequences(heads: int, first: int, further: int) -> Tensor:
 @pytest.mark.parametrize(
     ("slopes_of", "words"),
     [
-        (lambda heads: 2.0 * golden.alibi_slopes(heads), "twice as large"),
+        (lambda heads: 2.0 * golden.alibi_slopes(heads), "the bias by distance is doubled"),
         (lambda heads: _sequences(heads, 0, 0), "counted from 2 ** 0 in both sequences"),
         (lambda heads: _sequences(heads, 1, 2), "every other one from the second"),
     ],

@@ -87,30 +87,20 @@ def test_softmaxes_of_tiles(share: Callable[[int, int], float], words: str) -> N
     assert "log-sum-exp" in fix
 
 
-@pytest.mark.parametrize("shift", [0, 1])
-def test_a_diagonal_that_ends_before_the_own_key(shift: int) -> None:
-    """A query's own key is told as such, with the place that queries are counted from."""
+def test_a_diagonal_that_ends_before_the_own_key() -> None:
+    """The number of keys that a query does not attend is told."""
 
     def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
         logits = scores(query, key)
         if causal:
-            middle = (key.shape[2] - query.shape[2]) // 2 * shift
-            after = key.shape[2] - query.shape[2] - 1 if not shift else middle
+            after = key.shape[2] - query.shape[2] - 1
             hidden = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(after)
             logits = logits.masked_fill(hidden, -math.inf)
         return logits.softmax(-1).nan_to_num(0.0) @ value
 
     text, fix = told(attend, causal="bottom-right")
-    assert "let query i attend key i" in fix
-    if shift:
-        own = "its own where the call is causal"
-        assert f"a query does not attend the last key that it may, {own}; " in text
-        assert text.endswith("counted from the middle of the keys")
-        assert fix.endswith("let query i stand at key i + Lk - Lq")
-    else:
-        own = "its own too, where the call is causal"
-        assert text == f"a query does not attend the last 2 keys that it may, {own}"
-        assert "stand at" not in fix
+    assert text == "the causal table is made with 2 fewer keys up to the query's own"
+    assert fix == "take the causal table as it is"
 
 
 def _turned(heads: Tensor, start: int, *, neighbours: bool) -> Tensor:
@@ -174,7 +164,10 @@ def test_frequencies_of_a_part_of_the_channels_are_counted_in_that_part() -> Non
         (
             False,
             True,
-            'if every call is meant to be causal, declare it: causal="bottom-right", always_causal=True',
+            (
+                "if every call is meant to be causal, declare it: "
+                'causal="bottom-right", always_causal=True'
+            ),
         ),
         (True, False, "if it is meant to be causal, hide those after it: tril, not triu"),
     ],
