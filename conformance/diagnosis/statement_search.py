@@ -19,6 +19,7 @@ import torch
 from ..calls.calling import say_alive
 from ..clauses.registry import Clause
 from ..clauses.subject import Subject
+from ..operators import GUESSED
 from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
@@ -366,7 +367,7 @@ class StatementSearch:
         if any(one.edits for one in made):  # which tiles are whole decides between many of them
             lengths = product(("query_length", "key_length"), _WHOLE)
             near += filter(None, (self._with_size(plainest, *length) for length in lengths))
-            # Some may depend on which numbers are zero, or add up to it.
+        if any(edit.stage in GUESSED for one in made for edit in one.edits):
             large = neighbours(self.subject, problem, (ENLARGED,))[:1]
             near += answers_to(self.subject, [one.replace(values="integers") for one in large])
         rules = [rule for one in made for rule in one.sizes]

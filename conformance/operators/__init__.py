@@ -27,6 +27,8 @@ OF_TABLES = frozenset(
     "kept by_mask by_causality by_window structure admitted attended allowed empty "
     "unread_keys unread_values".split()
 )
+# Stages with operators that values decide on: by which of them are zero, or add up to it.
+GUESSED = frozenset({"admitted", "output"})
 OF_PLACES = frozenset({"positions", "ahead"})
 # Stages of which models keep tables, as short numbers at times.
 _OF_ROTATIONS = frozenset({"frequencies", "query_angles", "key_angles"})
@@ -35,6 +37,7 @@ OF_SHARES = frozenset({"exponentials", "weights"})
 
 __all__ = [
     "GROUPINGS",
+    "GUESSED",
     "OF_PLACES",
     "OF_TABLES",
     "SIZES",
