@@ -355,11 +355,17 @@ class Spent(nn.Module):
         return answer
 
 
-@pytest.mark.parametrize("calls", [4, 5, 20])
-def test_who_answers_a_call_once_alone_is_refused(calls: int) -> None:
+@pytest.mark.parametrize(
+    ("calls", "which"),
+    [
+        (4, "it answers no call that was tried"),
+        (5, "answered a call once, and not again"),
+        (20, "answered a call once, and not again"),
+    ],
+)
+def test_who_answers_a_call_once_alone_is_refused(calls: int, which: str) -> None:
     """Wherever its calls end, that is said: the look at its lengths raised."""
-    said = "answered a call once, and not again: it says: RuntimeError: no call is left"
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=f"{which}: it says: RuntimeError: no call is left"):
         conformance.model(Spent(calls))
 
 

@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from ..._golden import golden
 from ...tolerance import model
@@ -84,6 +85,19 @@ def _of_features(feature: Callable[[Tensor], Tensor]) -> TermValues:
         lost = ~kept.all(-1, keepdim=True)
         logs = exact.clamp_min(model.NEGLIGIBLE_WEIGHT).log().masked_fill(lost, torch.nan)
         return logs if a.bias is None else logs - a.bias.masked_fill(torch.isneginf(a.bias), 0.0)
+
+    return values
+
+
+def _cosines(roles: str) -> TermValues:
+    """Scaled dot products of operands of length one: at a temperature they are cosines."""
+
+    def values(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+        query, key = (
+            normalize(heads, dim=-1) if role in roles else heads
+            for role, heads in (("q", attention.query), ("k", attention.key))
+        )
+        return scored(attention, query @ key.mT * attention.scale)
 
     return values
 
@@ -191,5 +205,13 @@ _LINEAR: Final = tuple(
     for words, feature in _FEATURES
     for name in (f"the logarithm of products of query and key, each {words}",)
 )
-OPERANDS: Final = (UNCAPPED, _ALIBI_ALONE, *map(capped_at, _CAPS), *_LINEAR)
+_OF_LENGTH_ONE: Final = tuple(
+    Term(f"{words} divided by its length", f"the {words} divided by its length", of, operand=True)
+    for words, of in (
+        ("query", _cosines("q")),
+        ("key", _cosines("k")),
+        ("query and key", _cosines("qk")),
+    )
+)
+OPERANDS: Final = (UNCAPPED, _ALIBI_ALONE, *_OF_LENGTH_ONE, *map(capped_at, _CAPS), *_LINEAR)
 ADDED: Final = tuple(_added())
