@@ -144,8 +144,8 @@ def moves(axes: str) -> Iterator[Operator]:
     if "H" in axes[:2]:
         in_turns = partial(_in_turns, axis=axis_of(axes, "H"))
         yield Operator("those of the head dealt out in turns over the groups", in_turns)
-        for words, order in _OF_GROUPS:
-            yield Operator(words, partial(_in_groups, axis=axis_of(axes, "H"), order=order))
+        for words, exchange in _OF_GROUPS:
+            yield Operator(words, partial(_in_groups, axis=axis_of(axes, "H"), order=exchange))
         mean = partial(_mean_of_groups, axis=axis_of(axes, "H"))
         yield Operator("averaged over the heads of each group", mean)
 
