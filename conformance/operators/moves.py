@@ -146,8 +146,6 @@ def moves(axes: str) -> Iterator[Operator]:
         yield Operator("those of the head dealt out in turns over the groups", in_turns)
         for words, exchange in _OF_GROUPS:
             yield Operator(words, partial(_in_groups, axis=axis_of(axes, "H"), order=exchange))
-        mean = partial(_mean_of_groups, axis=axis_of(axes, "H"))
-        yield Operator("averaged over the heads of each group", mean)
 
 
 # Of heads of groups in front of their place within a group.
@@ -155,6 +153,10 @@ _OF_GROUPS: Final[tuple[tuple[str, Callable[[Tensor, int, int], Tensor]], ...]] 
     ("those of the heads of each group in the reverse order", lambda t, _of, own: t.flip(own)),
     ("those of the group of heads before", lambda t, of, _own: t.roll(1, of)),
     ("those of the group of heads after", lambda t, of, _own: t.roll(-1, of)),
+    (
+        "averaged over the heads of each group",
+        lambda t, _of, own: t.double().mean(own, keepdim=True).expand_as(t),
+    ),
 )
 
 
@@ -234,13 +236,6 @@ def _in_turns(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
         raise ValueError(msg)
     heads = torch.arange(count).reshape(-1, sizes.num_kv_heads).T.flatten()
     return result.index_select(axis % result.dim(), heads)
-
-
-def _mean_of_groups(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
-    groups = result.unflatten(axis, (max(sizes.num_kv_heads, 1), -1))
-    mean = groups.double().mean(axis, keepdim=True).expand_as(groups)
-    flat: Tensor = mean.flatten(axis - 1, axis)
-    return flat
 
 
 def sums(axes: str) -> Iterator[Operator]:

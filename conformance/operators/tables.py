@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from .._golden import golden
 from .keys import kinds_of_keys
 from .moves import TILES
 from .operator import Operator, axes_of, in_words
@@ -50,35 +51,20 @@ _ZEROS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 def guessed_from_values() -> Iterator[Operator]:
     """Tables that hide what values are taken to say: padding is guessed from zeros."""
     for words, are in _ZEROS:
-        for noun, hidden in (("keys", _hidden_keys), ("values", _hidden_values)):
-            yield Operator(f"false for {noun} {words}", partial(hidden, are=are))
-    for words, is_such in (("is zero", _is_zero), ("is not positive", _is_not_positive)):
-        hidden = partial(_hidden_products, is_such=is_such)
-        yield Operator(f"false where the dot product {words}", hidden)
+        for role in ("key", "value"):
+            hidden = golden.Rewired(partial(_hidden_heads, are=are), ("", f"shared_{role}"))
+            yield Operator(f"false for {role}s {words}", hidden)
+    yield Operator(
+        "false where the dot product is zero", lambda table, products: table & (products != 0.0)
+    )
+    yield Operator(
+        "false where the dot product is not positive",
+        lambda table, products: table & (products > 0.0),
+    )
 
 
-def _hidden_keys(table: Tensor, shared_key: Tensor, *, are: Callable[[Tensor], Tensor]) -> Tensor:
-    return table & ~are(shared_key).unsqueeze(-2)
-
-
-def _hidden_values(
-    table: Tensor, shared_value: Tensor, *, are: Callable[[Tensor], Tensor]
-) -> Tensor:
-    return table & ~are(shared_value).unsqueeze(-2)
-
-
-def _hidden_products(
-    table: Tensor, products: Tensor, *, is_such: Callable[[Tensor], Tensor]
-) -> Tensor:
-    return table & ~is_such(products)
-
-
-def _is_zero(products: Tensor) -> Tensor:
-    return products == 0.0
-
-
-def _is_not_positive(products: Tensor) -> Tensor:
-    return products <= 0.0
+def _hidden_heads(table: Tensor, heads: Tensor, *, are: Callable[[Tensor], Tensor]) -> Tensor:
+    return table & ~are(heads).unsqueeze(-2)
 
 
 def outputs_guessed_from_queries() -> Iterator[Operator]:
