@@ -32,7 +32,7 @@ from .battery import (
     fitted_problem,
 )
 from .conditions import CONDITIONS
-from .dissection import StatementReader, statements
+from .fitted_numbers import families, fitted_mistakes
 from .mistaken_answer import Combination, act
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible
 from .narrowing import made_under, telling_apart
@@ -40,6 +40,8 @@ from .neighbours import at_unseen_sizes
 from .precision_diagnosis import precision_entry, spread_over
 from .scale_diagnosis import scale_entry
 from .search import MOST_PARTIAL, MistakeSearch
+from .stage_edits import edits_making
+from .statement_reader import StatementReader, statements
 from .statement_search import (
     MOST_ROUNDS,
     OTHER_VALUES,
@@ -245,7 +247,9 @@ class PairSearch:
     ) -> list[Combination]:
         """Pairs of a mistake and of what is read besides it, for the first that has any."""
         for one in partial[:MOST_PARTIAL]:
-            stated = statements(self.subject, search.unexplained(one), (one,))
+            left = search.unexplained(one)
+            stated = [*edits_making(left, (one,)), *fitted_mistakes(left, families(), (one,))]
+            stated += statements(self.subject, left, (one,))
             self._kept += stated
             pairs = [pair for pair in search.completing(one, stated) if search.explains_every(pair)]
             if pairs:
