@@ -7,11 +7,12 @@ the heads of an answer lie apart. What was read is said in closed form where one
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from typing import Any, Final
 
 import torch
@@ -20,7 +21,7 @@ from torch import Tensor
 from .._golden import golden
 from ..base.geometry import Geometry
 from ..operators.keys import from_first_key, from_last_key
-from ..operators.moves import main_moves
+from ..operators.moves import ORDERS, moves, sums
 from ..operators.operator import Operator
 from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
@@ -66,6 +67,7 @@ class Family:
     """A stage changed by a number: ``change(result, number, **others)``, others by their names.
 
     ``words`` hold ``{}`` for the number, whose ``grid`` is tried first; of each head, or one.
+    Answers are ``linear`` in some.
     """
 
     words: str
@@ -76,6 +78,7 @@ class Family:
     by_head: bool = True
     fix: str = "take it as it is"
     more: tuple[golden.Edit, ...] = ()
+    linear: bool = False
 
     def edit(self, number: NumberOf) -> golden.Edit:
         """The stage changed by a number of the sizes."""
@@ -203,6 +206,16 @@ def _finite(bias: Tensor, number: Any, *, change: Callable[[Tensor, Any], Tensor
     return made.masked_fill(bias.isneginf(), -torch.inf)
 
 
+def _whole(
+    bias: Tensor, number: Any, kept: Tensor | None, *, change: Callable[[Tensor, Any], Tensor]
+) -> Tensor:
+    """An additive mask whose minus infinities, at keys that are not kept, are changed as well."""
+    return change(bias if kept is None else bias.masked_fill(~kept, -torch.inf), number)
+
+
+_NO_TABLE: Final = (golden.Edit("by_mask", change=torch.ones_like),)
+
+
 # What the sums of exponentials have added, or are replaced by, times a number.
 _OF_TOTALS: Final[tuple[tuple[str, Callable[..., Tensor]], ...]] = (
     ("", lambda largest: (-largest).exp()),
@@ -245,14 +258,17 @@ def families() -> Iterator[Family]:
         finite = partial(_finite, change=clamp)
         yield Family(f"the additive mask is {words}", "bias", finite, has_bias)
         said = f"the additive mask is {words}, minus infinity too"
-        yield Family(said, "bias", clamp, has_bias)
+        whole = partial(_whole, change=clamp)
+        yield Family(said, "bias", whole, has_bias, more=_NO_TABLE)
         yield Family(f"the scores are {words}", "scores", clamp)
         yield Family(f"the logits are {words}", "biased", clamp, has_bias)
     times = "the bias by distance is {} times what it should be"
     yield Family(times, "distance_bias", _times, _has_slopes)
     yield Family("the sinks are {} times what they should be", "sinks", _times, has_sinks)
     yield Family("the sinks have {} added", "sinks", _plus, has_sinks)
-    yield Family("the outputs of the heads are {} times what they should be", "output", _times)
+    yield Family(
+        "the outputs of the heads are {} times what they should be", "output", _times, linear=True
+    )
     for words, of in _OF_TOTALS:
         reads = ("", "", *_names(of))
         more, instead = (golden.Rewired(partial(f, of=of), reads) for f in (_total_and, _total_is))
@@ -313,7 +329,8 @@ def fills() -> Iterator[Family]:
         yield Family(said, "masked", change, hides_keys, _near_kept, fix=fix, more=more)
     for words, clamp in _CLAMPS[1:]:
         said = f"the additive mask is {words}, minus infinity too"
-        yield Family(said, "bias", clamp, has_bias, _near_kept)
+        whole = partial(_whole, change=clamp)
+        yield Family(said, "bias", whole, has_bias, _near_kept, more=_NO_TABLE)
 
 
 _TIMES_SCORES: Final = "the scores are {} times what they should be"
@@ -332,7 +349,7 @@ def _names(of: Callable[..., Tensor]) -> tuple[str, ...]:
 
 
 def _is_layer(inputs: Inputs) -> bool:
-    return inputs.is_layer and inputs.geometry.num_heads > 1
+    return inputs.is_layer
 
 
 # Heads of a layer, whose answers lie together, of which alone a number may be wrong.
@@ -357,47 +374,66 @@ def _in_heads(
     return torch.where(chosen, change(result, number), result)
 
 
+def _of_base(frequencies: Tensor, number: Any, point: golden.Semantics) -> Tensor:
+    power = torch.as_tensor(number).double().log() / math.log(point.rotary_base or 1.0)
+    made: Tensor = frequencies**power
+    return made
+
+
+def _stretched(frequencies: Tensor, number: Any) -> Tensor:
+    pairs = frequencies.shape[-1]
+    exponents = torch.arange(pairs).double() / max(pairs - 1, 1)
+    made: Tensor = frequencies * torch.as_tensor(number).double() ** -exponents
+    return made
+
+
 def _of_rotations() -> Iterator[Family]:
-    def powers(frequencies: Tensor, number: Any) -> Tensor:
-        made: Tensor = frequencies**number
-        return made
-
-    def stretched(frequencies: Tensor, number: Any) -> Tensor:
-        pairs = frequencies.shape[-1]
-        exponents = torch.arange(pairs).double() / max(pairs - 1, 1)
-        made: Tensor = frequencies * torch.as_tensor(number).double().abs() ** -exponents
-        return made
-
-    for words, stage, change in (
-        ("the base of the rotary positions is taken to the power {}", "frequencies", powers),
+    """Other bases first, which tell one head size from another if they are stretched."""
+    bases = torch.logspace(-5, 9, 281, dtype=torch.float64)
+    for words, stage, change, grid in (
+        ("the base of the rotary positions is {}", "frequencies", _of_base, bases),
+        (
+            "the slowest rotary frequency is divided by {}, others by powers of it",
+            "frequencies",
+            _stretched,
+            _POSITIVE,
+        ),
         (
             "the angles of the rotary positions are {} times what they should be",
             "frequencies",
             _times,
+            _CLOSE,
         ),
-        ("the angles of the queries are {} times what they should be", "query_angles", _times),
-        ("the angles of the keys are {} times what they should be", "key_angles", _times),
         (
-            "the slowest rotary frequency is divided by {}, others by powers of it",
-            "frequencies",
-            stretched,
+            "the angles of the queries are {} times what they should be",
+            "query_angles",
+            _times,
+            _CLOSE,
         ),
+        ("the angles of the keys are {} times what they should be", "key_angles", _times, _CLOSE),
     ):
-        yield Family(words, stage, change, is_turned, _CLOSE, by_head=False)
+        fix = "turn queries and keys by position * base ** (-2 i / R), in the declared pairs"
+        yield Family(words, stage, change, is_turned, grid, by_head=False, fix=fix)
 
 
 def blends() -> Iterator[Family]:
     """Results that are mixed with those of other heads, items, tokens or channels."""
     for stage, noun, axes in (
         ("weights", "the weights", "BHQK"),
+        ("value_heads", "the values", "BGKV"),
         ("output", "the outputs of the heads", "BHQV"),
     ):
-        for move in main_moves(axes):
+        others = [*islice(moves(axes), len(axes) * ORDERS), *sums(axes)]
+        for move in (one for one in others if _may_be_mixed_in(one)):
             for words, change in (
                 (f"{noun} are mixed with {{}} times {move.words}", _blended),
                 (f"{noun} have {{}} times {move.words} added", _mixed_in),
             ):
-                yield Family(words, stage, partial(change, move=move))
+                yield Family(words, stage, partial(change, move=move), linear=True)
+
+
+def _may_be_mixed_in(move: Operator) -> bool:
+    return move.words.startswith(("those of the", "averaged over")) and "tile" not in move.words
 
 
 class NumberFit:
@@ -460,6 +496,11 @@ class NumberFit:
             sums = self._summed(squares)
             return sums if family.by_head else sums.sum(-1, keepdim=True)
 
+        if family.linear:
+            none, one = self._apart(family, torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+            slope = one - none
+            best = -summed(none * slope) / summed(slope.square()).clamp_min(_TINY)
+            return self._checked(best, summed(self._apart(family, best[None]).square())[0], summed)
         grid = family.grid(self.run) if callable(family.grid) else family.grid
         errors = summed(self._apart(family, grid[:, None]).square())
         best, left = grid[errors.argmin(0)], errors.amin(0)
@@ -477,6 +518,11 @@ class NumberFit:
             left = torch.minimum(left, errors.amin(0))
             if not bool(better.any()) or (count == _EARLY and bool((left > far).all())):
                 break
+        return self._checked(best, left, summed)
+
+    def _checked(
+        self, best: Tensor, left: Tensor, summed: Callable[[Tensor], Tensor]
+    ) -> list[float]:
         fits = bool((left <= _LEFT**2 * summed(self._read.square())).all())
         return best.tolist() if fits else []
 
@@ -484,7 +530,10 @@ class NumberFit:
 def _in_words(family: Family, read: list[float], sizes: Geometry) -> Iterator[NamedMistake]:
     same = model.SAME_READ
     if max(read) - min(read) <= 2.0 * same * max(map(abs, read)):
-        for one in _closed(sum(read) / len(read), sizes, same):
+        mean = sum(read) / len(read)
+        for one in _closed(mean, sizes, same):
+            yield family.mistake(one.words, one.value)
+        for one in _growths(mean, sizes, same) if family.words == _TIMES_SCORES else ():
             yield family.mistake(one.words, one.value)
         return
     for each in head_numbers(read, sizes, same):
@@ -496,6 +545,45 @@ def _closed(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
     for digits in range(1, 7):
         number = float(f"{read:.{digits}g}")
         yield Number(f"{number:g}", partial(_constant, number))
+
+
+# Lengths whose logarithm logits are multiplied by (Su, 2021), and bases: lengths of training, and
+# all whole numbers that are told apart. Those of stretched positions are 1 + 0.1 ln(how far) times
+# larger (YaRN).
+_LENGTHS: Final[tuple[tuple[str, Callable[[Geometry], int]], ...]] = (
+    ("the number of keys", lambda sizes: sizes.key_length),
+    ("the number of queries", lambda sizes: sizes.query_length),
+)
+_BASES: Final = (*range(2, 33), *(2**n for n in range(6, 18)), *(10**n for n in range(2, 6)))
+_YARN: Final = 0.1
+
+
+def _growths(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
+    """Numbers that grow with the logarithm of a length: to a base, not below one, or a multiple."""
+    for words, size in _LENGTHS:
+        own = math.log(size(sizes))
+        forms: list[tuple[str, float, float, float]] = []
+        for base in _BASES:
+            over = math.log(base)
+            if read > 1.0:  # below that it is one
+                forms.append((f"max(1, ln({words})/ln({base}))", 0.0, 1.0 / over, 1.0))
+                stretched = f"max(1, 1 + {_YARN:g} ln({words}/{base}))"
+                forms.append((stretched, 1.0 - _YARN * over, _YARN, 1.0))
+            forms.append((f"ln({words})/ln({base})", 0.0, 1.0 / over, -math.inf))
+        if own:
+            step = float(f"{(read - 1.0) / own:.2g}")
+            forms.append((f"(1 + {step:g} ln({words}))", 1.0, step, -math.inf))
+            forms.append((f"{read / own:.6g} ln({words})", 0.0, read / own, -math.inf))
+        for text, *form in forms:
+            grown = partial(_grown, size, *form)
+            if abs(grown(sizes) - read) <= 2.0 * same * abs(read):
+                yield Number(text, grown)
+
+
+def _grown(
+    size: Callable[[Geometry], int], start: float, step: float, least: float, sizes: Geometry
+) -> float:
+    return max(least, start + step * math.log(max(size(sizes), 1)))
 
 
 def _constant(number: float, _sizes: Geometry) -> float:
@@ -547,15 +635,14 @@ def is_wrong_by_head(reading: Reading) -> bool:
 
 def bases_read(reading: Reading) -> Iterator[float]:
     """Bases of the rotary positions that make the weights that were read, the plainest first."""
-    run, told = reading.attention.run, torch.isfinite(reading.weights)
-    power = next(_of_rotations())
-    for read in NumberFit(run, "weights", reading.weights, told).numbers(power):
-        base = float(reading.call.semantics.rotary_base) ** read
-        yield from dict.fromkeys(float(f"{base:.{digits}g}") for digits in range(1, 7))
+    told = torch.isfinite(reading.weights)
+    run = reading.attention.run.edited(point=reading.call.semantics)
+    for read in NumberFit(run, "weights", reading.weights, told).numbers(next(_of_rotations())):
+        yield from dict.fromkeys(float(f"{read:.{digits}g}") for digits in range(1, 7))
 
 
 def _plainness(answer: BatteryAnswer) -> tuple[bool, int]:
-    """Few channels or tokens tell little; many cost time."""
+    """Few channels or tokens, or one head, tell little; many cost time."""
     sizes = answer.inputs.geometry
     least = min(sizes.query_length, sizes.key_length, sizes.head_size, sizes.value_head_size)
-    return least < _ENOUGH, sizes.logits
+    return least < _ENOUGH or sizes.num_heads == 1, sizes.logits

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from _paths import CHECKOUT
+from conformance.diagnosis.dissection.terms import capped_at
 
 from conformance._golden import golden
-from conformance.diagnosis.dissection.terms import capped_at
 from conformance.diagnosis.mistakes import BACKWARD, MISTAKES
 from conformance.diagnosis.precision_losses import EIGHT_BITS, LOSSES, SUMS
 from conformance.diagnosis.stage_edits import stage_edits

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conformance.diagnosis.dissection.by_head import head_statements, place_table
 from examples import BARE, BARE_FLOAT32, core, layer, sizes
 from torch import Tensor
 from torch.nn.functional import linear
@@ -30,7 +31,6 @@ from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import answer_to, plain_problem
 from conformance.diagnosis.dissection import readings
-from conformance.diagnosis.dissection.by_head import head_statements, place_table
 from conformance.diagnosis.dissection.reading import Reading, head_numbers, numbers, read
 from conformance.diagnosis.mistakes import NotExpressible
 from conformance.problems.problem import MaskPlan
