@@ -425,9 +425,10 @@ def blends() -> Iterator[Family]:
     ):
         others = [*islice(moves(axes), len(axes) * ORDERS), *sums(axes)]
         for move in (one for one in others if _may_be_mixed_in(one)):
+            mixed = move.words.replace("averaged", "their mean")
             for words, change in (
-                (f"{noun} are mixed with {{}} times {move.words}", _blended),
-                (f"{noun} have {{}} times {move.words} added", _mixed_in),
+                (f"{noun} are mixed with {{}} times {mixed}", _blended),
+                (f"{noun} have {{}} times {mixed} added", _mixed_in),
             ):
                 yield Family(words, stage, partial(change, move=move), linear=True)
 
@@ -485,16 +486,19 @@ class NumberFit:
         return apart.nan_to_num(_FAR, _FAR, _FAR)
 
     def numbers(self, family: Family) -> list[float]:
-        """The number of each head, or of all; none where these do not make what was read."""
+        """The number of all heads, or of each; none where these do not make what was read.
+
+        Some heads may not tell it, as where all of their scores are below a limit.
+        """
         with torch.inference_mode(), suppress(NotExpressible, *IMPOSSIBLE):
-            return self._numbers(family)
+            apart = family.by_head and self.stage != "answer"
+            return self._numbers(family) or (self._numbers(family, apart=True) if apart else [])
         return []
 
-    def _numbers(self, family: Family) -> list[float]:
-
+    def _numbers(self, family: Family, *, apart: bool = False) -> list[float]:
         def summed(squares: Tensor) -> Tensor:
             sums = self._summed(squares)
-            return sums if family.by_head else sums.sum(-1, keepdim=True)
+            return sums if apart else sums.sum(-1, keepdim=True)
 
         if family.linear:
             none, one = self._apart(family, torch.tensor([[0.0], [1.0]], dtype=torch.float64))

@@ -100,25 +100,22 @@ _ORDERS: Final = {"head by head": by_head, "channel by channel": by_channel}
 
 def _of_channels() -> Iterator[NamedMistake]:
     """Channels of all heads in another order where they are cut into heads or put together."""
-    stages = (
-        *((f"projected {ROLES[role]}", f"projected_{role}", _heads_of(role)) for role in ROLES),
-        ("heads of the answer", "merged", "num_heads"),
-    )
-    for noun, stage, heads in stages:
-        for words, change in (
-            ("with the channels of heads taken in turns", _in_turns),
-            ("with channels in turns taken for those of heads", _in_blocks),
-        ):
-            edit = Edit(stage, change=golden.Rewired(change, ("", heads)))
-            yield _mistake(f"the {noun} are {words}", "cut heads of neighbouring channels", (edit,))
-    swapped = Edit("merged", _merged_as_items)
+    for role, plural in ROLES.items():
+        heads = "num_heads" if role == "query" else "num_kv_heads"
+        edit = Edit(f"projected_{role}", change=golden.Rewired(_in_blocks, ("", heads)))
+        said = (
+            f"the projected {plural} are cut so that head h takes every H-th channel from the h-th"
+        )
+        yield _mistake(said, "view them as [B, L, H, D], then exchange L and H", (edit,))
     fix = "exchange H and L of [B, H, L, D], then put the heads side by side"
-    said = "the heads of the answer are put together as if [B, H, L, D] were [H, B, L, D]"
-    yield _mistake(said, fix, (swapped,))
-
-
-def _heads_of(role: str) -> str:
-    return "num_heads" if role == "query" else "num_kv_heads"
+    for words, edit in (
+        ("as if [B, H, L, D] were [H, B, L, D]", Edit("merged", _merged_as_items)),
+        (
+            "channel by channel: channel d of head h goes to d * H + h",
+            Edit("merged", change=golden.Rewired(_in_turns, ("", "num_heads"))),
+        ),
+    ):
+        yield _mistake(f"the heads of the answer are put together {words}", fix, (edit,))
 
 
 def _in_turns(merged: Tensor, heads: int) -> Tensor:

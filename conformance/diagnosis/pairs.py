@@ -58,6 +58,8 @@ FEW_KEYS: Final = 4
 FEW_LEFT: Final = 0.1
 # The part that may be wrong by a second mistake, under conditions.
 PART_LEFT: Final = 0.25
+# Mistakes besides which stages with operators are tried: that takes a second each.
+MOST_EDITED: Final = 1
 # Answers with rows of zeros that say which mistakes make NaN.
 MOST_ZEROED: Final = 2
 
@@ -101,6 +103,7 @@ class PairSearch:
         yield self.confirmed(more, self._besides_under_conditions(more, partial))
         yield self.confirmed(more, more.pairs(orders=True))
         yield self._with_one_alone(search)
+        yield self.confirmed(search, self._read_besides(search, self._of_values(search)))
         yield self._of_one_and_several(search, search.pairs())
 
     def besides_nan(self, search: MistakeSearch) -> list[Explanation]:
@@ -157,6 +160,15 @@ class PairSearch:
         telling = [*filter(_is_small, resized), *apart]
         more = self._searching([*search.observed, *near, *resized, *apart], search)
         return self.confirmed(more, more.pairs(more.explaining_any(telling), orders=True))
+
+    def _of_values(self, search: MistakeSearch) -> list[NamedMistake]:
+        """Stages with operators that make the wrong answers to calls of one key: it weighs one."""
+        _, near, resized = self._unseen()
+        every = (*search.observed, *near, *resized)
+        wrong = [a for a in every if a.margin > 1.0 and a.inputs.geometry.key_length == 1]
+        found = [one for one in edits_making(wrong) if self._explains_all((one,), wrong)]
+        self._kept += found
+        return sorted(found, key=lambda one: len(one.sentence))[:MOST_PARTIAL]
 
     def confirmed(self, search: MistakeSearch, pairs: Sequence[Combination]) -> list[Explanation]:
         """The pair, in the order in which it explains as well what any two options change.
@@ -246,10 +258,12 @@ class PairSearch:
         self, search: MistakeSearch, partial: Sequence[NamedMistake]
     ) -> list[Combination]:
         """Pairs of a mistake and of what is read besides it, for the first that has any."""
-        for one in partial[:MOST_PARTIAL]:
+        for place, one in enumerate(partial[:MOST_PARTIAL]):
             left = search.unexplained(one)
-            stated = [*edits_making(left, (one,)), *fitted_mistakes(left, families(), (one,))]
-            stated += statements(self.subject, left, (one,))
+            stated = statements(self.subject, left, (one,))
+            if place < MOST_EDITED:
+                stated += edits_making(left, (one,))
+                stated += fitted_mistakes(left, families(), (one,))
             self._kept += stated
             pairs = [pair for pair in search.completing(one, stated) if search.explains_every(pair)]
             if pairs:

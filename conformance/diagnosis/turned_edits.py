@@ -110,7 +110,7 @@ def turned_edits() -> Iterator[NamedMistake]:
             yield _turned(said, _BOTH[0], by, fix.format(*_LAID[:: -1 if neighbours else 1]))
     yield _turned("as one wide head, before they are cut into heads", _BOTH[0], _as_one_head)
     for fraction, words in ((0.5, "half of the"), (1.0, "all"), (0.25, "a quarter of the")):
-        yield _mistake(f"in {words} channels", changes={"rotary_fraction": fraction})
+        yield _mistake(f"in {words} channels", edits=_of_fraction(fraction))
     of_head = Edit("frequencies", change=_of_head_size)
     yield _mistake("with exponents that are divided by the head size", edits=(of_head,))
     late = tuple(
@@ -199,6 +199,17 @@ def _as_one_head(heads: Tensor, angles: Tensor, point: golden.Semantics) -> Tens
     turned = golden.turn_heads(wide, angles[..., :1] * frequencies, point)
     cut: Tensor = turned.unflatten(-1, (heads.shape[-3], -1)).transpose(-3, -2)
     return cut
+
+
+def _of_fraction(fraction: float) -> tuple[golden.Edit, ...]:
+    def frequencies(sizes: golden.Sizes, point: golden.Semantics) -> Tensor:
+        return golden.rotary_frequencies(sizes.head_size, point.replace(rotary_fraction=fraction))
+
+    def turn(heads: Tensor, angles: Tensor, point: golden.Semantics) -> Tensor:
+        return golden.turn_heads(heads, angles, point.replace(rotary_fraction=fraction))
+
+    turns = (Edit(n, golden.Rewired(turn, (h, at, "point"))) for n, h, at in _SIDES.values())
+    return Edit("frequencies", frequencies), *turns
 
 
 def _of_head_size(frequencies: Tensor, sizes: golden.Sizes) -> Tensor:

@@ -10,10 +10,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .moves import TILES
 from .operator import Operator
@@ -28,7 +29,7 @@ _FIX_OF_TILES: Final = (
     "weigh the answer of each tile by exp(its log-sum-exp - that of the whole row)"
 )
 # Sizes of tiles that are no power of two.
-_SIZES: Final = (*TILES, 3, 5, 6, 7, 9, 10, 12, 20, 24, 48, 96)
+_SIZES: Final = (*TILES, 3, 5, 6, 10, 12, 24, 48, 96)
 
 
 def _right(old: Tensor, new: Tensor) -> Tensor:
@@ -60,13 +61,12 @@ _SUMS: Final = {
     "the sum of the weights so far": (False, True),
     "both sums so far": (True, True),
 }
-# At which tiles, by their number from 0 and how many there are.
-_AT: Final[tuple[tuple[str, Callable[[int, int], bool]], ...]] = (
-    ("", lambda _tile, _count: True),
-    *(
-        (f" from the {n} tile on", partial(lambda first, tile, _count: tile >= first, i))
-        for i, n in ((2, "third"), (3, "fourth"), (4, "fifth"))
-    ),
+# At which tiles, by their numbers from 0 and how many there are.
+At = Callable[[Tensor, int], Tensor]
+_AT: Final[tuple[tuple[str, At], ...]] = (
+    ("", lambda tile, _count: tile >= 0),
+    (" from the third tile on", lambda tile, _count: tile > 1),
+    (" from the fourth tile on", lambda tile, _count: tile > 2),  # noqa: PLR2004 (counted from 0)
     (" at the second tile", lambda tile, _count: tile == 1),
     (" at the last tile", lambda tile, count: tile == count - 1),
 )
@@ -103,37 +103,42 @@ def _in_turn(
     _shares: Tensor,
     logits: Tensor,
     sinks: Tensor | None,
+    inputs: Any,
     *,
     size: int,
     wrong: tuple[bool, bool],
     factor: Factor = _NOT[0][1],
-    at: Callable[[int, int], bool] = _AT[0][1],
+    at: At = _AT[0][1],
     of_tile: bool = False,
     relative: bool = True,
 ) -> Tensor:
     """The quotient of both sums; those that are ``wrong`` are multiplied by another factor."""
-    tiles = logits.split(size, -1)
-    if len(tiles) == 1:
-        msg = f"{logits.shape[-1]} keys are one tile of {size}"
+    keys = logits.shape[-1]
+    count = -(-keys // size)
+    if relative and count < 2:  # noqa: PLR2004 (one tile has no sums so far)
+        msg = f"{keys} keys are one tile of {size}"
         raise ValueError(msg)
-    mixed, total = logits[..., :0], torch.zeros_like(logits[..., :1])
-    old = torch.full_like(total, -math.inf)
-    for number, tile in enumerate(tiles):
-        largest = tile.amax(-1, keepdim=True)
-        largest = largest if of_tile else torch.maximum(old, largest)
-        new = largest.masked_fill(largest.isneginf(), 0.0)
-        other = factor(old, new) if at(number, len(tiles)) else _right(old, new)
-        factors = [other if one else _right(old, new) for one in wrong]
-        powers = (tile - new if relative else tile).exp()
-        mixed = torch.cat([mixed * factors[0], powers], -1)
-        total = (
-            total * factors[1] + powers.sum(-1, keepdim=True)
-            if number
-            else powers.sum(-1, keepdim=True)
-        )
-        old = largest
+    padded = pad(logits, (0, count * size - keys), value=-math.inf)
+    largest = padded.unflatten(-1, (count, size)).amax(-1)
+    largest = largest if of_tile else largest.cummax(-1).values
+    new = largest.masked_fill(largest.isneginf(), 0.0)
+    old = pad(largest[..., :-1], (1, 0), value=-math.inf)
+    right = (old - new).exp()
+    other = torch.where(at(torch.arange(count), count), factor(old, new), right)
+    tile = torch.arange(keys) // size
+    # As they are exponentials overflow where the working dtype does.
+    plain = logits.to(inputs.query.dtype).exp().double()
+    powers = (logits - new[..., tile]).exp() if relative else plain
+
+    def rescaled(factors: Tensor) -> Tensor:
+        """The exponentials of each tile times the factors of all later ones."""
+        later = pad(factors[..., 1:], (0, 1), value=1.0).flip(-1).cumprod(-1).flip(-1)
+        return powers * later[..., tile]
+
+    mixed, summed = (rescaled(other if one else right) for one in wrong)
+    total = summed.sum(-1, keepdim=True)
     if sinks is not None:
-        total = total + (sinks[:, None, None] - new).exp()
+        total = total + (sinks[:, None, None] - new[..., -1:]).exp()
     return mixed / total.where(total != 0.0, 1.0)
 
 

@@ -159,7 +159,7 @@ def _of_features(
     feature: Callable[[Tensor], Tensor],
 ) -> Tensor:
     products = feature(query) @ feature(key).mT
-    return products.masked_fill(~attended, 0.0).to(exponentials)
+    return products.masked_fill(~attended, 0.0).to(exponentials).expand_as(exponentials)
 
 
 _SHARE: Final = "1 / (1 + exp(sink - log-sum-exp of the row)), the share of the keys"
@@ -248,15 +248,12 @@ _SMALL: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 )
 # What weights and the numbers of an additive mask make behind the softmax.
 _JOINED: Final[tuple[tuple[str, Callable[[Tensor, Tensor], Tensor]], ...]] = (
-    ("with the additive mask added", torch.add),
-    ("with the additive mask added, and divided by their sum", lambda w, b: _over_sum(w + b)),
-    ("multiplied with the additive mask", torch.mul),
-    (
-        "multiplied with the additive mask, and divided by their sum",
-        lambda w, b: _over_sum(w * b),
-    ),
-    ("multiplied with one and the additive mask", lambda w, b: w * (1.0 + b)),
-    ("multiplied with the exponential of the additive mask", lambda w, b: w * b.exp()),
+    ("added", torch.add),
+    ("added, and divided by their sum,", lambda w, b: _over_sum(w + b)),
+    ("multiplied", torch.mul),
+    ("multiplied, and divided by their sum,", lambda w, b: _over_sum(w * b)),
+    ("and one multiplied", lambda w, b: w * (1.0 + b)),
+    ("multiplied as its exponential", lambda w, b: w * b.exp()),
 )
 
 
@@ -270,16 +267,14 @@ def _of_weights() -> Iterator[Operator]:
             dropped = partial(_dropped, small=small, whole=whole)
             yield Operator(f"zero for those {words}{more}", dropped)
     fix = "add the additive mask to the scaled scores, before the softmax"
+    made = "made with the additive mask"
     for words, join in _JOINED:
-        for more, empty_too in (
-            (", behind the softmax", False),
-            (", in rows without keys, too", True),
-        ):
+        for more, empty_too in (("", False), (", in rows without keys, too", True)):
             joined = partial(_joined, join=join, empty_too=empty_too)
-            yield Operator(f"{words}{more}", joined, fix=fix)
-    said = "with the additive mask and its minus infinities added"
-    yield Operator(f"{said}, behind the softmax", _with_infinities, fix=fix)
-    yield Operator(f"{said}, which hide no key from the softmax", _with_unhidden, fix=fix)
+            yield Operator(f"{made} {words} behind the softmax{more}", joined, fix=fix)
+    said = f"{made} and its minus infinities added behind the softmax"
+    yield Operator(said, _with_infinities, fix=fix)
+    yield Operator(f"{said}, which hide no key from it", _with_unhidden, fix=fix)
 
 
 def _dropped(weights: Tensor, *, small: Callable[[Tensor], Tensor], whole: bool) -> Tensor:

@@ -136,9 +136,8 @@ STATED: Final[dict[str, dict[str, Any]]] = {
     "the heads of the answer are put together as if [B, H, L, D] were [H, B, L, D]": {
         "merged_of": heads_before_items
     },
-    "the heads of the answer are with the channels of heads taken in turns": {
-        "merged_of": in_turns
-    },
+    "the heads of the answer are put together channel by channel: channel d of head h goes to "
+    "d * H + h": {"merged_of": in_turns},
 }
 
 
@@ -153,20 +152,18 @@ def test_what_a_layer_projects_otherwise_is_told(words: str) -> None:
     assert len(said) < 20
 
 
-@pytest.mark.one_in(2)
-def test_two_projections_are_diagnosed_by_their_sentence() -> None:
+def test_what_is_projected_twice_is_diagnosed() -> None:
     """What explains one answer explains all, and other values."""
-    words = "the keys are the projected values and the values are the projected keys"
+    words = "the keys are the projected queries, projected by the key's matrix"
     (entry,) = diagnose(Subject(layer(**STATED[words]), "float32"))
     assert entry["text"] == words
     assert entry["fix"].startswith("project the tokens of query, key and value once")
 
 
 def test_the_weights_of_a_layer_are_read_besides_a_known_edit() -> None:
-    """Heads that are merged in another order do not hide the weights from one who knows it."""
-    words = "the heads of the answer are put together as if [B, H, L, D] were [H, B, L, D]"
-    subject = Subject(layer(**STATED[words]), "float32")
-    known = next(one for one in layer_edits() if one.sentence == words)
+    """Heads that are put together otherwise do not hide the weights from one who knows it."""
+    subject = Subject(layer(merged_of=in_turns), "float32")
+    known = next(one for one in layer_edits() if "channel by channel: channel" in one.sentence)
     inputs = observe(subject)[0].inputs
     reading = read_layer(subject, inputs, (known,))
     assert reading is not None
