@@ -96,7 +96,7 @@ class Family:
             name=f"number: {said.removeprefix('the ')}",
             primary=_PRIMARY,
             sentence=said,
-            fix=self.fix,
+            fix=self.fix.replace("{}", words),
             edits=(self.edit(number), *self.more),
             where=self.where,
         )
@@ -237,23 +237,21 @@ def _total_and(total: Tensor, number: Any, *others: Tensor, of: Callable[..., Te
 
 
 def _total_is(total: Tensor, number: Any, *others: Tensor, of: Callable[..., Tensor]) -> Tensor:
-    return (number * of(*others)).expand(torch.broadcast_shapes(total.shape, _shape(number)))
-
-
-def _shape(number: Any) -> torch.Size:
-    return torch.as_tensor(number).shape
+    made: Tensor = number * of(*others)
+    return made.expand(torch.broadcast_shapes(total.shape, made.shape))
 
 
 def families() -> Iterator[Family]:
     """Every family, the plainest first."""
     yield Family(_TIMES_SCORES, "scores", _times, fix=_SCALE)
     yield Family("the dot products are multiplied by {}", "scores", _scaled, fix=_SCALE)
-    yield Family("the scores are under a softcap of {}", "capped", _capped, _has_no_cap, _POSITIVE)
+    said, fix = "the scores are under a softcap of {}", _UNCAPPED
+    yield Family(said, "capped", _capped, _has_no_cap, _POSITIVE, fix=fix)
     times = "the softcap is {} times what it should be"
     yield Family(times, "capped", _capped_by, has_softcap, _POSITIVE)
     yield Family("the softcap is {}", "capped", _capped_at, has_softcap, _POSITIVE)
-    times = partial(_finite, change=_times)
-    yield Family("the additive mask is {} times what it should be", "bias", times, has_bias)
+    finite = partial(_finite, change=_times)
+    yield Family("the additive mask is {} times what it should be", "bias", finite, has_bias)
     for words, clamp in _CLAMPS:
         finite = partial(_finite, change=clamp)
         yield Family(f"the additive mask is {words}", "bias", finite, has_bias)
@@ -281,9 +279,9 @@ def families() -> Iterator[Family]:
         yield Family(f"the logits have {{}} times {words} added", "biased", change)
     yield from fills()
     for heads, holds in _SOME_HEADS:
-        change = partial(_in_heads, change=_times, holds=holds)
+        in_heads = partial(_in_heads, change=_times, holds=holds)
         said = f"the scores of {heads} are {{}} times what they should be"
-        yield Family(said, "scores", change, _is_layer, by_head=False)
+        yield Family(said, "scores", in_heads, _is_layer, by_head=False)
 
 
 def _near_kept(run: golden.Run) -> Tensor:
@@ -333,6 +331,10 @@ def fills() -> Iterator[Family]:
         yield Family(said, "bias", whole, has_bias, _near_kept, more=_NO_TABLE)
 
 
+_UNCAPPED: Final = (
+    "leave the scores as they are, or declare the cap: semantics=conformance.Semantics("
+    "score_mod=lambda score, *_: {} * torch.tanh(score / {}))"
+)
 _TIMES_SCORES: Final = "the scores are {} times what they should be"
 _BY_HEAD: Final = (
     _TIMES_SCORES,
@@ -427,7 +429,7 @@ def blends() -> Iterator[Family]:
         for move in (one for one in others if _may_be_mixed_in(one)):
             mixed = move.words.replace("averaged", "their mean")
             for words, change in (
-                (f"{noun} are mixed with {{}} times {mixed}", _blended),
+                (f"a part of {{}} of {noun} is replaced by {mixed}", _blended),
                 (f"{noun} have {{}} times {mixed} added", _mixed_in),
             ):
                 yield Family(words, stage, partial(change, move=move), linear=True)
@@ -565,7 +567,7 @@ _YARN: Final = 0.1
 def _growths(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
     """Numbers that grow with the logarithm of a length: to a base, not below one, or a multiple."""
     for words, size in _LENGTHS:
-        own = math.log(size(sizes))
+        own = math.log(max(size(sizes), 1))
         forms: list[tuple[str, float, float, float]] = []
         for base in _BASES:
             over = math.log(base)
@@ -578,15 +580,16 @@ def _growths(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
             step = float(f"{(read - 1.0) / own:.2g}")
             forms.append((f"(1 + {step:g} ln({words}))", 1.0, step, -math.inf))
             forms.append((f"{read / own:.6g} ln({words})", 0.0, read / own, -math.inf))
-        for text, *form in forms:
-            grown = partial(_grown, size, *form)
+        for text, start, step, least in forms:
+            grown = partial(_grown, size, (start, step, least))
             if abs(grown(sizes) - read) <= 2.0 * same * abs(read):
                 yield Number(text, grown)
 
 
 def _grown(
-    size: Callable[[Geometry], int], start: float, step: float, least: float, sizes: Geometry
+    size: Callable[[Geometry], int], form: tuple[float, float, float], sizes: Geometry
 ) -> float:
+    start, step, least = form
     return max(least, start + step * math.log(max(size(sizes), 1)))
 
 

@@ -222,7 +222,9 @@ def fitting(
     time that acting each mistake out would take.
     """
     run = run_besides(answer, known)
-    possible = [one for one in edits if one.where(answer.inputs)] if run is not None else []
+    if run is None:
+        return
+    possible = [one for one in edits if one.where(answer.inputs)]
     with torch.inference_mode():
         for stages, alike in groupby(possible, key=_changed_stages):
             together = list(alike)

@@ -110,7 +110,7 @@ PER_HEAD: Final = torch.tensor([0.5, 0.25, 0.125])[:, None, None]
         ),
         (
             lambda q, k, v: scores(q, k).softmax(-1) @ (0.75 * v + 0.25 * v.roll(1, 1)),
-            "the values are mixed with 1/4 times those of the key/value head before",
+            "a part of 1/4 of the values is replaced by those of the key/value head before",
         ),
         (
             lambda q, k, v: (
