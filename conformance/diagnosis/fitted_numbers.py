@@ -547,10 +547,11 @@ def _in_words(family: Family, read: list[float], sizes: Geometry) -> Iterator[Na
 
 
 def _closed(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
-    yield from numbers(read, sizes, same)
-    for digits in range(1, 7):
-        number = float(f"{read:.{digits}g}")
-        yield Number(f"{number:g}", partial(_constant, number))
+    """What a number may be: closed forms, then ever more digits; each in words of its own."""
+    *forms, exact = numbers(read, sizes, same)
+    rounded = (float(f"{read:.{digits}g}") for digits in range(1, 7))
+    digits = [Number(f"{each:g}", partial(_constant, each)) for each in rounded]
+    yield from {one.words: one for one in reversed([*forms, *digits, exact])}.values()
 
 
 # Lengths whose logarithm logits are multiplied by (Su, 2021), and bases: lengths of training, and

@@ -273,7 +273,7 @@ def _normalised() -> Iterator[NamedMistake]:
         for words, norm in every:
             given = [Edit(n, golden.Rewired(norm, (f"given_{n[11:]}",))) for n in names]
             yield NamedMistake(
-                name=f"{' and '.join(sides)}: {words}",
+                name=f"norm: {' and '.join(sides)} {words}",
                 primary="qk-norm.golden",
                 sentence=f"{' and '.join(sides)} are {words}",
                 fix="normalise each head of each query and key by the declared rule, before it is "
