@@ -152,7 +152,7 @@ class _Part(NamedTuple):
     """Names with what they stand for, functions with their code, tables with their entries.
 
     Nothing of it can be changed, by a call either. ``looks`` is where all names are looked up, and
-    how; ``values`` is what they stood for, in a row.
+    how; ``values`` is what they stood for, in a row; so are ``entries`` of tables, keys included.
     """
 
     names: tuple[_Names, ...]
@@ -161,16 +161,24 @@ class _Part(NamedTuple):
     tables: tuple[tuple[str, dict[Any, Any], tuple[tuple[Any, Any], ...]], ...]
     looks: tuple[tuple[Callable[[Any], tuple[Any, ...]], Any], ...]
     values: tuple[Any, ...]
+    lengths: tuple[int, ...]
+    entries: tuple[Any, ...]
 
     def names_as_before(self) -> bool:
         """Whether all names stand for the same objects, looked at in one go after each call."""
-        found = chain.from_iterable(pick(entries) for pick, entries in self.looks)
+        found = chain.from_iterable([pick(entries) for pick, entries in self.looks])
         try:
             return all(map(is_, found, self.values)) and all(
                 held.as_before() for held in self.names if held.closed
             )
         except KeyError:
             return False
+
+    def tables_as_before(self) -> bool:
+        """Whether all tables hold the same objects."""
+        tables = [table for _, table, _ in self.tables]
+        found = chain.from_iterable(chain.from_iterable([table.items() for table in tables]))
+        return tuple(map(len, tables)) == self.lengths and all(map(is_, found, self.entries))
 
     def put_back(self) -> list[str]:
         """What is no longer as it was, in words; afterwards it is."""
@@ -182,7 +190,7 @@ class _Part(NamedTuple):
                 if function.__code__ is not code:
                     function.__code__ = code
                     changes.append(f"the code of {function.__module__}.{function.__qualname__}")
-        for name, table, before in self.tables:
+        for name, table, before in () if self.tables_as_before() else self.tables:
             entries, known = (chain.from_iterable(each) for each in (table.items(), before))
             if len(table) != len(before) or not all(map(is_, entries, known)):
                 table.clear()
@@ -237,7 +245,11 @@ def _part(
     held = _held(names)
     looks = tuple((each.pick, vars(each.owner)) for each in held)
     values = tuple(chain.from_iterable(each.values for each in held))
-    return _Part(held, functions, tuple(map(_code, functions)), tuple(tables), looks, values)
+    functions, tables = tuple(dict.fromkeys(functions)), tuple(tables)
+    lengths = tuple(len(before) for _, _, before in tables)
+    entries = tuple(chain.from_iterable(chain.from_iterable(before for _, _, before in tables)))
+    codes = tuple(map(_code, functions))
+    return _Part(held, functions, codes, tables, looks, values, lengths, entries)
 
 
 @lru_cache(maxsize=1)

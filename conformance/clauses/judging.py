@@ -158,17 +158,27 @@ def relate(
     judged: Tensor | None = None,
     counterfactual: Counterfactual | None = None,
 ) -> Finding:
-    """Two answers agree, as in :func:`same_answer`; each comes with its inputs."""
+    """Two answers agree, as in :func:`same_answer`; each comes with its inputs.
+
+    Where they are equal, the golden answer and bound of the first stand for both.
+    """
+    expected = view(first[1])
+    equal = subject.candidate.golden_known and _are_equal_and_finite(second[1], expected)
+    if equal and (counterfactual is None or subject.only_violations):
+        rows = view(subject.golden(first[0]).judged.expand(first[1].shape)).expand(expected.shape)
+        return Finding(binding=bool((rows if judged is None else rows & judged).any()), margin=0.0)
     first_golden, first_bound, first_judged = subject.frame(first[0])
-    second_golden, second_bound, second_judged = subject.frame(second[0])
-    shape = second_bound.shape
-    rows = view(first_judged.expand(first_bound.shape)).expand(shape) & second_judged
+    viewed_golden = None if first_golden is None else view(first_golden)
+    viewed_bound, viewed_rows = view(first_bound), view(first_judged.expand(first_bound.shape))
+    viewed = viewed_golden, viewed_bound, viewed_rows
+    second_golden, second_bound, second_judged = viewed if equal else subject.frame(second[0])
+    rows = viewed_rows.expand(second_bound.shape) & second_judged
     judged = rows if judged is None else rows & judged
-    allowed = column(view(first_bound)) + column(second_bound)
-    if first_golden is not None and second_golden is not None:
-        allowed = allowed + torch.nan_to_num((view(first_golden) - second_golden).abs())
+    allowed = column(viewed_bound) + column(second_bound)
+    if viewed_golden is not None and second_golden is not None:
+        allowed = allowed + torch.nan_to_num((viewed_golden - second_golden).abs())
     agreement = compare(
-        second[1], view(first[1]), allowed, judged=judged, wording=wording, both_answers=True
+        second[1], expected, allowed, judged=judged, wording=wording, both_answers=True
     )
     binding = bool(judged.any())
     weighed = binding and not subject.only_violations
@@ -188,6 +198,12 @@ def same_unless_identical(
     if identical(first[1], second[1]) and bool(first[1].isfinite().all()):
         return Finding(margin=0.0)
     return relate(subject, first, second, wording)
+
+
+def _are_equal_and_finite(answer: Tensor, other: Tensor) -> bool:
+    """Whether two answers of one dtype are equal, and finite everywhere."""
+    same = answer.dtype == other.dtype and torch.equal(answer, other)
+    return same and bool(answer.isfinite().all())
 
 
 def identical(tensor: Tensor, before: Tensor) -> bool:

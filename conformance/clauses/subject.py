@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Final, Protocol
@@ -263,8 +263,9 @@ class Subject:
     """The candidate on one device and its oracle, as the checks of the clauses use them.
 
     ``sealed`` is the judge as it must stay; by default as it is now. Where ``only_violations``
-    matter, whether an example binds is not looked at. One that ``keeps`` answers, as its calls are
-    slow, makes no second call where any answer to the same inputs does.
+    matter, whether an example binds is not looked at. Where any answer to the same inputs does, no
+    second call is made: answers are remembered as long as their inputs, and those of a candidate
+    with ``slow_calls`` to the end.
     """
 
     only_violations = False
@@ -276,7 +277,7 @@ class Subject:
         device: str = "cpu",
         *,
         sealed: Seal | None = None,
-        keeps: bool = False,
+        slow_calls: bool = False,
     ) -> None:
         self.candidate = candidate.on(device)
         self.declaration = self.candidate.declaration
@@ -290,9 +291,10 @@ class Subject:
         self.first_answer: tuple[Inputs, Tensor] | None = None
         self.inputs: RememberedInputs = _Remembered(self._materialise)
         self._yardsticks: WeakKeyDictionary[Inputs, Yardstick] = WeakKeyDictionary()
-        # The problems that clauses asked, and answers to plain calls where these are kept.
+        self.slow_calls = slow_calls
+        # The problems that clauses asked where calls are slow, and the answers to plain calls.
         self.asked: list[Problem] = []
-        self.kept: dict[Inputs, Tensor] | None = {} if keeps else None
+        self.known: MutableMapping[Inputs, Tensor] = {} if slow_calls else WeakKeyDictionary()
         # The inputs of the first call that wrote into its arguments.
         self.edited: list[Inputs] = []
         self.sealed, self._replaced = sealed or seal(), tampered_at_load()
@@ -371,8 +373,8 @@ class Subject:
         """Call a forward with copies of the inputs; raises CandidateFailure for a bad answer."""
         with self.timed():
             answer = self.call_with(forward, arguments(inputs), inputs)
-        if self.kept is not None and not inputs.grad_mode:
-            self.kept[inputs] = answer.output
+        if not inputs.grad_mode:
+            self.known[inputs] = answer.output
         return answer
 
     def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
@@ -443,14 +445,13 @@ class Subject:
         return self.call(self.forward(inputs), inputs).output
 
     def any_answer(self, inputs: Inputs) -> Tensor:
-        """The candidate's output for some inputs, of an earlier call if that was kept."""
-        known = None if self.recording is not None or self.kept is None else self.kept.get(inputs)
+        """The candidate's output for some inputs, of an earlier call unless calls are recorded."""
+        known = self.known.get(inputs) if self.recording is None else None
         return self.answer(inputs) if known is None else known
 
     def known_problems(self) -> list[Problem]:
         """The problems that clauses asked and whose answers are kept, each once."""
-        kept = self.kept or {}
-        return [one for one in dict.fromkeys(self.asked) if kept and self.inputs(one) in kept]
+        return [one for one in dict.fromkeys(self.asked) if self.inputs(one) in self.known]
 
     def answer_or_refusal(self, inputs: Inputs) -> Tensor | None:
         """The candidate's output; None where it raises. A bad answer is a CandidateFailure."""

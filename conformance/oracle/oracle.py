@@ -151,8 +151,10 @@ class Oracle:
     def output(self, inputs: Inputs, semantics: golden.Semantics | None = None) -> Tensor:
         """The golden output alone, at any point of the semantics."""
         point = self.point(inputs) if semantics is None else semantics
-        evaluation = evaluate(inputs, point)
-        return evaluation.output
+        with torch.inference_mode():  # operations are a quarter quicker
+            run = run_of(inputs, point)
+            output: Tensor = run["answer" if inputs.is_layer else "output"]
+        return output.clone()  # as any other tensor
 
     def at(self, inputs: Inputs, point: golden.Semantics) -> Golden:
         """The answer and its bound at any point; not remembered."""
@@ -227,7 +229,8 @@ def evaluate(
     inputs: Inputs, semantics: golden.Semantics, *, recorded: bool = False
 ) -> golden.Attention | golden.MultiHeadAttention:
     """Run the golden on one example, with gradients recorded where ``recorded``."""
-    with torch.set_grad_enabled(recorded):
+    mode = torch.enable_grad() if recorded else torch.inference_mode()
+    with mode:
         return golden.evaluated(run_of(inputs, semantics, recorded=recorded), semantics)
 
 

@@ -1,7 +1,6 @@
 """Hand-picked edge problems: a fixed set that every clause tries before random ones.
 
-They run outside hypothesis, which does not shrink explicit examples; failures are reduced by
-:mod:`conformance.running.shrinking.reduction` like the others.
+Failures are reduced by :mod:`conformance.running.shrinking.reduction` like the others.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
-"""Drafts of problems, before they meet a candidate, and the strategies that draw them.
+"""Drafts of problems, before they meet a candidate, and how they are drawn.
 
-A draft is a few small integers and named recipes: hypothesis draws it once for all clauses.
+A draft is a few small integers and named recipes, drawn once for all clauses.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from types import ModuleType
+from random import Random
 from typing import Any
-
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
 from ..base.geometry import Geometry
 from ..declare.candidate import Candidate
@@ -133,7 +128,10 @@ WIDE = 64
 SHORT = 9
 WIDEST_INPUT = 24
 CHOICES = 2**16
-# Hypothesis repeats and mutates what it drew: this many times more is drawn, and the likes dropped.
+# Of drafts: whether a mask or a causal flag is given; whether projections have biases.
+HALF = 0.5
+MOSTLY = 0.8
+# So many times more is drawn, and the likes dropped.
 OVERSAMPLING = 3
 # At least so many drafts are drawn, and twice as many where these are not enough.
 FEW_DRAFTS = 10
@@ -142,58 +140,51 @@ FEW_DRAFTS = 10
 VARIETY = 12
 
 
-def drafts(*, longest: int = 40) -> st.SearchStrategy[Draft]:
-    """Drafts of problems: sizes, a seed and choices that shrink as integers."""
-    choice = st.integers(0, CHOICES)
-    return st.builds(
-        Draft,
-        geometry=geometries(longest=longest),
-        seed=st.integers(0, 2**31 - 1),
-        values=choice,
-        option=choice,
-        pattern=choice,
-        masked=st.booleans(),
-        causal=st.booleans(),
-        finite_bias=st.booleans(),
-        biases=st.integers(0, 4).map(bool),
-        extras=choice,
+def draw_draft(random: Random, *, longest: int = 40) -> Draft:
+    """A draft whose long axis is at most ``longest``."""
+    return Draft(
+        geometry=draw_geometry(random, longest=longest),
+        seed=random.randrange(2**31),
+        values=random.randrange(CHOICES),
+        option=random.randrange(CHOICES),
+        pattern=random.randrange(CHOICES),
+        masked=random.random() < HALF,
+        causal=random.random() < HALF,
+        finite_bias=random.random() < HALF,
+        biases=random.random() < MOSTLY,
+        extras=random.randrange(CHOICES),
     )
 
 
-@st.composite
-def geometries(draw: st.DrawFn, *, longest: int = 40) -> Geometry:
-    """Geometries whose long axis is at most ``longest`` and whose other lengths stay short."""
-    query_length, key_length = draw(_lengths(longest))
-    num_kv_heads = draw(st.integers(1, 3))
-    small = st.integers(1, 8)
+def draw_geometry(random: Random, *, longest: int = 40) -> Geometry:
+    """Sizes whose long axis is at most ``longest`` and whose other lengths stay short."""
+    query_length, key_length = _draw_lengths(random, longest)
+    num_kv_heads = random.randint(1, 3)
     sizes = [size for size in HEAD_SIZES if size <= max(WIDE, longest)]
-    widths = [draw(st.integers(1, WIDEST_INPUT)) for _ in range(4)]
+    head_size, value_head_size = (
+        random.randint(1, 8) if random.random() < HALF else random.choice(sizes) for _ in range(2)
+    )
     return Geometry(
-        batch=draw(st.sampled_from((1, 2, 3, 2, 5))),
-        num_heads=num_kv_heads * draw(st.sampled_from((1, 1, 2, 3, 4))),
+        batch=random.choice((1, 2, 3, 2, 5)),
+        num_heads=num_kv_heads * random.choice((1, 1, 2, 3, 4)),
         num_kv_heads=num_kv_heads,
         query_length=query_length,
         key_length=key_length,
-        head_size=draw(small | st.sampled_from(sizes)),
-        value_head_size=draw(small | st.sampled_from(sizes)),
-        query_size=widths[0],
-        key_size=widths[1],
-        value_size=widths[2],
-        output_size=widths[3],
+        head_size=head_size,
+        value_head_size=value_head_size,
+        query_size=random.randint(1, WIDEST_INPUT),
+        key_size=random.randint(1, WIDEST_INPUT),
+        value_size=random.randint(1, WIDEST_INPUT),
+        output_size=random.randint(1, WIDEST_INPUT),
     )
 
 
-def _lengths(longest: int) -> st.SearchStrategy[tuple[int, int]]:
-    edges = [length for length in TILE_EDGES if length <= longest] or [longest]
-    short, few, edge = st.integers(1, SHORT), st.integers(1, FEW_QUERIES), st.sampled_from(edges)
-    square = st.integers(1, SHORT).map(lambda length: (length, length))
-    return (
-        st.tuples(short, short)
-        | square
-        | st.tuples(few, edge)
-        | st.tuples(edge, few)
-        | st.tuples(short, short)
-    )
+def _draw_lengths(random: Random, longest: int) -> tuple[int, int]:
+    """Lengths of queries and keys: both short, equal, or one of them at an edge of a tile."""
+    edge = random.choice([length for length in TILE_EDGES if length <= longest] or [longest])
+    short, few = random.randint(1, SHORT), random.randint(1, FEW_QUERIES)
+    kinds = ((short, random.randint(1, SHORT)), (short, short), (few, edge), (edge, few))
+    return random.choice((*kinds, kinds[0]))
 
 
 def first_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ...]:
@@ -209,46 +200,10 @@ def first_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, .
 
 @lru_cache(maxsize=16)
 def draw_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ...]:
-    """``count`` drafts drawn by hypothesis, the same ones for the same seed."""
-    collected: list[Draft] = []
-
-    @seed(seed_value)
-    @settings(
-        max_examples=OVERSAMPLING * count,
-        phases=(Phase.generate,),
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(drafts(longest=longest))
-    def collect(draft: Draft) -> None:
-        collected.append(draft)
-
-    with _left_unloaded():
-        collect()
-    return tuple(_diverse(collected, count))
-
-
-@contextmanager
-def _left_unloaded() -> Iterator[None]:
-    """Keep hypothesis, which looks for the file of each module, from loading those that are lazy.
-
-    Some load when they are read, as those of speechbrain do, and raise where that fails.
-    """
-    lazy = [
-        vars(module)
-        for module in list(sys.modules.values())
-        if isinstance(module, ModuleType)
-        and hasattr(type(module), "__getattr__")
-        and "__file__" not in vars(module)
-    ]
-    for own in lazy:
-        own["__file__"] = None
-    try:
-        yield
-    finally:
-        for own in lazy:
-            own.pop("__file__", None)
+    """``count`` drafts, each unlike those before it, the same ones for the same seed."""
+    random = Random(seed_value)  # noqa: S311 (nothing secret)
+    drawn = [draw_draft(random, longest=longest) for _ in range(OVERSAMPLING * count)]
+    return tuple(_diverse(drawn, count))
 
 
 def _diverse(collected: list[Draft], count: int) -> list[Draft]:

@@ -181,7 +181,7 @@ class Causes:
             return [self._lost[subject]]
         if subject not in self.diagnosticians:
             self.diagnosticians[subject] = diagnostician(subject, self._mistakes)
-        slow = subject.kept is not None
+        slow = subject.slow_calls
         longest = min(longest, clause_run.search - self._spent, SLOW_SEARCH if slow else longest)
         began, calls = fair_clock(), 0
         most = max(FEWEST_CALLS, longest / self.call_seconds) if slow else math.inf

@@ -168,7 +168,7 @@ class ClauseProblems:
 
     def _answered(self, known: set[Problem]) -> Problem | None:
         """A further problem whose answer is there already, of a clause that takes any answer."""
-        if not self._clause.of_any_answer or self._subject.kept is None:
+        if not self._clause.of_any_answer or not self._subject.slow_calls:
             return None
         space, candidate = self._place[0], self._subject.candidate
         for problem in self._subject.known_problems():

@@ -47,7 +47,7 @@ class FewCalls:
 
     def observed(self) -> list[BatteryAnswer]:
         """The answers that clauses have got so far."""
-        kept = self._subject.kept or {}
+        kept = self._subject.known
         return [
             BatteryAnswer(
                 subject=self._diagnosed,

@@ -212,7 +212,7 @@ class CandidateRun:
         if place not in self._subjects:
             slow = is_slow(self.call_seconds)
             self._causes.call_seconds = self.call_seconds
-            subject = Subject(self.candidate, dtype, device, sealed=self.sealed, keeps=slow)
+            subject = Subject(self.candidate, dtype, device, sealed=self.sealed, slow_calls=slow)
             self._subjects[place] = subject
             for known in filter(self._is_like, PREPARED):
                 self._subjects[place].share(known.subject(dtype, device))
@@ -259,7 +259,7 @@ class CandidateRun:
                 return unfinished(covered())
             clause_run.on_example(problem.as_json(), tally)
             finding = examine(clause, subject, problem)
-            if subject.kept is not None:
+            if subject.slow_calls:
                 subject.asked.append(problem)
             if finding.violation is not None:
                 own = _without_platform(clause, subject, problem)
@@ -325,7 +325,7 @@ class CandidateRun:
 
     def _reduced_result(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
         """A failure made small and named: where calls are slow by what was asked, if that tells."""
-        slow = failure.subject.kept is not None
+        slow = failure.subject.slow_calls
         told = self._of_few_calls(failure, clause_run) if slow else None
         return told or self._searched_result(failure, clause_run)
 
@@ -386,7 +386,7 @@ class CandidateRun:
     def _tries(self, subject: Subject, kind: str) -> int:
         """How often the failing problem of one clause may be tried smaller."""
         tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
-        most = tries if subject.kept is None else TRIES_OF_SLOW_CALLS
+        most = TRIES_OF_SLOW_CALLS if subject.slow_calls else tries
         return min(tries, most, TRIES_OF_A_LOSS.get(kind, tries))
 
     def _of_few_calls(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult | None:

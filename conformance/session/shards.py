@@ -13,7 +13,7 @@ from ..base.record import Record, read_record
 from ..errors import UsageError
 
 # What draws the examples, or may answer otherwise, must be the same on every machine.
-_VERSIONS: Final = ("torch", "numpy", "hypothesis")
+_VERSIONS: Final = ("torch", "numpy")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -178,7 +178,7 @@ def test_exact_answers_fit_without_error(candidate: Candidate) -> None:
 def test_fit_needs_finite_answers_and_independent_inputs() -> None:
     """NaN cannot be explained by a scale, nor ties by a statistic."""
     subject, inputs, measure = measured(core())
-    answer = exactly(subject, inputs)
+    answer = exactly(subject, inputs).clone()
     answer[0, 0, 0, 0] = math.nan
     assert measure.fit(answer) is None
     subject, inputs, measure = measured(core(), values="tied-keys")

@@ -24,17 +24,12 @@ with uncollected():
     from ...diagnosis.mistakes import NamedMistake, named_mistakes
     from ...errors import DeclarationError
     from ...problems.inputs import Inputs
-    from ...problems.strategies import FEW_DRAFTS, first_drafts
     from ..runner import PREPARED, CandidateRun
     from .planning import plan_targets
     from .pool import PROMISED
     from .worker import ready
 
     QUICK = PROFILES["quick"]
-    DRAWN = [
-        first_drafts(longest=QUICK.longest, count=count, seed_value=0)
-        for count in (FEW_DRAFTS, QUICK.examples)
-    ]
     WARMED = (plan_targets, named_mistakes(), ready())
 
 # The mistakes that are diagnosed in advance: the first any core can make, the next one with a mask.
