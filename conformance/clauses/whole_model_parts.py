@@ -395,6 +395,41 @@ def heads_by_token(subject: Subject, problem: Problem) -> Finding:
     return Finding()
 
 
+@clause(
+    "model.leaves-no-trace",
+    sentence=(
+        "A call of a module changes none of its inputs, and the same call is answered the same "
+        "after another one."
+    ),
+    source="by definition: a residual that is added in place is added to the caller's tensor, too",
+    space=MODELS,
+    applies=(
+        requires(
+            lambda c: hasattr(model_of(c).engine, "changed_inputs"),
+            "a graph has no state, and inputs of its own",
+        ),
+    ),
+    explained=False,
+)
+def leaves_no_trace(subject: Subject, problem: Problem) -> Finding:
+    """What a call was given, afterwards; and its answer before and after one with other tokens."""
+    model, call = model_of(subject.candidate), drawn_call(subject, problem)
+    answers = run(model, call)
+    with giving_answers():
+        changed = getattr(model.engine, "changed_inputs")(call.feeds)  # noqa: B009 (torch's engine alone has it)
+    if changed:
+        return violated("value", f"a call changes its input {changed[0]}")
+    everywhere = np.ones((call.batch, max(call.lengths)), dtype=bool)
+    other = model.with_tokens(call, everywhere[:, : call.lengths[0]], problem.seed)
+    run(model, other)
+    allowed = allowed_differences(model, call, answers)
+    judged = existing_tokens(model, call, answers)
+    wording = "another call in between changes the answer"
+    return differing(
+        model, agreement(model, answers, run(model, call), allowed, judged, wording), binding=True
+    )
+
+
 def _core_inputs(core: Candidate, inside: Activations) -> Inputs:
     """The activations of an attention as inputs of a core."""
     query, key, value = (

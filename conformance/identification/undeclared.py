@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from torch import nn
 from .._golden import golden
 from ..adapters import multihead
 from ..adapters.construction import instance_of, materialised
+from ..adapters.idle import draw_zero_projections, idle_tables
 from ..adapters.module import (
     assuming,
     idle_streams,
@@ -48,6 +50,7 @@ from ..models.mask_facts import misplaced_rules
 from ..models.model_inputs import UnknownInputError, library_of
 from ..models.recognition import may_be_model
 from ..models.site import is_standard
+from ..models.torch_doubts import idle_tables_of, packed_otherwise, scales_of_length
 from ..models.torch_inputs import idle_inputs, items_stay_apart, queries_meet
 from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
 from ..models.whole_model import WholeModel
@@ -113,11 +116,20 @@ def _without_idle_streams(read: Candidate, built: nn.Module, request: ModuleRequ
         return read
     calling, finding, _ = understand(built, request)
     width = finding.recipe.widths(built, finding.sizes)[0]
-    idle = idle_streams(built, calling, width)
-    if not idle:
-        return read
-    said = f"{few(idle, 3)} changes no answer: whatever is given, its tokens attend to themselves"
-    return dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, said))))
+    said = []
+    if idle := idle_streams(built, calling, width):
+        said += [
+            f"{few(idle, 3)} changes no answer: whatever is given, its tokens attend to themselves"
+        ]
+    tokens = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0))
+    inputs = (tokens,) * {"self": 1, "memory": 2}.get(calling.inputs, 3)
+    if tables := idle_tables(built, lambda module: calling(module, inputs, {})):
+        said += [_of_tables(tables)]
+    return dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, *said))))
+
+
+def _of_tables(names: Sequence[str]) -> str:
+    return f"no answer changes with the tables of {few(list(names), 3)}, which is called"
 
 
 @dataclass(frozen=True)
@@ -145,6 +157,8 @@ def _unread(
     unmeant: list[str] = []
     if inside is not None and queries_meet(inside.engine.module, inside.engine.calling):
         unmeant.append("an answer changes with the queries of other rows, as if they were keys")
+    if inside is not None:
+        unmeant += inside.engine.exchanged_inputs()
     try:
         plain = _plain(entry, built, read.why, unknown, request)
     except UsageError:
@@ -196,9 +210,10 @@ def _instance(entry: Undeclared) -> tuple[nn.Module, str]:
     if isinstance(entry.value, nn.Module):
         return materialised(entry.value), ""
     try:
-        return instance_of(entry.value, None)
+        built, how = instance_of(entry.value, None)
     except ConstructionError as error:
         raise UsageError(how_to_make(error, entry.target)) from error
+    return built, " ".join(filter(None, (how, draw_zero_projections(built))))
 
 
 def _whole_model(built: nn.Module, target: str) -> tuple[TorchModel | None, str]:
@@ -239,17 +254,23 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
     unused = made.engine.unused_weights(made.model)
     unused += idle_inputs(made.engine.module, made.engine.calling, length)
     exchanged = made.engine.exchanged_weights()
+    tables = idle_tables_of(made.engine, made.model)
+    scaled = scales_of_length(made.engine, made.model)
     doubts = "; ".join(
         [
             *([f"no answer changes with {few(unused, 3)}"] if unused else []),
             *([f"{few(exchanged, 3)}: its name says another role"] if exchanged else []),
+            *([_of_tables(tables)] if tables else []),
+            *packed_otherwise(made.engine, made.model),
             *misplaced_rules(made.model.described),
             *([doubt] if doubt else []),
         ]
     )
     apart = items_stay_apart(made.engine.module, made.engine.calling, length)
     unread = "" if apart else "an item of a batch changes the answer to another, as it was called"
-    return [_held_to_standard(_as_it_works(candidate, doubts), unread) for candidate in located]
+    return [
+        _held_to_standard(_as_it_works(candidate, doubts), unread, scaled) for candidate in located
+    ]
 
 
 def _as_it_works(candidate: Candidate, doubts: str) -> Candidate:
@@ -267,12 +288,23 @@ def _as_it_works(candidate: Candidate, doubts: str) -> Candidate:
     return assuming(own, *taken)
 
 
-def _held_to_standard(candidate: Candidate, unread: str) -> Candidate:
+def _held_to_standard(candidate: Candidate, unread: str, scaled: Mapping[int, str]) -> Candidate:
     """A candidate that was read in a module, with the standard scale where its own is a mistake's.
 
-    A scale of one is left: some models are trained without any. ``unread`` is said of the reading.
+    A scale of one is left: some models are trained without any. ``unread`` is said of the reading,
+    and ``scaled`` of attentions whose scale follows the number of tokens, by their index.
     """
     reading, site = Reading(unread=unread), candidate.site
+    point = golden.STANDARD
+    if site is not None and site["index"] in scaled:
+        said = scaled[site["index"]]
+        semantics = candidate.declaration.semantics.replace(scale=point.scale)
+        return dataclasses.replace(
+            candidate,
+            declaration=dataclasses.replace(candidate.declaration, semantics=semantics),
+            reading=Reading(mistakes=(said,)),
+            warnings=(said, *candidate.warnings),
+        )
     size, heads = (None, None) if site is None else (site["head_size"], site["heads"])
     if site is None or size is None or site["scale"] is None:
         return dataclasses.replace(candidate, reading=reading)
@@ -281,7 +313,6 @@ def _held_to_standard(candidate: Candidate, unread: str) -> Candidate:
         for mistake in named_mistakes()
         if mistake.changes.keys() == {"scale"} and mistake.changes["scale"] != "none"
     }
-    point = golden.STANDARD
 
     def value(rule: str, count: int) -> float:
         return golden.scale_value(

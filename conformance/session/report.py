@@ -371,7 +371,7 @@ _LAWS: Final = frozenset(
     "state.repeatable state.no-memory state.answer-kept state.grad-mode state.inputs-unchanged "
     "state.answer-is-fresh state.call-order state.untampered state.unseen "
     "state.eval-deterministic gradients.inputs-unchanged gradients.interleaved "
-    "gradients.accumulate model.heads-by-token".split()
+    "gradients.accumulate model.heads-by-token model.leaves-no-trace".split()
 )
 _LAWS_OF_WHAT_WAS_READ: Final = frozenset(
     "equivariance.batch-independent mask.no-leak mask.causal model.batch-independence "
