@@ -368,7 +368,8 @@ def _follows_tokens(model: WholeModel) -> bool:
     "model.heads-by-token",
     sentence=(
         "Where a model splits heads, each row of a head is of one token, and where it merges them, "
-        "each row is of the heads of one token; rotary positions turn no values."
+        "each row is of the heads of one token; rotary positions turn no values, and inputs called "
+        "key and value make keys and values."
     ),
     source=(
         "Vaswani et al. 2017, 3.2.2: heads are concatenated for each position; Su et al. 2021, "

@@ -60,7 +60,7 @@ from ..targets.resolving import Undeclared
 from ..targets.target_strings import split_target
 from .deviations import Investigation, deviations
 from .implementation import Implementation, implementation_of
-from .job import read_case
+from .job import SECONDS_TO_NAME, OutOfTimeError, read_case
 from .record import UNDETERMINED, Findings
 from .statements import Beyond
 from .writing import declaration_text, declared_name
@@ -70,8 +70,6 @@ _TOLD: Final = (
     "kind inputs axes heads scale softmax scores softcap mask causal positions position "
     "alternatives sizes".split()
 )
-# Processor seconds in which a mistake with a name is looked for in what could not be read.
-_SECONDS_TO_NAME: Final = 6.0
 _MISTAKES: Final = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
 # What declarations call the object that they declare.
 _NAME: Final = "undeclared"
@@ -157,8 +155,6 @@ def _unread(
     unmeant: list[str] = []
     if inside is not None and queries_meet(inside.engine.module, inside.engine.calling):
         unmeant.append("an answer changes with the queries of other rows, as if they were keys")
-    if inside is not None:
-        unmeant += inside.engine.exchanged_inputs()
     try:
         plain = _plain(entry, built, read.why, unknown, request)
     except UsageError:
@@ -186,23 +182,19 @@ def _is_unmeant(mistake: NamedMistake) -> bool:
 
 def _explained(candidate: Candidate) -> list[Explanation]:
     """The mistakes that explain a candidate's answers, as far as some seconds show them."""
-    ends = time.process_time() + _SECONDS_TO_NAME
+    ends = time.process_time() + SECONDS_TO_NAME
 
     def in_time() -> None:
         if time.process_time() > ends:
-            raise _OutOfTimeError
+            raise OutOfTimeError
 
     try:
         with before_each_call(in_time), before_each_act(in_time):
             return diagnostician(Subject(candidate, "float32"), named_mistakes()).explanations
-    except _OutOfTimeError:
+    except OutOfTimeError:
         return []
     except Exception:  # noqa: BLE001 (what cannot be named is no certain mistake)
         return []
-
-
-class _OutOfTimeError(Exception):
-    """The time to find a name for a module's answers is up."""
 
 
 def _instance(entry: Undeclared) -> tuple[nn.Module, str]:
@@ -329,6 +321,9 @@ def _held_to_standard(candidate: Candidate, unread: str, scaled: Mapping[int, st
     own = semantics.scale if isinstance(semantics.scale, float) else site["scale"]
     if any(is_standard(number / own, 1) for number in numbers):
         semantics = semantics.replace(scale=point.scale)
+        if not is_standard(own, size):
+            said = f"its scores are multiplied by {own:.4g}: the standard is {size**-0.5:.4g}"
+            reading = dataclasses.replace(reading, mistakes=(said,))
     declaration = dataclasses.replace(candidate.declaration, semantics=semantics)
     return dataclasses.replace(candidate, declaration=declaration, reading=reading)
 
@@ -387,11 +382,13 @@ def _of_case(
         return _NoDeclaration("its answers depend on neither queries nor keys")
     if case.point.scale != "none":  # some models are trained without any
         case.held = frozenset({"scale"})
-    made = {mistake.name: mistake.sentence for mistake in case.judge.made}
-    if case.beyond and not made.keys() <= _MISTAKES:
-        meant = not (made.keys() & _MISTAKES or any(one.mistaken for one in deviations(case)))
+    made = case.judge.made
+    unmeant = [one for one in made if _is_unmeant(one)]
+    if case.beyond and len(unmeant) < len(made):
+        meant = not (unmeant or any(one.mistaken for one in deviations(case)))
         return _NoDeclaration(f"it computes {'; '.join(case.beyond)}", is_meant=meant)
-    return _declared(entry, implementation, case, tuple(made.values()))
+    said = dict.fromkeys(one.sentence for one in made)
+    return _declared(entry, implementation, case, tuple(said))
 
 
 def _is_meant(point: golden.Semantics) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -104,8 +104,8 @@ def packed_otherwise(engine: TorchEngine, model: WholeModel) -> list[str]:
 def _order(
     engine: TorchEngine,
     site: TorchSite,
+    sharing: Sequence[str],
     matrix: Tensor,
-    sharing: list[str],
     feeds: Mapping[str, Array],
 ) -> list[str]:
     """The part of an attention that each block of rows of a matrix makes; [] where several do."""

@@ -121,10 +121,16 @@ class TorchEngine:
         }
         with _refusing():
             recording, of_equal = self.recorded(feeds), self.recorded(equal)
-        mixed = ((site.index, mixed_part(recording, site)) for site in self.placed(recording))
+        placed = list(self.placed(recording))
+        mixed = ((site.index, mixed_part(recording, site)) for site in placed)
         turned = (site.index for site in self.placed(of_equal) if turns_values(of_equal, site))
+        exchanged = (site.index for site in placed if _exchanges_inputs(recording, site))
         return [
             *((index, words) for index, words in mixed if words),
+            *(
+                (index, "keys are made of the values, and values of the keys")
+                for index in exchanged
+            ),
             *((index, "values are turned by their positions, too") for index in turned),
         ]
 
@@ -171,22 +177,6 @@ class TorchEngine:
             for name, slope in zip(weights, slopes, strict=True)
             if slope is None or not bool(slope.any())
         ]
-
-    def exchanged_inputs(self) -> list[str]:
-        """What is said of attentions whose keys are made of the values, and the values of keys."""
-        said = []
-        for site in self.sites:
-            above = {
-                part: [name or "" for name in self.recording.values[site.edges[part].number].above]
-                for part in ("key", "value")
-            }
-            roles = {part: {role_of(name)[0] for name in names} for part, names in above.items()}
-            if roles == {"key": {"v"}, "value": {"k"}}:
-                said.append(
-                    f"the keys of attention {site.index} are made of {above['key'][0]}, and its "
-                    f"values of {above['value'][0]}"
-                )
-        return said
 
     def exchanged_weights(self) -> list[str]:
         """What is said of attentions whose weights have the names of each other's roles."""
@@ -290,6 +280,13 @@ class SourceEngine(TorchEngine):
         own = [name for name in answers if name not in taps]
         names = dict(zip(own, self._names, strict=False))
         return {names.get(name, name): value for name, value in answers.items()}
+
+
+def _exchanges_inputs(recording: ModuleRecording, site: TorchSite) -> bool:
+    """Whether inputs called key and value make each the other part of an attention."""
+    above = {part: recording.values[site.edges[part].number].above for part in ("key", "value")}
+    roles = {part: {role_of(name or "")[0] for name in names} for part, names in above.items()}
+    return roles == {"key": {"v"}, "value": {"k"}}
 
 
 def first_sizes(model: WholeModel) -> tuple[int, tuple[int, int]]:
