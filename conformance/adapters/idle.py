@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -11,37 +11,21 @@ from torch import Tensor, nn
 
 from .trial import duplicate
 
+# What is drawn is no larger than the matrices of a layer of this width would be.
+_NARROW: Final = 4
+
 
 def awake(module: nn.Module) -> nn.Module:
     """A copy in evaluation mode, its weights that are zero drawn: behind these all is idle.
 
     Raises DeclarationError where the module cannot be copied.
     """
-    copied = duplicate(module).eval()
-    _draw(copied.parameters())
+    copied, generator = duplicate(module).eval(), torch.Generator().manual_seed(0)
+    for weight in copied.parameters():
+        if weight.is_floating_point() and not bool(weight.any()):
+            drawn = torch.randn(weight.shape, generator=generator).to(weight)
+            weight.data = drawn / max(_NARROW, weight.shape[-1] if weight.dim() else 1) ** 0.5
     return copied
-
-
-def draw_zero_projections(module: nn.Module) -> str:
-    """Draw the matrices of a module's projections that begin as zero; returns what was done, or "".
-
-    Such as those that end a residual branch: with them no answer depends on any input.
-    """
-    projections = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    parts = [part for part in module.modules() if isinstance(part, projections)]
-    drawn = _draw(part.weight for part in parts)
-    return "with random numbers in projections that begin as zero" if drawn else ""
-
-
-def _draw(weights: Iterable[Tensor]) -> int:
-    """Draw those of some weights that are all zero, and count them."""
-    generator, count = torch.Generator().manual_seed(0), 0
-    for weight in weights:
-        if weight.is_floating_point() and not weight.is_meta and not bool(weight.any()):
-            width = max(1, weight.shape[-1] if weight.dim() > 1 else 4)
-            weight.data = torch.randn(weight.shape, generator=generator).to(weight) / width**0.5
-            count += 1
-    return count
 
 
 def idle_tables(module: nn.Module, answer: Callable[[nn.Module], Any]) -> list[str]:

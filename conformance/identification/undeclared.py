@@ -18,7 +18,7 @@ from torch import nn
 from .._golden import golden
 from ..adapters import multihead
 from ..adapters.construction import instance_of, materialised
-from ..adapters.idle import draw_zero_projections, idle_tables
+from ..adapters.idle import awake, idle_tables
 from ..adapters.module import (
     assuming,
     idle_streams,
@@ -202,10 +202,9 @@ def _instance(entry: Undeclared) -> tuple[nn.Module, str]:
     if isinstance(entry.value, nn.Module):
         return materialised(entry.value), ""
     try:
-        built, how = instance_of(entry.value, None)
+        return instance_of(entry.value, None)
     except ConstructionError as error:
         raise UsageError(how_to_make(error, entry.target)) from error
-    return built, " ".join(filter(None, (how, draw_zero_projections(built))))
 
 
 def _whole_model(built: nn.Module, target: str) -> tuple[TorchModel | None, str]:
@@ -235,6 +234,7 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
     """The candidates of a module that is more than one attention, open where there is a doubt."""
     name = _short_name(entry.target)
     target = entry.target
+    made, drawn = _awake(made, target)
     numbered = torch_model_candidates(made, name, entry.site)
     located = (
         candidate.located(target if number is None else f"{target}#{number}")
@@ -261,8 +261,23 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
     apart = items_stay_apart(made.engine.module, made.engine.calling, length)
     unread = "" if apart else "an item of a batch changes the answer to another, as it was called"
     return [
-        _held_to_standard(_as_it_works(candidate, doubts), unread, scaled) for candidate in located
+        _with_notes(_held_to_standard(_as_it_works(candidate, doubts), unread, scaled), drawn)
+        for candidate in located
     ]
+
+
+def _awake(made: TorchModel, target: str) -> tuple[TorchModel, str]:
+    """A model whose answers depend on its inputs, where zeros in its weights keep them from that.
+
+    Such a one is a copy with random numbers in these weights, which is said, too.
+    """
+    length = made.model.taken.get("length", (5,))[-1]
+    module, calling = made.engine.module, made.engine.calling
+    if not idle_inputs(module, calling, length):
+        return made, ""
+    copied = awake(module)
+    other = None if idle_inputs(copied, calling, length) else _inside(copied, target)
+    return (made, "") if other is None else (other, "with random numbers in weights that are zero")
 
 
 def _as_it_works(candidate: Candidate, doubts: str) -> Candidate:

@@ -341,12 +341,19 @@ class ExchangedInputs(PostNorm):
         return self.norm(q + self.o(heads.transpose(1, 2).flatten(2)))
 
 
-class BeginsAsZero(Residual):
-    """A residual branch whose last projection is zero before it is trained."""
+class BeginsAsZero(Projected):
+    """A norm before an attention whose last projection is zero before it is trained."""
 
     def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
         super().__init__(embed_dim, num_heads)
+        self.norm = nn.BatchNorm1d(embed_dim)
         nn.init.zeros_(self.o.weight)
+        nn.init.zeros_(self.o.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to normalised tokens, and bend the answer."""
+        x = self.norm(x.mT).mT
+        return torch.tanh(self.inside(x, x, x))
 
 
 class TwoStreams(Projected):
