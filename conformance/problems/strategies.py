@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from types import ModuleType
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -224,31 +223,27 @@ def draw_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ..
     def collect(draft: Draft) -> None:
         collected.append(draft)
 
-    with _left_unloaded():
+    with _heedless_of_modules():
         collect()
     return tuple(_diverse(collected, count))
 
 
 @contextmanager
-def _left_unloaded() -> Iterator[None]:
-    """Keep hypothesis, which looks for the file of each module, from loading those that are lazy.
+def _heedless_of_modules() -> Iterator[None]:
+    """Keep hypothesis from drawing the constants in the source of modules that are loaded.
 
-    Some load when they are read, as those of speechbrain do, and raise where that fails.
+    The same seed draws the same beside any module; none is read, parsed, or loaded where it is
+    lazy.
     """
-    lazy = [
-        vars(module)
-        for module in list(sys.modules.values())
-        if isinstance(module, ModuleType)
-        and hasattr(type(module), "__getattr__")
-        and "__file__" not in vars(module)
-    ]
-    for own in lazy:
-        own["__file__"] = None
+    # Where newer versions read modules: the function that does, and what was found by it.
+    own = vars(sys.modules.get("hypothesis.internal.conjecture.providers", st))
+    alone: dict[str, Any] = {"_get_local_constants": own.get("Constants"), "CONSTANTS_CACHE": {}}
+    before = {name: own[name] for name in alone if name in own}
+    own.update((name, alone[name]) for name in before)
     try:
         yield
     finally:
-        for own in lazy:
-            own.pop("__file__", None)
+        own.update(before)
 
 
 def _diverse(collected: list[Draft], count: int) -> list[Draft]:

@@ -86,6 +86,12 @@ class _Piece:
         return not any(isinstance(node, _NEVER_RUN) for node in _outside(self.statement))
 
     @property
+    def only_defines(self) -> bool:
+        """Whether an import of its file does nothing by it but define or import names."""
+        main = isinstance(self.statement, ast.If) and "__name__" in ast.unparse(self.statement.test)
+        return main or isinstance(self.statement, (*_IMPORTS, *_DEFINITIONS))
+
+    @property
     def is_open(self) -> bool:
         """Whether nobody knows what it binds, or it says where imports are found."""
         names = [alias.name for node in _outside(self.statement) for alias in _aliases(node)]
@@ -140,6 +146,8 @@ def import_for(path: Path, name: str | None) -> Part:
         return Part(made_before, vars(made_before)[_NOTES])
     if is_notebook(path):
         part = _of_notebook(path, first)
+    elif first is not None and (script := _of_script(path, first)) is not None:
+        part = script
     else:
         try:
             return Part(import_path(path))
@@ -214,6 +222,28 @@ def _not_run(pieces: list[_Piece], name: str, where: str, said: str) -> str:
     body = "\n".join(map(ast.unparse, made_by)).splitlines()
     lines = [f"def make_{name}():", *(f"    {line}" for line in (*body, f"return {name}"))]
     return f"{said}{lines_to_paste(f'a further cell of {where}', lines, f'{where}:make_{name}')}"
+
+
+def _of_script(path: Path, name: str) -> Part | None:
+    """What a name needs of a file that trains a model when it is imported; None for any other."""
+    try:
+        text = "" if path.is_dir() else path.read_text(encoding="utf-8")
+        if ".backward(" not in text:
+            return None
+        pieces = [_Piece(statement, str(path)) for statement in ast.parse(text).body]
+    except (OSError, ValueError, SyntaxError):
+        return None
+    wanted = _needed(pieces, {name})
+    left = [piece for piece in pieces if piece not in wanted and not piece.only_defines]
+    run = [one for piece in left for one in (piece, *_needed(pieces, _used(piece.statement)))]
+    trains = any("backward" in _attributes(piece.statement) for piece in run)
+    return (
+        _of_file(path, name, f"{shown_path(path)} trains when it is imported") if trains else None
+    )
+
+
+def _attributes(statement: ast.stmt) -> set[str]:
+    return {node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
 
 
 def _of_file(path: Path, name: str, why: str) -> Part | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -113,6 +114,21 @@ class Lazy(ModuleType):
     def __getattr__(self, name: str) -> object:
         """Whatever is not there yet."""
         raise ImportError(name)
+
+
+def test_the_same_is_drawn_beside_any_module(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The numbers in the source of a module that is loaded are not drawn."""
+    file = tmp_path / "numbers.py"
+    file.write_text(f"NUMBERS = {list(range(30000, 30020))}")
+    draw_drafts.cache_clear()
+    before = draw_drafts(longest=40, count=20, seed_value=7)
+    own = ModuleType("numbers_of_a_user")
+    own.__file__ = str(file)
+    monkeypatch.setitem(sys.modules, own.__name__, own)
+    draw_drafts.cache_clear()
+    assert draw_drafts(longest=40, count=20, seed_value=7) == before
 
 
 def test_a_module_that_cannot_be_loaded_stays_unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
