@@ -226,33 +226,34 @@ def _not_run(pieces: list[_Piece], name: str, where: str, said: str) -> str:
 
 def _of_script(path: Path, name: str) -> Part | None:
     """What a name needs of a file that trains a model when it is imported; None for any other."""
-    try:
-        text = "" if path.is_dir() else path.read_text(encoding="utf-8")
-        if ".backward(" not in text:
-            return None
-        pieces = [_Piece(statement, str(path)) for statement in ast.parse(text).body]
-    except (OSError, ValueError, SyntaxError):
+    pieces = [] if path.is_dir() else _pieces_of(path)
+    if not any("backward" in _attributes(piece.statement) for piece in pieces):
         return None
     wanted = _needed(pieces, {name})
     left = [piece for piece in pieces if piece not in wanted and not piece.only_defines]
     run = [one for piece in left for one in (piece, *_needed(pieces, _used(piece.statement)))]
-    trains = any("backward" in _attributes(piece.statement) for piece in run)
-    return (
-        _of_file(path, name, f"{shown_path(path)} trains when it is imported") if trains else None
-    )
+    if not any("backward" in _attributes(piece.statement) for piece in run):
+        return None
+    return _of_file(path, name, f"{shown_path(path)} trains when it is imported", "that")
 
 
 def _attributes(statement: ast.stmt) -> set[str]:
     return {node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
 
 
-def _of_file(path: Path, name: str, why: str) -> Part | None:
-    """What a name needs of a file that does not import; None where that fails, too."""
+def _pieces_of(path: Path) -> list[_Piece]:
+    """The statements of a file, none of one that cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
-        pieces = [_Piece(statement, str(path)) for statement in ast.parse(text).body]
-        wanted = _needed(pieces, {name})
-    except (OSError, ValueError, SyntaxError, UsageError):
+        statements = ast.parse(path.read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return []
+    return [_Piece(statement, str(path)) for statement in statements]
+
+
+def _of_file(path: Path, name: str, why: str, what: str = "what failed") -> Part | None:
+    """What a name needs of a file that does not import whole; None where that fails, too."""
+    wanted = _needed(_pieces_of(path), {name})
+    if not wanted:
         return None
     root, parts = package_of(path)
     put_on_path(Path.cwd())
@@ -265,15 +266,12 @@ def _of_file(path: Path, name: str, why: str) -> Part | None:
     if name in run.failed or name not in vars(run.module):
         return None
     others = [said for said in dict.fromkeys(run.failed.values()) if said not in why]
-    return Part(run.module, (f"{why}; {name} is judged without what failed", *others))
+    return Part(run.module, (f"{why}; {name} is judged without {what}", *others))
 
 
 def _judged_alone(path: Path, why: str) -> str:
     """Lines that check what a file defines without what of it fails, to stand below a sentence."""
-    try:
-        statements = ast.parse(path.read_text(encoding="utf-8")).body
-    except (OSError, ValueError, SyntaxError):
-        return ""
+    statements = [piece.statement for piece in _pieces_of(path)]
     names = [one.name for one in statements if isinstance(one, _DEFINITIONS)]
     public = [name for name in names if not name.startswith("_")][:_MOST_TRIED]
     alone = [name for name in public if _of_file(path, name, why) is not None]
