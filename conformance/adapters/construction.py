@@ -67,6 +67,8 @@ _VALUES: Final = (
     (frozenset({"layer"}), 0),
 )
 _WINDOW: Final = 4
+# What has two sides.
+_PICTURES: Final = frozenset("image img picture grid map resolution patch".split())
 _LARGE_HEAD: Final = 32
 # Of stored caches: more items than any problem has.
 _BATCH: Final = 8
@@ -296,9 +298,10 @@ class Sizes:
         value = self.value(name)
         if value is _UNKNOWN:
             return (self.width, self.heads, 1, self.head_size, 0.0, None, False)
-        if "window" in words_of(name):
-            return _WINDOW, (_WINDOW, _WINDOW), LONGEST
-        return (value,)
+        words, pair = set(words_of(name)), (_WINDOW, _WINDOW)
+        if "window" in words:
+            return _WINDOW, pair, LONGEST
+        return (value, pair) if words & _PICTURES else (value,)
 
     def is_of_a_head(self, name: str) -> bool:
         """Whether a name says the size of a head."""

@@ -219,14 +219,11 @@ def _callings(
 
 def _alike_first(meanings: Sequence[list[_Meaning]]) -> Iterator[tuple[_Meaning, ...]]:
     """All choices of a meaning for each; at first the same for all that may mean the same."""
-    kinds = [list(group) for group in dict.fromkeys(map(tuple, meanings))]
+    kinds = [list(kind) for kind in dict.fromkeys(map(tuple, meanings))]
     for chosen in itertools.product(*kinds):
         yield tuple(chosen[kinds.index(one)] for one in meanings)
-    for others in itertools.product(*meanings):
-        if len(
-            {(kinds.index(one), mean) for one, mean in zip(meanings, others, strict=True)}
-        ) > len(kinds):
-            yield others
+    if len(kinds) < len(meanings):
+        yield from itertools.product(*meanings)
 
 
 def _checked(

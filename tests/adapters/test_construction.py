@@ -60,6 +60,14 @@ class Within(Attention):
         self.vis = vis
 
 
+class OfPictures(Attention):
+    """Takes the two sides of a picture."""
+
+    def __init__(self, inp: int, image_size: tuple[int, int]) -> None:
+        height, width = image_size
+        super().__init__(inp, 3, height * width)
+
+
 class OfLayer(Attention):
     """Reads its sizes of an object, and is told which layer it is."""
 
@@ -130,6 +138,7 @@ class LargeHeads(Attention):
             Within,
             "Within(config=SimpleNamespace(attention={'num_heads': 3, 'p': 0.1}, strange=False,",
         ),
+        (OfPictures, "OfPictures(inp=24, image_size=(4, 4))"),
         (Annotated, "Annotated(config=Settings(n_embd=24, n_head=3, rope=None), block_idx=0)"),
         (Unspoken, "Unspoken(thing=24, heads=3)"),
     ],
