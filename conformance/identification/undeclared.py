@@ -34,6 +34,7 @@ from ..base.printable_text import few
 from ..base.record import Reading
 from ..calls import torch_state
 from ..calls.calling import before_each_call
+from ..calls.integrity import watching_calls
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..diagnosis.mistaken_answer import before_each_act
@@ -76,6 +77,7 @@ _NAME: Final = "undeclared"
 
 
 @torch_state.one_thread()
+@watching_calls()
 def read_undeclared(entry: Undeclared) -> list[Candidate]:
     """What an undeclared object is judged as; raises UsageError where it can be judged as nothing.
 
