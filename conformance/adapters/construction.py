@@ -26,7 +26,7 @@ from ..base.printable_text import raised_text
 from ..errors import ConstructionError, DeclarationError
 from .calling import ways_to_call
 from .packing import HEAD_NAMES, KV_HEAD_NAMES
-from .trial import Trial, duplicate
+from .trial import Trial, duplicate, with_plain_weights
 
 WIDTH: Final = 24
 HEADS: Final = 3
@@ -131,7 +131,11 @@ def _divisors_named(why: str) -> list[int]:
 
 
 def materialised(built: nn.Module) -> nn.Module:
-    """The module itself; of one with lazy parameters a copy that a first call has given sizes."""
+    """The module itself; of one with lazy parameters a copy that a first call has given sizes.
+
+    Weights that are computed from other parameters are parameters of a copy.
+    """
+    built = with_plain_weights(built)
     trial = _answering(built) if _is_lazy(built) else None
     if trial is None or _is_lazy(trial.module):
         return built

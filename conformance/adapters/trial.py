@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ..base.geometry import Geometry
 from ..errors import DeclarationError
@@ -34,18 +35,51 @@ _CONTAINERS: Final = (OrderedDict, dict, set)
 
 def duplicate(module: nn.Module) -> nn.Module:
     """A deep copy; raises DeclarationError where the module cannot be copied."""
+    held = [value for part in module.modules() for value in vars(part).values()]
+    # Each part has a dozen containers of hooks, and copying an empty one takes long.
+    own = {id(one): type(one)() for one in held if type(one) in _CONTAINERS and not one}
+    # torch copies nothing that a call has made, such as weights that were kept.
+    made = (value for value in held if isinstance(value, Tensor) and not value.is_leaf)
+    own |= {id(value): value.detach().clone() for value in made}
     try:
-        # Each part has a dozen containers of hooks, and copying an empty one takes long.
-        own = (value for part in module.modules() for value in vars(part).values())
-        held = (value for value in own if type(value) in _CONTAINERS)
-        empty = {id(value): type(value)() for value in held if not value}
-        return copy.deepcopy(module, empty)
+        return copy.deepcopy(module, own)
     except Exception as error:  # a module's own __deepcopy__ may raise anything
         msg = (
             f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error}), and an "
             "instance is never changed: pass its class and construct="
         )
         raise DeclarationError(msg) from error
+
+
+def with_plain_weights(module: nn.Module) -> nn.Module:
+    """The module itself; of one that computes weights from other parameters a copy that has them.
+
+    These are torch's parametrizations, and what computes a weight before each call (weight_norm and
+    spectral_norm as hooks, pruning): such a hook can be removed, and leaves the weight behind.
+    """
+    if not any(_computes_weights(part) for part in module.modules()):
+        return module
+    copied = duplicate(module).eval()
+    for part in list(copied.modules()):
+        if parametrize.is_parametrized(part):  # copies share a class, which torch would change
+            values = {name: getattr(part, name).detach() for name in part.parametrizations}
+            part.__class__ = parametrize.type_before_parametrizations(part)
+            del part.parametrizations
+            for name, value in values.items():
+                part.register_parameter(name, nn.Parameter(value.clone()))
+        for key, hook in _computing_hooks(part):
+            hook.remove(part)
+            del part._forward_pre_hooks[key]  # noqa: SLF001 (as below)
+    return copied
+
+
+def _computes_weights(part: nn.Module) -> bool:
+    return parametrize.is_parametrized(part) or bool(_computing_hooks(part))
+
+
+def _computing_hooks(part: nn.Module) -> list[tuple[int, Any]]:
+    hooks = part._forward_pre_hooks.items()  # noqa: SLF001 (torch's own functions look there, too)
+    return [(key, hook) for key, hook in hooks if callable(getattr(hook, "remove", None))]
 
 
 def put_in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -12,11 +12,14 @@ import torch
 
 from ..adapters.construction import instance_of, settings_read
 from ..base.parameter_names import POSITIONAL, option_of, role_of, signature_in_docstring
+from ..base.printable_text import few
 from ..errors import TO_CHECK, ConstructionError, DeclarationError, indented, lines_to_paste
 from .target_strings import is_path, seen_from
 
 _MOST: Final = 6
 _ROLES: Final = {"q": "query", "k": "key", "v": "value"}
+# What a layer promises of its inputs, by how many it needs.
+_OWN_INPUTS: Final = {1: ', inputs="self"', 2: ', inputs="memory"'}
 
 
 def undeclared_in(module: ModuleType, where: str) -> str:
@@ -188,25 +191,34 @@ def how_to_pass(error: DeclarationError, value: Any, target: str) -> str:
     if not where or not name.isidentifier():
         return str(error)
     if not error.lacking:
-        return f"{error}{_of_heads(value, where, name)}"
+        return f"{error}{_around(value, where, name)}"
     called = "" if isinstance(value, (type, torch.nn.Module)) else "()"
     lines = ["import conformance", "", *_loaded(where, name)]
     lines += [f"layer = conformance.module({name}{called}, {error.lacking})"]
     return f"{error}{lines_to_paste('a new file layer.py', lines, 'layer.py:layer')}"
 
 
-def _of_heads(value: Any, where: str, name: str) -> str:
-    """A file that declares a module without parameters, of heads that are projected already."""
+def _around(value: Any, where: str, name: str) -> str:
+    """A file that calls a module of which nothing can be loaded: with its own weights, or none."""
     built, made = value, name
     if not isinstance(value, torch.nn.Module):
         built, how = instance_of(value, None) if isinstance(value, type) else (value(), f"{name}()")
         made = how.removeprefix("constructed as ")
-    parameters = list(inspect.signature(built.forward).parameters.values())
-    inputs = _inputs(parameters)
-    if any(True for _ in built.parameters()) or not inputs:
-        return ""
-    call = ", ".join(_given(inputs, parameters))
     lines = [*settings_read(made), "import conformance", "", *_loaded(where, name)]
-    lines += [f"attention = {made}.eval()", "", "", "@conformance.core()"]
+    lines += [f"attention = {made}.eval()"]
+    parameters = list(inspect.signature(built.forward).parameters.values())
+    own = [f"{path} {list(one.shape)}" for path, one in built.named_parameters()]
+    if own:
+        inputs = _OWN_INPUTS.get(sum(one.default is one.empty for one in parameters), "")
+        lines += [f"# matrices [out, in], a head's rows together, of {few(own, _MOST)}"]
+        lines += ["q, k, v, o = …", "weights = conformance.ProjectionWeights(q=q, k=k, v=v, o=o)"]
+        lines += [f"layer = conformance.fixed_layer(attention, weights, num_heads=…{inputs})"]
+        place = "a new file layer.py, with the right q, k, v, o and num_heads"
+        return lines_to_paste(place, lines, "layer.py:layer")
+    inputs_of_heads = _inputs(parameters)
+    if not inputs_of_heads:
+        return ""
+    call = ", ".join(_given(inputs_of_heads, parameters))
+    lines += ["", "", "@conformance.core()"]
     lines += ["def core(query, key, value):", f"    return attention({call})"]
     return lines_to_paste("a new file core.py", lines, "core.py:core")

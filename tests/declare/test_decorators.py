@@ -169,6 +169,18 @@ def test_each_promise_needs_its_keyword(promises: dict[str, Any], keyword: str) 
         conformance.core(**promises)(bare)
 
 
+def test_a_promise_under_another_name() -> None:
+    """A parameter that speaks of the same option is the one to rename; without any, one is added."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        return bare(query, key, value) if mask is None else value
+
+    with pytest.raises(DeclarationError, match="promises: rename its 'mask' to 'keep'"):
+        conformance.core(masks=["keep"])(kernel)
+    with pytest.raises(DeclarationError, match="promises: give it a parameter scale=None"):
+        conformance.core(features=["scale"])(kernel)
+
+
 def test_two_inputs_where_three_are_called() -> None:
     """A function of two inputs cannot be a core."""
 
