@@ -51,7 +51,7 @@ from ..models.mask_facts import misplaced_rules
 from ..models.model_inputs import UnknownInputError, library_of
 from ..models.recognition import may_be_model
 from ..models.site import is_standard
-from ..models.torch_doubts import idle_tables_of, packed_otherwise, scales_of_length
+from ..models.torch_doubts import idle_tables_of, mistaken_scales, packed_otherwise
 from ..models.torch_inputs import idle_inputs, items_stay_apart, queries_meet
 from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
 from ..models.whole_model import WholeModel
@@ -249,7 +249,7 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
     unused += idle_inputs(made.engine.module, made.engine.calling, length)
     exchanged = made.engine.exchanged_weights()
     tables = idle_tables_of(made.engine, made.model)
-    scaled = scales_of_length(made.engine, made.model)
+    scaled = mistaken_scales(made.engine, made.model)
     doubts = "; ".join(
         [
             *([f"no answer changes with {few(unused, 3)}"] if unused else []),
@@ -301,7 +301,7 @@ def _held_to_standard(candidate: Candidate, unread: str, scaled: Mapping[int, st
     """A candidate that was read in a module, with the standard scale where its own is a mistake's.
 
     A scale of one is left: some models are trained without any. ``unread`` is said of the reading,
-    and ``scaled`` of attentions whose scale follows the number of tokens, by their index.
+    and ``scaled`` of attentions that scale by another size, by their index.
     """
     reading, site = Reading(unread=unread), candidate.site
     point = golden.STANDARD

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import torch
@@ -32,10 +32,11 @@ def idle_tables_of(engine: TorchEngine, model: WholeModel) -> list[str]:
     return idle_tables(engine.module, lambda module: module(**arguments))
 
 
-def scales_of_length(engine: TorchEngine, model: WholeModel) -> dict[int, str]:
-    """What is said of the attentions that scale by a number of tokens, by their index.
+def mistaken_scales(engine: TorchEngine, model: WholeModel) -> dict[int, str]:
+    """What is said of the attentions that scale by another size than a head's, by their index.
 
-    Read off calls of two lengths, where two are taken; a logarithm of the length is a choice.
+    That is the width of all heads, or a number of tokens: as calls of two lengths say, where two
+    are taken. A logarithm of the length is a choice.
     """
     odd = [
         site
@@ -44,26 +45,37 @@ def scales_of_length(engine: TorchEngine, model: WholeModel) -> dict[int, str]:
         and site.scale != 1
         and not is_standard(site.scale, site.head_size)
     ]
+    wide = [site for site in odd if _is_of_width(engine, site)]
+    said = {site.index: "the root of the width of all heads" for site in wide}
+    for site in odd:
+        if rules := _rules(engine.recording, site) & _rules_later(engine, model, site):
+            said[site.index] = " or ".join(sorted(rules))
+    return {
+        index: f"attention #{index} divides its scores by {what}, not by the root of the head size"
+        for index, what in said.items()
+    }
+
+
+def _is_of_width(engine: TorchEngine, site: TorchSite) -> bool:
+    """Whether a scale is that of a head as wide as the rows of the matrix that makes queries."""
+    matrices = engine.projections(site.edges["query"].number)
+    rows = {len(one) // parts for one in matrices[:1] for parts in (1, 2, 3) if len(matrices) == 1}
+    return any(is_standard(site.scale or 1.0, count) for count in rows - {0, site.head_size})
+
+
+def _rules_later(engine: TorchEngine, model: WholeModel, site: TorchSite) -> set[str]:
+    """The functions that the scale of an attention is in a longer call; none where none is."""
     batch, (length, second) = first_sizes(model)
     longer = (length + _LONGER, second + _LONGER)
-    if not odd or not model.takes(batch, longer):
-        return {}
+    if not model.takes(batch, longer):
+        return set()
     try:
         recording = engine.recorded(model.call(batch, longer, None, 1).feeds)
     except Exception:  # noqa: BLE001 (the user's module may raise anything at a length)
-        return {}
-    later = {site.index: site for site in engine.placed(recording)}
-    said = {}
-    for site in odd:
-        rules = set(_rules(engine.recording, site))
-        again = _with_scale(recording, later[site.index]) if site.index in later else None
-        rules &= set() if again is None else set(_rules(recording, again))
-        if rules:
-            said[site.index] = (
-                f"attention #{site.index} divides its scores by {' or '.join(sorted(rules))}, not "
-                "by the root of the head size"
-            )
-    return said
+        return set()
+    later = next((one for one in engine.placed(recording) if one.index == site.index), None)
+    again = None if later is None else _with_scale(recording, later)
+    return set() if again is None else _rules(recording, again)
 
 
 def _with_scale(recording: ModuleRecording, site: TorchSite) -> TorchSite | None:
@@ -73,14 +85,16 @@ def _with_scale(recording: ModuleRecording, site: TorchSite) -> TorchSite | None
         return None
 
 
-def _rules(recording: ModuleRecording, site: TorchSite) -> Iterator[str]:
+def _rules(recording: ModuleRecording, site: TorchSite) -> set[str]:
     """The functions of a number of tokens that the scale of an attention is in one call."""
+    found = set()
     for part, noun in _COUNTED.items():
         edge = site.edges[part]
         count = recording.values[edge.number].tensor.shape[edge.letters.index("L")]
         for words, scale in (("the root of ", count**-0.5), ("", 1 / count)):
             if count > 1 and math.isclose(site.scale or 0.0, scale, rel_tol=_SAME):
-                yield f"{words}the number of {noun}"
+                found.add(f"{words}the number of {noun}")
+    return found
 
 
 def packed_otherwise(engine: TorchEngine, model: WholeModel) -> list[str]:
