@@ -41,6 +41,7 @@ def verdict(value: Any) -> tuple[str, str]:
     "kind",
     [
         bare_modules.Residual,
+        bare_modules.ClosedGate,
         bare_modules.PostNorm,
         bare_modules.SequenceFirst,
         bare_modules.HeadsBeforeItems,
@@ -125,6 +126,11 @@ def test_weights_without_effect_leave_the_verdict_open() -> None:
     assert made is not None
     assert made.engine.unused_weights(made.model) == ["v.weight"]
     assert verdict(bare_modules.UnusedValues)[0] != "conforms-up-to-gauge"
+
+
+def test_a_gate_that_somebody_closed_leaves_the_verdict_open() -> None:
+    """Zeros of an instance are its own: nothing shows what lies behind them."""
+    assert verdict(bare_modules.ClosedGate())[0] == "inconclusive"
 
 
 def test_what_later_logits_become_is_read() -> None:
