@@ -362,6 +362,8 @@ class _Settings:
         return self._read(name, AttributeError)
 
     def __getitem__(self, name: str) -> Any:
+        if not isinstance(name, str):  # as of a tuple
+            raise TypeError(name)
         self.__dict__["_own"].by_key = True
         return self._read(name, KeyError)
 
@@ -376,9 +378,7 @@ class _Settings:
         own: _Kept = self.__dict__["_own"]
         if name in own.read:
             return own.read[name]
-        value = own.guesses.get(name, _UNKNOWN)
-        if value is _UNKNOWN and isinstance(name, str):
-            value = own.sizes.value(name)
+        value = own.guesses[name] if name in own.guesses else own.sizes.value(name)
         if value is _UNKNOWN:
             own.missing.append((own.guesses, name))
             raise error(name)
