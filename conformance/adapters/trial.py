@@ -60,6 +60,7 @@ def with_plain_weights(module: nn.Module) -> nn.Module:
     if not any(_computes_weights(part) for part in module.modules()):
         return module
     copied = duplicate(module).eval()
+    part: Any
     for part in list(copied.modules()):
         if parametrize.is_parametrized(part):  # copies share a class, which torch would change
             values = {name: getattr(part, name).detach() for name in part.parametrizations}

@@ -338,7 +338,9 @@ def check_signature(function: Callable[..., Any], declaration: Declaration, name
             own = inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=None)
             others = list(signature.parameters.values())[len(inputs) :]
             same = [one.name for one in others if option_of(one) == option_of(own) != ""]
-            lead = f"rename its {same[0]!r}" if same else f"give it a parameter {keyword}=None"
+            lead = (
+                f"rename its {same[0]!r} to it" if same else f"give it a parameter {keyword}=None"
+            )
             msg = f"{name}{signature} does not take {promised}: {lead}, or promise less"
             raise DeclarationError(msg) from None
     _check_required(signature, inputs, declaration, name)

@@ -30,7 +30,7 @@ def undeclared_in(module: ModuleType, where: str) -> str:
     entries = [
         *(_of_class(name, where) for name in _own(module, _is_layer)),
         *(
-            declaration_lines(getattr(module, name), f"{where}:{name}")
+            _of_function(name, getattr(module, name), f"{where}:{name}")
             for name in _own(module, _is_attention)
         ),
     ]
@@ -132,6 +132,13 @@ def _shown(parameters: list[inspect.Parameter]) -> str:
     return f"({', '.join(entry.name for entry in parameters)})"
 
 
+def _of_function(name: str, function: Callable[..., Any], target: str) -> str:
+    parameters = list(inspect.signature(function).parameters.values())
+    if _projects(parameters):
+        return declaration_lines(function, target)
+    return f"{TO_CHECK}{name}{_shown(parameters)}: conformance check {target}"
+
+
 def _of_class(name: str, where: str) -> str:
     return f"{TO_CHECK}{name}, a torch.nn.Module: conformance check {where}:{name}"
 
@@ -173,6 +180,29 @@ def how_to_make(error: ConstructionError, target: str) -> str:
     fitting = f"the right {' and '.join(error.guessed)}" if error.guessed else "the right values"
     place = f"a new file made.py, with {fitting}"
     return f"{error.why}{lines_to_paste(place, lines, 'made.py:made')}"
+
+
+def how_to_call(kind: type, target: str) -> str:
+    """Why a class of no modules is not judged, and a file that calls an instance."""
+    where, _, name = target.rpartition(":")
+    method = next((one for one in ("forward", "__call__") if callable(vars(kind).get(one))), "")
+    inputs = _inputs(
+        list(inspect.signature(vars(kind)[method]).parameters.values())[1:] if method else []
+    )
+    if not name.isidentifier() or not inputs:
+        return (
+            f"{target} is a class, but no torch.nn.Module: write a function of query, key and "
+            "value that calls an instance, in a file of yours, and name it as FILE.py:function"
+        )
+    needed = inspect.signature(kind).parameters.values()
+    given = ", ".join(f"{one.name}=…" for one in needed if one.default is one.empty)
+    lines = ["import conformance", "", *_loaded(where, name), f"attention = {name}({given})"]
+    call = ", ".join(f"{one}={role}" for one, role in inputs.items())
+    lines += ["", "", "def attend(query, key, value):"]
+    lines += [f"    return attention{'.forward' * (method == 'forward')}({call})"]
+    place = "a new file attend.py, with the right arguments"
+    said = f"{target} is a class, but no torch.nn.Module"
+    return f"{said}{lines_to_paste(place, lines, 'attend.py:attend')}"
 
 
 def _loaded(where: str, name: str) -> list[str]:

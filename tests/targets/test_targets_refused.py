@@ -387,6 +387,28 @@ def test_a_module_of_heads_that_cannot_be_read(
     assert candidate.function(query, key, value).shape == (1, 2, 3, 6)
 
 
+NO_MODULE = """
+class Heads:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def forward(self, q, k, v):
+        return (q @ k.mT * q.shape[-1] ** self.scale).softmax(-1) @ v
+"""
+
+
+def test_a_class_of_no_modules(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A function that calls an instance is judged, once its arguments are right."""
+    write(folder, {"plain.py": NO_MODULE})
+    assert run(["check", "plain.py:Heads", *FEW]) == 2
+    said, place, *lines, command = capsys.readouterr().err.splitlines()
+    assert said == "conformance: plain.py:Heads is a class, but no torch.nn.Module"
+    assert place == "  paste into a new file attend.py, with the right arguments:"
+    pasted = "\n".join(line.removeprefix("      ") for line in lines)
+    write(folder, {"attend.py": pasted.replace("scale=…", "scale=-0.5")})
+    assert run([*command.removeprefix("  and run: conformance ").split(), *FEW]) == 0
+
+
 ONE_CUBE = """
 import torch
 from torch import nn
@@ -400,7 +422,8 @@ class Odd(nn.Module):
     def forward(self, x):
         q, k, v, out = self.m.flatten(1, 2)
         q, k, v = ((x @ w.T).unflatten(-1, (4, 4)).transpose(1, 2) for w in (q, k, v))
-        weights = (q @ k.mT / 2).exp()
+        scores = q @ k.mT / 2
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
         weights = weights / weights.sum(-1, keepdim=True)
         return (weights @ v).transpose(1, 2).flatten(2) @ out.T
 """
