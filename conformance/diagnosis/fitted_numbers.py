@@ -551,7 +551,10 @@ def _closed(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
     *forms, exact = numbers(read, sizes, same)
     rounded = (float(f"{read:.{digits}g}") for digits in range(1, 7))
     digits = [Number(f"{each:g}", partial(_constant, each)) for each in rounded]
-    yield from {one.words: one for one in reversed([*forms, *digits, exact])}.values()
+    said: dict[str, Number] = {}
+    for one in (*forms, *digits, exact):
+        said.setdefault(one.words, one)
+    yield from said.values()
 
 
 # Lengths whose logarithm logits are multiplied by (Su, 2021), and bases: lengths of training, and

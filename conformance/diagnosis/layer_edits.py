@@ -57,9 +57,9 @@ def normed_tokens() -> Iterator[NamedMistake]:
         "the attention without it, as with module.norm = torch.nn.Identity()"
     )
     for roles, (words, norm) in product((*_OF_TOKENS, *((role,) for role in ROLES)), NORMS):
-        named = "" if len(roles) == len(ROLES) else f" of the {_listed(roles)}"
+        named = "input" if len(roles) == len(ROLES) else _listed(roles)
         edits = tuple(Edit(f"{role}_tokens", change=_in_double(norm)) for role in roles)
-        said = f"each token{named} is {words} before it is projected"
+        said = f"each token of the {named} is {words} before it is projected"
         yield _mistake(said, fix, edits, misplaces=False)
 
 

@@ -107,7 +107,7 @@ def turned_edits() -> Iterator[NamedMistake]:
             by = partial(_by_channel, neighbours=neighbours, pairs=of)
             fix = "give both channels of a pair one angle: {}, not {}, for such pairs"
             said = f"with the frequency of index {layout} in channel c{words}"
-            yield _turned(said, _BOTH[0], by, fix.format(*_LAID[:: -1 if neighbours else 1]))
+            yield _turned(said, _BOTH[0], by, fix.format(*_LAID[:: 1 if neighbours else -1]))
     yield _turned("as one wide head, before they are cut into heads", _BOTH[0], _as_one_head)
     for fraction, words in ((0.5, "half of the"), (1.0, "all"), (0.25, "a quarter of the")):
         yield _mistake(f"in {words} channels", edits=_of_fraction(fraction))

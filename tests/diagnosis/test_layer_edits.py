@@ -117,10 +117,10 @@ STATED: Final[dict[str, dict[str, Any]]] = {
         "weights_of": replaced(q_bias="k_bias")
     },
     "the value projection has the output matrix": {"weights_of": replaced(v="o")},
-    "each token is normalised to mean 0 and variance 1 before it is projected": {
+    "each token of the input is normalised to mean 0 and variance 1 before it is projected": {
         "tokens_of": lambda x: layer_norm(x, x.shape[-1:])
     },
-    "each token is divided by its length before it is projected": {
+    "each token of the input is divided by its length before it is projected": {
         "tokens_of": lambda x: normalize(x, dim=-1)
     },
     "the keys are the projected values and the values are the projected keys": {
