@@ -26,7 +26,7 @@ from ..operators.operator import Operator
 from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
 from ..tolerance import model
-from .agreement import BatteryAnswer
+from .agreement import BatteryAnswer, within
 from .dissection.reading import HeadNumbers, Number, Reading, head_numbers, numbers
 from .mistaken_answer import Combination
 from .mistakes import NamedMistake, NotExpressible, everywhere
@@ -45,6 +45,8 @@ _PRIMARY: Final = "numerics.golden"
 # Logits of answers that are read, and how many of each token and channel tell enough.
 _MOST_LOGITS: Final = 1 << 14
 _ENOUGH: Final = 3
+# Answers to extreme values that each number is sought in, where no other answer tells it.
+_ODD: Final = 3
 _STEPS: Final = 14
 _STEP: Final = 1e-5
 # After so many steps the error of a family that fits is below a part of that on the grid.
@@ -290,6 +292,12 @@ def _near_kept(run: golden.Run) -> Tensor:
     return float(kept[torch.isfinite(kept)].amax()) + torch.linspace(-25.0, 10.0, 141).double()
 
 
+def _up_to_kept(run: golden.Run) -> Tensor:
+    """Numbers that bring the largest logit of a hidden key near the largest of the others."""
+    hidden = run["modified"][run["logits"].isneginf()]
+    return _near_kept(run) - (float(hidden.amax()) if hidden.numel() else 0.0)
+
+
 def _filled(
     masked: Tensor,
     number: Any,
@@ -324,7 +332,8 @@ def fills() -> Iterator[Family]:
         change = partial(_filled, added=added, by_all=by_all, empty_too=empty_too)
         more = (EMPTY_WITHOUT_LOGITS,) if empty_too else ()
         said = f"{keys} {have}{rows}"
-        yield Family(said, "masked", change, hides_keys, _near_kept, fix=fix, more=more)
+        near = _up_to_kept if added else _near_kept
+        yield Family(said, "masked", change, hides_keys, near, fix=fix, more=more)
     for words, clamp in _CLAMPS[1:]:
         said = f"the additive mask is {words}, minus infinity too"
         whole = partial(_whole, change=clamp)
@@ -451,14 +460,18 @@ class NumberFit:
 
     @classmethod
     def of(cls, answer: BatteryAnswer, known: Combination = ()) -> NumberFit | None:
-        """The fit to an answer besides known mistakes, without rows that have no keys."""
+        """The fit to an answer besides known mistakes, without rows that have no keys.
+
+        None where no other row is wrong: its numbers tell nothing.
+        """
         run = run_besides(answer, known)
         if run is None:
             return None
         stage, inputs = "answer" if answer.inputs.is_layer else "output", answer.inputs
         told = torch.isfinite(answer.output) & torch.isfinite(run[stage])
         told = told & ~inputs.answer_rows(run["empty"], run["point"])
-        return cls(run, stage, answer.output, told)
+        wrong = ~within(answer.output, run[stage], answer.exact.bound) & told
+        return cls(run, stage, answer.output, told) if bool(wrong.any()) else None
 
     def _summed(self, squares: Tensor) -> Tensor:
         """Sums ``[.., H]`` over all but the heads; ``[.., 1]`` of layers, which merge them."""
@@ -611,25 +624,32 @@ def fitted_mistakes(
 ) -> Iterator[NamedMistake]:
     """Changes by numbers that make the plainest gross error on which they can show."""
     gross = [one for one in observed if one.fits and (known or one.margin > GROSS)]
-    usual = [one for one in gross if one.inputs.generic]
-    few = [one for one in usual if one.inputs.geometry.logits <= _MOST_LOGITS]
-    yield from numbers_making(sorted(few, key=_plainness), some, known)
+    few = [one for one in gross if one.inputs.geometry.logits <= _MOST_LOGITS]
+    plainest = sorted(few, key=lambda one: (not one.inputs.generic, *_plainness(one)))
+    yield from numbers_making(plainest, some, known)
 
 
 def numbers_making(
     plainest: Sequence[BatteryAnswer], some: Iterable[Family], known: Combination = ()
 ) -> Iterator[NamedMistake]:
-    """Changes by numbers that make the first of some answers on which they can show."""
+    """Changes by numbers that make the first of some answers on which they can show.
+
+    Of answers to values that are not generic, a few: some lie where a number shows in none.
+    """
     fits: dict[BatteryAnswer, NumberFit | None] = {}
     for family in some:
-        answer = next((one for one in plainest if family.where(one.inputs)), None)
-        if answer is None:
-            continue
-        if answer not in fits:
-            fits[answer] = NumberFit.of(answer, known)
-        fit = fits[answer]
-        if fit is not None and (read := fit.numbers(family)):
-            yield from _in_words(family, read, answer.inputs.geometry)
+        left = _ODD
+        for answer in filter(lambda one: family.where(one.inputs), plainest):
+            if answer not in fits:
+                fits[answer] = NumberFit.of(answer, known)
+            fit = fits[answer]
+            if fit is None:
+                continue
+            read = fit.numbers(family)
+            yield from _in_words(family, read, answer.inputs.geometry) if read else ()
+            left = 0 if read or answer.inputs.generic else left - 1
+            if not left:
+                break
 
 
 def is_wrong_by_head(reading: Reading) -> bool:

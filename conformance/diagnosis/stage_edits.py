@@ -436,13 +436,14 @@ def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
         # What a mask hides is no part of the numbers that it adds.
         tables = last in OF_TABLES and operator.words not in moving
         stages = (last,) if tables else searched.stages
+        of_numbers = "bias" in golden.reads_besides(operator.change)
         yield NamedMistake(
             name=f"{noun.removeprefix('the ')}: {operator.words}",
             primary=_PRIMARY,
             sentence=f"{noun} {_verb(noun)} {operator.words}",
             fix="; ".join(filter(None, (fix, operator.fix))),
             edits=tuple(_edit(stage, operator.change) for stage in stages),
-            where=searched.where,
+            where=has_bias if of_numbers else searched.where,
             misplaces=operator.misplaces,
             needs=searched.needs,
         )

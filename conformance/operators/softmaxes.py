@@ -246,7 +246,8 @@ _SMALL: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
         for count in (1, 2, 3, 4, 5, 8, 10, 16, 32, 64)
     ),
 )
-# What weights and the numbers of an additive mask make behind the softmax.
+# What weights and the numbers of an additive mask, none where it is of minus infinities alone, make
+# behind the softmax.
 _JOINED: Final[tuple[tuple[str, Callable[[Tensor, Tensor], Tensor]], ...]] = (
     ("added", torch.add),
     ("added, and divided by their sum,", lambda w, b: _over_sum(w + b)),
@@ -295,10 +296,7 @@ def _joined(
     join: Callable[[Tensor, Tensor], Tensor],
     empty_too: bool,
 ) -> Tensor:
-    if bias is None:
-        msg = "there is no additive mask"
-        raise ValueError(msg)
-    given = torch.where(logits.isneginf(), 0.0, bias)
+    given = logits.new_zeros(()) if bias is None else torch.where(logits.isneginf(), 0.0, bias)
     plain = torch.where(empty[..., None], weights, golden.softmax(logits - given, sinks=sinks))
     made = join(plain, given)
     return made if empty_too else torch.where(empty[..., None], weights, made)
@@ -319,13 +317,12 @@ def _with_unhidden(
     kept: Tensor | None,
     structure: Tensor,
 ) -> Tensor:
-    if bias is None:
-        msg = "there is no additive mask"
-        raise ValueError(msg)
+    bias = modified.new_zeros(()) if bias is None else bias
     logits = modified if distance_bias is None else modified + distance_bias
     logits = logits.masked_fill(~structure, -torch.inf)
     weights = logits.softmax(-1).nan_to_num(0.0)
-    return weights + (bias if kept is None else bias.masked_fill(~kept, -torch.inf))
+    hidden = torch.zeros_like(bias, dtype=torch.bool) if kept is None else ~kept
+    return weights + torch.where(hidden, -torch.inf, bias)
 
 
 def _over_other_sums() -> Iterator[Operator]:
