@@ -203,15 +203,18 @@ class Trial:
     def keeps_items_apart(self, widths: tuple[int, int, int]) -> bool:
         """Whether the answer to an item stays as it is when another one's tokens change.
 
-        With batch and tokens in the other order it does not.
+        With batch and tokens in the other order it does not. A length that one item alone cannot
+        have tells nothing: windows of tokens are then filled up from other items.
         """
         if self._apart is None and self.batched:
             answer = self.answer(widths)
             if answer is None:
                 return False
-            lengths = answer.inputs[0].shape[1], answer.inputs[1].shape[1]
-            other = self._call(widths, lengths, answer.inputs[0].dtype, turned=slice(None))
+            query, key, _ = answer.inputs
+            lengths, dtype = (query.shape[1], key.shape[1]), query.dtype
+            other = self._call(widths, lengths, dtype, turned=slice(None))
             self._apart = other is not None and _is_same(answer.output[1:], other.output[1:])
+            self._apart = self._apart or self._call(widths, lengths, dtype, batch=1) is None
         return self._apart is not False
 
     def heeds_every_input(self, widths: tuple[int, int, int]) -> bool:
@@ -391,12 +394,13 @@ class Trial:
         *,
         turned: int | slice | None = None,
         negated: int | None = None,
+        batch: int = _BATCH,
     ) -> TrialAnswer | None:
         """The answer to drawn tokens; the first item's have the other sign at ``turned`` places.
 
         All items' have it at one place, and all tokens of the input ``negated``.
         """
-        batch = _BATCH if self.batched else 1
+        batch = batch if self.batched else 1
         inputs = draw(widths, lengths, self.calling.inputs, batch, dtype)
         if turned is not None:
             for tokens in {id(tokens): tokens for tokens in inputs}.values():
