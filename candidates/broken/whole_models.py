@@ -103,6 +103,28 @@ def heads_mix_tokens() -> conformance.Candidate:
     return conformance.model(HeadsMixTokens(), name="HeadsMixTokens")[0]
 
 
+class AddsInPlace(HeadsMixTokens):
+    """The residual is added in place, and so to the tensor that the caller gave."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A block of tokens ``[B, L, E]``."""
+        heads = [part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.parts]
+        attended = torch.nn.functional.scaled_dot_product_attention(*heads)
+        x += self.out(attended.transpose(1, 2).flatten(2))
+        answer: torch.Tensor = self.norm(x)
+        return answer
+
+    @property
+    def parts(self) -> tuple[torch.nn.Module, ...]:
+        """The projections of query, key and value."""
+        return self.query, self.key, self.value
+
+
+def adds_in_place() -> conformance.Candidate:
+    """A model of torch: a graph's inputs are its own."""
+    return conformance.model(AddsInPlace(), name="AddsInPlace")[0]
+
+
 # Sources that an export does not match, by the parameters that differ, and what is said of them.
 SOURCES_APART: Final = {
     "AnotherLayer": (
@@ -144,4 +166,5 @@ _declare(
 for name, (part, sentence) in SOURCES_APART.items():
     _declare(partial(another_source, name, part), name, sentence, "model.matches-source")
 _declare(heads_mix_tokens, "HeadsMixTokens", HeadsMixTokens, "model.heads-by-token")
+_declare(adds_in_place, "AddsInPlace", AddsInPlace, "model.leaves-no-trace")
 _declare(second_unscaled, "SecondUnscaled", second_unscaled, "model.sites-in-place")

@@ -53,6 +53,7 @@ _DROPOUTS: Final = frozenset("dropout drop p pdrop rate prob".split())
 # Modules are judged in eval mode: where some is dropped all the same, it shows.
 _DROPPED: Final = 0.1
 _BIASES: Final = frozenset("bias biases".split())
+_COUNTS: Final = frozenset("n num number".split())
 _HEAD_SIZE_NAMES: Final = frozenset("d_k d_v d_q dim_k dim_v qk_size v_size d_key d_value".split())
 _VALUES: Final = (
     (frozenset({"device"}), "cpu"),
@@ -309,6 +310,7 @@ class Sizes:
             (bool(words & _DROPOUTS), _DROPPED),
             (bool(words & {"idx", "index"}), 0),
             (bool(words & _LENGTHS), LONGEST),
+            ("layer" in words and bool(words & _COUNTS), 1),
             *((bool(words & some) and not sized, number) for some, number in _VALUES),
             (bool(words & _BIASES), True),
             (bool(words & _WIDTHS) and not words & {"max", "use"}, self.width),

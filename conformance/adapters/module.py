@@ -32,6 +32,7 @@ from .calling import (
 )
 from .construction import instance_of
 from .filling import shown_fill
+from .idle import awake
 from .packing import HeadSizes, StoredProjections, blank_weights, pinned_sizes, sizes_of
 from .projection_search import (
     ModuleProjections,
@@ -299,7 +300,7 @@ def idle_streams(built: nn.Module, calling: Calling, width: int) -> list[str]:
     for name in streams:
         rest = {one: other for one in streams if one != name}
         with contextlib.suppress(Exception), torch.no_grad():
-            module = duplicate(built).eval()
+            module = awake(built)
             inputs = (tokens,) * {"self": 1, "memory": 2}.get(calling.inputs, 3)
             pairs = (
                 (calling(module, inputs, more), calling(module, inputs, {**more, name: other}))

@@ -368,7 +368,8 @@ def _follows_tokens(model: WholeModel) -> bool:
     "model.heads-by-token",
     sentence=(
         "Where a model splits heads, each row of a head is of one token, and where it merges them, "
-        "each row is of the heads of one token; rotary positions turn no values."
+        "each row is of the heads of one token; rotary positions turn no values, and inputs called "
+        "key and value make keys and values."
     ),
     source=(
         "Vaswani et al. 2017, 3.2.2: heads are concatenated for each position; Su et al. 2021, "
@@ -393,6 +394,41 @@ def heads_by_token(subject: Subject, problem: Problem) -> Finding:
     for index, words in mixing:
         return blaming(violated("value", f"in {named(model, index)} {words}"), index)
     return Finding()
+
+
+@clause(
+    "model.leaves-no-trace",
+    sentence=(
+        "A call of a module changes none of its inputs, and the same call is answered the same "
+        "after another one."
+    ),
+    source="by definition: a residual that is added in place is added to the caller's tensor, too",
+    space=MODELS,
+    applies=(
+        requires(
+            lambda c: hasattr(model_of(c).engine, "changed_inputs"),
+            "a graph has no state, and inputs of its own",
+        ),
+    ),
+    explained=False,
+)
+def leaves_no_trace(subject: Subject, problem: Problem) -> Finding:
+    """What a call was given, afterwards; and its answer before and after one with other tokens."""
+    model, call = model_of(subject.candidate), drawn_call(subject, problem)
+    answers = run(model, call)
+    with giving_answers():
+        changed = getattr(model.engine, "changed_inputs")(call.feeds)  # noqa: B009 (torch's engine alone has it)
+    if changed:
+        return violated("value", f"a call changes its input {changed[0]}")
+    everywhere = np.ones((call.batch, max(call.lengths)), dtype=bool)
+    other = model.with_tokens(call, everywhere[:, : call.lengths[0]], problem.seed)
+    run(model, other)
+    allowed = allowed_differences(model, call, answers)
+    judged = existing_tokens(model, call, answers)
+    wording = "another call in between changes the answer"
+    return differing(
+        model, agreement(model, answers, run(model, call), allowed, judged, wording), binding=True
+    )
 
 
 def _core_inputs(core: Candidate, inside: Activations) -> Inputs:

@@ -17,7 +17,8 @@ from .._golden import golden
 from ..adapters.projection_search import ModuleRequest
 from ..base.results import plain
 from ..calls import torch_state
-from ..calls.calling import CandidateFailure, guarded
+from ..calls.calling import CandidateFailure, before_each_call, guarded
+from ..diagnosis.mistaken_answer import before_each_act
 from ..errors import UsageError
 from ..targets.declaring import how_to_pass
 from ..targets.resolving import object_of
@@ -45,6 +46,8 @@ from .statements import Beyond, read_beyond, read_places, reading_of, what_is_ce
 from .switches import without_causality
 from .writing import declaration_text, model_text, positions_text
 
+# Processor seconds in which a mistake with a name is looked for in what could not be read.
+SECONDS_TO_NAME: Final = 6.0
 _WIDTHS: Final = (8, 6, 16, 32, 64, 128, 256, 512, 24, 12, 10, 100)
 _LENGTH: Final = 5
 _LONGEST: Final = 1 << 16
@@ -133,6 +136,11 @@ def _right(function: Callable[..., Any], length: int, width: int) -> bool:
 
 # Ways of calling that are kept for the nearest reading, when none is golden.
 _MOST_UNREAD: Final = 6
+
+
+class OutOfTimeError(Exception):
+    """The time to find a name for answers is up."""
+
 
 Tell = Callable[[str, str], None]
 
@@ -232,7 +240,10 @@ def read_case(
     if isinstance(opened, str):
         return opened
     if isinstance(opened, Unread) and not states:
-        return opened.beyond or _unread(opened, "")
+        named = _named(opened) if implementation.form == "function" else None
+        if named is None:
+            return opened.beyond or _unread(opened, "")
+        opened = named
     if isinstance(opened, Unread):
         stated = _stated(opened, record, tell)
         if isinstance(stated, str):
@@ -430,7 +441,7 @@ def _first_further(unread: list[Unread]) -> tuple[Caller, PlainReading] | Unread
             return one.caller, read
         if one.beyond is not None:
             return one
-    for one in legible:
+    for one in legible or unread[:1]:
         read = read_mistaken(one.weights, one.observed, one.judge)
         if read is not None:
             return one.caller, read
@@ -457,6 +468,23 @@ def _stated(
     record |= {"statements": beyond.as_json(), "nearest": near}
     stated = reading_of(beyond, unread.observed, judge)
     return _unread(unread, beyond.text) if stated is None else (unread.caller, stated)
+
+
+def _named(unread: Unread) -> tuple[Caller, PlainReading] | None:
+    """The nearest point with mistakes of the catalogue that explain the answers, as time allows."""
+    ends = time.process_time() + SECONDS_TO_NAME
+
+    def in_time() -> None:
+        if time.process_time() > ends:
+            raise OutOfTimeError
+
+    try:
+        with before_each_call(in_time), before_each_act(in_time):
+            beyond = read_beyond(unread.weights, unread.observed, unread.judge)
+    except OutOfTimeError:
+        return None
+    read = reading_of(beyond, unread.observed, unread.judge)
+    return None if read is None else (unread.caller, read)
 
 
 def _parameters(caller: Caller) -> Parameters:

@@ -290,6 +290,10 @@ def _two_values(
         return ordered, uses
     unmoved = _unmoved(case.caller, taken)
     why = "it changes nothing" if unmoved else "it changes the answer in no way that is known"
+    if not unmoved and _moves_own_rows(case.caller, taken):
+        why = (
+            "it changes the answers of the tokens that it hides alone: it hides queries, and no key"
+        )
     return [UnreadMask(parameter=parameter, kind=word, why=why, idle=unmoved)], uses
 
 
@@ -310,6 +314,21 @@ def _unmoved(caller: Caller, taken: Sequence[tuple[MaskUse, ProbeAnswer]]) -> bo
         if free is None or not torch.equal(free.output, answer.output):
             return False
     return True
+
+
+def _moves_own_rows(caller: Caller, taken: Sequence[tuple[MaskUse, ProbeAnswer]]) -> bool:
+    """Whether a mask of tokens changes the rows of those that it hides, and all other rows not."""
+    own = [answer for use, answer in taken if use.shape in ("BK", "B11K")]
+    for answer in own:
+        keep, free = answer.inputs.keep, caller.answer(answer.inputs.without_mask())
+        if keep is None or free is None or free.output.shape != answer.output.shape:
+            return False
+        moved = (free.output != answer.output).any(dim=-1).unflatten(0, (len(keep), -1))
+        moved = moved.flatten(1, -2).any(dim=1) if moved.dim() > 2 else moved  # noqa: PLR2004 (items and rows)
+        hidden = ~keep.flatten(1)
+        if moved.shape != hidden.shape or not (moved == hidden).all():
+            return False
+    return bool(own)
 
 
 def _readings(point: golden.Semantics) -> list[golden.Semantics]:

@@ -320,7 +320,8 @@ def read_mistaken(
 ) -> PlainReading | None:
     """The first reading that fits every probe of prepared heads with a mistake in preparing them.
 
-    That is one of the catalogue, such as rotary positions that turn queries alone.
+    That is one of the catalogue, such as rotary positions that turn queries alone. Where it keeps
+    the weights from being read, as turned values do, the usual positions are tried.
     """
     mistakes = [
         one
@@ -329,10 +330,14 @@ def read_mistaken(
     ]
     ordered = order_matters(weights.caller) is not False
     ends = time.process_time() + _SECONDS_FURTHER
-    for reading, base in weights.readings:
-        proposals = [one for band in bands(reading) if (one := band.proposal(base)) is not None]
-        prepared = prepared_points(proposals, ordered=ordered)
-        for proposal, mistake in itertools.product(prepared, mistakes):
+    read_off = [
+        prepared_points(
+            [one for band in bands(reading) if (one := band.proposal(base))], ordered=ordered
+        )
+        for reading, base in weights.readings
+    ]
+    for prepared in read_off or ([_usual_positions()] if ordered else []):
+        for mistake, proposal in itertools.product(mistakes, prepared):
             if time.process_time() > ends:
                 return None
             if not mistake.speaks_at(proposal.point):
@@ -341,6 +346,15 @@ def read_mistaken(
             if plain is not None:
                 return replace(plain, made=(mistake,), words=mistake.sentence)
     return None
+
+
+def _usual_positions() -> list[Proposal]:
+    """Rotary positions of whole heads, with and without causality."""
+    bases = (Proposal(golden.STANDARD), *map(causal_everywhere, ALIGNMENTS))
+    return [
+        replace(one, point=one.point.replace(rotary=rotary))
+        for one, rotary in itertools.product(bases, ("halves", "interleaved"))
+    ]
 
 
 def _with_epsilon(

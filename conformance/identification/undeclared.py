@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import linecache
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from torch import nn
 from .._golden import golden
 from ..adapters import multihead
 from ..adapters.construction import instance_of, materialised
+from ..adapters.idle import awake, idle_tables
 from ..adapters.module import (
     assuming,
     idle_streams,
@@ -48,6 +50,7 @@ from ..models.mask_facts import misplaced_rules
 from ..models.model_inputs import UnknownInputError, library_of
 from ..models.recognition import may_be_model
 from ..models.site import is_standard
+from ..models.torch_doubts import idle_tables_of, mistaken_scales, packed_otherwise
 from ..models.torch_inputs import idle_inputs, items_stay_apart, queries_meet
 from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
 from ..models.whole_model import WholeModel
@@ -57,7 +60,7 @@ from ..targets.resolving import Undeclared
 from ..targets.target_strings import split_target
 from .deviations import Investigation, deviations
 from .implementation import Implementation, implementation_of
-from .job import read_case
+from .job import SECONDS_TO_NAME, OutOfTimeError, read_case
 from .record import UNDETERMINED, Findings
 from .statements import Beyond
 from .writing import declaration_text, declared_name
@@ -67,8 +70,6 @@ _TOLD: Final = (
     "kind inputs axes heads scale softmax scores softcap mask causal positions position "
     "alternatives sizes".split()
 )
-# Processor seconds in which a mistake with a name is looked for in what could not be read.
-_SECONDS_TO_NAME: Final = 6.0
 _MISTAKES: Final = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
 # What declarations call the object that they declare.
 _NAME: Final = "undeclared"
@@ -113,11 +114,20 @@ def _without_idle_streams(read: Candidate, built: nn.Module, request: ModuleRequ
         return read
     calling, finding, _ = understand(built, request)
     width = finding.recipe.widths(built, finding.sizes)[0]
-    idle = idle_streams(built, calling, width)
-    if not idle:
-        return read
-    said = f"{few(idle, 3)} changes no answer: whatever is given, its tokens attend to themselves"
-    return dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, said))))
+    said = []
+    if idle := idle_streams(built, calling, width):
+        said += [
+            f"{few(idle, 3)} changes no answer: whatever is given, its tokens attend to themselves"
+        ]
+    tokens = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0))
+    inputs = (tokens,) * {"self": 1, "memory": 2}.get(calling.inputs, 3)
+    if tables := idle_tables(built, lambda module: calling(module, inputs, {})):
+        said += [_of_tables(tables)]
+    return dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, *said))))
+
+
+def _of_tables(names: Sequence[str]) -> str:
+    return f"no answer changes with the tables of {few(list(names), 3)}, which is called"
 
 
 @dataclass(frozen=True)
@@ -172,23 +182,19 @@ def _is_unmeant(mistake: NamedMistake) -> bool:
 
 def _explained(candidate: Candidate) -> list[Explanation]:
     """The mistakes that explain a candidate's answers, as far as some seconds show them."""
-    ends = time.process_time() + _SECONDS_TO_NAME
+    ends = time.process_time() + SECONDS_TO_NAME
 
     def in_time() -> None:
         if time.process_time() > ends:
-            raise _OutOfTimeError
+            raise OutOfTimeError
 
     try:
         with before_each_call(in_time), before_each_act(in_time):
             return diagnostician(Subject(candidate, "float32"), named_mistakes()).explanations
-    except _OutOfTimeError:
+    except OutOfTimeError:
         return []
     except Exception:  # noqa: BLE001 (what cannot be named is no certain mistake)
         return []
-
-
-class _OutOfTimeError(Exception):
-    """The time to find a name for a module's answers is up."""
 
 
 def _instance(entry: Undeclared) -> tuple[nn.Module, str]:
@@ -228,6 +234,7 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
     """The candidates of a module that is more than one attention, open where there is a doubt."""
     name = _short_name(entry.target)
     target = entry.target
+    made, drawn = _awake(made, target)
     numbered = torch_model_candidates(made, name, entry.site)
     located = (
         candidate.located(target if number is None else f"{target}#{number}")
@@ -239,17 +246,38 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
     unused = made.engine.unused_weights(made.model)
     unused += idle_inputs(made.engine.module, made.engine.calling, length)
     exchanged = made.engine.exchanged_weights()
+    tables = idle_tables_of(made.engine, made.model)
+    scaled = mistaken_scales(made.engine, made.model)
     doubts = "; ".join(
         [
             *([f"no answer changes with {few(unused, 3)}"] if unused else []),
             *([f"{few(exchanged, 3)}: its name says another role"] if exchanged else []),
+            *([_of_tables(tables)] if tables else []),
+            *packed_otherwise(made.engine, made.model),
             *misplaced_rules(made.model.described),
             *([doubt] if doubt else []),
         ]
     )
     apart = items_stay_apart(made.engine.module, made.engine.calling, length)
     unread = "" if apart else "an item of a batch changes the answer to another, as it was called"
-    return [_held_to_standard(_as_it_works(candidate, doubts), unread) for candidate in located]
+    return [
+        _with_notes(_held_to_standard(_as_it_works(candidate, doubts), unread, scaled), drawn)
+        for candidate in located
+    ]
+
+
+def _awake(made: TorchModel, target: str) -> tuple[TorchModel, str]:
+    """A model whose answers depend on its inputs, where zeros in its weights keep them from that.
+
+    Such a one is a copy with random numbers in these weights, which is said, too.
+    """
+    length = made.model.taken.get("length", (5,))[-1]
+    module, calling = made.engine.module, made.engine.calling
+    if not idle_inputs(module, calling, length):
+        return made, ""
+    copied = awake(module)
+    other = None if idle_inputs(copied, calling, length) else _inside(copied, target)
+    return (made, "") if other is None else (other, "with random numbers in weights that are zero")
 
 
 def _as_it_works(candidate: Candidate, doubts: str) -> Candidate:
@@ -267,12 +295,23 @@ def _as_it_works(candidate: Candidate, doubts: str) -> Candidate:
     return assuming(own, *taken)
 
 
-def _held_to_standard(candidate: Candidate, unread: str) -> Candidate:
+def _held_to_standard(candidate: Candidate, unread: str, scaled: Mapping[int, str]) -> Candidate:
     """A candidate that was read in a module, with the standard scale where its own is a mistake's.
 
-    A scale of one is left: some models are trained without any. ``unread`` is said of the reading.
+    A scale of one is left: some models are trained without any. ``unread`` is said of the reading,
+    and ``scaled`` of attentions that scale by another size, by their index.
     """
     reading, site = Reading(unread=unread), candidate.site
+    point = golden.STANDARD
+    if site is not None and site["index"] in scaled:
+        said = scaled[site["index"]]
+        semantics = candidate.declaration.semantics.replace(scale=point.scale)
+        return dataclasses.replace(
+            candidate,
+            declaration=dataclasses.replace(candidate.declaration, semantics=semantics),
+            reading=Reading(mistakes=(said,)),
+            warnings=(said, *candidate.warnings),
+        )
     size, heads = (None, None) if site is None else (site["head_size"], site["heads"])
     if site is None or size is None or site["scale"] is None:
         return dataclasses.replace(candidate, reading=reading)
@@ -281,7 +320,6 @@ def _held_to_standard(candidate: Candidate, unread: str) -> Candidate:
         for mistake in named_mistakes()
         if mistake.changes.keys() == {"scale"} and mistake.changes["scale"] != "none"
     }
-    point = golden.STANDARD
 
     def value(rule: str, count: int) -> float:
         return golden.scale_value(
@@ -298,6 +336,9 @@ def _held_to_standard(candidate: Candidate, unread: str) -> Candidate:
     own = semantics.scale if isinstance(semantics.scale, float) else site["scale"]
     if any(is_standard(number / own, 1) for number in numbers):
         semantics = semantics.replace(scale=point.scale)
+        if not is_standard(own, size):
+            said = f"its scores are multiplied by {own:.4g}: the standard is {size**-0.5:.4g}"
+            reading = dataclasses.replace(reading, mistakes=(said,))
     declaration = dataclasses.replace(candidate.declaration, semantics=semantics)
     return dataclasses.replace(candidate, declaration=declaration, reading=reading)
 
@@ -356,11 +397,13 @@ def _of_case(
         return _NoDeclaration("its answers depend on neither queries nor keys")
     if case.point.scale != "none":  # some models are trained without any
         case.held = frozenset({"scale"})
-    made = {mistake.name: mistake.sentence for mistake in case.judge.made}
-    if case.beyond and not made.keys() <= _MISTAKES:
-        meant = not (made.keys() & _MISTAKES or any(one.mistaken for one in deviations(case)))
+    made = case.judge.made
+    unmeant = [one for one in made if _is_unmeant(one)]
+    if case.beyond and len(unmeant) < len(made):
+        meant = not (unmeant or any(one.mistaken for one in deviations(case)))
         return _NoDeclaration(f"it computes {'; '.join(case.beyond)}", is_meant=meant)
-    return _declared(entry, implementation, case, tuple(made.values()))
+    said = dict.fromkeys(one.sentence for one in made)
+    return _declared(entry, implementation, case, tuple(said))
 
 
 def _is_meant(point: golden.Semantics) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .._golden import golden
 from ..adapters.graph_forward import FORMS
+from ..adapters.idle import awake
 from ..base.parameter_names import role_of
 from ..base.record import SiteEntry
 from ..declare.candidate import Candidate
@@ -77,9 +78,9 @@ class TorchEngine:
             if not taps and setting.level != "disabled":
                 with torch.no_grad():
                     return self.calling.answers(self.module(**self.calling.arguments(feeds)))
-            recording = self._recorded(feeds)
+            recording = self.recorded(feeds)
             answers = self.calling.answers(recording.answer)
-        by_name = {site.output: site for site in self._placed(recording)}
+        by_name = {site.output: site for site in self.placed(recording)}
         for name in taps:
             if name in by_name:
                 answers[name] = as_array(recording.values[by_name[name].output_value].tensor)
@@ -88,8 +89,8 @@ class TorchEngine:
     def in_place(self, feeds: Mapping[str, Array]) -> Iterator[tuple[int, Activations]]:
         """What enters and leaves each attention in a call, by its index; raises GraphRefused."""
         with _refusing():
-            recording = self._recorded(feeds)
-        for site in self._placed(recording):
+            recording = self.recorded(feeds)
+        for site in self.placed(recording):
             inside = torch_activations(recording, site)
             if inside is not None:
                 yield site.index, inside
@@ -119,12 +120,32 @@ class TorchEngine:
             for name, value in feeds.items()
         }
         with _refusing():
-            recording, of_equal = self._recorded(feeds), self._recorded(equal)
-        mixed = ((site.index, mixed_part(recording, site)) for site in self._placed(recording))
-        turned = (site.index for site in self._placed(of_equal) if turns_values(of_equal, site))
+            recording, of_equal = self.recorded(feeds), self.recorded(equal)
+        placed = list(self.placed(recording))
+        mixed = ((site.index, mixed_part(recording, site)) for site in placed)
+        turned = (site.index for site in self.placed(of_equal) if turns_values(of_equal, site))
+        exchanged = (site.index for site in placed if _exchanges_inputs(recording, site))
         return [
             *((index, words) for index, words in mixed if words),
+            *(
+                (index, "keys are made of the values, and values of the keys")
+                for index in exchanged
+            ),
             *((index, "values are turned by their positions, too") for index in turned),
+        ]
+
+    def changed_inputs(self, feeds: Mapping[str, Array]) -> list[str]:
+        """The inputs that a call changes, by name; raises GraphRefused."""
+        arguments = self.calling.arguments(feeds)
+        tensors = {name: one for name, one in arguments.items() if isinstance(one, Tensor)}
+        before = {name: one.clone() for name, one in tensors.items()}
+        with _refusing(), torch.no_grad():
+            self.module(**arguments)
+        same = {name: as_array(one) for name, one in before.items()}
+        return [
+            name
+            for name, one in tensors.items()
+            if not np.array_equal(as_array(one), same[name], equal_nan=one.is_floating_point())
         ]
 
     def unused_weights(self, model: WholeModel) -> list[str]:
@@ -133,17 +154,18 @@ class TorchEngine:
         Seen by the gradients of a weighted sum of one call's answers; none where it has none.
         """
         generator = torch.Generator().manual_seed(0)
-        arguments = self.calling.arguments(model.call(*_first_sizes(model), None, 1).feeds)
-        weights = {
-            name: weight
-            for name, weight in self.module.named_parameters()
-            if weight.dim() > 1 and weight.is_floating_point() and weight.requires_grad
-        }
+        arguments = self.calling.arguments(model.call(*first_sizes(model), None, 1).feeds)
         try:
+            module = awake(self.module)
+            weights = {
+                name: weight
+                for name, weight in module.named_parameters()
+                if weight.dim() > 1 and weight.is_floating_point() and weight.requires_grad
+            }
             with torch.enable_grad():
                 parts = [
                     (part * torch.randn(part.shape, generator=generator).to(part)).sum()
-                    for part in tensors_in(self.module(**arguments))
+                    for part in tensors_in(module(**arguments))
                     if part.requires_grad
                 ]
                 total = torch.stack(parts).sum()
@@ -161,7 +183,7 @@ class TorchEngine:
         names = {id(weight): name for name, weight in self.module.named_parameters()}
         said = []
         for site in self.sites:
-            above = {part: self._projections(site.edges[part].number) for part in PARTS}
+            above = {part: self.projections(site.edges[part].number) for part in PARTS}
             named = {
                 part: [names[id(weight)] for weight in weights if id(weight) in names]
                 for part, weights in above.items()
@@ -176,7 +198,7 @@ class TorchEngine:
                 ]
         return said
 
-    def _projections(self, number: int) -> list[Tensor]:
+    def projections(self, number: int) -> list[Tensor]:
         """The nearest matrices among the weights that a value is computed from."""
         values, found = self.recording.values, dict[int, Tensor]()
         waiting, visited = [number], {number}
@@ -192,10 +214,11 @@ class TorchEngine:
             waiting += sorted(fresh)
         return list(found.values())
 
-    def _recorded(self, feeds: Mapping[str, Array]) -> ModuleRecording:
+    def recorded(self, feeds: Mapping[str, Array]) -> ModuleRecording:
+        """The calls of torch in a call of the module; raises whatever that raises."""
         return record(self.module, self.calling.arguments(feeds))
 
-    def _placed(self, recording: ModuleRecording) -> Iterator[TorchSite]:
+    def placed(self, recording: ModuleRecording) -> Iterator[TorchSite]:
         """The attentions of a call, each with the index that it has in the model."""
         every, _ = find_torch_sites(recording)
         by_place = {site.place: site for site in every}
@@ -241,9 +264,9 @@ class SourceEngine(TorchEngine):
     def __init__(self, module: nn.Module, shown: str, model: WholeModel) -> None:
         super().__init__(*source_calling(module.eval(), model.inputs), shown)
         self._names: list[str] = []
-        generator = model.call(*_first_sizes(model), None, 1)
+        generator = model.call(*first_sizes(model), None, 1)
         with _refusing():
-            recording = self._recorded(generator.feeds)
+            recording = self.recorded(generator.feeds)
         self._names = list(model.engine.run(generator.feeds))
         found, _ = find_torch_sites(recording)
         if len(found) == len(model.engine.sites):
@@ -259,7 +282,14 @@ class SourceEngine(TorchEngine):
         return {names.get(name, name): value for name, value in answers.items()}
 
 
-def _first_sizes(model: WholeModel) -> tuple[int, tuple[int, int]]:
+def _exchanges_inputs(recording: ModuleRecording, site: TorchSite) -> bool:
+    """Whether inputs called key and value make each the other part of an attention."""
+    above = {part: recording.values[site.edges[part].number].above for part in ("key", "value")}
+    roles = {part: {role_of(name or "")[0] for name in names} for part, names in above.items()}
+    return roles == {"key": {"v"}, "value": {"k"}}
+
+
+def first_sizes(model: WholeModel) -> tuple[int, tuple[int, int]]:
     """The sizes of a call that a model takes."""
     batch = model.taken.get("batch", (2,))[0]
     length = model.taken.get("length", (5,))[-1]
@@ -425,7 +455,7 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
             sites.append(made)
     engine.sites = tuple(sites)
     digests = {site.index: digest(engine.recording, site) for site in sites}
-    shown = {site.index: site for site in engine._placed(plain)}  # noqa: SLF001 (its own)
+    shown = {site.index: site for site in engine.placed(plain)}
     described = (
         _entry(engine.recording, site, digests, _rule(plain, shown.get(site.index, site)))
         for site in sites
@@ -436,7 +466,7 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
 def _recording(engine: TorchEngine, call: ModelCall) -> ModuleRecording | GraphRefused:
     try:
         with _refusing():
-            return engine._recorded(call.feeds)  # noqa: SLF001 (its own)
+            return engine.recorded(call.feeds)
     except GraphRefused as refusal:
         return refusal
 

@@ -370,8 +370,8 @@ def _size(clause: ClauseEntry) -> tuple[bool, int, int]:
 _LAWS: Final = frozenset(
     "state.repeatable state.no-memory state.answer-kept state.grad-mode state.inputs-unchanged "
     "state.answer-is-fresh state.call-order state.untampered state.unseen "
-    "state.eval-deterministic gradients.inputs-unchanged gradients.interleaved "
-    "gradients.accumulate model.heads-by-token".split()
+    "state.eval-deterministic state.threads gradients.inputs-unchanged gradients.interleaved "
+    "gradients.accumulate model.heads-by-token model.leaves-no-trace".split()
 )
 _LAWS_OF_WHAT_WAS_READ: Final = frozenset(
     "equivariance.batch-independent mask.no-leak mask.causal model.batch-independence "
@@ -593,7 +593,7 @@ def _unread(
         f"it declares nothing, and {unread}; held against standard attention {_some(guessed)} "
         f"would fail, which may be meant: declare it ({identify} says what is known of it)"
     )
-    return "inconclusive", why
+    return "inconclusive", "; ".join(filter(None, (why, missing_gradients(results))))
 
 
 def _some(slugs: Iterable[str]) -> str:

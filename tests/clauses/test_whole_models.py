@@ -119,8 +119,8 @@ def test_each_clause_has_three_models_that_it_catches() -> None:
     """But for what follows from other mistakes."""
     own = Counter(one.clause for one in WRONG.values())
     asked = {clause.id for clause in all_clauses() if clause.family == "model"}
-    of_modules = "model.heads-by-token"  # graphs are not followed: see tests/models
-    assert asked - set(own) == {FINITE, IN_PLACE, CACHED, "model.matches-source", of_modules}
+    of_modules = {"model.heads-by-token", "model.leaves-no-trace"}  # graphs: see tests/models
+    assert asked - set(own) == {FINITE, IN_PLACE, CACHED, "model.matches-source", *of_modules}
     assert len(SOURCES) >= 4  # one of them right
     assert len(SOURCES_APART) >= 3
     assert sum(one.wrong == (1,) for one in BROKEN.values()) >= 3  # of attentions in place

@@ -95,6 +95,10 @@ def test_a_function_is_read() -> None:
         bare_modules.MergedInPicture,
         bare_modules.MaskOfOtherItems,
         bare_modules.QueriesTurned,
+        bare_modules.ValuesTurned,
+        bare_modules.ScaledByLength,
+        bare_modules.AddedInPlace,
+        bare_modules.ExchangedInputs,
         bare_modules.HeadLost,
         bare_modules.HalfScaled,
         bare_modules.Dropping,
@@ -125,6 +129,21 @@ def test_weights_without_effect_leave_the_verdict_open() -> None:
     assert made is not None
     assert made.engine.unused_weights(made.model) == ["v.weight"]
     assert verdict(bare_modules.UnusedValues)[0] != "conforms-up-to-gauge"
+
+
+def test_a_table_without_effect_leaves_the_verdict_open() -> None:
+    """Angles that queries and keys share turn no product: the positions are lost."""
+    word, reason = verdict(bare_modules.TurnedByHead)
+    assert word == "inconclusive"
+    assert "no answer changes with the tables of rotary" in reason
+    (right,) = opened(bare_modules.TurnedByTable)
+    assert right.unjudged == ""
+
+
+def test_projections_that_begin_as_zero_hide_nothing() -> None:
+    """Of a class the harness draws them: behind zeros no mistake shows, and all seems idle."""
+    word, reason = verdict(bare_modules.BeginsAsZero)
+    assert word.startswith("conforms"), reason
 
 
 def test_what_later_logits_become_is_read() -> None:
@@ -191,6 +210,7 @@ def test_keys_may_have_an_order_of_their_own(function: Any, shared: int) -> None
     [
         (bare_modules.MisnamedWeights, "v.weight makes the key of attention 0"),
         (bare_modules.KeysOfValues, "no answer changes with k"),
+        (bare_modules.PackedOtherwise, "qkv.weight holds query, value, key in this order"),
     ],
 )
 def test_names_that_mislead_leave_the_verdict_open(kind: type[nn.Module], said: str) -> None:

@@ -230,17 +230,130 @@ class FoldsItems(Projected):
         return self.o(folded.permute(1, 2, 0, 3).flatten(2))
 
 
+def turned(heads: Tensor, table: Tensor) -> Tensor:
+    """Heads ``[..., D]`` by the angles of a table ``[..., D / 2]``."""
+    cos, sin, (one, other) = table.cos(), table.sin(), heads.chunk(2, dim=-1)
+    return torch.cat([one * cos - other * sin, one * sin + other * cos], -1)
+
+
+def angles(count: int, size: int) -> Tensor:
+    """The rotary angles of so many places."""
+    return torch.arange(count)[:, None] * 10000.0 ** (-torch.arange(size // 2) / (size // 2))
+
+
 class QueriesTurned(Projected):
     """Rotary positions of queries alone."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Turn no keys."""
         query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
-        rates = 10000.0 ** (-torch.arange(query.shape[-1] // 2) / (query.shape[-1] // 2))
-        angles = torch.arange(x.shape[1])[:, None] * rates
-        cos, sin, (one, other) = angles.cos(), angles.sin(), query.chunk(2, dim=-1)
-        query = torch.cat([one * cos - other * sin, one * sin + other * cos], -1)
+        query = turned(query, angles(x.shape[1], query.shape[-1]))
         return self.o(attend(query, key, value).transpose(1, 2).flatten(2))
+
+
+class ValuesTurned(Projected):
+    """Rotary positions of values, too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Turn all three."""
+        heads = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        parts = (turned(part, angles(x.shape[1], part.shape[-1])) for part in heads)
+        return self.o(attend(*parts).transpose(1, 2).flatten(2))
+
+
+class Angles(nn.Module):
+    """Rotary positions as a part with a table."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("table", angles(64, size))
+
+    def forward(self, heads: Tensor) -> Tensor:
+        """Turn heads ``[B, L, H, D]``, or tokens of what else is the second axis."""
+        return turned(heads, self.table[: heads.shape[1], None])  # type: ignore[index]  # a tensor
+
+
+class TurnedByTable(Projected):
+    """Rotary positions whose table is kept in a part."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.rotary = Angles(embed_dim // num_heads)
+
+    def turn(self, tokens: Tensor) -> Tensor:
+        """The heads of tokens, turned by their places."""
+        return self.rotary(tokens.unflatten(-1, (HEADS, -1))).transpose(1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Turn queries and keys."""
+        heads = attend(self.turn(self.q(x)), self.turn(self.k(x)), heads_of(self.v(x)))
+        return self.o(heads.transpose(1, 2).flatten(2))
+
+
+class TurnedByHead(TurnedByTable):
+    """Each head is turned by its own number: no product of a query and a key changes."""
+
+    def turn(self, tokens: Tensor) -> Tensor:
+        """The heads of tokens, turned by the heads' places."""
+        turned_heads: Tensor = self.rotary(heads_of(tokens))
+        return turned_heads
+
+
+class ScaledByLength(Projected):
+    """A residual sum around scores that are scaled by the number of tokens."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scale by the length of the sequence."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        weights = (query @ key.mT / x.shape[1] ** 0.5).softmax(-1)
+        return x + self.o((weights @ value).transpose(1, 2).flatten(2))
+
+
+class AddedInPlace(Projected):
+    """A residual sum that is made in the tensor which the caller gave."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add to the tokens."""
+        x += self.inside(x, x, x)
+        return x
+
+
+class PackedOtherwise(nn.Module):
+    """One matrix for query, value and key, in this order, within a residual sum."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.qkv, self.o = nn.Linear(embed_dim, 3 * embed_dim), nn.Linear(embed_dim, embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to the last third by the second."""
+        query, value, key = map(heads_of, self.qkv(x).chunk(3, dim=-1))
+        return x + self.o(attend(query, key, value).transpose(1, 2).flatten(2))
+
+
+class ExchangedInputs(PostNorm):
+    """Keys are made of what is given as values, and values of the keys."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Normalise the sum of query and attention."""
+        heads = attend(*map(heads_of, (self.q(q), self.v(v), self.k(k))))
+        return self.norm(q + self.o(heads.transpose(1, 2).flatten(2)))
+
+
+class BeginsAsZero(Projected):
+    """A norm before an attention whose last projection is zero before it is trained."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.norm = nn.BatchNorm1d(embed_dim)
+        nn.init.zeros_(self.o.weight)
+        nn.init.zeros_(self.o.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to normalised tokens, and bend the answer."""
+        x = self.norm(x.mT).mT
+        return torch.tanh(self.inside(x, x, x))
 
 
 class TwoStreams(Projected):

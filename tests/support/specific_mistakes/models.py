@@ -14,6 +14,7 @@ MODELS: Final[Specific] = {
     "model.empty-item-finite": ("EmptyIsNan", NOTHING_ELSE),
     "model.empty-item-harmless": ("ZeroTimesBatch", also("model.empty-item-finite")),
     "model.heads-by-token": ("HeadsMixTokens", NOTHING_ELSE),
+    "model.leaves-no-trace": ("AddsInPlace", NOTHING_ELSE),
     "model.left-padding": ("PlacesOfOneLayer", NOTHING_ELSE),
     "model.mask-reaches-all": ("SecondWithoutPadding", also("model.padding-contents")),
     "model.matches-source": ("AnotherLayer", NOTHING_ELSE),

@@ -1,0 +1,154 @@
+"""What a module that is more than one attention does around these that hardly anybody means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ..adapters.idle import idle_tables
+from ..graphs.protocol import Array
+from ..graphs.weights.wiring import UnreadableError
+from .recording import ModuleRecording
+from .replayed_core import runnable
+from .site import is_standard
+from .torch_model import TorchEngine, first_sizes
+from .torch_sites import PARTS, TorchSite
+from .whole_model import WholeModel
+
+# A call of another length is so much longer.
+_LONGER: Final = 4
+# A scale that is read is off by no larger a part.
+_SAME: Final = 1e-4
+_COUNTED: Final = {"query": "queries", "key": "keys"}
+
+
+def idle_tables_of(engine: TorchEngine, model: WholeModel) -> list[str]:
+    """The parts whose tables change no answer, by name."""
+    arguments = engine.calling.arguments(model.call(*first_sizes(model), None, 1).feeds)
+    return idle_tables(engine.module, lambda module: module(**arguments))
+
+
+def mistaken_scales(engine: TorchEngine, model: WholeModel) -> dict[int, str]:
+    """What is said of the attentions that scale by another size than a head's, by their index.
+
+    That is the width of all heads, or a number of tokens: as calls of two lengths say, where two
+    are taken. A logarithm of the length is a choice.
+    """
+    odd = [
+        site
+        for site in engine.sites
+        if site.scale is not None
+        and site.scale != 1
+        and not is_standard(site.scale, site.head_size)
+    ]
+    wide = [site for site in odd if _is_of_width(engine, site)]
+    said = {site.index: "the root of the width of all heads" for site in wide}
+    for site in odd:
+        if rules := _rules(engine.recording, site) & _rules_later(engine, model, site):
+            said[site.index] = " or ".join(sorted(rules))
+    return {
+        index: f"attention #{index} divides its scores by {what}, not by the root of the head size"
+        for index, what in said.items()
+    }
+
+
+def _is_of_width(engine: TorchEngine, site: TorchSite) -> bool:
+    """Whether a scale is that of a head as wide as the rows of the matrix that makes queries."""
+    matrices = engine.projections(site.edges["query"].number)
+    rows = {len(one) // parts for one in matrices[:1] for parts in (1, 2, 3) if len(matrices) == 1}
+    return any(is_standard(site.scale or 1.0, count) for count in rows - {0, site.head_size})
+
+
+def _rules_later(engine: TorchEngine, model: WholeModel, site: TorchSite) -> set[str]:
+    """The functions that the scale of an attention is in a longer call; none where none is."""
+    batch, (length, second) = first_sizes(model)
+    longer = (length + _LONGER, second + _LONGER)
+    if not model.takes(batch, longer):
+        return set()
+    try:
+        recording = engine.recorded(model.call(batch, longer, None, 1).feeds)
+    except Exception:  # noqa: BLE001 (the user's module may raise anything at a length)
+        return set()
+    later = next((one for one in engine.placed(recording) if one.index == site.index), None)
+    again = None if later is None else _with_scale(recording, later)
+    return set() if again is None else _rules(recording, again)
+
+
+def _with_scale(recording: ModuleRecording, site: TorchSite) -> TorchSite | None:
+    try:
+        return runnable(recording, site)
+    except UnreadableError:
+        return None
+
+
+def _rules(recording: ModuleRecording, site: TorchSite) -> set[str]:
+    """The functions of a number of tokens that the scale of an attention is in one call."""
+    found = set()
+    for part, noun in _COUNTED.items():
+        edge = site.edges[part]
+        count = recording.values[edge.number].tensor.shape[edge.letters.index("L")]
+        for words, scale in (("the root of ", count**-0.5), ("", 1 / count)):
+            if count > 1 and math.isclose(site.scale or 0.0, scale, rel_tol=_SAME):
+                found.add(f"{words}the number of {noun}")
+    return found
+
+
+def packed_otherwise(engine: TorchEngine, model: WholeModel) -> list[str]:
+    """What is said of matrices that hold values before keys or queries, in equal blocks of rows."""
+    names = {id(weight): name for name, weight in engine.module.named_parameters()}
+    feeds = model.call(*first_sizes(model), None, 1).feeds
+    said: dict[str, None] = {}
+    for site in engine.sites:
+        above = {part: engine.projections(site.edges[part].number) for part in PARTS}
+        single = {part: own[0] for part, own in above.items() if len(own) == 1}
+        matrix = single.get("value")
+        sharing = [part for part, own in single.items() if own is matrix]
+        if matrix is None or len(sharing) < 2 or id(matrix) not in names:  # noqa: PLR2004 (two roles)
+            continue
+        order = _order(engine, site, sharing, matrix, feeds)
+        if order and order[-1] != "value":
+            said[f"{names[id(matrix)]} holds {', '.join(order)} in this order"] = None
+    return list(said)
+
+
+def _order(
+    engine: TorchEngine,
+    site: TorchSite,
+    sharing: Sequence[str],
+    matrix: Tensor,
+    feeds: Mapping[str, Array],
+) -> list[str]:
+    """The part of an attention that each block of rows of a matrix makes; [] where several do."""
+    blocks = len(sharing)
+    if len(matrix) % blocks:
+        return []
+    size, before, order = len(matrix) // blocks, matrix.data, []
+    plain = _entering(engine, site, feeds)
+    try:
+        for block in range(blocks):
+            changed = before.clone()
+            changed[block * size : (block + 1) * size] *= 2
+            matrix.data = changed
+            other = _entering(engine, site, feeds)
+            order.append([p for p in sharing if not torch.equal(plain[p], other[p])])
+    except Exception:  # noqa: BLE001 (the user's module may raise anything)
+        return []
+    finally:
+        matrix.data = before
+    single = [parts[0] for parts in order if len(parts) == 1]
+    return single if sorted(single) == sorted(sharing) else []
+
+
+def _entering(
+    engine: TorchEngine, site: TorchSite, feeds: Mapping[str, Array]
+) -> dict[str, Tensor]:
+    """Query, key and value of an attention in a call."""
+    recording = engine.recorded(feeds)
+    for own in engine.placed(recording):
+        if own.index == site.index:
+            return {part: recording.values[own.edges[part].number].tensor for part in PARTS}
+    return {}
