@@ -12,6 +12,7 @@ import inspect
 import itertools
 import math
 import re
+import time
 import typing
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
@@ -67,6 +68,8 @@ _VALUES: Final = (
     (frozenset({"layer"}), 0),
 )
 _WINDOW: Final = 4
+# What has two sides.
+_PICTURES: Final = frozenset("image img picture grid map resolution patch".split())
 _LARGE_HEAD: Final = 32
 # Of stored caches: more items than any problem has.
 _BATCH: Final = 8
@@ -77,6 +80,10 @@ _MOST_DIVISOR: Final = 256
 _MOST_TRIED: Final = 40
 # Attributes of settings that are looked for one after the other.
 _MOST_SETTINGS: Final = 40
+# Processor seconds for what one way to call an instance needs besides tokens.
+_SECONDS: Final = 0.5
+# The same for all ways to construct a class, once one is constructed.
+_SECONDS_FOR_ALL: Final = 3.0
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _UNKNOWN: Final = object()
 
@@ -147,17 +154,20 @@ def _instance_of(
     small = _smaller_defaults(named, sizes)
     unknown = [name for name in names if sizes.value(name) is _UNKNOWN]
     objects = {name: _annotated(kind, name, num_heads, divisor) for name in unknown}
-    if len(unknown) == 1 and not objects[unknown[0]] and not _is_number(kind, unknown[0]):
-        others = {name: sizes.value(name) for name in names if name not in unknown}
-        try:
-            return _of_settings(kind, unknown[0], num_heads, divisor, others)
-        except ConstructionError:
-            if not others:
-                raise
     failure: ConstructionError | None = None
     first: tuple[nn.Module, str] | None = None
     choices = [objects.get(name) or sizes.choices(name) for name in names]
+    for name in unknown:
+        if objects[name] or _is_number(kind, name):
+            continue
+        given = dict(zip(names, (values[0] for values in choices), strict=True))
+        passed_over = (ConstructionError,) if len(names) > 1 else ()
+        with contextlib.suppress(*passed_over):
+            return _of_settings(kind, name, num_heads, divisor, given)
+    ends = time.process_time() + _SECONDS_FOR_ALL
     for values in itertools.islice(itertools.product(*choices), _MOST_TRIED):
+        if first is not None and time.process_time() > ends:
+            break
         arguments = dict(zip(names, values, strict=True))
         with contextlib.suppress(ConstructionError):
             made = _constructed(kind, {**arguments, **small})
@@ -211,7 +221,9 @@ def _constructed(kind: type[nn.Module], arguments: Mapping[str, Any]) -> tuple[n
 
 def _shown(value: Any) -> str:
     if isinstance(value, SimpleNamespace):
-        return f"SimpleNamespace({', '.join(f'{k}={v!r}' for k, v in vars(value).items())})"
+        return f"SimpleNamespace({', '.join(f'{k}={_shown(v)}' for k, v in vars(value).items())})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{k!r}: {_shown(v)}' for k, v in value.items())}}}"
     return repr(value)
 
 
@@ -258,7 +270,7 @@ def _answering(built: nn.Module) -> Trial | None:
     widths = {WIDTH, *(one.shape[-1] for one in made)}
     for way in ways[:3]:
         try:
-            trial = Trial(built, way, batched=True, names=())
+            trial = Trial(built, way, batched=True, names=(), seconds=_SECONDS)
         except DeclarationError:
             return None
         trial.settle([(width,) * 3 for width in sorted(widths)[:3]], (HEAD_SIZE,))
@@ -287,9 +299,10 @@ class Sizes:
         value = self.value(name)
         if value is _UNKNOWN:
             return (self.width, self.heads, 1, self.head_size, 0.0, None, False)
-        if "window" in words_of(name):
-            return _WINDOW, (_WINDOW, _WINDOW), LONGEST
-        return (value,)
+        words, pair = set(words_of(name)), (_WINDOW, _WINDOW)
+        if "window" in words:
+            return _WINDOW, pair, LONGEST
+        return (value, pair) if words & _PICTURES else (value,)
 
     def is_of_a_head(self, name: str) -> bool:
         """Whether a name says the size of a head."""
@@ -328,10 +341,16 @@ def _says_shared(name: str) -> bool:
 
 
 class _Settings:
-    """Settings that answer what a constructor reads of them, and keep what they answered."""
+    """Settings that answer what a constructor reads of them, and keep what they answered.
 
-    def __init__(self, sizes: Sizes, guessed: Mapping[str, Any]) -> None:
-        self.__dict__["_own"] = (sizes, guessed, {}, set(), [])
+    Guesses are values by name; a name whose guess is a dictionary holds settings of its own, for
+    which that has the guesses. ``missing`` takes what was read that no guess is made for.
+    """
+
+    def __init__(
+        self, sizes: Sizes, guesses: dict[str, Any], missing: list[tuple[dict[str, Any], str]]
+    ) -> None:
+        self.__dict__["_own"] = _Kept(sizes, guesses, missing)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -339,7 +358,9 @@ class _Settings:
         return self._read(name, AttributeError)
 
     def __getitem__(self, name: str) -> Any:
-        self.__dict__["_own"][3].add(name)
+        if not isinstance(name, str):  # as of a tuple
+            raise TypeError(name)
+        self.__dict__["_own"].by_key = True
         return self._read(name, KeyError)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -350,18 +371,55 @@ class _Settings:
             return default
 
     def _read(self, name: str, error: type[Exception]) -> Any:
-        sizes, guessed, read, _, missing = self.__dict__["_own"]
-        if name in read:
-            return read[name]
-        value = guessed[name] if name in guessed else sizes.value(name)
+        own: _Kept = self.__dict__["_own"]
+        if name in own.read:
+            return own.read[name]
+        value = own.guesses[name] if name in own.guesses else own.sizes.value(name)
         if value is _UNKNOWN:
-            missing.append(name)
+            own.missing.append((own.guesses, name))
             raise error(name)
-        read[name] = value
+        if isinstance(value, dict):
+            value = _FurtherSettings(own.sizes, value, own.missing)
+        own.read[name] = value
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self.__dict__["_own"][2][name] = value
+        self.__dict__["_own"].read[name] = value
+
+
+class _FurtherSettings(_Settings):
+    """Settings within settings; where nothing is read of them they stand for False."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@dataclasses.dataclass
+class _Kept:
+    sizes: Sizes
+    guesses: dict[str, Any]
+    missing: list[tuple[dict[str, Any], str]]
+    read: dict[str, Any] = dataclasses.field(default_factory=dict)
+    by_key: bool = False
+
+    def names(self) -> Iterator[str]:
+        """Everything that was read, of settings within settings, too."""
+        for name, value in self.read.items():
+            yield name
+            if isinstance(value, _Settings):
+                yield from vars(value)["_own"].names()
+
+    def values(self) -> Any:
+        """What was read as an object, or a dictionary, that anybody can write."""
+        values = {name: _written(value) for name, value in self.read.items()}
+        return values if self.by_key else SimpleNamespace(**values)
+
+
+def _written(value: Any) -> Any:
+    if not isinstance(value, _Settings):
+        return value
+    own: _Kept = vars(value)["_own"]
+    return own.values() if own.read else False
 
 
 def _of_settings(
@@ -371,36 +429,46 @@ def _of_settings(
     divisor: int,
     others: Mapping[str, Any],
 ) -> tuple[nn.Module, str]:
-    """An instance of a class with one parameter for an object, or a dict, of settings."""
-    guessed: dict[str, Any] = {}
+    """An instance of a class with a parameter for an object, or a dict, of settings."""
+    guesses: dict[str, Any] = {}
     seen: list[str] = []
     for _ in range(_MOST_SETTINGS):
-        settings = _Settings(Sizes(num_heads, seen, divisor), guessed)
-        _, _, read, by_key, missing = settings.__dict__["_own"]
+        missing: list[tuple[dict[str, Any], str]] = []
+        settings = _Settings(Sizes(num_heads, seen, divisor), guesses, missing)
+        own: _Kept = vars(settings)["_own"]
         failure: Exception | None = None
         try:
             _answering(kind(**{**others, name: settings}))
         except Exception as error:  # noqa: BLE001 (a user's constructor may raise anything)
             failure = error
-        if set(read) - set(seen):  # what is shared is known only now
-            seen = list(dict.fromkeys((*seen, *read)))
+        if set(own.names()) - set(seen):  # what is shared is known only now
+            seen = list(dict.fromkeys((*seen, *own.names())))
             continue
-        if failure is not None and missing and missing[-1] not in guessed:
-            guessed[missing[-1]] = False
+        if failure is not None and missing and missing[-1][1] not in missing[-1][0]:
+            missing[-1][0][missing[-1][1]] = {}
             continue
-        if not read:
+        if failure is not None and _settle(guesses, before={}, after=False):
+            continue
+        if not own.read:
             break
-        values = dict(read)
-        made: Any = values if by_key else SimpleNamespace(**values)
         try:
-            return _constructed(kind, {**others, name: made})
+            return _constructed(kind, {**others, name: own.values()})
         except ConstructionError:
-            switched = [one for one, value in guessed.items() if value is False]
-            if not switched:
+            if not _settle(guesses, before=False, after=1):
                 raise
-            guessed[switched[-1]] = 1
     why = f"{kind.__name__} needs {name} to be constructed, and that name says no size"
     raise ConstructionError(why, f"{kind.__name__}({name}=None)", [name])
+
+
+def _settle(guesses: dict[str, Any], *, before: Any, after: Any) -> bool:
+    """Whether the last guess that is ``before``, which was no good, is now another."""
+    for name, value in reversed(guesses.items()):
+        if isinstance(value, dict) and value and _settle(value, before=before, after=after):
+            return True
+        if type(value) is type(before) and value == before:
+            guesses[name] = after
+            return True
+    return False
 
 
 def settings_read(text: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
+import time
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any, Final, cast
@@ -134,6 +135,8 @@ def _searched(built: nn.Module, request: ModuleRequest) -> Understood:
         return assumed
     if understood[1].golden:
         return understood
+    if not understood[1].answered:  # whatever else is assumed
+        return _assumed(built, request, _ASSUMED[len(_CAUSAL) :]) or understood
     return (
         _assumed(built, request)
         or _prepared(built, request)
@@ -157,9 +160,11 @@ _ASSUMED: Final[tuple[_Assumption, ...]] = (
 )
 
 
-def _assumed(built: nn.Module, request: ModuleRequest) -> Understood | None:
+def _assumed(
+    built: nn.Module, request: ModuleRequest, assumptions: tuple[_Assumption, ...] = _ASSUMED
+) -> Understood | None:
     """The module as the first assumption has it under which it is golden, if there is one."""
-    for assumed, words in _ASSUMED:
+    for assumed, words in assumptions:
         if not request.promises.keys().isdisjoint(assumed):
             continue
         asked = request.promising(assumed)
@@ -352,14 +357,20 @@ def _meant_causal(built: nn.Module, request: ModuleRequest, plain: Understood) -
     return None
 
 
+# Processor seconds after which no further way of calling is tried where none is answered.
+_SECONDS: Final = 6.0
+
+
 def _as_declared(built: nn.Module, request: ModuleRequest) -> Understood:
     """The first way of calling that is golden, else the first that answers each query a row."""
     likeliest: ModuleProjections | None = None
     why: DeclarationError | None = None
     place = ("ways", request.batched)
     ways: list[Calling] = request.known.get(place) or _ways(built, request)
-    answered = []
+    answered, ends = [], time.process_time() + _SECONDS
     for calling in ways:
+        if time.process_time() > ends and not (likeliest is not None and likeliest.answered):
+            break
         if calling.guessed and likeliest is not None and likeliest.answered:
             continue
         try:

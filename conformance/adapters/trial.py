@@ -6,6 +6,8 @@ import copy
 import dataclasses
 import itertools
 import re
+import time
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -27,12 +29,17 @@ _METHODS: Final = {
     torch.float32: "float",
     torch.float64: "double",
 }
+_CONTAINERS: Final = (OrderedDict, dict, set)
 
 
 def duplicate(module: nn.Module) -> nn.Module:
     """A deep copy; raises DeclarationError where the module cannot be copied."""
     try:
-        return copy.deepcopy(module)
+        # Each part has a dozen containers of hooks, and copying an empty one takes long.
+        own = (value for part in module.modules() for value in vars(part).values())
+        held = (value for value in own if type(value) in _CONTAINERS)
+        empty = {id(value): type(value)() for value in held if not value}
+        return copy.deepcopy(module, empty)
     except Exception as error:  # a module's own __deepcopy__ may raise anything
         msg = (
             f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error}), and an "
@@ -117,8 +124,9 @@ class Trial:
     """A module under trial: a copy in eval mode with drawn matrices, in float64 where it can be.
 
     ``names`` are the parameters to draw. ``lengths`` are those of queries and keys that are tried;
-    ``only`` is the one number of tokens that is taken where these are not. ``failure`` holds the
-    exception of the latest call that raised, ``returned`` the type of what the module returned.
+    ``only`` is the one number of tokens that is taken where these are not. What else a call needs
+    is looked for in ``seconds`` of processor. ``failure`` holds the exception of the latest call
+    that raised, ``returned`` the type of what the module returned.
     """
 
     module: nn.Module
@@ -129,9 +137,11 @@ class Trial:
     failure: Exception | None = None
     returned: type | None = None
     only: int | None = None
+    seconds: float = 3.0
     _answers: dict[tuple[int, ...], TrialAnswer | None] = field(default_factory=dict)
     _ends: dict[tuple[int, ...], tuple[int, str] | None] = field(default_factory=dict)
     _apart: bool | None = None
+    _ends_at: float = 0.0
 
     def __post_init__(self) -> None:
         self.module = duplicate(self.module).eval()
@@ -190,6 +200,7 @@ class Trial:
         widths = tuple(widths)
         if self.calling.function is not None:
             return any(self._fresh(each) is not None for each in widths)
+        self._ends_at = time.process_time() + self.seconds
         if self._settled(widths, head_sizes):
             return True
         lengths, calling = self.lengths, self.calling
@@ -214,6 +225,8 @@ class Trial:
             ways = fillings(wanted, head_sizes, guessed=calling.guessed)
             usable = (fills for fills in ways if self.batched or not takes_items(fills))
             for fills in itertools.islice(usable, most):
+                if time.process_time() > self._ends_at:
+                    break
                 self.calling = dataclasses.replace(calling, fills=fills)
                 made = any(source != "None" for _, source in fills)
                 answer = next((one for one in map(self._fresh, widths) if one is not None), None)

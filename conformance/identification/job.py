@@ -18,6 +18,7 @@ from ..adapters.projection_search import ModuleRequest
 from ..base.results import plain
 from ..calls import torch_state
 from ..calls.calling import CandidateFailure, before_each_call, guarded
+from ..calls.integrity import watching_calls
 from ..diagnosis.mistaken_answer import before_each_act
 from ..errors import UsageError
 from ..targets.declaring import how_to_pass
@@ -146,6 +147,7 @@ Tell = Callable[[str, str], None]
 
 
 @torch_state.one_thread()
+@watching_calls()
 def identify(implementation: Implementation, as_observed: Any, tell: Tell) -> dict[str, Any]:
     """The record of one implementation; ``tell`` begins a stage with a time limit of its own.
 

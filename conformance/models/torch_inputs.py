@@ -205,7 +205,7 @@ def _callings(
     for optional in _subsets([p for p in wanted if not _is_required(p, declared)]):
         taken = [p.name for p in wanted if _is_required(p, declared) or p in optional]
         meanings = [_meanings(module, name, declared.get(name, {})) for name in taken]
-        for chosen in itertools.islice(itertools.product(*meanings), _MOST_TRIALS):
+        for chosen in itertools.islice(_alike_first(meanings), _MOST_TRIALS):
             inputs = tuple(_along(dict(zip(taken, chosen, strict=True))))
             if not any(entry.role in ("tokens", "features", "image") for entry in inputs):
                 continue
@@ -215,6 +215,15 @@ def _callings(
                     inputs=inputs, fixed=fixed, dtype=dtype, sequence_first=turned
                 )
                 yield calling, length
+
+
+def _alike_first(meanings: Sequence[list[_Meaning]]) -> Iterator[tuple[_Meaning, ...]]:
+    """All choices of a meaning for each; at first the same for all that may mean the same."""
+    kinds = [list(kind) for kind in dict.fromkeys(map(tuple, meanings))]
+    for chosen in itertools.product(*kinds):
+        yield tuple(chosen[kinds.index(one)] for one in meanings)
+    if len(kinds) < len(meanings):
+        yield from itertools.product(*meanings)
 
 
 def _checked(

@@ -86,6 +86,12 @@ class _Piece:
         return not any(isinstance(node, _NEVER_RUN) for node in _outside(self.statement))
 
     @property
+    def only_defines(self) -> bool:
+        """Whether an import of its file does nothing by it but define or import names."""
+        main = isinstance(self.statement, ast.If) and "__name__" in ast.unparse(self.statement.test)
+        return main or isinstance(self.statement, (*_IMPORTS, *_DEFINITIONS))
+
+    @property
     def is_open(self) -> bool:
         """Whether nobody knows what it binds, or it says where imports are found."""
         names = [alias.name for node in _outside(self.statement) for alias in _aliases(node)]
@@ -140,6 +146,8 @@ def import_for(path: Path, name: str | None) -> Part:
         return Part(made_before, vars(made_before)[_NOTES])
     if is_notebook(path):
         part = _of_notebook(path, first)
+    elif first is not None and (script := _of_script(path, first)) is not None:
+        part = script
     else:
         try:
             return Part(import_path(path))
@@ -216,13 +224,36 @@ def _not_run(pieces: list[_Piece], name: str, where: str, said: str) -> str:
     return f"{said}{lines_to_paste(f'a further cell of {where}', lines, f'{where}:make_{name}')}"
 
 
-def _of_file(path: Path, name: str, why: str) -> Part | None:
-    """What a name needs of a file that does not import; None where that fails, too."""
+def _of_script(path: Path, name: str) -> Part | None:
+    """What a name needs of a file that trains a model when it is imported; None for any other."""
+    pieces = [] if path.is_dir() else _pieces_of(path)
+    if not any("backward" in _attributes(piece.statement) for piece in pieces):
+        return None
+    wanted = _needed(pieces, {name})
+    left = [piece for piece in pieces if piece not in wanted and not piece.only_defines]
+    run = [one for piece in left for one in (piece, *_needed(pieces, _used(piece.statement)))]
+    if not any("backward" in _attributes(piece.statement) for piece in run):
+        return None
+    return _of_file(path, name, f"{shown_path(path)} trains when it is imported", "that")
+
+
+def _attributes(statement: ast.stmt) -> set[str]:
+    return {node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
+
+
+def _pieces_of(path: Path) -> list[_Piece]:
+    """The statements of a file, none of one that cannot be read."""
     try:
-        text = path.read_text(encoding="utf-8")
-        pieces = [_Piece(statement, str(path)) for statement in ast.parse(text).body]
-        wanted = _needed(pieces, {name})
-    except (OSError, ValueError, SyntaxError, UsageError):
+        statements = ast.parse(path.read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return []
+    return [_Piece(statement, str(path)) for statement in statements]
+
+
+def _of_file(path: Path, name: str, why: str, what: str = "what failed") -> Part | None:
+    """What a name needs of a file that does not import whole; None where that fails, too."""
+    wanted = _needed(_pieces_of(path), {name})
+    if not wanted:
         return None
     root, parts = package_of(path)
     put_on_path(Path.cwd())
@@ -235,15 +266,12 @@ def _of_file(path: Path, name: str, why: str) -> Part | None:
     if name in run.failed or name not in vars(run.module):
         return None
     others = [said for said in dict.fromkeys(run.failed.values()) if said not in why]
-    return Part(run.module, (f"{why}; {name} is judged without what failed", *others))
+    return Part(run.module, (f"{why}; {name} is judged without {what}", *others))
 
 
 def _judged_alone(path: Path, why: str) -> str:
     """Lines that check what a file defines without what of it fails, to stand below a sentence."""
-    try:
-        statements = ast.parse(path.read_text(encoding="utf-8")).body
-    except (OSError, ValueError, SyntaxError):
-        return ""
+    statements = [piece.statement for piece in _pieces_of(path)]
     names = [one.name for one in statements if isinstance(one, _DEFINITIONS)]
     public = [name for name in names if not name.startswith("_")][:_MOST_TRIED]
     alone = [name for name in public if _of_file(path, name, why) is not None]

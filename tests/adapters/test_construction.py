@@ -50,6 +50,24 @@ class FromDict(Attention):
         super().__init__(cfg["emb_dim"], cfg["n_heads"], cfg["context_length"])
 
 
+class Within(Attention):
+    """Reads sizes of a dict in an object, and is told what nobody can guess."""
+
+    def __init__(self, config: Any, vis: Any) -> None:
+        heads, _ = config.attention["num_heads"], config.attention["p"]
+        assert not config.strange
+        super().__init__(config.hidden_size, heads)
+        self.vis = vis
+
+
+class OfPictures(Attention):
+    """Takes the two sides of a picture."""
+
+    def __init__(self, inp: int, image_size: tuple[int, int]) -> None:
+        height, width = image_size
+        super().__init__(inp, 3, height * width)
+
+
 class OfLayer(Attention):
     """Reads its sizes of an object, and is told which layer it is."""
 
@@ -115,7 +133,12 @@ class LargeHeads(Attention):
         (Configured, "Configured(config=SimpleNamespace(n_embd=24, n_head=3, block_size=1280"),
         (FromDict, "FromDict(cfg={'emb_dim': 24, 'n_heads': 3, 'context_length': 1280})"),
         (LargeHeads, "LargeHeads(dim=24, dim_head=8)"),
-        (OfLayer, "OfLayer(layer_idx=0, config=SimpleNamespace(hidden_size=24, num_attention"),
+        (OfLayer, "OfLayer(config=SimpleNamespace(hidden_size=24, num_attention_heads=3), layer"),
+        (
+            Within,
+            "Within(config=SimpleNamespace(attention={'num_heads': 3, 'p': 0.1}, strange=False,",
+        ),
+        (OfPictures, "OfPictures(inp=24, image_size=(4, 4))"),
         (Annotated, "Annotated(config=Settings(n_embd=24, n_head=3, rope=None), block_idx=0)"),
         (Unspoken, "Unspoken(thing=24, heads=3)"),
     ],

@@ -41,6 +41,7 @@ def verdict(value: Any) -> tuple[str, str]:
     "kind",
     [
         bare_modules.Residual,
+        bare_modules.ClosedGate,
         bare_modules.PostNorm,
         bare_modules.SequenceFirst,
         bare_modules.HeadsBeforeItems,

@@ -207,6 +207,30 @@ def test_a_mask_that_is_added_hides() -> None:
     ]
 
 
+class ChannelsFirst(nn.Module):
+    """Attention over ``[B, C, L]``, whose numbers look like widths of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dim, self.heads = 4, 3
+        self.proj = nn.ModuleList([nn.Conv1d(12, 12, 1) for _ in range(3)])
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Of three inputs."""
+        q, k, v = (
+            proj(one).unflatten(1, (self.dim, self.heads)).permute(0, 2, 3, 1)
+            for proj, one in zip(self.proj, (query, key, value), strict=True)
+        )
+        mixed: Tensor = (q @ k.mT / self.dim**0.5).softmax(-1) @ v
+        return mixed.permute(0, 3, 1, 2).flatten(1, 2)
+
+
+def test_inputs_of_one_meaning_are_tried_first() -> None:
+    """Query, key and value with channels first are found among few trials."""
+    calling, _ = torch_calling(ChannelsFirst().eval(), {})
+    assert {entry.shape for entry in calling.inputs} == {("batch", 12, 40)}
+
+
 class Slow(nn.Module):
     """Refuses every call after some work."""
 

@@ -43,6 +43,18 @@ class Residual(Projected):
         return x + self.inside(x, x, x)
 
 
+class ClosedGate(Projected):
+    """An attention behind a gate that begins at zero."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.gamma = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add what the gate lets through."""
+        return x + self.gamma * self.inside(x, x, x)
+
+
 class PostNorm(Projected):
     """An attention with its residual sum and norm, and a mask that may be left out."""
 

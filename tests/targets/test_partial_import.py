@@ -227,6 +227,36 @@ def test_what_imports_alone_in_a_file(folder: Path) -> None:
     assert said.endswith("; Good is judged without what failed")
 
 
+TRAINS = """\
+size = 3
+class Loss:
+    def backward(self): raise SystemExit
+class Small:
+    width = size
+def train():
+    while True:
+        Loss().backward()
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "trains"),
+    [
+        ("for step in range(9):\n    Loss().backward()", True),
+        ("train()", True),
+        ("if __name__ == '__main__':\n    train()", False),
+    ],
+)
+def test_a_script_that_trains(folder: Path, last: str, *, trains: bool) -> None:
+    """A class of one is taken without its training, which is said; a guarded one is imported."""
+    write(folder, {"script.py": f"{TRAINS}{last}"})
+    part = part_of(folder, "Small", "script.py")
+    assert part.module.Small.width == 3
+    assert part.notes == (
+        ("script.py trains when it is imported; Small is judged without that",) * trains
+    )
+
+
 @pytest.mark.parametrize("name", ["Bad", "kernel", "absent", None])
 def test_what_does_not_import_alone(folder: Path, name: str | None) -> None:
     """The missing package is named with its line, and the command that is shown works."""
