@@ -26,7 +26,7 @@ from ..base.printable_text import raised_text
 from ..errors import ConstructionError, DeclarationError
 from .calling import ways_to_call
 from .packing import HEAD_NAMES, KV_HEAD_NAMES
-from .trial import Trial, duplicate
+from .trial import Trial, duplicate, with_plain_weights
 
 WIDTH: Final = 24
 HEADS: Final = 3
@@ -92,8 +92,8 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
     """An instance, and how it was constructed; ConstructionError where that cannot be done.
 
     One that has to be told how many heads keys and values have gets fewer than queries have. Where
-    a width is refused, so are multiples of the numbers that the refusal names; and the width that
-    a constructor has from elsewhere, where nothing is answered otherwise.
+    a width is refused, so are multiples of the numbers that the refusal names; where nothing is
+    answered, the width that a constructor has from elsewhere, and the heads that its file has.
     """
     try:
         built, how = _instance_of(kind, num_heads, 1)
@@ -104,14 +104,23 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
                 break
         else:
             raise
-    fixed = _fixed_widths(built)
-    if fixed and _answering(built) is None:
-        for width in fixed:
+    others: list[tuple[int | None, int | None]]
+    others = [(num_heads, width) for width in _fixed_widths(built)]
+    others += [(heads, None) for heads in _heads_beside(kind) if num_heads is None]
+    if others and _answering(built) is None:
+        for heads, width in others:
             with contextlib.suppress(ConstructionError):
-                other, how_other = _instance_of(kind, num_heads, 1, width)
+                other, how_other = _instance_of(kind, heads, 1, width)
                 if _answering(other) is not None:
                     return other, how_other
     return materialised(built), how
+
+
+def _heads_beside(kind: type[nn.Module]) -> list[int]:
+    """Numbers of heads among the names of a class's file, which a forward may read instead."""
+    names = getattr(kind.forward, "__globals__", {})
+    said = [value for name, value in names.items() if name.lower() in HEAD_NAMES]
+    return [value for value in said if type(value) is int and 0 < value <= _LARGE_HEAD]
 
 
 def _fixed_widths(built: nn.Module) -> list[int]:
@@ -131,7 +140,11 @@ def _divisors_named(why: str) -> list[int]:
 
 
 def materialised(built: nn.Module) -> nn.Module:
-    """The module itself; of one with lazy parameters a copy that a first call has given sizes."""
+    """The module itself; of one with lazy parameters a copy that a first call has given sizes.
+
+    Weights that are computed from other parameters are parameters of a copy.
+    """
+    built = with_plain_weights(built)
     trial = _answering(built) if _is_lazy(built) else None
     if trial is None or _is_lazy(trial.module):
         return built

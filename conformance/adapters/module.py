@@ -47,7 +47,7 @@ from .projection_search import (
     trial_notes,
     with_masks,
 )
-from .trial import PROBES, Trial, duplicate, put_in_dtype
+from .trial import PROBES, Trial, duplicate, put_in_dtype, with_plain_weights
 
 
 def without_biases(
@@ -518,7 +518,7 @@ def _construct(construct: Construct, geometry: Geometry, shown: str) -> nn.Modul
     if not isinstance(built, nn.Module):
         msg = f"construct returned {built!r}: return a torch.nn.Module"
         raise DeclarationError(msg)
-    return built
+    return with_plain_weights(built)
 
 
 def _probe(geometry: Geometry, kind: type[nn.Module], request: ModuleRequest) -> Geometry:
@@ -609,6 +609,7 @@ def _shown(value: object, name: str | None) -> str:
     raise DeclarationError(msg)
 
 
+_COMPUTED: Final = "weights that it computes from other parameters are judged as its parameters"
 # The formats in which two matrices one after the other are within the bound of their product.
 _EXACT_ENOUGH: Final = ("float32", "float64")
 
@@ -626,6 +627,7 @@ def of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
             "and conformance.module one of its attentions, such as .self_attn of a layer"
         )
         raise DeclarationError(msg)
+    given, built = built, with_plain_weights(built)
     calling, finding, promises = understand(built, request)
     sizes, recipe = finding.sizes, finding.recipe
     if recipe.has_products and not {*promises.get("dtypes", ())} <= {*_EXACT_ENOUGH}:
@@ -657,7 +659,8 @@ def of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
         heads = sizes.num_heads
         candidate = fixed_layer(kept, weights, num_heads=heads, name=request.shown, **promises)
         candidate = dataclasses.replace(candidate, function=_copying_builder(kept))
-    return finished(candidate, built, calling, finding)
+    candidate = finished(candidate, built, calling, finding)
+    return candidate if built is given else assuming(candidate, _COMPUTED)
 
 
 def _copying_builder(

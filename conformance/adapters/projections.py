@@ -72,11 +72,11 @@ class Leaf:
 def leaves(module: nn.Module) -> list[Leaf]:
     """Every matrix that could be a projection, in the order of definition, heads put together.
 
-    Raises DeclarationError for parameters that do not exist yet or that are computed from others.
+    Raises DeclarationError for parameters that do not exist yet.
     """
     result: list[Leaf] = []
     for name, owner in module.named_modules(remove_duplicate=False):
-        if not isinstance(owner, _NOT_PROJECTIONS) and "parametrizations" not in name.split("."):
+        if not isinstance(owner, _NOT_PROJECTIONS):
             _check_readable(name or type(owner).__name__, owner)
             result.extend(_of_owner(f"{name}." if name else "", owner))
     return _stack_heads(result)
@@ -115,12 +115,6 @@ def _check_readable(name: str, owner: nn.Module) -> None:
                 f"{name} has no weights yet (it is lazy): call the module once before declaring it"
             )
             raise DeclarationError(msg)
-    if hasattr(owner, "parametrizations") or hasattr(owner, "weight_g"):
-        msg = (
-            f"{name} computes its weight from other parameters, so none can be loaded: remove the "
-            f"parametrization, or {INSIDE}"
-        )
-        raise DeclarationError(msg)
 
 
 def _of_owner(prefix: str, owner: nn.Module) -> Iterator[Leaf]:

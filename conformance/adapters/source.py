@@ -19,6 +19,7 @@ from ..graphs.reading import GraphReading
 from .graph_forward import GraphForward, array_of, tensor_of
 from .module import understand
 from .projection_search import ModuleRequest
+from .trial import with_plain_weights
 
 _TAKES_A_TENSOR: Final = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -174,7 +175,7 @@ def _of_candidate(candidate: Candidate) -> Callable[..., Any]:
 
 def _understood(module: nn.Module, shown: str) -> tuple[GraphProjections | None, str]:
     """The module's weights as the module adapter reads them, or why it cannot."""
-    request = ModuleRequest(shown=shown)
+    request, module = ModuleRequest(shown=shown), with_plain_weights(module)
     try:
         _, finding, _ = understand(module, request)
         weights = finding.recipe.read(module, finding.sizes)

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ..base.geometry import Geometry
 from ..errors import DeclarationError
@@ -34,18 +35,52 @@ _CONTAINERS: Final = (OrderedDict, dict, set)
 
 def duplicate(module: nn.Module) -> nn.Module:
     """A deep copy; raises DeclarationError where the module cannot be copied."""
+    held = [value for part in module.modules() for value in vars(part).values()]
+    # Each part has a dozen containers of hooks, and copying an empty one takes long.
+    own = {id(one): type(one)() for one in held if type(one) in _CONTAINERS and not one}
+    # torch copies nothing that a call has made, such as weights that were kept.
+    made = (value for value in held if isinstance(value, Tensor) and not value.is_leaf)
+    own |= {id(value): value.detach().clone() for value in made}
     try:
-        # Each part has a dozen containers of hooks, and copying an empty one takes long.
-        own = (value for part in module.modules() for value in vars(part).values())
-        held = (value for value in own if type(value) in _CONTAINERS)
-        empty = {id(value): type(value)() for value in held if not value}
-        return copy.deepcopy(module, empty)
+        return copy.deepcopy(module, own)
     except Exception as error:  # a module's own __deepcopy__ may raise anything
         msg = (
             f"{type(module).__name__} cannot be copied ({type(error).__name__}: {error}), and an "
             "instance is never changed: pass its class and construct="
         )
         raise DeclarationError(msg) from error
+
+
+def with_plain_weights(module: nn.Module) -> nn.Module:
+    """The module itself; of one that computes weights from other parameters a copy that has them.
+
+    These are torch's parametrizations, and what computes a weight before each call (weight_norm and
+    spectral_norm as hooks, pruning): such a hook can be removed, and leaves the weight behind.
+    """
+    if not any(_computes_weights(part) for part in module.modules()):
+        return module
+    copied = duplicate(module).eval()
+    part: Any
+    for part in list(copied.modules()):
+        if parametrize.is_parametrized(part):  # copies share a class, which torch would change
+            values = {name: getattr(part, name).detach() for name in part.parametrizations}
+            part.__class__ = parametrize.type_before_parametrizations(part)
+            del part.parametrizations
+            for name, value in values.items():
+                part.register_parameter(name, nn.Parameter(value.clone()))
+        for key, hook in _computing_hooks(part):
+            hook.remove(part)
+            del part._forward_pre_hooks[key]  # noqa: SLF001 (as below)
+    return copied
+
+
+def _computes_weights(part: nn.Module) -> bool:
+    return parametrize.is_parametrized(part) or bool(_computing_hooks(part))
+
+
+def _computing_hooks(part: nn.Module) -> list[tuple[int, Any]]:
+    hooks = part._forward_pre_hooks.items()  # noqa: SLF001 (torch's own functions look there, too)
+    return [(key, hook) for key, hook in hooks if callable(getattr(hook, "remove", None))]
 
 
 def put_in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
@@ -168,15 +203,18 @@ class Trial:
     def keeps_items_apart(self, widths: tuple[int, int, int]) -> bool:
         """Whether the answer to an item stays as it is when another one's tokens change.
 
-        With batch and tokens in the other order it does not.
+        With batch and tokens in the other order it does not. A length that one item alone cannot
+        have tells nothing: windows of tokens are then filled up from other items.
         """
         if self._apart is None and self.batched:
             answer = self.answer(widths)
             if answer is None:
                 return False
-            lengths = answer.inputs[0].shape[1], answer.inputs[1].shape[1]
-            other = self._call(widths, lengths, answer.inputs[0].dtype, turned=slice(None))
+            query, key, _ = answer.inputs
+            lengths, dtype = (query.shape[1], key.shape[1]), query.dtype
+            other = self._call(widths, lengths, dtype, turned=slice(None))
             self._apart = other is not None and _is_same(answer.output[1:], other.output[1:])
+            self._apart = self._apart or self._call(widths, lengths, dtype, batch=1) is None
         return self._apart is not False
 
     def heeds_every_input(self, widths: tuple[int, int, int]) -> bool:
@@ -356,12 +394,13 @@ class Trial:
         *,
         turned: int | slice | None = None,
         negated: int | None = None,
+        batch: int = _BATCH,
     ) -> TrialAnswer | None:
         """The answer to drawn tokens; the first item's have the other sign at ``turned`` places.
 
         All items' have it at one place, and all tokens of the input ``negated``.
         """
-        batch = _BATCH if self.batched else 1
+        batch = batch if self.batched else 1
         inputs = draw(widths, lengths, self.calling.inputs, batch, dtype)
         if turned is not None:
             for tokens in {id(tokens): tokens for tokens in inputs}.values():

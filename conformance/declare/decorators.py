@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .._golden import golden
 from ..base.geometry import read_pins
+from ..base.parameter_names import option_of
 from ..base.printable_text import repr_of
 from ..errors import DeclarationError, did_you_mean
 from .candidate import Candidate
@@ -334,7 +335,13 @@ def check_signature(function: Callable[..., Any], declaration: Declaration, name
             signature.bind_partial(*inputs, **{keyword: None})
         except TypeError:
             promised = f"the keyword {keyword!r} that its declaration promises"
-            msg = f"{name}{signature} does not take {promised}"
+            own = inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=None)
+            others = list(signature.parameters.values())[len(inputs) :]
+            same = [one.name for one in others if option_of(one) == option_of(own) != ""]
+            lead = (
+                f"rename its {same[0]!r} to it" if same else f"give it a parameter {keyword}=None"
+            )
+            msg = f"{name}{signature} does not take {promised}: {lead}, or promise less"
             raise DeclarationError(msg) from None
     _check_required(signature, inputs, declaration, name)
 

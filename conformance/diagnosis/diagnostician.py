@@ -100,7 +100,8 @@ class Diagnostician:
     ) -> dict[str, Any]:
         """An entry of several mistakes with each by itself, and whether it makes a clause fail."""
         named = (one for one in self.explanations if one.entry["name"] == entry["name"])
-        made = next(named, Explanation(entry=entry)).made
+        known = next(named, Explanation(entry=entry)).made
+        made = tuple(part for one in known for part in one.parts or (one,))
         if len(made) < 2:  # noqa: PLR2004 (one mistake has no parts)
             return entry
         failing = self._failing_alone(made, clause, problem)

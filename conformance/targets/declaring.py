@@ -12,11 +12,14 @@ import torch
 
 from ..adapters.construction import instance_of, settings_read
 from ..base.parameter_names import POSITIONAL, option_of, role_of, signature_in_docstring
+from ..base.printable_text import few
 from ..errors import TO_CHECK, ConstructionError, DeclarationError, indented, lines_to_paste
 from .target_strings import is_path, seen_from
 
 _MOST: Final = 6
 _ROLES: Final = {"q": "query", "k": "key", "v": "value"}
+# What a layer promises of its inputs, by how many it needs.
+_OWN_INPUTS: Final = {1: ', inputs="self"', 2: ', inputs="memory"'}
 
 
 def undeclared_in(module: ModuleType, where: str) -> str:
@@ -27,7 +30,7 @@ def undeclared_in(module: ModuleType, where: str) -> str:
     entries = [
         *(_of_class(name, where) for name in _own(module, _is_layer)),
         *(
-            declaration_lines(getattr(module, name), f"{where}:{name}")
+            _of_function(name, getattr(module, name), f"{where}:{name}")
             for name in _own(module, _is_attention)
         ),
     ]
@@ -129,6 +132,13 @@ def _shown(parameters: list[inspect.Parameter]) -> str:
     return f"({', '.join(entry.name for entry in parameters)})"
 
 
+def _of_function(name: str, function: Callable[..., Any], target: str) -> str:
+    parameters = list(inspect.signature(function).parameters.values())
+    if _projects(parameters):
+        return declaration_lines(function, target)
+    return f"{TO_CHECK}{name}{_shown(parameters)}: conformance check {target}"
+
+
 def _of_class(name: str, where: str) -> str:
     return f"{TO_CHECK}{name}, a torch.nn.Module: conformance check {where}:{name}"
 
@@ -172,6 +182,29 @@ def how_to_make(error: ConstructionError, target: str) -> str:
     return f"{error.why}{lines_to_paste(place, lines, 'made.py:made')}"
 
 
+def how_to_call(kind: type, target: str) -> str:
+    """Why a class of no modules is not judged, and a file that calls an instance."""
+    where, _, name = target.rpartition(":")
+    method = next((one for one in ("forward", "__call__") if callable(vars(kind).get(one))), "")
+    inputs = _inputs(
+        list(inspect.signature(vars(kind)[method]).parameters.values())[1:] if method else []
+    )
+    if not name.isidentifier() or not inputs:
+        return (
+            f"{target} is a class, but no torch.nn.Module: write a function of query, key and "
+            "value that calls an instance, in a file of yours, and name it as FILE.py:function"
+        )
+    needed = inspect.signature(kind).parameters.values()
+    given = ", ".join(f"{one.name}=…" for one in needed if one.default is one.empty)
+    lines = ["import conformance", "", *_loaded(where, name), f"attention = {name}({given})"]
+    call = ", ".join(f"{one}={role}" for one, role in inputs.items())
+    lines += ["", "", "def attend(query, key, value):"]
+    lines += [f"    return attention{'.forward' * (method == 'forward')}({call})"]
+    place = "a new file attend.py, with the right arguments"
+    said = f"{target} is a class, but no torch.nn.Module"
+    return f"{said}{lines_to_paste(place, lines, 'attend.py:attend')}"
+
+
 def _loaded(where: str, name: str) -> list[str]:
     """The line that names an object of another file or module."""
     if is_path(where):
@@ -188,25 +221,34 @@ def how_to_pass(error: DeclarationError, value: Any, target: str) -> str:
     if not where or not name.isidentifier():
         return str(error)
     if not error.lacking:
-        return f"{error}{_of_heads(value, where, name)}"
+        return f"{error}{_around(value, where, name)}"
     called = "" if isinstance(value, (type, torch.nn.Module)) else "()"
     lines = ["import conformance", "", *_loaded(where, name)]
     lines += [f"layer = conformance.module({name}{called}, {error.lacking})"]
     return f"{error}{lines_to_paste('a new file layer.py', lines, 'layer.py:layer')}"
 
 
-def _of_heads(value: Any, where: str, name: str) -> str:
-    """A file that declares a module without parameters, of heads that are projected already."""
+def _around(value: Any, where: str, name: str) -> str:
+    """A file that calls a module of which nothing can be loaded: with its own weights, or none."""
     built, made = value, name
     if not isinstance(value, torch.nn.Module):
         built, how = instance_of(value, None) if isinstance(value, type) else (value(), f"{name}()")
         made = how.removeprefix("constructed as ")
-    parameters = list(inspect.signature(built.forward).parameters.values())
-    inputs = _inputs(parameters)
-    if any(True for _ in built.parameters()) or not inputs:
-        return ""
-    call = ", ".join(_given(inputs, parameters))
     lines = [*settings_read(made), "import conformance", "", *_loaded(where, name)]
-    lines += [f"attention = {made}.eval()", "", "", "@conformance.core()"]
+    lines += [f"attention = {made}.eval()"]
+    parameters = list(inspect.signature(built.forward).parameters.values())
+    own = [f"{path} {list(one.shape)}" for path, one in built.named_parameters()]
+    if own:
+        inputs = _OWN_INPUTS.get(sum(one.default is one.empty for one in parameters), "")
+        lines += [f"# matrices [out, in], a head's rows together, of {few(own, _MOST)}"]
+        lines += ["q, k, v, o = …", "weights = conformance.ProjectionWeights(q=q, k=k, v=v, o=o)"]
+        lines += [f"layer = conformance.fixed_layer(attention, weights, num_heads=…{inputs})"]
+        place = "a new file layer.py, with the right q, k, v, o and num_heads"
+        return lines_to_paste(place, lines, "layer.py:layer")
+    inputs_of_heads = _inputs(parameters)
+    if not inputs_of_heads:
+        return ""
+    call = ", ".join(_given(inputs_of_heads, parameters))
+    lines += ["", "", "@conformance.core()"]
     lines += ["def core(query, key, value):", f"    return attention({call})"]
     return lines_to_paste("a new file core.py", lines, "core.py:core")

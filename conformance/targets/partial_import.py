@@ -121,6 +121,12 @@ class _Running:
 _NOTES: Final = "__conformance_notes__"
 
 
+def notes_of(module: ModuleType) -> tuple[str, ...]:
+    """Sentences on what was left out of a module that was run in part."""
+    notes: tuple[str, ...] = vars(module).get(_NOTES, ())
+    return notes
+
+
 def import_named(dotted: str, name: str | None) -> Part:
     """The module of a dotted name, with at least what a name in it needs; raises UsageError."""
     try:
@@ -143,7 +149,7 @@ def import_for(path: Path, name: str | None) -> Part:
     first = None if name is None else name.partition(".")[0]
     made_before = sys.modules.get(_part_name(path, first))
     if made_before is not None and _NOTES in vars(made_before):
-        return Part(made_before, vars(made_before)[_NOTES])
+        return Part(made_before, notes_of(made_before))
     if is_notebook(path):
         part = _of_notebook(path, first)
     elif first is not None and (script := _of_script(path, first)) is not None:

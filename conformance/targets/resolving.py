@@ -24,9 +24,9 @@ from ..base.printable_text import repr_of
 from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..declare.candidate import Candidate
 from ..declare.decorators import Decorator, core, renamed
-from ..errors import TO_CHECK, UsageError
+from ..errors import BELOW, TO_CHECK, UsageError
 from ..graphs.process import limited
-from .declaring import undeclared_in
+from .declaring import how_to_call, undeclared_in
 from .loading import (
     attribute,
     closest,
@@ -37,7 +37,7 @@ from .loading import (
     target_of_module,
 )
 from .notebooks import is_notebook
-from .partial_import import import_for, import_named
+from .partial_import import import_for, import_named, notes_of
 from .target_strings import (
     ENTRY_POINTS,
     exists,
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from ..adapters.source import ExportSource
 
 
+# Sentences on what is left out of a notebook, where nothing is left to check.
+_MOST_NOTES: Final = 6
 _NOT_CANDIDATES: Final = ("__main__", "conftest", "setup")
 _ACCEPTED: Final = (
     "a declared candidate, a torch.nn.Module, a list of these, or a function without arguments "
@@ -138,7 +140,8 @@ def _undeclared(target: str) -> str:
     where, name = split_target(target)
     where = where if name is None else target_of_module(module, where)
     modules = [(module, where), *_submodules(module, where)]
-    return next(filter(None, (undeclared_in(*entry) for entry in modules)), "")
+    defined = next(filter(None, (undeclared_in(*entry) for entry in modules)), "")
+    return defined or "".join(f"{BELOW}{note}" for note in notes_of(module)[:_MOST_NOTES])
 
 
 def object_of(target: str) -> Any:
@@ -452,6 +455,8 @@ def _has(module: ModuleType, name: str, where: str) -> bool:
 def candidates_of(value: Any, target: str) -> Iterator[tuple[Resolved, str]]:
     """What an object is or makes; raises UsageError when it is nothing that can be judged."""
     made = value if _is_candidate(value) else _called(value, target)
+    if isinstance(made, type) and not is_module(made):
+        raise UsageError(how_to_call(made, target))
     for entry in made if isinstance(made, (list, tuple)) else [made]:
         if isinstance(entry, Candidate):
             yield entry, target

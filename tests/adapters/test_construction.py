@@ -217,6 +217,28 @@ def test_lazy_parameters_get_their_sizes() -> None:
     assert nn.parameter.is_lazy(own.qkv.weight)
 
 
+num_heads = 2
+
+
+class HeadsOfItsFile(Attention):
+    """Reads a name of its file in place of what it was given."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of tokens."""
+        size = self.proj.in_features // self.num_heads
+        q, k, v = self.qkv(x).reshape(*x.shape[:2], num_heads, 3 * size).chunk(3, -1)
+        weights = (q.transpose(1, 2) @ k.transpose(1, 2).mT / size**0.5).softmax(-1)
+        answer: Tensor = self.proj((weights @ v.transpose(1, 2)).transpose(1, 2).flatten(2))
+        return answer
+
+
+def test_heads_that_a_file_names_are_tried() -> None:
+    """Notebooks define the number beside the class, and their forward reads it by mistake."""
+    built, how = instance_of(HeadsOfItsFile, None)
+    assert how == "constructed as HeadsOfItsFile(width=16, heads=2)"
+    assert built(torch.randn(1, 4, 16)).shape == (1, 4, 16)
+
+
 def test_a_class_without_a_way_is_told() -> None:
     """The sentence names the parameter."""
 

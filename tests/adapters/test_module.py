@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from attention_modules import (
 )
 from refusals import refused
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from wrapped import BASE, assumed, drawn_inputs, drawn_weights, is_golden
 
 import conformance
@@ -423,6 +426,30 @@ def test_one_matrix_for_two_projections_is_kept() -> None:
     candidate = conformance.module(module)
     assert assumed(candidate, "q.weight and k.weight are one tensor: it keeps its own weights")
     assert conformance.check(candidate, profile="smoke", only=["numerics.golden"]).conforms
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "compute",
+    [
+        nn.utils.parametrizations.weight_norm,
+        nn.utils.weight_norm,
+        nn.utils.spectral_norm,
+        partial(prune.l1_unstructured, name="weight", amount=0.3),
+    ],
+)
+def test_weights_that_are_computed_are_loaded(compute: Callable[[nn.Module], Any]) -> None:
+    """A copy has them as parameters; the instance goes on to compute them."""
+    module = Named(("q", "k", "v", "o")).eval()
+    for part in (module.q, module.k, module.v, module.o):
+        compute(part)
+    tokens = torch.randn(2, 3, WIDTH)
+    before, names = module(tokens, tokens, tokens), [name for name, _ in module.named_parameters()]
+    candidate = conformance.module(module, num_heads=HEADS)
+    assert is_golden(candidate)
+    assert assumed(candidate, "weights that it computes from other parameters are judged as its")
+    assert torch.equal(module(tokens, tokens, tokens), before)
+    assert [name for name, _ in module.named_parameters()] == names
 
 
 class Gained(nn.Module):

@@ -144,7 +144,8 @@ def test_missing_keyword_is_refused() -> None:
     """A promised keyword that the signature lacks is found when it is declared."""
     message = (
         "bare(query: 'Tensor', key: 'Tensor', value: 'Tensor') -> 'Tensor' does not take the "
-        "keyword 'keep' that its declaration promises"
+        "keyword 'keep' that its declaration promises: give it a parameter keep=None, or promise "
+        "less"
     )
     with refused(message, DeclarationError):
         conformance.core(masks=["keep"])(bare)
@@ -167,6 +168,18 @@ def test_each_promise_needs_its_keyword(promises: dict[str, Any], keyword: str) 
     """Every promise that brings a keyword is held against the signature."""
     with pytest.raises(DeclarationError, match=f"does not take the keyword '{keyword}'"):
         conformance.core(**promises)(bare)
+
+
+def test_a_promise_under_another_name() -> None:
+    """A parameter that speaks of the same option is to be renamed; else one is to be added."""
+
+    def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+        return bare(query, key, value) if mask is None else value
+
+    with pytest.raises(DeclarationError, match="promises: rename its 'mask' to it, or"):
+        conformance.core(masks=["keep"])(kernel)
+    with pytest.raises(DeclarationError, match="promises: give it a parameter scale=None"):
+        conformance.core(features=["scale"])(kernel)
 
 
 def test_two_inputs_where_three_are_called() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from examples import BARE_FLOAT32, CLAUSES, core, plan, problem
-from torch import Tensor
+from torch import Tensor, nn
 
 import conformance
 from candidates.eager import EagerCore
@@ -433,3 +433,32 @@ def test_two_mistakes_are_two_whichever_clause_fails_first(first: str) -> None:
         "causal-top-left": False,
         "mask-inverted": True,
     }
+
+
+class UnscaledAndUnmerged(nn.Module):
+    """Heads that are not moved back, and no scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(32, 96), nn.Linear(32, 32)
+        self.num_heads = 4
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens ``[B, L, E]``."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT).softmax(-1)
+        answer: Tensor = self.out((weights @ v).reshape(x.shape))
+        return answer
+
+
+def test_a_statement_of_two_mistakes_has_both_as_parts() -> None:
+    """What is read of values and of weights are two, each with its fix and line."""
+    torch.manual_seed(0)
+    subject = Subject(conformance.module(UnscaledAndUnmerged()), "float32")
+    (entry,) = Diagnostician(subject).explain()
+    values, weights = entry["parts"]
+    assert "without moving the heads back" in values["text"]
+    assert "reshape(x.shape)" in values["line"]["text"]
+    assert "dot products are not scaled" in weights["text"]
+    assert "softmax" in weights["line"]["text"]
+    assert values["fix"] != weights["fix"]

@@ -58,8 +58,8 @@ def test_a_file_without_candidates(folder: Path, capsys: pytest.CaptureFixture[s
     assert text.startswith("conformance: student.py declares no candidate: decorate one")
     _, layer, masked, swapped = text.split("  to check ")
     assert layer == "Attention, a torch.nn.Module: conformance check student.py:Attention\n"
-    assert masked.startswith("attend(q, k, v, mask), paste into student.py (for mask declare ")
-    assert "with a value for heads, which has no default:\n" in swapped
+    assert masked == "attend(q, k, v, mask): conformance check student.py:attend\n"
+    assert swapped.endswith("(value, key, query, heads): conformance check student.py:backwards\n")
     assert run(["check", "student.py:Attention", *FEW]) == 0
 
 
@@ -115,8 +115,7 @@ def test_what_is_no_core_is_not_called_one(
     assert layer.startswith(
         "attend(x, w_q, w_k, w_v, w_o, heads), which takes matrices: call it in"
     )
-    assert core.startswith("blocked(q, k, v, causal), paste into parts.py:")
-    assert core.endswith("options be found: conformance identify parts.py:blocked\n")
+    assert core == "blocked(q, k, v, causal): conformance check parts.py:blocked\n"
 
 
 def test_a_function_of_a_package(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

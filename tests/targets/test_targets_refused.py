@@ -387,6 +387,62 @@ def test_a_module_of_heads_that_cannot_be_read(
     assert candidate.function(query, key, value).shape == (1, 2, 3, 6)
 
 
+NO_MODULE = """
+class Heads:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def forward(self, q, k, v):
+        return (q @ k.mT * q.shape[-1] ** self.scale).softmax(-1) @ v
+"""
+
+
+def test_a_class_of_no_modules(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A function that calls an instance is judged, once its arguments are right."""
+    write(folder, {"plain.py": NO_MODULE})
+    assert run(["check", "plain.py:Heads", *FEW]) == 2
+    said, place, *lines, command = capsys.readouterr().err.splitlines()
+    assert said == "conformance: plain.py:Heads is a class, but no torch.nn.Module"
+    assert place == "  paste into a new file attend.py, with the right arguments:"
+    pasted = "\n".join(line.removeprefix("      ") for line in lines)
+    write(folder, {"attend.py": pasted.replace("scale=…", "scale=-0.5")})
+    assert run([*command.removeprefix("  and run: conformance ").split(), *FEW]) == 0
+
+
+ONE_CUBE = """
+import torch
+from torch import nn
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.m = nn.Parameter(torch.randn(4, 4, 4, 16) / 4)
+
+    def forward(self, x):
+        q, k, v, out = self.m.flatten(1, 2)
+        q, k, v = ((x @ w.T).unflatten(-1, (4, 4)).transpose(1, 2) for w in (q, k, v))
+        scores = q @ k.mT / 2
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        weights = weights / weights.sum(-1, keepdim=True)
+        return (weights @ v).transpose(1, 2).flatten(2) @ out.T
+"""
+
+
+def test_a_module_whose_matrices_cannot_be_found(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is judged with its own weights by the lines below, once these say which they are."""
+    write(folder, {"model.py": ONE_CUBE})
+    assert run(["check", "model.py:Odd", *FEW]) == 2
+    _, place, *lines, command = capsys.readouterr().err.splitlines()
+    assert place == "  paste into a new file layer.py, with the right q, k, v, o and num_heads:"
+    pasted = "\n".join(line.removeprefix("      ") for line in lines)
+    right = pasted.replace("v, o = …", "v, o = attention.m.detach().flatten(1, 2)")
+    write(folder, {"layer.py": right.replace("num_heads=…", "num_heads=4")})
+    assert run([*command.removeprefix("  and run: conformance ").split(), *FEW]) == 0
+
+
 def test_loading_what_a_target_names(folder: Path) -> None:
     """A path is looked for beside the file that calls first, then in the working folder."""
     write(

@@ -245,6 +245,7 @@ def together(one: NamedMistake, two: NamedMistake, *, answers_last: bool = False
         core=_both(*cores),
         misplaces=one.misplaces or two.misplaces,
         output=_both(one.output, two.output),
+        parts=tuple(part for each in (one, two) for part in each.parts or (each,)),
     )
 
 

@@ -249,6 +249,8 @@ class NamedMistake(Mistake):
         A further change to the declared point that depends on it.
     special_of
         A mistake of which this is a special case: not reported where that one explains as much.
+    parts
+        The mistakes that it puts together, where it was read as several.
     rows
         The rows of the answer in which alone it is made: from inputs and answer, bool of the
         answer's shape but for the channels. None for all.
@@ -276,6 +278,7 @@ class NamedMistake(Mistake):
     fits: Callable[[golden.Semantics], bool] | None = None
     point: Callable[[golden.Semantics], golden.Semantics] | None = None
     special_of: str = ""
+    parts: tuple[NamedMistake, ...] = ()
     rows: Callable[[Inputs, Tensor], Tensor] | None = None
     sizes: tuple[SizeRule, ...] = ()
     backward: tuple[golden.Edit, ...] = ()

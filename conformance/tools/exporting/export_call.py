@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...adapters.calling import Calling, mask_parameters
 from ...adapters.module import calling_of, understand
 from ...adapters.projection_search import ModuleRequest
+from ...adapters.trial import with_plain_weights
 from ...base.parameter_names import POSITIONAL
 from ...errors import DeclarationError, UsageError
 from ...models.recording import tensors_in
@@ -162,8 +163,9 @@ def export_call(module: nn.Module, shown: str) -> ExportCall:
     widths: tuple[tuple[int, ...], ...]
     heads = 0
     try:
-        calling, finding, _ = understand(module, request)
-        weights = finding.recipe.read(module, finding.sizes)
+        plain = with_plain_weights(module)
+        calling, finding, _ = understand(plain, request)
+        weights = finding.recipe.read(plain, finding.sizes)
         widths = ((weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]),)
         heads = finding.sizes.num_heads
     except DeclarationError as error:
