@@ -29,7 +29,6 @@ from ..adapters.module import (
     with_second_stream,
 )
 from ..adapters.projection_search import ModuleRequest
-from ..adapters.trial import duplicate
 from ..base.mistake import CHOSEN_UNDECLARED
 from ..base.printable_text import few
 from ..base.record import Reading
@@ -91,7 +90,7 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
     built, how = _instance(entry)
     unknown = ""
     if entry.site is not None or not multihead.is_multihead(built):
-        made, unknown = _whole_model(built, entry)
+        made, unknown = _whole_model(built, entry.target)
         if made is not None:
             return [_with_notes(one, how) for one in _of_model(made, entry)]
     if entry.site is not None:
@@ -151,7 +150,7 @@ def _unread(
 
     ``unknown`` says why it is no whole model, if asked.
     """
-    inside = _inside(built, entry)
+    inside = _inside(built, entry.target)
     if read.is_meant and inside is not None:
         return _of_model(inside, entry)
     # Nobody means what takes the place of a projection without effect, or of a causal rule.
@@ -210,12 +209,12 @@ def _instance(entry: Undeclared) -> tuple[nn.Module, str]:
         raise UsageError(how_to_make(error, entry.target)) from error
 
 
-def _whole_model(built: nn.Module, entry: Undeclared) -> tuple[TorchModel | None, str]:
+def _whole_model(built: nn.Module, target: str) -> tuple[TorchModel | None, str]:
     """The whole model that a module is, None for any other; and why nobody can tell, or ""."""
     if not may_be_model(built):
         return None, ""
     try:
-        return _opened(built, entry), ""
+        return open_torch_model(built, target), ""
     except UnknownInputError as unknown:
         return None, str(unknown)
     except UsageError:
@@ -224,30 +223,10 @@ def _whole_model(built: nn.Module, entry: Undeclared) -> tuple[TorchModel | None
         return None, f"reading it as one failed ({fault_of(error)})"
 
 
-def _opened(built: nn.Module, entry: Undeclared, *, surely: bool = False) -> TorchModel | None:
-    """The module as a model; of a class with other numbers for zeros that hide its weights.
-
-    A gate or an output may begin so in training: no answer then changes with what lies before it.
-    """
-    made = open_torch_model(built, entry.target, surely=surely)
-    if made is None or not made.engine.sites or not isinstance(entry.value, type):
-        return made
-    zeros = [name for name, weight in built.named_parameters() if not weight.any()]
-    if not zeros or not made.engine.unused_weights(made.model):
-        return made
-    drawn, generator = duplicate(built), torch.Generator().manual_seed(0)
-    for name, weight in drawn.named_parameters():
-        if name in zeros:
-            terms = weight.shape[-1] if weight.dim() > 1 else 1
-            weight.data.copy_(torch.randn(weight.shape, generator=generator) / terms**0.5)
-    again = open_torch_model(drawn, entry.target, surely=surely)
-    return again if again is not None and again.engine.sites else made
-
-
-def _inside(built: nn.Module, entry: Undeclared) -> TorchModel | None:
+def _inside(built: nn.Module, target: str) -> TorchModel | None:
     """The module as a model, where it has an attention that can be judged alone."""
     try:
-        made = _opened(built, entry, surely=True)
+        made = open_torch_model(built, target, surely=True)
     except Exception:  # noqa: BLE001 (whatever we fail at in reading, it is still judged)
         return None
     return made if made is not None and made.engine.sites else None

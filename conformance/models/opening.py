@@ -334,15 +334,23 @@ def _fixed(model: WholeModel, axis: str) -> int | None:
 
 
 def _answered(model: WholeModel, fixed: Mapping[str, int | None]) -> tuple[int, tuple[int, int]]:
-    """Sizes of a call that is answered; raises NoAnswerError with the first refusal."""
-    first = ""
+    """Sizes of a call that is answered; raises NoAnswerError with the first refusal.
+
+    Of a length that one item takes, too, if there is any: where windows of tokens are filled up
+    from other items, items cannot be independent.
+    """
+    first, together = "", []
     lengths = _only(fixed["length"], _FIRST_LENGTHS)
     for length, batch in product(lengths, _only(fixed["batch"], _FIRST_BATCHES)):
-        second = fixed["second length"] or length
-        _, message = _answer(model, {"batch": batch, "length": length, "second length": second})
+        sizes = {"length": length, "second length": fixed["second length"] or length}
+        _, message = _answer(model, {"batch": batch, **sizes})
         if not message:
-            return batch, (length, second)
+            together.append((batch, (length, sizes["second length"])))
+            if fixed["batch"] or not _answer(model, {"batch": 1, **sizes})[1]:
+                return together[-1]
         first = first or message
+    if together:
+        return together[0]
     msg = f"it answers no call that was tried: it {first}"
     raise NoAnswerError(msg)
 
