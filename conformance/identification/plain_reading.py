@@ -63,7 +63,7 @@ _SECONDS_FURTHER: Final = 3.0
 # The clauses whose mistakes may be made in preparing heads.
 _OF_PREPARING: Final = frozenset({"position.rotary", "qk-norm.golden"})
 # The same for the ways in which a layer may take its steps, those with the fewest changes first.
-_SECONDS_READING: Final = 1.0
+_SECONDS_READING: Final = 3.0
 
 
 @dataclass(frozen=True, kw_only=True)
