@@ -42,7 +42,6 @@ from .rotary import (
     rotary_pairs,
     rotary_size,
     rotate_heads,
-    turn_heads,
 )
 from .semantics import STANDARD, Semantics, scale_value
 
@@ -108,6 +107,5 @@ __all__ = [
     "split_heads",
     "structural_mask",
     "summed_groups",
-    "turn_heads",
     "unread",
 ]
