@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Final, Protocol
@@ -263,9 +263,8 @@ class Subject:
     """The candidate on one device and its oracle, as the checks of the clauses use them.
 
     ``sealed`` is the judge as it must stay; by default as it is now. Where ``only_violations``
-    matter, whether an example binds is not looked at. Where any answer to the same inputs does, no
-    second call is made: answers are remembered as long as their inputs, and those of a candidate
-    with ``slow_calls`` to the end.
+    matter, whether an example binds is not looked at. One with ``slow_calls`` is called no second
+    time where any answer to the same inputs does; others are, as chance may decide an answer.
     """
 
     only_violations = False
@@ -294,7 +293,7 @@ class Subject:
         self.slow_calls = slow_calls
         # The problems that clauses asked where calls are slow, and the answers to plain calls.
         self.asked: list[Problem] = []
-        self.known: MutableMapping[Inputs, Tensor] = {} if slow_calls else WeakKeyDictionary()
+        self.known: dict[Inputs, Tensor] = {}
         # The inputs of the first call that wrote into its arguments.
         self.edited: list[Inputs] = []
         self.sealed, self._replaced = sealed or seal(), tampered_at_load()
@@ -373,7 +372,7 @@ class Subject:
         """Call a forward with copies of the inputs; raises CandidateFailure for a bad answer."""
         with self.timed():
             answer = self.call_with(forward, arguments(inputs), inputs)
-        if not inputs.grad_mode:
+        if self.slow_calls and not inputs.grad_mode:
             self.known[inputs] = answer.output
         return answer
 

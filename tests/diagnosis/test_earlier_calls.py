@@ -361,12 +361,12 @@ def test_what_repeats_only_sometimes_is_what_is_kept(tmp_path: Path) -> None:
     run = CandidateRun(
         subject_of(STALE, tmp_path).candidate,
         profile=PROFILES["quick"],
-        only=("numerics.golden", "gradients.accumulate"),
+        only=("state.no-memory", "gradients.accumulate"),
         dtypes=("float32",),
     )
-    golden, accumulated = (
+    remembered, accumulated = (
         next(run.run(one) for one in run.planned() if one.id == slug) for slug in run.only
     )
     assert accumulated.violation is not None
     assert accumulated.violation.kind == "raised"
-    assert run.explained_by(accumulated) == golden.diagnosis[0]["name"]
+    assert run.explained_by(accumulated) == remembered.diagnosis[0]["name"]
