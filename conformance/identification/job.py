@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 import time
@@ -141,6 +142,19 @@ _MOST_UNREAD: Final = 6
 
 class OutOfTimeError(Exception):
     """The time to find a name for answers is up."""
+
+
+@contextlib.contextmanager
+def while_time_to_name() -> Iterator[None]:
+    """Look for a name meanwhile; raises OutOfTimeError when its seconds of processor are over."""
+    ends = time.process_time() + SECONDS_TO_NAME
+
+    def in_time() -> None:
+        if time.process_time() > ends:
+            raise OutOfTimeError
+
+    with before_each_call(in_time), before_each_act(in_time):
+        yield
 
 
 Tell = Callable[[str, str], None]
@@ -474,14 +488,8 @@ def _stated(
 
 def _named(unread: Unread) -> tuple[Caller, PlainReading] | None:
     """The nearest point with mistakes of the catalogue that explain the answers, as time allows."""
-    ends = time.process_time() + SECONDS_TO_NAME
-
-    def in_time() -> None:
-        if time.process_time() > ends:
-            raise OutOfTimeError
-
     try:
-        with before_each_call(in_time), before_each_act(in_time):
+        with while_time_to_name():
             beyond = read_beyond(unread.weights, unread.observed, unread.judge)
     except OutOfTimeError:
         return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import linecache
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,11 +32,9 @@ from ..base.mistake import CHOSEN_UNDECLARED
 from ..base.printable_text import few
 from ..base.record import Reading
 from ..calls import torch_state
-from ..calls.calling import before_each_call
 from ..calls.integrity import watching_calls
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
-from ..diagnosis.mistaken_answer import before_each_act
 from ..diagnosis.mistakes import NamedMistake, mistaken_conventions, named_mistakes
 from ..diagnosis.ranks import diagnostician
 from ..diagnosis.statement_search import Explanation
@@ -61,7 +58,7 @@ from ..targets.resolving import Undeclared
 from ..targets.target_strings import split_target
 from .deviations import Investigation, deviations
 from .implementation import Implementation, implementation_of
-from .job import SECONDS_TO_NAME, OutOfTimeError, read_case
+from .job import OutOfTimeError, read_case, while_time_to_name
 from .record import UNDETERMINED, Findings
 from .statements import Beyond
 from .writing import declaration_text, declared_name
@@ -184,14 +181,8 @@ def _is_unmeant(mistake: NamedMistake) -> bool:
 
 def _explained(candidate: Candidate) -> list[Explanation]:
     """The mistakes that explain a candidate's answers, as far as some seconds show them."""
-    ends = time.process_time() + SECONDS_TO_NAME
-
-    def in_time() -> None:
-        if time.process_time() > ends:
-            raise OutOfTimeError
-
     try:
-        with before_each_call(in_time), before_each_act(in_time):
+        with while_time_to_name():
             return diagnostician(Subject(candidate, "float32"), named_mistakes()).explanations
     except OutOfTimeError:
         return []
