@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from itertools import zip_longest
 from typing import Final
 
 import torch
@@ -236,17 +237,23 @@ def _letters(shape: str) -> set[str]:
 
 
 def _form_pairs(candidate: Candidate) -> list[tuple[tuple[str, str], tuple[str, str]]]:
-    """Pairs of (form, shape) of different forms, where the second can hold the first's mask."""
+    """Pairs of (form, shape) of different forms, where the second can hold the first's mask.
+
+    Every (form, shape) comes first once before any comes again, so that few examples ask each.
+    """
     declared = candidate.declaration
     options = [(form, shape) for form in declared.masks for shape in declared.shapes_of(form)]
-    return [
-        (first, second)
+    partners = [
+        [
+            (first, second)
+            for second in options
+            if first[0] != second[0]
+            and second[0] != "lengths"
+            and _letters(first[1]) <= _letters(second[1])
+        ]
         for first in options
-        for second in options
-        if first[0] != second[0]
-        and second[0] != "lengths"
-        and _letters(first[1]) <= _letters(second[1])
     ]
+    return [pair for turn in zip_longest(*partners) for pair in turn if pair is not None]
 
 
 def _two_forms(candidate: Candidate) -> str:

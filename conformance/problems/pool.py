@@ -179,6 +179,7 @@ class Pool:
             longest=self._profile.longest,
             count=max(wanted - len(edges), math.ceil(LEAST_DRAWN * wanted), 1),
             seed_value=self._seed,
+            beside=edges,
         )
         return [*edges, *drawn]
 

@@ -5,9 +5,11 @@ A draft is a few small integers and named recipes, drawn once for all clauses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
 from random import Random
 from typing import Any
 
@@ -131,13 +133,10 @@ CHOICES = 2**16
 # Of drafts: whether a mask or a causal flag is given; whether projections have biases.
 HALF = 0.5
 MOSTLY = 0.8
-# So many times more is drawn, and the likes dropped.
-OVERSAMPLING = 3
-# At least so many drafts are drawn, and twice as many where these are not enough.
-FEW_DRAFTS = 10
-# Choices are compared modulo this: as many as a space offers of most things. Of more (20 forms and
-# shapes of masks, say) a clause may miss some; numerics.options is given every one.
-VARIETY = 12
+# For each problem that is wanted so many are drawn.
+OVERSAMPLING = 6
+# Lengths and head sizes up to the same of these are alike: one, a part of a tile, several tiles.
+ALIKE = (1, 16, 32, 64, 128)
 
 
 def draw_draft(random: Random, *, longest: int = 40) -> Draft:
@@ -180,72 +179,102 @@ def draw_geometry(random: Random, *, longest: int = 40) -> Geometry:
 
 
 def _draw_lengths(random: Random, longest: int) -> tuple[int, int]:
-    """Lengths of queries and keys: both short, equal, or one of them at an edge of a tile."""
+    """Lengths of queries and keys: both short, equal, one of them at an edge of a tile, or one."""
     edge = random.choice([length for length in TILE_EDGES if length <= longest] or [longest])
-    short, few = random.randint(1, SHORT), random.randint(1, FEW_QUERIES)
-    kinds = ((short, random.randint(1, SHORT)), (short, short), (few, edge), (edge, few))
-    return random.choice((*kinds, kinds[0]))
-
-
-def first_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ...]:
-    """The first drafts of a seed: those of a smaller count are the start of those of a larger one.
-
-    Drawing is dear: clauses that want a few take the first of what others want more of.
-    """
-    whole = FEW_DRAFTS
-    while whole < count:
-        whole *= 2
-    return draw_drafts(longest=longest, count=whole, seed_value=seed_value)[:count]
+    short, other = random.randint(1, SHORT), random.randint(1, SHORT)
+    few = random.randint(1, FEW_QUERIES)
+    alone = random.choice(((1, edge), (1, other), (short, 1)))
+    return random.choice(((short, other), (short, short), (few, edge), (edge, few), alone))
 
 
 @lru_cache(maxsize=16)
 def draw_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ...]:
-    """``count`` drafts, each unlike those before it, the same ones for the same seed."""
+    """``count`` drafts, the same ones for the same seed."""
     random = Random(seed_value)  # noqa: S311 (nothing secret)
-    drawn = [draw_draft(random, longest=longest) for _ in range(OVERSAMPLING * count)]
-    return tuple(_diverse(drawn, count))
+    return tuple(draw_draft(random, longest=longest) for _ in range(count))
 
 
-def _diverse(collected: list[Draft], count: int) -> list[Draft]:
-    """``count`` drafts, each the one with the most features that those before it do not have."""
-    rest = {draft: frozenset(_features(draft)) for draft in dict.fromkeys(collected)}
-    chosen: list[Draft] = []
-    features: frozenset[tuple[object, ...]] = frozenset()
+def draw_problems(
+    candidate: Candidate,
+    space: Space,
+    *,
+    dtype: str,
+    longest: int,
+    count: int,
+    seed_value: int,
+    beside: Iterable[Problem] = (),
+) -> list[Problem]:
+    """``count`` problems of a space, the same ones for the same seed, each only once.
+
+    Of more that are drawn they are those with the most pairs of properties that neither the
+    problems ``beside`` them have nor each other: a mistake that needs two options, or an option and
+    a size, is met by design. What a candidate's own geometry function makes outside the space is
+    replaced by others with fresh seeds; there are none when it always does.
+    """
+    drafts = draw_drafts(longest=longest, count=OVERSAMPLING * count, seed_value=seed_value)
+    every = (draft.problem(candidate, space, dtype=dtype) for draft in drafts)
+    drawn = _unlike([one for one in every if space.admits(one, candidate)], count, beside)
+    for index in range(count - len(drawn) if drawn else 0):
+        drawn.append(_another(drawn[index], drawn))
+    return drawn
+
+
+def _unlike(drawn: list[Problem], count: int, beside: Iterable[Problem]) -> list[Problem]:
+    """``count`` problems, each the one with the most pairs that those before it do not have."""
+    places: dict[object, int] = {}
+
+    def held(problem: Problem) -> int:
+        """Values, and pairs of properties, as bits of a number."""
+        pairs = combinations(_branches(problem), 2)
+        found = {places.setdefault(one, len(places)) for one in (*pairs, *_values(problem))}
+        return sum(1 << place for place in found)
+
+    known = 0
+    for problem in beside:
+        known |= held(problem)
+    rest = {problem: held(problem) for problem in drawn}
+    chosen: list[Problem] = []
     while rest and len(chosen) < count:
-        best = max(rest, key=lambda draft: len(rest[draft] - features))
-        features |= rest.pop(best)
+        best = max(rest, key=lambda problem: (rest[problem] & ~known).bit_count())
+        known |= rest.pop(best)
         chosen.append(best)
     return chosen
 
 
-def _features(draft: Draft) -> Iterator[tuple[object, ...]]:
-    """What makes a draft unlike another: its sizes alone and in pairs, and its choices."""
-    sizes = draft.geometry
-    yield ("lengths", sizes.query_length, sizes.key_length)
-    yield ("heads", sizes.num_heads, sizes.num_kv_heads, sizes.batch)
-    for name in ("query_length", "key_length", "head_size", "value_head_size", "key_size"):
-        yield (name, getattr(sizes, name))
-    yield ("values", draft.values % VARIETY)
-    yield ("mask", draft.option % VARIETY, draft.masked, draft.causal)
-    yield ("pattern", draft.pattern % VARIETY)
+def _branches(problem: Problem) -> tuple[tuple[str, object], ...]:
+    """Kinds of sizes, and options: what an implementation may have a path of its own for."""
+    sizes, mask, window = problem.geometry, problem.mask, problem.window
+    heads, shared = sizes.num_heads, sizes.num_kv_heads
+    return (
+        ("queries", bisect_left(ALIKE, sizes.query_length)),
+        ("keys", bisect_left(ALIKE, sizes.key_length)),
+        ("heads", (heads == 1, shared == 1, shared == heads)),
+        ("items", sizes.batch == 1),
+        ("mask", mask and (mask.form, mask.finite_bias)),
+        ("shape of the mask", mask and mask.shape),
+        ("causal", problem.causal),
+        ("scale", problem.scale is None),
+        ("softcap", problem.softcap is None),
+        ("window", window and (window[0] < 0, window[1] < 0)),
+        ("past", "all" if problem.past == sizes.key_length else bool(problem.past)),
+        ("sinks", problem.sinks),
+    )
 
 
-def draw_problems(
-    candidate: Candidate, space: Space, *, dtype: str, longest: int, count: int, seed_value: int
-) -> list[Problem]:
-    """``count`` problems of a space, the same ones for the same seed, each only once.
-
-    What a candidate's own geometry function makes outside the space is replaced by others with
-    fresh seeds; there are none when it always does.
-    """
-    drawn: list[Problem] = []
-    for draft in first_drafts(longest=longest, count=count, seed_value=seed_value):
-        problem = draft.problem(candidate, space, dtype=dtype)
-        if space.admits(problem, candidate):
-            drawn.append(_another(problem, drawn))
-    for index in range(count - len(drawn) if drawn else 0):
-        drawn.append(_another(drawn[index], drawn))
-    return drawn
+def _values(problem: Problem) -> tuple[tuple[str, object], ...]:
+    """What is as good with any option: recipes and patterns, sizes of heads, order of lengths."""
+    sizes, mask = problem.geometry, problem.mask
+    lengths = sizes.query_length, sizes.key_length
+    return (
+        ("values", problem.values),
+        ("pattern", mask and mask.pattern),
+        ("scale", problem.scale),
+        ("biases", problem.biases),
+        ("lengths", lengths),
+        ("longer", max((0, 1), key=lengths.__getitem__)),
+        ("head size", sizes.head_size),
+        ("value head size", sizes.value_head_size),
+    )
 
 
 def _another(problem: Problem, drawn: list[Problem]) -> Problem:

@@ -239,3 +239,36 @@ def test_few_sizes_are_tried_with_fewer_problems() -> None:
     assert len(whole) > 1
     one = dataclasses.replace(few, edges=1)
     assert Pool(jax, one, 0).problems(together, "float32")[: len(whole)] == whole
+
+
+def test_pairs_of_options_are_met_by_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms of masks meet one query, and causality, more often than in drafts as they come."""
+    candidate, space = CANDIDATES["core with everything"], Space(mask="maybe", causal="maybe")
+
+    def pairs_met(oversampling: int) -> int:
+        monkeypatch.setattr("conformance.problems.strategies.OVERSAMPLING", oversampling)
+        met = set()
+        for seed in range(6):
+            for one in Pool(candidate, PROFILES["quick"], seed).problems(space, "float32"):
+                form = one.mask and one.mask.form
+                met.add((seed, form, one.geometry.query_length == 1))
+                met.add((seed, form, "causal" if one.causal else "not causal"))
+        return len(met)
+
+    most = (
+        6 * len(("one query", "several", "causal", "not")) * (len(candidate.declaration.masks) + 1)
+    )
+    assert pairs_met(1) < pairs_met(6) <= most
+    assert pairs_met(6) > 0.95 * most
+
+
+def test_what_others_show_is_not_drawn_again() -> None:
+    """Of problems without masks and causal ones those are drawn that the others beside lack."""
+    candidate, space = CANDIDATES["core with everything"], Space(mask="maybe", causal="maybe")
+
+    def drawn(beside: list[Problem]) -> list[Problem]:
+        settings: dict[str, Any] = {"dtype": "float32", "longest": 40, "seed_value": 3}
+        return draw_problems(candidate, space, count=3, beside=beside, **settings)
+
+    plain = drawn([])
+    assert not set(drawn(plain)) & set(plain)
