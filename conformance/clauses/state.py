@@ -32,7 +32,7 @@ from .subject import Subject
 
 ANY = Space(mask="maybe", causal="maybe", share=0.5)
 # What changes in the second of two calls: mostly everything.
-CHANGES = ("all", "query", "key", "value", "mask", "last token", "all")
+CHANGES = ("all", "query", "key", "value", "mask", "last token", "tokens")
 ANY_KIND = ("core", "layer", "positions")
 
 
@@ -126,25 +126,22 @@ def only_order_counts(
 
 
 def _changed(earlier: Inputs, other: Inputs, seed: int) -> Inputs:
-    """The inputs of the next call: all tensors are others, or only one, or only the last token.
+    """The inputs of the next call: all of them are others, or some, or only the last token.
 
     Answers that are looked up by some of the inputs show when the others change.
     """
-    later = earlier.replace(generic=False)
-    if earlier.masked and seed % 3 != 1:
-        later = later.replace(keep=_other_keep(earlier, other), bias=other.bias)
-    last = CHANGES[seed % len(CHANGES)] == "last token"
-    named = {
-        name: _with_last_token_of(getattr(earlier, name), getattr(other, name)) if last else tensor
-        for name, tensor in (("query", other.query), ("key", other.key), ("value", other.value))
-    }
     change = CHANGES[seed % len(CHANGES)]
-    if change in named and earlier.mode == "separate":
-        named = {change: named[change]}
-    elif change == "mask" and earlier.masked:
-        keep = _other_keep(earlier, other)
-        return earlier.replace(keep=keep, bias=other.bias, generic=False)
-    return later.with_tokens(**named)
+    later = earlier.replace(generic=False)
+    if earlier.masked and change in ("all", "mask", "last token"):
+        later = later.replace(keep=_other_keep(earlier, other), bias=other.bias)
+        if change == "mask":
+            return later
+    tokens = {"query": other.query, "key": other.key, "value": other.value}
+    if change in tokens and earlier.mode == "separate":
+        return later.with_tokens(**{change: tokens[change]})
+    if change == "last token":
+        tokens = {n: _with_last_token_of(getattr(earlier, n), t) for n, t in tokens.items()}
+    return later.with_tokens(**tokens)
 
 
 def _other_keep(earlier: Inputs, other: Inputs) -> Tensor | None:

@@ -21,8 +21,8 @@ from .strategies import Draft
 # take the first of them alone.
 _SIZES: Final = (
     (2, 3, 3, 5, 7, 4, 6, 11, 13, 9, 10),  # every axis of another size
-    (1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),  # nothing but ones
     (3, 3, 3, 3, 3, 3, 3, 9, 9, 9, 9),  # every axis of one size: what inequality hides
+    (1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),  # nothing but ones
     (2, 4, 2, 6, 6, 2, 2, 8, 8, 8, 8),  # square scores, grouped heads
     (4, 2, 1, 4, 9, 5, 3, 7, 5, 6, 4),  # batch equals query length
     (2, 2, 2, 9, 4, 8, 8, 16, 16, 16, 16),  # more queries than keys; batch equals heads
@@ -139,7 +139,7 @@ def _short_drafts(candidate: Candidate, space: Space) -> list[Draft]:
     crossing = space.square != "always" and can_cross(candidate)
     every = (*_SIZES, *_LONG) if crossing else _SIZES
     return [
-        _draft(index, sizes, masked=index % 3 != 1, causal=index // 2 % 2 == 1)
+        _draft(index, sizes, masked=index % 3 < 2, causal=index // 2 % 2 == 1)  # noqa: PLR2004 (two of three)
         for index, sizes in enumerate(every)
     ]
 

@@ -133,6 +133,8 @@ CHOICES = 2**16
 # Of drafts: whether a mask or a causal flag is given; whether projections have biases.
 HALF = 0.5
 MOSTLY = 0.8
+# Clauses choose among a few things by a seed's remainder: all are met where those of this are.
+CHOSEN_BY_SEED = 12
 # For each problem that is wanted so many are drawn.
 OVERSAMPLING = 6
 # Lengths and head sizes up to the same of these are alike: one, a part of a tile, several tiles.
@@ -267,6 +269,7 @@ def _values(problem: Problem) -> tuple[tuple[str, object], ...]:
     lengths = sizes.query_length, sizes.key_length
     return (
         ("values", problem.values),
+        ("choice", problem.seed % CHOSEN_BY_SEED),
         ("pattern", mask and mask.pattern),
         ("scale", problem.scale),
         ("biases", problem.biases),

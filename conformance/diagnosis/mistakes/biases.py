@@ -143,7 +143,9 @@ BIASES: Final[tuple[NamedMistake, ...]] = (
     *(
         mistake
         for axis, name in enumerate(("item", "head", "query"))
-        for mistake in _bias(f"bias-of-first-{name}", special_of=f"mask-of-first-{name}")(
+        for mistake in named(
+            f"bias-of-first-{name}", "mask.bias", special_of=f"mask-of-first-{name}"
+        )(
             f"the finite values of the bias of the first {name} are used for all",
             "broadcast the bias along its own axes",
             _bias_of_first(axis, hidden_too=True),
