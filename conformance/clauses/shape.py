@@ -274,7 +274,7 @@ def shared(subject: Subject, problem: Problem) -> Finding:
     """The call gets query, key and value as one object, and as copies."""
     inputs = subject.inputs(problem)
     key, query, description = inputs.key, inputs.query, "key and value that are one object"
-    if inputs.query.shape == key.shape and problem.seed % 2 == 0:
+    if inputs.query.shape == key.shape and problem.seed % 4:  # equal lengths are rare
         query, description = key, "query, key and value that are one object"
     if inputs.value.shape != key.shape:
         return Finding(binding=False)

@@ -135,8 +135,9 @@ HALF = 0.5
 MOSTLY = 0.8
 # Clauses choose among a few things by a seed's remainder: all are met where those of this are.
 CHOSEN_BY_SEED = 12
-# For each problem that is wanted so many are drawn.
+# For each problem that is wanted so many are drawn, but not more than some beyond it.
 OVERSAMPLING = 6
+MOST_BEYOND = 60
 # Lengths and head sizes up to the same of these are alike: one, a part of a tile, several tiles.
 ALIKE = (1, 16, 32, 64, 128)
 
@@ -213,7 +214,8 @@ def draw_problems(
     a size, is met by design. What a candidate's own geometry function makes outside the space is
     replaced by others with fresh seeds; there are none when it always does.
     """
-    drafts = draw_drafts(longest=longest, count=OVERSAMPLING * count, seed_value=seed_value)
+    several = min(OVERSAMPLING * count, count + MOST_BEYOND)
+    drafts = draw_drafts(longest=longest, count=several, seed_value=seed_value)
     every = (draft.problem(candidate, space, dtype=dtype) for draft in drafts)
     drawn = _unlike([one for one in every if space.admits(one, candidate)], count, beside)
     for index in range(count - len(drawn) if drawn else 0):
