@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import islice, product
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer, within
-from .dissection.reading import HeadNumbers, Number, Reading, head_numbers, numbers
+from .dissection.reading import HeadNumbers, Number, Reading, head_numbers, numbers, roundest
 from .mistaken_answer import Combination
 from .mistakes import NamedMistake, NotExpressible, everywhere
 from .mistakes._steps import (
@@ -55,6 +55,11 @@ _FAR: Final = 1e30
 _TINY: Final = torch.finfo(torch.float64).tiny
 # The largest part of an answer that a number leaves, so that its closed forms are worth acting out.
 _LEFT: Final = 1e-3
+# A scale that is so near the right one is a loss of precision, and is measured elsewhere.
+_NEARLY_RIGHT: Final = 0.1
+# Limits that are tried together, and answers that say between which numbers a limit lies.
+_LIMITS: Final = 96
+_MOST_LIMITED: Final = 12
 
 
 NumberOf = Callable[[Geometry], float | Tensor]
@@ -69,7 +74,9 @@ class Family:
     """A stage changed by a number: ``change(result, number, **others)``, others by their names.
 
     ``words`` hold ``{}`` for the number, whose ``grid`` is tried first; of each head, or one.
-    Answers are ``linear`` in some.
+    Answers are ``linear`` in some. ``right`` is the number of a run that changes nothing, near
+    which constants are measured elsewhere. ``limited`` are the numbers of a result below which
+    some count: such a number lies between two of them.
     """
 
     words: str
@@ -81,6 +88,8 @@ class Family:
     fix: str = "take it as it is"
     more: tuple[golden.Edit, ...] = ()
     linear: bool = False
+    right: Callable[[golden.Run], float] | None = None
+    limited: Callable[[golden.Run], Tensor] | None = None
 
     def edit(self, number: NumberOf) -> golden.Edit:
         """The stage changed by a number of the sizes."""
@@ -245,8 +254,9 @@ def _total_is(total: Tensor, number: Any, *others: Tensor, of: Callable[..., Ten
 
 def families() -> Iterator[Family]:
     """Every family, the plainest first."""
-    yield Family(_TIMES_SCORES, "scores", _times, fix=_SCALE)
-    yield Family("the dot products are multiplied by {}", "scores", _scaled, fix=_SCALE)
+    yield Family(_TIMES_SCORES, "scores", _times, fix=_SCALE, right=lambda _run: 1.0)
+    said = "the dot products are multiplied by {}"
+    yield Family(said, "scores", _scaled, fix=_SCALE, right=lambda run: float(run["scale"]))
     said, fix = "the scores are under a softcap of {}", _UNCAPPED
     yield Family(said, "capped", _capped, _has_no_cap, _POSITIVE, fix=fix)
     times = "the softcap is {} times what it should be"
@@ -280,10 +290,42 @@ def families() -> Iterator[Family]:
         change = golden.Rewired(partial(_with_more, of=of), ("", "", *golden.reads(of)))
         yield Family(f"the logits have {{}} times {words} added", "biased", change)
     yield from fills()
+    yield from _limits()
     for heads, holds in _SOME_HEADS:
         in_heads = partial(_in_heads, change=_times, holds=holds)
         said = f"the scores of {heads} are {{}} times what they should be"
         yield Family(said, "scores", in_heads, _is_layer, by_head=False)
+
+
+def _limits() -> Iterator[Family]:
+    """Small weights that count as zero: below a number, or below a part of the row's largest."""
+    fix = "let every key that is not hidden have its weight, however small"
+    for words, stage, change in (
+        ("weights below {} count as zero", "weights", _without_small),
+        ("weights below {} count as zero, and the others sum to one", "weights", _renormalised),
+        (
+            "exponentials below {} times the row's largest count as zero",
+            "exponentials",
+            _without_small,
+        ),
+    ):
+        limited = partial(_positive, stage=stage)
+        yield Family(words, stage, change, by_head=False, fix=fix, limited=limited)
+
+
+def _positive(run: golden.Run, *, stage: str) -> Tensor:
+    result: Tensor = run[stage]
+    return result[result > 0.0]
+
+
+def _without_small(result: Tensor, number: Any) -> Tensor:
+    return result.where(result >= number, 0.0)
+
+
+def _renormalised(result: Tensor, number: Any) -> Tensor:
+    left = _without_small(result, number)
+    total = left.sum(-1, keepdim=True)
+    return left * result.sum(-1, keepdim=True) / total.where(total != 0.0, 1.0)
 
 
 def _near_kept(run: golden.Run) -> Tensor:
@@ -457,6 +499,7 @@ class NumberFit:
     def __init__(self, run: golden.Run, stage: str, read: Tensor, told: Tensor) -> None:
         self.run, self.stage = run, stage
         self._told, self._read = told, read.where(told, 0.0)
+        self.count = told.numel()  # how many elements tell numbers
 
     @classmethod
     def of(cls, answer: BatteryAnswer, known: Combination = ()) -> NumberFit | None:
@@ -539,6 +582,29 @@ class NumberFit:
                 break
         return self._checked(best, left, summed)
 
+    def limits(self, family: Family) -> tuple[float, float] | None:
+        """Two numbers of a result between which a limit makes what was read; None if none does."""
+        with torch.inference_mode(), suppress(NotExpressible, *IMPOSSIBLE):
+            return self._limits(family) if family.limited else None
+        return None
+
+    def _limits(self, family: Family) -> tuple[float, float] | None:
+        ends = torch.tensor([0.0, torch.inf], dtype=torch.float64)
+        numbers = torch.cat([ends, family.limited(self.run).flatten()]).unique()  # type: ignore[misc]
+        first, last, unlimited = 0, len(numbers) - 1, None
+        while True:
+            places = torch.linspace(first, last, _LIMITS).round().long().unique()
+            errors = self._apart(family, numbers[places][:, None]).square().flatten(1).sum(-1)
+            unlimited = errors[0] if unlimited is None else unlimited
+            best = int(errors.argmin())
+            if last - first < _LIMITS:
+                break
+            first = int(places[max(best - 1, 0)])
+            last = int(places[min(best + 1, len(places) - 1)])
+        place = int(places[best])
+        fits = bool(errors[best] <= model.LARGEST_UNEXPLAINED * unlimited)
+        return (float(numbers[place - 1]), float(numbers[place])) if fits and place else None
+
     def _checked(
         self, best: Tensor, left: Tensor, summed: Callable[[Tensor], Tensor]
     ) -> list[float]:
@@ -546,11 +612,27 @@ class NumberFit:
         return best.tolist() if fits else []
 
 
-def _in_words(family: Family, read: list[float], sizes: Geometry) -> Iterator[NamedMistake]:
+def _limit_in_words(family: Family, fits: Iterator[NumberFit]) -> Iterator[NamedMistake]:
+    """The roundest limit that the plainest error and some of the others leave."""
+    first = next(fits, None)
+    least, most = (first and first.limits(family)) or (math.inf, 0.0)
+    others = sorted(fits, key=lambda one: -one.count) if least < most else []
+    for read in filter(None, (one.limits(family) for one in others[:_MOST_LIMITED])):
+        least, most = max(least, read[0]), min(most, read[1])
+    if least < most < math.inf:
+        limit = roundest(least, most)
+        yield family.mistake(f"{limit:g}", partial(_constant, limit))
+
+
+def _in_words(
+    family: Family, read: list[float], sizes: Geometry, run: golden.Run
+) -> Iterator[NamedMistake]:
     same = model.SAME_READ
     if max(read) - min(read) <= 2.0 * same * max(map(abs, read)):
         mean = sum(read) / len(read)
-        for one in _closed(mean, sizes, same):
+        right = family.right(run) if family.right else 0.0
+        closed = abs(mean - right) >= _NEARLY_RIGHT * abs(right)
+        for one in _closed(mean, sizes, same) if closed else ():
             yield family.mistake(one.words, one.value)
         for one in _growths(mean, sizes, same) if family.words == _TIMES_SCORES else ():
             yield family.mistake(one.words, one.value)
@@ -636,17 +718,18 @@ def numbers_making(
 
     Of answers to values that are not generic, a few: some lie where a number shows in none.
     """
-    fits: dict[BatteryAnswer, NumberFit | None] = {}
+    fitted = cache(partial(NumberFit.of, known=known))
     for family in some:
-        left = _ODD
-        for answer in filter(lambda one: family.where(one.inputs), plainest):
-            if answer not in fits:
-                fits[answer] = NumberFit.of(answer, known)
-            fit = fits[answer]
+        left, possible = _ODD, [one for one in plainest if family.where(one.inputs)]
+        if family.limited:
+            yield from _limit_in_words(family, filter(None, map(fitted, possible)))
+            continue
+        for answer in possible:
+            fit = fitted(answer)
             if fit is None:
                 continue
             read = fit.numbers(family)
-            yield from _in_words(family, read, answer.inputs.geometry) if read else ()
+            yield from _in_words(family, read, answer.inputs.geometry, fit.run) if read else ()
             left = 0 if read or answer.inputs.generic else left - 1
             if not left:
                 break

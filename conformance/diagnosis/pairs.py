@@ -86,17 +86,24 @@ class PairSearch:
         # Searches know a mistake by its identity: what they have judged must outlive them.
         self._kept: list[NamedMistake] = []
 
-    def explained(self, search: MistakeSearch) -> Iterator[list[Explanation]]:
-        """Pairs that are searched where nothing else explains the answers."""
+    def explained(
+        self, search: MistakeSearch, found: Callable[[], list[NamedMistake]]
+    ) -> Iterator[list[Explanation]]:
+        """Pairs that are searched where nothing else explains the answers.
+
+        The stages with operators and numbers that were ``found`` make a few plain errors alone.
+        """
         _, near, resized = self._unseen()
         # Of one head, item or query: what mixes those up leaves the other of two mistakes alone.
         more = self._searching([*search.observed, *near, *resized], search)
         yield self.confirmed(more, more.pairs())
         yield self.confirmed(search, search.supported_pairs())
         yield self.confirmed(search, self._read_besides(search, search.partial))
-        # A mistake of the catalogue besides what is read.
+        # A mistake of the catalogue besides a stage that is made otherwise, or what is read.
         said = chain.from_iterable(islice(self._reader.statements(search.observed), MOST_PARTIAL))
-        partial = [_sparing(one, search) for one in search.among(list(said)).partial]
+        plain = sorted(found(), key=lambda one: len(one.sentence))
+        alone = search.among([*plain, *said]).partial
+        partial = [_sparing(one, search) for one in alone]
         self._kept += partial
         yield self.confirmed(search, search.pairs(partial))
         yield self.confirmed(search, self._read_besides(search, partial))

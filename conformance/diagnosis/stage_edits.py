@@ -442,7 +442,7 @@ def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
             primary=_PRIMARY,
             sentence=f"{noun} {_verb(noun)} {operator.words}",
             fix="; ".join(filter(None, (fix, operator.fix))),
-            edits=tuple(_edit(stage, operator.change) for stage in stages),
+            edits=(*(_edit(stage, operator.change) for stage in stages), *_opening(operator)),
             where=has_bias if of_numbers else searched.where,
             misplaces=operator.misplaces,
             needs=searched.needs,
@@ -484,6 +484,10 @@ def _of_misread_masks() -> Iterator[NamedMistake]:
             where=has_mask,
             needs="mask",
         )
+
+
+def _opening(operator: Operator) -> tuple[golden.Edit, ...]:
+    return (golden.Edit("empty", change=operator.opens),) if operator.opens else ()
 
 
 def _edit(stage: str, change: Callable[..., Any]) -> golden.Edit:

@@ -257,6 +257,10 @@ class StatementSearch:
         self._kept += found  # searches know a mistake by its identity: it must outlive them
         return self._search.among(found)
 
+    def found(self) -> list[NamedMistake]:
+        """Stages with operators, or with numbers, that make the plainest errors alone."""
+        return [*self._edits.mistakes, *self._fits.mistakes]
+
     def _fitted(self) -> Iterator[list[Combination]]:
         """A stage that is changed by a number, in every call."""
         for one in self._fits.explaining():

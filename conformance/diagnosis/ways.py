@@ -118,7 +118,7 @@ class Ways:
         if not slight:
             yield of_precision(scale_entry(self.subject, pairs))
         if last:
-            yield from self._pairs.explained(search)
+            yield from self._pairs.explained(search, stated.found)
 
     def _of_catalogue(self, search: MistakeSearch) -> list[Explanation]:
         """Mistakes of the catalogue in every call, near the failing problem and of two options."""

@@ -30,6 +30,8 @@ _OTHER_SUMS: Final = (
     ("the whole batch item", (-3, -2, -1)),
     ("everything", (-4, -3, -2, -1)),
 )
+# The part of a row's sum by which rounding may change what is said of it.
+_ROUNDED: Final = 1e-3
 _GATES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("", torch.clone),
     ("the sigmoid of ", torch.sigmoid),
@@ -119,7 +121,8 @@ def _of_logits() -> Iterator[Operator]:
     fix = "take the softmax of the scaled dot products: it is no product of two feature maps"
     for words, feature in _FEATURES:
         said = f"products of query and key, each {words} first"
-        yield Operator(said, partial(_of_features, feature=feature), fix=fix)
+        made, opens = (partial(f, feature=feature) for f in (_of_features, _rounded_features))
+        yield Operator(said, made, fix=fix, opens=opens)
     for words, function in OF_EACH:
         yield Operator(f"the logits, {words}", partial(_function_of_logits, function=function))
 
@@ -158,8 +161,29 @@ def _of_features(
     *,
     feature: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    products = feature(query) @ feature(key).mT
-    return products.masked_fill(~attended, 0.0).to(exponentials).expand_as(exponentials)
+    return _products(query, key, attended, feature).to(exponentials).expand_as(exponentials)
+
+
+def _products(
+    query: Tensor, key: Tensor, attended: Tensor, feature: Callable[[Tensor], Tensor]
+) -> Tensor:
+    products: Tensor = feature(query).double() @ feature(key).double().mT
+    return products.masked_fill(~attended, 0.0)
+
+
+def _rounded_features(
+    empty: Tensor,
+    query: Tensor,
+    key: Tensor,
+    attended: Tensor,
+    *,
+    feature: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Rows whose products are others, or all zero, where features are rounded to float32."""
+    exact = _products(query, key, attended, feature)
+    rounded = _products(query.float(), key.float(), attended, feature)
+    room, total = _ROUNDED * exact.sum(-1, keepdim=True), rounded.sum(-1)
+    return empty | ((exact - rounded).abs() > room).any(-1) | (total == 0.0)
 
 
 _SHARE: Final = "1 / (1 + exp(sink - log-sum-exp of the row)), the share of the keys"
@@ -233,18 +257,12 @@ def _cut_elsewhere(shares: Tensor, sinks: Tensor | None, attended: Tensor, *, st
 
 
 # Weights that count as zero.
-_SMALL: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    *(
-        (f"below {least:g}", lambda w, least=least: w < least)
-        for least in (0.3, 0.25, 0.2, 0.1, 0.05, 0.02, 0.01, 5e-3, 1e-3, 1e-4)
-    ),
-    *(
-        (
-            f"that are not among the {count} largest of a row",
-            lambda w, count=count: w < w.topk(min(count, w.shape[-1]), -1).values[..., -1:],
-        )
-        for count in (1, 2, 3, 4, 5, 8, 10, 16, 32, 64)
-    ),
+_SMALL: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = tuple(
+    (
+        f"that are not among the {count} largest of a row",
+        lambda w, count=count: w < w.topk(min(count, w.shape[-1]), -1).values[..., -1:],
+    )
+    for count in (1, 2, 3, 4, 5, 8, 10, 16, 32, 64)
 )
 # What weights and the numbers of an additive mask, none where it is of minus infinities alone, make
 # behind the softmax.

@@ -266,7 +266,7 @@ def test_small_errors_are_named_beside_answers_that_have_nan(less: float, name: 
     [
         (0.5, lambda _scores: -1e4, "+mask-fill-1e4"),
         (1.0, lambda scores: 0.5 * scores - 1e4, "+mask-adds-1e4"),
-        (0.5, lambda scores: scores - 5e3, "+visibility: hidden keys with -5000 added to their"),
+        (0.5, lambda scores: scores - 5e3, "+number: hidden keys have -5000 added to their logits"),
     ],
     ids=["filled", "only with a mask", "read"],
 )
@@ -283,7 +283,7 @@ def test_a_finite_number_for_hidden_keys_joins_what_is_read_of_the_logits(
         return scores.softmax(-1) @ value
 
     (entry,) = Diagnostician(Subject(filled, "float32")).explain()
-    assert entry["name"].startswith(f"logits: 1/2 times the scores{said}")
+    assert entry["name"] == f"scores: halved{said}"
     assert ("only with a mask" in entry["text"]) == (of_all == 1.0)
 
 
