@@ -66,6 +66,8 @@ NumberOf = Callable[[Geometry], float | Tensor]
 _POSITIVE: Final = torch.logspace(-3, 3, 31, dtype=torch.float64)
 # Numbers that are tried first: of both signs, of one, and closely, for what turns round.
 _GRID: Final = torch.cat([-_POSITIVE.flip(0), _POSITIVE])
+# Two that tell all others where answers are linear in them.
+_ENDS: Final = torch.tensor([0.0, 1.0], dtype=torch.float64)
 _CLOSE: Final = torch.linspace(-4, 4, 321, dtype=torch.float64)
 
 
@@ -248,8 +250,8 @@ def _total_and(total: Tensor, number: Any, *others: Tensor, of: Callable[..., Te
 
 
 def _total_is(total: Tensor, number: Any, *others: Tensor, of: Callable[..., Tensor]) -> Tensor:
-    made: Tensor = number * of(*others)
-    return made.expand(torch.broadcast_shapes(total.shape, made.shape))
+    made: Tensor = number * of(*others) + torch.zeros_like(total)
+    return made
 
 
 def families() -> Iterator[Family]:
@@ -549,22 +551,27 @@ class NumberFit:
         Some heads may not tell it, as where all of their scores are below a limit.
         """
         with torch.inference_mode(), suppress(NotExpressible, *IMPOSSIBLE):
+            grid = family.grid(self.run) if callable(family.grid) else family.grid
+            grid = _ENDS if family.linear else grid
+            tried = self._apart(family, grid[:, None])
             apart = family.by_head and self.stage != "answer"
-            return self._numbers(family) or (self._numbers(family, apart=True) if apart else [])
+            read = self._numbers(family, grid, tried)
+            return read or (self._numbers(family, grid, tried, by_head=True) if apart else [])
         return []
 
-    def _numbers(self, family: Family, *, apart: bool = False) -> list[float]:
+    def _numbers(
+        self, family: Family, grid: Tensor, tried: Tensor, *, by_head: bool = False
+    ) -> list[float]:
         def summed(squares: Tensor) -> Tensor:
             sums = self._summed(squares)
-            return sums if apart else sums.sum(-1, keepdim=True)
+            return sums if by_head else sums.sum(-1, keepdim=True)
 
         if family.linear:
-            none, one = self._apart(family, torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+            none, one = tried
             slope = one - none
             best = -summed(none * slope) / summed(slope.square()).clamp_min(_TINY)
             return self._checked(best, summed(self._apart(family, best[None]).square())[0], summed)
-        grid = family.grid(self.run) if callable(family.grid) else family.grid
-        errors = summed(self._apart(family, grid[:, None]).square())
+        errors = summed(tried.square())
         best, left = grid[errors.argmin(0)], errors.amin(0)
         far = _PROMISING * left
         halves = 0.5 ** torch.arange(4.0, dtype=torch.float64)[:, None]
@@ -573,10 +580,10 @@ class NumberFit:
             here, there = self._apart(family, torch.stack([best, best + step]))
             slope = there - here
             along = summed(here * slope) / summed(slope.square()).clamp_min(_TINY)
-            tried = best - halves * step * along
-            errors = summed(self._apart(family, tried).square())
+            nearer = best - halves * step * along
+            errors = summed(self._apart(family, nearer).square())
             better = errors.amin(0) < left
-            best = torch.where(better, tried.gather(0, errors.argmin(0)[None])[0], best)
+            best = torch.where(better, nearer.gather(0, errors.argmin(0)[None])[0], best)
             left = torch.minimum(left, errors.amin(0))
             if not bool(better.any()) or (count == _EARLY and bool((left > far).all())):
                 break

@@ -256,14 +256,8 @@ def _cut_elsewhere(shares: Tensor, sinks: Tensor | None, attended: Tensor, *, st
     return moved * attended
 
 
-# Weights that count as zero.
-_SMALL: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = tuple(
-    (
-        f"that are not among the {count} largest of a row",
-        lambda w, count=count: w < w.topk(min(count, w.shape[-1]), -1).values[..., -1:],
-    )
-    for count in (1, 2, 3, 4, 5, 8, 10, 16, 32, 64)
-)
+# How many weights of a row are left, the largest ones.
+_COUNTS: Final = (1, 2, 3, 4, 5, 8, 10, 16, 32, 64)
 # What weights and the numbers of an additive mask, none where it is of minus infinities alone, make
 # behind the softmax.
 _JOINED: Final[tuple[tuple[str, Callable[[Tensor, Tensor], Tensor]], ...]] = (
@@ -281,10 +275,10 @@ def _over_sum(weights: Tensor) -> Tensor:
 
 
 def _of_weights() -> Iterator[Operator]:
-    for words, small in _SMALL:
+    for count in _COUNTS:
+        words = f"zero for those that are not among the {count} largest of a row"
         for more, whole in (("", False), (", and the others sum to one", True)):
-            dropped = partial(_dropped, small=small, whole=whole)
-            yield Operator(f"zero for those {words}{more}", dropped)
+            yield Operator(f"{words}{more}", partial(_largest, count=count, whole=whole))
     fix = "add the additive mask to the scaled scores, before the softmax"
     made = "made with the additive mask"
     for words, join in _JOINED:
@@ -296,8 +290,9 @@ def _of_weights() -> Iterator[Operator]:
     yield Operator(f"{said}, which hide no key from it", _with_unhidden, fix=fix)
 
 
-def _dropped(weights: Tensor, *, small: Callable[[Tensor], Tensor], whole: bool) -> Tensor:
-    left = weights.masked_fill(small(weights), 0.0)
+def _largest(weights: Tensor, *, count: int, whole: bool) -> Tensor:
+    least = weights.topk(min(count, weights.shape[-1]), -1).values[..., -1:]
+    left = weights.masked_fill(weights < least, 0.0)
     if not whole:
         return left
     total = left.sum(-1, keepdim=True)
