@@ -436,7 +436,7 @@ def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
         # What a mask hides is no part of the numbers that it adds.
         tables = last in OF_TABLES and operator.words not in moving
         stages = (last,) if tables else searched.stages
-        of_numbers = "bias" in golden.reads_besides(operator.change)
+        of_numbers = "bias" in _reads_besides(operator.change)
         yield NamedMistake(
             name=f"{noun.removeprefix('the ')}: {operator.words}",
             primary=_PRIMARY,
@@ -505,7 +505,7 @@ def _expanded(change: Callable[..., Tensor]) -> golden.Rewired:
     def changed(mask: Tensor, shape: tuple[int, ...], *besides: object) -> Tensor:
         return change(mask.expand(shape), *besides)
 
-    return golden.Rewired(changed, ("", "scores_shape", *golden.reads_besides(change)))
+    return golden.Rewired(changed, ("", "scores_shape", *_reads_besides(change)))
 
 
 # Axes that numbers of an additive mask are averaged along: what is hidden anywhere stays hidden.
