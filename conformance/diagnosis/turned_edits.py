@@ -246,7 +246,9 @@ def _query_angles_at(
 
 
 def _key_angles_at(places: Places, own: Tensor, frequencies: Tensor, sizes: golden.Sizes) -> Tensor:
-    return _query_angles_at(places, own, torch.arange(own.shape[-2]), frequencies, sizes)
+    at = torch.arange(own.shape[-2])
+    of_keys = sizes._replace(num_heads=sizes.num_kv_heads)  # what is shared has no other heads
+    return _query_angles_at(places, own, at, frequencies, of_keys)
 
 
 # Norms of the heads as they are given, along an axis.
