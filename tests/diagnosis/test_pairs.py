@@ -451,14 +451,13 @@ class UnscaledAndUnmerged(nn.Module):
         return answer
 
 
-def test_a_statement_of_two_mistakes_has_both_as_parts() -> None:
-    """What is read of values and of weights are two, each with its fix and line."""
+def test_two_mistakes_of_a_layer_are_both_parts() -> None:
+    """Those of the scores and of the merged heads are two, each with its fix and line."""
     torch.manual_seed(0)
     subject = Subject(conformance.module(UnscaledAndUnmerged()), "float32")
     (entry,) = Diagnostician(subject).explain()
-    values, weights = entry["parts"]
-    assert "without moving the heads back" in values["text"]
-    assert "reshape(x.shape)" in values["line"]["text"]
-    assert "dot products are not scaled" in weights["text"]
-    assert "softmax" in weights["line"]["text"]
-    assert values["fix"] != weights["fix"]
+    scores, merged = entry["parts"]
+    assert (scores["name"], merged["name"]) == ("scale-missing", "heads-merged-without-transpose")
+    assert "softmax" in scores["line"]["text"]
+    assert "reshape(x.shape)" in merged["line"]["text"]
+    assert scores["fix"] != merged["fix"]
