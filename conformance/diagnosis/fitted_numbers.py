@@ -8,6 +8,7 @@ the heads of an answer lie apart. What was read is said in closed form where one
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ _LIMITS: Final = 96
 _MOST_LIMITED: Final = 12
 
 
+# What a name has a colon in place of.
+_VERB: Final = re.compile(" (?:are|is|have|count as) ")
 NumberOf = Callable[[Geometry], float | Tensor]
 _POSITIVE: Final = torch.logspace(-3, 3, 31, dtype=torch.float64)
 # Numbers that are tried first: of both signs, of one, and closely, for what turns round.
@@ -106,7 +109,7 @@ class Family:
         """The change by a number in words."""
         said = self.words.format(words)
         return NamedMistake(
-            name=f"number: {said.removeprefix('the ')}",
+            name=_VERB.sub(": ", said.removeprefix("the "), count=1),
             primary=_PRIMARY,
             sentence=said,
             fix=self.fix.replace("{}", words),

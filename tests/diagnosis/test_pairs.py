@@ -266,7 +266,7 @@ def test_small_errors_are_named_beside_answers_that_have_nan(less: float, name: 
     [
         (0.5, lambda _scores: -1e4, "+mask-fill-1e4"),
         (1.0, lambda scores: 0.5 * scores - 1e4, "+mask-adds-1e4"),
-        (0.5, lambda scores: scores - 5e3, "+number: hidden keys have -5000 added to their logits"),
+        (0.5, lambda scores: scores - 5e3, "+hidden keys: -5000 added to their logits"),
     ],
     ids=["filled", "only with a mask", "read"],
 )

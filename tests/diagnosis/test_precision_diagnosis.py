@@ -141,7 +141,7 @@ def test_another_mistake_of_precision_gets_no_name() -> None:
 def test_weights_that_are_cut_off_are_told_from_what_is_rounded() -> None:
     """The limit is read off: exp(-9.2) is 0.000101."""
     (name,) = names(diagnose(subject_of("SmallWeightsCutOff", "float32")))
-    assert name == "number: weights below 0.000101 count as zero"
+    assert name == "weights below 0.000101: zero"
 
 
 @pytest.mark.one_in(9)
@@ -350,7 +350,7 @@ def test_answers_too_large_by_a_factor_are_no_epsilon() -> None:
             return super().mix(weights, value) * 0.999
 
     (name,) = names(diagnose(Subject(core(Larger()), "float32")))
-    assert name == "number: outputs of the heads are 0.999 times what they should be"
+    assert name == "outputs of the heads: 0.999 times what they should be"
 
 
 @pytest.mark.one_in(3)

@@ -327,7 +327,7 @@ def test_any_number_added_to_hidden_logits_is_read() -> None:
         return logits.softmax(-1) @ v
 
     entry = said(attend, masks=["keep"])
-    assert entry["name"] == "number: hidden keys have -43 added to their logits"
+    assert entry["name"] == "hidden keys: -43 added to their logits"
 
 
 def _sequences(heads: int, first: int, further: int) -> Tensor:
