@@ -230,8 +230,13 @@ class StatementSearch:
     @cached_property
     def _edits(self) -> MistakeSearch:
         """The search among stages with operators that make the plainest gross error, and others."""
+        return self._search.among(self._making)
+
+    @cached_property
+    def _making(self) -> tuple[NamedMistake, ...]:
+        """Stages with operators that make a few gross errors, in all rounds: no others make all."""
         say_alive()
-        return self._search.among(edits_making(self._search.observed))
+        return edits_making(self._search.observed)
 
     def _edited(self) -> Iterator[list[Combination]]:
         """A stage of the program with an operator, in every call."""
