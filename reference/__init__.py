@@ -42,6 +42,7 @@ from .rotary import (
     rotary_pairs,
     rotary_size,
     rotate_heads,
+    turn_heads,
 )
 from .semantics import STANDARD, Semantics, scale_value
 
@@ -107,5 +108,6 @@ __all__ = [
     "split_heads",
     "structural_mask",
     "summed_groups",
+    "turn_heads",
     "unread",
 ]

@@ -169,7 +169,7 @@ def weighed(
     if not bool(empty.any()):
         return weights @ value
     output = weights @ without(shared_value, unread(allowed))
-    of_empty = weights @ without(shared_value, unread(weights > 0))
+    of_empty = weights @ without(shared_value, unread(weights.abs() > 0))
     return torch.where(empty.unsqueeze(-1), of_empty, output)
 
 
@@ -237,7 +237,7 @@ _FORWARD: Final = (
     Stage("allowed", "BHQK", lambda attended: attended),
     Stage("empty", "BHQ", lambda allowed: ~allowed.any(dim=-1)),
     Stage("weights", "BHQK", lambda shares: shares),
-    Stage("unread_values", "BHK1", lambda allowed, weights: unread(allowed | (weights > 0))),
+    Stage("unread_values", "BHK1", lambda allowed, weights: unread(allowed | (weights.abs() > 0))),
     Stage(
         "value", "BHKV", lambda shared_value, unread_values: without(shared_value, unread_values)
     ),

@@ -57,8 +57,9 @@ class MistakenAnswer:
 
     ``given`` are the inputs of the call, ``inputs`` and ``semantics`` those that it answers by;
     ``stepwise`` says that a later step differs too, so that no bound was derived for this answer.
-    ``core`` is the attention proper before such a step, ``weights`` are those behind it, and
-    ``evaluation`` the golden's of inputs and semantics where it was made.
+    ``core`` is the attention proper before such a step, ``weights`` are those behind it,
+    ``largest`` each row's largest logit where steps change the logits, and ``evaluation`` the
+    golden's of inputs and semantics where it was made.
     """
 
     given: Inputs
@@ -70,6 +71,7 @@ class MistakenAnswer:
     stepwise: bool
     oracle: Oracle
     evaluation: golden.Attention | golden.MultiHeadAttention | None = None
+    largest: Tensor | None = None
 
     @cached_property
     def bound(self) -> Tensor:
@@ -81,10 +83,18 @@ class MistakenAnswer:
         grown = max(1.0, largest / before) if before > 0.0 else 1.0
         room = model.ACTED_ROOM * min(grown, model.MOST_GROWN) ** 2
         # Where the right answer is next to nothing, so is its bound: numbers are rounded anyway.
-        rounded = model.ACTED_ROOM * torch.finfo(self.inputs.query.dtype).eps * largest
+        rounded = max(model.ACTED_ROOM, self._logit_size) * largest
+        rounded *= torch.finfo(self.inputs.query.dtype).eps
         if grown > model.MOST_GROWN:  # exponentials that no sum divides: a logit's error is theirs
             rounded *= max(1.0, largest_size(self.core.scores))
         return torch.full_like(self.output, max(room * _largest_finite(exact.bound), rounded))
+
+    @cached_property
+    def _logit_size(self) -> float:
+        """The size of the largest logits of the rows behind all steps: weights have their error."""
+        if self.largest is None:
+            return 0.0
+        return largest_size(self.largest[self.largest > torch.finfo(self.largest.dtype).min])
 
     @cached_property
     def exact(self) -> Golden | None:
@@ -501,6 +511,7 @@ def _edited_answer(
         output=output,
         stepwise=True,
         oracle=oracle,
+        largest=run["largest"],
     )
 
 

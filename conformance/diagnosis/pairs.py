@@ -32,7 +32,7 @@ from .battery import (
     fitted_problem,
 )
 from .conditions import CONDITIONS
-from .dissection import StatementReader, statements
+from .fitted_numbers import families, fitted_mistakes
 from .mistaken_answer import Combination, act
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible
 from .narrowing import made_under, telling_apart
@@ -40,6 +40,8 @@ from .neighbours import at_unseen_sizes
 from .precision_diagnosis import precision_entry, spread_over
 from .scale_diagnosis import scale_entry
 from .search import MOST_PARTIAL, MistakeSearch
+from .stage_edits import edits_making
+from .statement_reader import StatementReader, statements
 from .statement_search import (
     MOST_ROUNDS,
     OTHER_VALUES,
@@ -56,6 +58,8 @@ FEW_KEYS: Final = 4
 FEW_LEFT: Final = 0.1
 # The part that may be wrong by a second mistake, under conditions.
 PART_LEFT: Final = 0.25
+# Mistakes besides which stages with operators are tried: that takes a second each.
+MOST_EDITED: Final = 1
 # Answers with rows of zeros that say which mistakes make NaN.
 MOST_ZEROED: Final = 2
 
@@ -82,23 +86,31 @@ class PairSearch:
         # Searches know a mistake by its identity: what they have judged must outlive them.
         self._kept: list[NamedMistake] = []
 
-    def explained(self, search: MistakeSearch) -> Iterator[list[Explanation]]:
-        """Pairs that are searched where nothing else explains the answers."""
+    def explained(
+        self, search: MistakeSearch, found: Callable[[], list[NamedMistake]]
+    ) -> Iterator[list[Explanation]]:
+        """Pairs that are searched where nothing else explains the answers.
+
+        The stages with operators and numbers that were ``found`` make a few plain errors alone.
+        """
         _, near, resized = self._unseen()
         # Of one head, item or query: what mixes those up leaves the other of two mistakes alone.
         more = self._searching([*search.observed, *near, *resized], search)
         yield self.confirmed(more, more.pairs())
         yield self.confirmed(search, search.supported_pairs())
         yield self.confirmed(search, self._read_besides(search, search.partial))
-        # A mistake of the catalogue besides what is read.
+        # A mistake of the catalogue besides a stage that is made otherwise, or what is read.
         said = chain.from_iterable(islice(self._reader.statements(search.observed), MOST_PARTIAL))
-        partial = [_sparing(one, search) for one in search.among(list(said)).partial]
+        plain = sorted(found(), key=lambda one: len(one.sentence))
+        alone = search.among([*plain, *said]).partial
+        partial = [_sparing(one, search) for one in alone]
         self._kept += partial
         yield self.confirmed(search, search.pairs(partial))
         yield self.confirmed(search, self._read_besides(search, partial))
         yield self.confirmed(more, self._besides_under_conditions(more, partial))
         yield self.confirmed(more, more.pairs(orders=True))
         yield self._with_one_alone(search)
+        yield self.confirmed(search, self._read_besides(search, self._of_values(search)))
         yield self._of_one_and_several(search, search.pairs())
 
     def besides_nan(self, search: MistakeSearch) -> list[Explanation]:
@@ -155,6 +167,15 @@ class PairSearch:
         telling = [*filter(_is_small, resized), *apart]
         more = self._searching([*search.observed, *near, *resized, *apart], search)
         return self.confirmed(more, more.pairs(more.explaining_any(telling), orders=True))
+
+    def _of_values(self, search: MistakeSearch) -> list[NamedMistake]:
+        """Stages with operators that make the wrong answers to calls of one key: it weighs one."""
+        _, near, resized = self._unseen()
+        every = (*search.observed, *near, *resized)
+        wrong = [a for a in every if a.margin > 1.0 and a.inputs.geometry.key_length == 1]
+        found = [one for one in edits_making(wrong) if self._explains_all((one,), wrong)]
+        self._kept += found
+        return sorted(found, key=lambda one: len(one.sentence))[:MOST_PARTIAL]
 
     def confirmed(self, search: MistakeSearch, pairs: Sequence[Combination]) -> list[Explanation]:
         """The pair, in the order in which it explains as well what any two options change.
@@ -244,8 +265,12 @@ class PairSearch:
         self, search: MistakeSearch, partial: Sequence[NamedMistake]
     ) -> list[Combination]:
         """Pairs of a mistake and of what is read besides it, for the first that has any."""
-        for one in partial[:MOST_PARTIAL]:
-            stated = statements(self.subject, search.unexplained(one), (one,))
+        for place, one in enumerate(partial[:MOST_PARTIAL]):
+            left = search.unexplained(one)
+            stated = statements(self.subject, left, (one,))
+            if place < MOST_EDITED:
+                stated += edits_making(left, (one,))
+                stated += fitted_mistakes(left, families(), (one,))
             self._kept += stated
             pairs = [pair for pair in search.completing(one, stated) if search.explains_every(pair)]
             if pairs:

@@ -22,7 +22,6 @@ from ..problems.problem import Problem
 from ..tolerance import model
 from .agreement import within
 from .dissection.layer_weights import MOST_KEYS_OF_LAYERS, read_layer
-from .dissection.projections import ValuePath
 from .dissection.reading import ROOM, Reading, read, readable
 from .mistakes import IMPOSSIBLE
 
@@ -125,7 +124,7 @@ def _reading(subject: Subject, inputs: Inputs) -> Reading | None:
         return read(subject, inputs, finite=False) if readable(inputs) else None
     if not 0 < inputs.geometry.key_length <= MOST_KEYS_OF_LAYERS:
         return None
-    return read_layer(subject, inputs, ValuePath())
+    return read_layer(subject, inputs)
 
 
 def _place(errors: Tensor) -> list[int]:

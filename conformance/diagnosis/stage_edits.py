@@ -14,12 +14,16 @@ from torch import Tensor
 
 from .._golden import golden
 from ..operators import OF_TABLES, Operator, mask_moves, misread_masks, moves, operators, sums
+from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer, within
-from .mistakes import NamedMistake, everywhere
+from .layer_edits import layer_edits
+from .mistaken_answer import made_on, mistaken_attention, mistaken_call
+from .mistakes import NamedMistake, NotExpressible, everywhere
 from .mistakes._steps import has_bias, has_causal, has_mask, has_sinks, has_softcap, has_window
 from .mistakes.named_mistake import IMPOSSIBLE, with_every_key
+from .turned_edits import is_turned, turned_edits
 
 _PRIMARY: Final = "numerics.golden"
 # Heads take one more axis in front, and what is projected does not.
@@ -56,10 +60,6 @@ def _counts_places(inputs: Inputs) -> bool:
     return _has_structure(inputs) or inputs.point.alibi or inputs.point.rotary != "none"
 
 
-def _is_turned(inputs: Inputs) -> bool:
-    return inputs.point.rotary != "none"
-
-
 def _counts_distances(inputs: Inputs) -> bool:
     return inputs.point.alibi
 
@@ -72,10 +72,10 @@ _SEARCHED: Final = (
     Searched("the projected values", ("projected_value",), of="layer"),
     Searched("the places that queries are counted at", ("positions",), _counts_places),
     Searched("the distances from query to key", ("ahead",), _counts_places),
-    Searched("the rotary frequencies", ("frequencies",), _is_turned),
-    Searched("the angles of the queries", ("query_angles",), _is_turned),
-    Searched("the angles of the keys", ("key_angles",), _is_turned),
-    Searched("the angles", ("query_angles", "key_angles"), _is_turned),
+    Searched("the rotary frequencies", ("frequencies",), is_turned),
+    Searched("the angles of the queries", ("query_angles",), is_turned),
+    Searched("the angles of the keys", ("key_angles",), is_turned),
+    Searched("the angles", ("query_angles", "key_angles"), is_turned),
     Searched("the mask", ("bias", "by_mask"), has_mask, needs="mask"),
     Searched("the table of the mask", ("by_mask",), has_mask, needs="mask", moved=True),
     Searched("the causal flag", ("counted",), needs="causal"),
@@ -171,6 +171,8 @@ def stage_edits(kind: str) -> tuple[NamedMistake, ...]:
         *_of_both_masks(),
         *_of_misread_masks(),
         *rewired.values(),
+        *turned_edits(),
+        *(layer_edits() if kind == "layer" else ()),
     )
 
 
@@ -183,36 +185,86 @@ class Made:
     empty: Tensor
 
 
+# Answers that thousands of edits are tried on, the smallest first, and how large these may be, but
+# for the plainest one: extreme values leave more room than is compared with.
+_FITTED: Final = 3
+_MOST_LOGITS: Final = 1 << 14
+
+
+def edits_making(
+    wrong: Sequence[BatteryAnswer], known: Sequence[NamedMistake] = ()
+) -> tuple[NamedMistake, ...]:
+    """The stages with operators that make a few plain errors of several, besides known mistakes."""
+    gross = [one for one in wrong if one.fits and (known or one.margin > GROSS)]
+    left = stage_edits(gross[0].subject.declaration.kind) if gross else ()
+    usual = [one for one in gross if one.inputs.generic]
+    small = sorted(usual, key=lambda one: one.inputs.geometry.logits)
+    few = [one for one in small if one.inputs.geometry.logits <= _MOST_LOGITS]
+    longest = sorted(few, key=lambda one: -one.inputs.geometry.key_length)
+    for one in dict.fromkeys((*small[:1], *gross[:1], *longest[:1], *few[1:_FITTED])):
+        left = tuple(fitting(left, one, known, some=one is gross[0]))
+    return left
+
+
 def fitting(
-    edits: Sequence[NamedMistake], answer: BatteryAnswer, *, some: bool = True
+    edits: Sequence[NamedMistake],
+    answer: BatteryAnswer,
+    known: Sequence[NamedMistake] = (),
+    *,
+    some: bool = True,
 ) -> Iterator[NamedMistake]:
     """The edits that make the wrong rows of an answer: what lies far from these is passed over.
 
-    ``some`` wrong row must be one that an edit leaves keys: what the others answer is open.
+    Wrong are rows that mistakes which are ``known`` do not make either. ``some`` wrong row must be
+    one that an edit leaves keys: what the others answer is open.
 
     Operators on one stage are run on together, as many problems of equal sizes: a fraction of the
     time that acting each mistake out would take.
     """
-    run = with_every_key(answer.exact.core.run).edited(past=answer.inputs.past)
+    run = run_besides(answer, known)
+    if run is None:
+        return
     possible = [one for one in edits if one.where(answer.inputs)]
     with torch.inference_mode():
         for stages, alike in groupby(possible, key=_changed_stages):
             together = list(alike)
             made = _made_together(run, stages, together) if stages else None
             for each in made or _made_singly(run, together):
-                yield from _making(answer, each, some=some)
+                yield from _making(answer, run, each, some=some)
+
+
+def run_besides(answer: BatteryAnswer, known: Sequence[NamedMistake]) -> golden.Run | None:
+    """The run of an answer's call with known mistakes and every key; None where it has no such.
+
+    It has what edits may read besides.
+    """
+    inputs, declared = answer.inputs, answer.subject.declaration.semantics
+    attention = answer.exact.core
+    if any(one.heads or one.core or one.output for one in known):
+        return None
+    if known:
+        made = made_on(declared, known, inputs)
+        try:
+            call = mistaken_call(declared, made, inputs)
+            attention = mistaken_attention(call, made, every_key=True)[1]
+        except (NotExpressible, *IMPOSSIBLE):
+            return None
+        inputs = call.inputs
+    own = {"inputs": inputs, "past": inputs.past, "point": attention.semantics}
+    return with_every_key(attention.run).edited(**own)
 
 
 def _changed_stages(one: NamedMistake) -> tuple[str, ...]:
     """The stages whose results an edit changes; empty where these take no axis in front."""
     changed = all(edit.change is not None and edit.rule is None for edit in one.edits)
     stages = tuple(edit.stage for edit in one.edits)
+    changed = changed and _AXES.keys() >= set(stages)  # others are given, and take no axis
     return stages if changed and _SINGLY.isdisjoint(stages) else ()
 
 
 def _made_singly(run: golden.Run, edits: Sequence[NamedMistake]) -> Iterator[Made]:
     for one in edits:
-        with suppress(*IMPOSSIBLE):  # what cannot be made here explains no wrong answer
+        with suppress(NotExpressible, *IMPOSSIBLE):  # it explains no wrong answer
             edited = run.edited(*one.edits)
             yield Made([one], edited[_answer_of(run)][None], edited["empty"][None])
 
@@ -242,7 +294,7 @@ def _made_together(
         given = {n: each for n, each in zip(stages, stacked, strict=True) if each is not None}
         shape = (len(chosen), *run["scores_shape"])
         try:
-            answers, empty = _answers(run, given, shape)
+            answers, empty = answers_of(run, given, shape)
         except IMPOSSIBLE:
             return None
         made.append(Made(chosen, answers, empty.expand(len(chosen), *run["empty"].shape)))
@@ -286,7 +338,7 @@ def _changed(run: golden.Run, edit: golden.Edit) -> Tensor | None:
 _reads_besides: Final = lru_cache(maxsize=1 << 16)(golden.reads_besides)
 
 
-def _answers(
+def answers_of(
     run: golden.Run, given: dict[str, Tensor], shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
     """The answers where results of stages have one more axis in front, and the empty rows."""
@@ -304,21 +356,23 @@ def _answers(
     return of_items.unflatten(0, output.shape[:2]), together["empty"]
 
 
-def _making(answer: BatteryAnswer, made: Made, *, some: bool) -> Iterator[NamedMistake]:
+def _making(
+    answer: BatteryAnswer, run: golden.Run, made: Made, *, some: bool
+) -> Iterator[NamedMistake]:
     """The edits whose answers have the wrong rows of another, but for rows left without keys.
 
     What rows without keys answer is open, unless it is the same.
     """
-    exact, output = answer.exact, answer.output
-    if made.answers.shape[1:] != output.shape:
+    exact, output, right = answer.exact, answer.output, run[_answer_of(run)]
+    if made.answers.shape[1:] != output.shape or right.shape != output.shape:
         return
-    wrong = ~within(output, exact.output, exact.bound).all(dim=-1)
+    wrong = ~within(output, right, exact.bound).all(dim=-1)
     part = model.SAME_READ + model.ACTED_ROOM * torch.finfo(answer.inputs.query.dtype).eps
-    finite = (output.masked_fill(~output.isfinite(), 0.0), exact.output.nan_to_num(0.0, 0.0, 0.0))
+    finite = (output.masked_fill(~output.isfinite(), 0.0), right.nan_to_num(0.0, 0.0, 0.0))
     room = part * torch.stack(finite).abs().amax()
     apart = output.nan_to_num(nan=torch.pi) - made.answers.nan_to_num(nan=torch.pi)
     off = wrong & (apart.abs() > room).any(dim=-1)
-    emptied = made.empty & ~exact.core.empty
+    emptied = made.empty & ~run["empty"]
     emptied = emptied.any(dim=2) if answer.inputs.is_layer else emptied
     same = ~off.flatten(1).any(dim=1)
     if emptied.shape == off.shape:
@@ -382,13 +436,14 @@ def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
         # What a mask hides is no part of the numbers that it adds.
         tables = last in OF_TABLES and operator.words not in moving
         stages = (last,) if tables else searched.stages
+        of_numbers = "bias" in _reads_besides(operator.change)
         yield NamedMistake(
             name=f"{noun.removeprefix('the ')}: {operator.words}",
             primary=_PRIMARY,
             sentence=f"{noun} {_verb(noun)} {operator.words}",
             fix="; ".join(filter(None, (fix, operator.fix))),
-            edits=tuple(_edit(stage, operator.change) for stage in stages),
-            where=searched.where,
+            edits=(*(_edit(stage, operator.change) for stage in stages), *_opening(operator)),
+            where=has_bias if of_numbers else searched.where,
             misplaces=operator.misplaces,
             needs=searched.needs,
         )
@@ -431,6 +486,10 @@ def _of_misread_masks() -> Iterator[NamedMistake]:
         )
 
 
+def _opening(operator: Operator) -> tuple[golden.Edit, ...]:
+    return (golden.Edit("empty", change=operator.opens),) if operator.opens else ()
+
+
 def _edit(stage: str, change: Callable[..., Any]) -> golden.Edit:
     """A stage with a change; a mask is changed as it is for each query of each head and item."""
     if stage == "by_mask":
@@ -446,7 +505,7 @@ def _expanded(change: Callable[..., Tensor]) -> golden.Rewired:
     def changed(mask: Tensor, shape: tuple[int, ...], *besides: object) -> Tensor:
         return change(mask.expand(shape), *besides)
 
-    return golden.Rewired(changed, ("", "scores_shape", *golden.reads_besides(change)))
+    return golden.Rewired(changed, ("", "scores_shape", *_reads_besides(change)))
 
 
 # Axes that numbers of an additive mask are averaged along: what is hidden anywhere stays hidden.

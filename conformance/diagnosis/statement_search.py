@@ -8,7 +8,7 @@ against a proposal are learnt from in the next round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice, product
@@ -20,16 +20,15 @@ from ..calls.calling import say_alive
 from ..clauses.registry import Clause
 from ..clauses.subject import Subject
 from ..operators import GUESSED
-from ..oracle.comparison import GROSS
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from .agreement import BatteryAnswer
 from .battery import answer_to, answers_near, answers_to, answers_to_pairs, plainest_wrong
 from .conditions import Condition, ScaleLimit, SizeLimit, scale_below, size_limit
-from .dissection import StatementReader
 from .dissection.reading import roundest
 from .dissection.returned_weights import answers_with_weights, refuses_alike
 from .earlier_calls import answers_to_clause
+from .fitted_numbers import Family, blends, families, fitted_mistakes
 from .mistaken_answer import (
     ActedAnswers,
     Combination,
@@ -41,7 +40,8 @@ from .mistakes import NamedMistake, NotExpressible, touches_any
 from .narrowing import MOST_CONDITIONS, Narrowed, made_under
 from .neighbours import ENLARGED, OWN, at_unseen_sizes, neighbours, with_size
 from .search import MistakeSearch, is_special_case
-from .stage_edits import fitting, stage_edits
+from .stage_edits import edits_making
+from .statement_reader import StatementReader
 
 # Explanations that are reported.
 MOST_REPORTED: Final = 6
@@ -58,11 +58,6 @@ OTHER_VALUES: Final = 7919
 MOST_SEEDS: Final = 4
 # Halvings of the range within which a scale decides: to a part in a hundred.
 HALVINGS: Final = 7
-
-# Gross errors that stages with operators must make before they are tried on all answers, and how
-# large these may be, but for the plainest one.
-_FITTED: Final = 3
-_MOST_LOGITS: Final = 1 << 14
 
 Proposals = Callable[[], Iterator[list[Combination]]]
 
@@ -208,6 +203,7 @@ class StatementSearch:
         self._earlier = earlier
         self._counts = counts
         self._around: list[BatteryAnswer] = []
+        self._kept: list[NamedMistake] = []
 
     def in_every_call(self) -> Iterator[list[Combination]]:
         """What is made wherever it can be: of the catalogue, a stage with an operator, or read.
@@ -217,12 +213,14 @@ class StatementSearch:
         """
         yield self._first_confirmed(self._limited, rounds=1)
         yield self._first_confirmed(self._edited, rounds=1)
+        yield self._first_confirmed(self._fitted, rounds=1)
         yield self._first_confirmed(partial(self._stated, 1), rounds=1)
 
     def under_conditions(self) -> Iterator[list[Combination]]:
         """The same under conditions, and what several answers say; few conditions come first."""
         yield self._first_confirmed(self._soon_named)
         yield self._first_confirmed(partial(self._edited_under, 1), rounds=1)
+        yield self._first_confirmed(self._fitted_under, rounds=1)
         yield self._first_confirmed(partial(self._stated, SOON), rounds=1)
         yield self._first_confirmed(self._soon_narrowed, rounds=1)
         yield self._first_confirmed(self._stated)
@@ -232,17 +230,13 @@ class StatementSearch:
     @cached_property
     def _edits(self) -> MistakeSearch:
         """The search among stages with operators that make the plainest gross error, and others."""
+        return self._search.among(self._making)
+
+    @cached_property
+    def _making(self) -> tuple[NamedMistake, ...]:
+        """Stages with operators that make a few gross errors, in all rounds: no others make all."""
         say_alive()
-        gross = [one for one in self._search.observed if one.margin > GROSS and one.fits]
-        left = stage_edits(self.subject.declaration.kind) if gross else ()
-        # Thousands are tried on the smallest; extreme values leave more room than is compared with.
-        usual = [one for one in gross if one.inputs.generic]
-        small = sorted(usual, key=lambda one: one.inputs.geometry.logits)
-        few = [one for one in small if one.inputs.geometry.logits <= _MOST_LOGITS]
-        longest = sorted(few, key=lambda one: -one.inputs.geometry.key_length)
-        for one in dict.fromkeys((*small[:1], *gross[:1], *longest[:1], *few[1:_FITTED])):
-            left = tuple(fitting(left, one, some=one is gross[0]))
-        return self._search.among(left)
+        return edits_making(self._search.observed)
 
     def _edited(self) -> Iterator[list[Combination]]:
         """A stage of the program with an operator, in every call."""
@@ -252,6 +246,36 @@ class StatementSearch:
     def _edited_under(self, most: int) -> Iterator[list[Combination]]:
         """A stage with an operator wherever it can be made, or under so many conditions."""
         for narrowed in sorted([*self._edits.limited(), *self._edits.narrowed(most)], key=_length):
+            yield self._exactly([narrowed])
+
+    @cached_property
+    def _fits(self) -> MistakeSearch:
+        """The search among stages that are changed by numbers, read from the plainest errors."""
+        return self._among_fitted(families())
+
+    @cached_property
+    def _blends(self) -> MistakeSearch:
+        return self._among_fitted(blends())
+
+    def _among_fitted(self, some: Iterable[Family]) -> MistakeSearch:
+        found = list(fitted_mistakes(self._search.observed, some))
+        self._kept += found  # searches know a mistake by its identity: it must outlive them
+        return self._search.among(found)
+
+    def found(self) -> list[NamedMistake]:
+        """Stages with operators, or with numbers, that make the plainest errors alone."""
+        return [*self._edits.mistakes, *self._fits.mistakes]
+
+    def _fitted(self) -> Iterator[list[Combination]]:
+        """A stage that is changed by a number, in every call."""
+        for one in self._fits.explaining():
+            yield [(one,)]
+        for one in self._blends.explaining():
+            yield [(one,)]
+
+    def _fitted_under(self) -> Iterator[list[Combination]]:
+        """A stage that is changed by a number wherever it can be, or under one condition."""
+        for narrowed in sorted([*self._fits.limited(), *self._fits.narrowed(1)], key=_length):
             yield self._exactly([narrowed])
 
     def _stated(self, most: int | None = None) -> Iterator[list[Combination]]:
@@ -335,7 +359,7 @@ class StatementSearch:
         self._around.clear()
         self._rounds += 1
         self._earlier = self._search
-        for name in ("_unseen", "_search", "_edits"):
+        for name in ("_unseen", "_search", "_edits", "_fits", "_blends"):
             self.__dict__.pop(name, None)
 
     def _is_confirmed(self, made: Combination) -> bool:

@@ -18,7 +18,6 @@ from ..problems.problem import Problem
 from . import answer_facts
 from .agreement import BatteryAnswer
 from .battery import Observation, answers_near, answers_to_pairs, plain_problem, plainest_wrong
-from .dissection import StatementReader
 from .mistaken_answer import ActedAnswers, Combination
 from .mistakes import NamedMistake
 from .neighbours import ENLARGED, GROWN, OWN, RESIZED
@@ -26,6 +25,7 @@ from .pairs import PairSearch
 from .precision_diagnosis import plain, precision_entry, spread_over
 from .scale_diagnosis import are_slight, scale_entry
 from .search import MistakeSearch
+from .statement_reader import StatementReader
 from .statement_search import (
     OTHER_VALUES,
     Explanation,
@@ -118,7 +118,7 @@ class Ways:
         if not slight:
             yield of_precision(scale_entry(self.subject, pairs))
         if last:
-            yield from self._pairs.explained(search)
+            yield from self._pairs.explained(search, stated.found)
 
     def _of_catalogue(self, search: MistakeSearch) -> list[Explanation]:
         """Mistakes of the catalogue in every call, near the failing problem and of two options."""

@@ -15,9 +15,8 @@ from .._golden import golden
 from ..base.mistake import CHOSEN_UNDECLARED
 from ..clauses.subject import Subject
 from ..diagnosis.dissection.layer_weights import WIDER, LayerCalls, most_tokens
-from ..diagnosis.dissection.projections import ValuePath
 from ..diagnosis.dissection.reading import Reading, read
-from ..diagnosis.dissection.value_steps import ALTERNATIVES, Steps
+from ..diagnosis.layer_edits import NORMS, normed_tokens
 from ..diagnosis.mistaken_answer import Combination
 from ..diagnosis.mistakes import named_mistakes
 from ..problems.inputs import Inputs
@@ -237,15 +236,15 @@ class Weights:
             return
         calls = LayerCalls(subject, inputs)
         ends = time.process_time() + _SECONDS_READING
-        for path, steps in itertools.product(_PATHS, _steps(caller)):
+        for made, steps in itertools.product(_MADE, _steps(caller)):
             if time.process_time() > ends:
                 return
-            if not path.right and _changes(steps) > _BEHIND_A_NORM:
+            if made and _changes(steps) > _BEHIND_A_NORM:
                 continue
-            reading = calls.reading(path, point=steps)
+            reading = calls.reading(made, point=steps)
             if reading is not None and reading.explained:
-                if not path.right:  # what is read is of the tokens behind the norm
-                    self.made = (path.mistake(),)
+                if made:  # what is read is of the tokens behind the norm
+                    self.made = made
                     reading = replace(reading, given=reading.call.inputs)
                 yield reading, steps
                 if "q" in caller.biases:
@@ -254,9 +253,9 @@ class Weights:
 
 
 # The tokens as they are given, then normalised before they are projected.
-_PATHS: Final = (
-    ValuePath(),
-    *(ValuePath(Steps((one,))) for one in ALTERNATIVES if one.step == "tokens"),
+_MADE: Final[tuple[Combination, ...]] = (
+    (),
+    *((one,) for one in itertools.islice(normed_tokens(), len(NORMS))),
 )
 # Steps that may be taken otherwise as well where tokens are normalised.
 _BEHIND_A_NORM: Final = 1

@@ -17,11 +17,9 @@ from torch import Tensor
 
 from .._golden import golden
 from ..base.geometry import Geometry
-from ..diagnosis.dissection.layers import SomeRows
-from ..diagnosis.dissection.logits import LogitFit
-from ..diagnosis.dissection.positions import families
+from ..diagnosis.dissection.logits import ALIBI, PRODUCTS, LogitFit, Term
 from ..diagnosis.dissection.reading import ROOM, Reading
-from ..diagnosis.dissection.terms import ALIBI, PRODUCTS, Term
+from ..diagnosis.fitted_numbers import bases_read
 from ..diagnosis.mistakes import DeclaredCall
 from ..tolerance import model
 from .convention import ScoreFunction, capped, sloped, windowed
@@ -385,10 +383,8 @@ def _with_base(reading: Reading, proposal: Proposal) -> Iterator[golden.Semantic
     fit = LogitFit(at, right_rows=True)
     if not fit.count or fit.column(PRODUCTS) is None:
         return
-    family = next(families(point))
-    for exponent in family.rounded(SomeRows(fit).least(family)):
-        base = float(f"{point.rotary_base**exponent:.9g}")
-        if 0.0 < base < math.inf and base != point.rotary_base:
+    for base in bases_read(at):
+        if base not in (0.0, point.rotary_base):
             yield point.replace(rotary_base=base)
 
 
@@ -470,7 +466,7 @@ def _distance(head: int) -> Term:
         table[:, head] = apart.abs().double()
         return table
 
-    return Term("distance", "the distance from query to key", values)
+    return Term("the distance from query to key", values)
 
 
 def function_in(point: golden.Semantics) -> ScoreFunction | None:

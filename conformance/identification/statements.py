@@ -12,13 +12,12 @@ from ..diagnosis import battery
 from ..diagnosis.agreement import BatteryAnswer
 from ..diagnosis.chance import random_entry
 from ..diagnosis.diagnostician import Diagnostician
-from ..diagnosis.dissection import OF_WEIGHTS
-from ..diagnosis.dissection.by_head import alignments, head_statements, place_table
 from ..diagnosis.dissection.changed_logits import pair_statements
-from ..diagnosis.dissection.layers import query_and_key_statements
-from ..diagnosis.dissection.reading import statement, together
+from ..diagnosis.dissection.places import alignments, place_table
+from ..diagnosis.dissection.reading import statement
+from ..diagnosis.fitted_numbers import is_wrong_by_head
 from ..diagnosis.mistaken_answer import Combination
-from ..diagnosis.mistakes import NamedMistake, named_mistakes
+from ..diagnosis.mistakes import named_mistakes
 from ..diagnosis.statement_search import Explanation
 from .agreement import PointJudge
 from .behaviour import order_matters
@@ -37,8 +36,6 @@ from .points import (
 
 # Larger logits overflow in what is written without care, which says nothing of what is meant.
 _LARGEST_LOGIT: Final = 50.0
-# Statements of the weights at the nearest point that are looked at, the shortest.
-_MOST_OWN: Final = 12
 # Lengths of problems that statements are confirmed on, besides those of the probes.
 _UNSEEN: Final[tuple[dict[str, int], ...]] = (
     {"query_length": 5, "key_length": 8},
@@ -148,7 +145,7 @@ def _of_places(weights: Weights) -> Iterator[tuple[Proposal, Statement]]:
             for rule in SCALES:
                 scaled = replace(proposal, point=proposal.point.replace(scale=rule))
                 at = against_proposal(reading, scaled)
-                if any(True for _ in head_statements(at)):
+                if is_wrong_by_head(at):
                     continue  # which is plainer
                 tables = (place_table(at, bottom_right=corner) for corner in alignments(at))
                 biases = [table.statement(beyond=False) for table in tables if table is not None]
@@ -194,7 +191,7 @@ def _nearest(
         causal = [band.proposal(base) for band in bands(reading) if band.filled]
         likely = [proposal for proposal in causal if proposal is not None]
         for one in (*likely, *prepared_points(likely, ordered=ordered)):
-            if any(True for _ in head_statements(against_proposal(reading, one))):
+            if is_wrong_by_head(against_proposal(reading, one)):
                 yield one
                 return
         if likely:
@@ -219,10 +216,9 @@ def _statements(weights: Weights, nearest: Proposal, heads: int | None) -> list[
     if random is not None:
         return [Statement(text=random["text"])]
     answers = [one for one in battery.observe(subject) if _is_ordinary(subject, one)]
-    own = _own(weights, nearest)
-    mistakes = [*named_mistakes(), *own]
+    mistakes = named_mistakes()
     if weights.made:  # which is no mistake by itself, and made besides all others
-        mistakes = [together(weights.made[0], one) for one in own]
+        mistakes = tuple(weights.made)
     explanations = Diagnostician(subject, mistakes, observed=answers).explanations
     named = [one for one in explanations if _is_named(one)]
     explanations = named or explanations[:1]  # the others say the same in longer words
@@ -232,16 +228,6 @@ def _statements(weights: Weights, nearest: Proposal, heads: int | None) -> list[
 def _is_named(explanation: Explanation) -> bool:
     """Whether an explanation is of the catalogue alone."""
     return all(mistake in named_mistakes() for mistake in explanation.made)
-
-
-def _own(weights: Weights, nearest: Proposal) -> list[NamedMistake]:
-    """What the weights that were read say besides the nearest point, the shortest first."""
-    proposed: list[NamedMistake] = []
-    for reading, _ in weights.readings[:1]:
-        at = against_proposal(reading, nearest)
-        proposed += [one for proposer in OF_WEIGHTS for one in proposer(at)]
-        proposed += query_and_key_statements(at, thorough=not proposed)
-    return sorted(proposed, key=lambda one: len(one.sentence))[:_MOST_OWN]
 
 
 def _is_ordinary(subject: Subject, answer: BatteryAnswer) -> bool:

@@ -5,7 +5,7 @@ An operator is usable at every stage whose axes it needs. It imports torch and t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 
 from .caches import cached
@@ -63,6 +63,12 @@ def operators(stage: str, axes: str, *, multiplied: bool = True) -> tuple[Operat
     return tuple(_operators(stage, axes, multiplied=multiplied))
 
 
+@cache
+def _of_axes(made: Callable[[str], Iterator[Operator]], axes: str) -> tuple[Operator, ...]:
+    """The operators that all stages of some axes share."""
+    return tuple(made(axes))
+
+
 def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]:
     if stage == "counted":
         yield from FLAGS
@@ -76,12 +82,10 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
         yield from moves(axes)
         yield from guessed_from_values() if stage == "admitted" else ()
     else:
-        yield from functions(axes) if stage not in _OF_ROTATIONS else ()
-        yield from multiples(axes) if multiplied else ()
-        yield from moves(axes)
-        yield from sums(axes)
-        yield from parts_lost(axes)
-        yield from layouts(axes)
+        yield from _of_axes(functions, axes) if stage not in _OF_ROTATIONS else ()
+        yield from _of_axes(multiples, axes) if multiplied else ()
+        for made in (moves, sums, parts_lost, layouts):
+            yield from _of_axes(made, axes)
         yield from of_one_stage(stage)
         yield from roundings_below() if stage in _OF_ROTATIONS else ()
         if stage in OF_SHARES:

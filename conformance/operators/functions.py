@@ -17,6 +17,8 @@ Function = Callable[[Tensor], Tensor]
 _MOST_EXPONENT: Final = 700.0
 # What layer norms add to the variance.
 EPSILON: Final = 1e-5
+# What norms by the mean square add to it.
+SMALL_EPSILON: Final = 1e-6
 OF_EACH: Final[tuple[tuple[str, Function], ...]] = (
     ("left at zero", torch.zeros_like),
     ("their mean over all", lambda t: t.mean().expand_as(t)),
@@ -74,9 +76,15 @@ def _over_largest(result: Tensor, axis: int) -> Tensor:
     return result / torch.where(largest == 0.0, 1.0, largest)
 
 
-def _standardised(result: Tensor, axis: int) -> Tensor:
+def standardised(result: Tensor, axis: int) -> Tensor:
+    """Mean zero and variance one along an axis, as layer norms have it."""
     centred = result - result.mean(axis, keepdim=True)
     return centred / (centred.square().mean(axis, keepdim=True) + EPSILON).sqrt()
+
+
+def over_root_mean_square(result: Tensor, axis: int) -> Tensor:
+    """Divided by the root of the mean square along an axis, as RMS norms have it."""
+    return result / (result.square().mean(axis, keepdim=True) + SMALL_EPSILON).sqrt()
 
 
 def _over_deviation(result: Tensor, axis: int, *, added: float, fewer: int = 0) -> Tensor:
@@ -91,7 +99,8 @@ _OF_ROWS: Final[tuple[tuple[str, AlongAxis], ...]] = (
     ("put through a softmax over the {}s", _softmax),
     ("divided by their sum over the {}s", _over_sum),
     ("divided by the largest size over the {}s", _over_largest),
-    ("standardised over the {}s", _standardised),
+    ("standardised over the {}s", standardised),
+    ("divided by the root of their mean square over the {}s", over_root_mean_square),
     *(
         (f"divided by their deviation over the {{}}s{more}", partial(_over_deviation, added=added))
         for more, added in (("", 0.0), (" and 1e-6", 1e-6), (" and 1e-5", 1e-5))

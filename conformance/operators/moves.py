@@ -112,8 +112,9 @@ _ORDERS: Final[tuple[tuple[str, Order], ...]] = (
         for size in TILES
     ),
 )
-# How many of them any part of an axis may have.
+# How many of them any part of an axis may have, and how many there are.
 _MAIN: Final = 8
+ORDERS: Final = len(_ORDERS)
 _TOGETHER: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
     ("averaged over the {}s", lambda t, axis: t.mean(axis, keepdim=True).expand_as(t)),
     ("summed over the {}s", lambda t, axis: t.sum(axis, keepdim=True).expand_as(t)),

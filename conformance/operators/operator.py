@@ -30,13 +30,15 @@ class Operator:
     ``words`` follow "the weights are"; ``change`` gets the result and, by the names of its further
     parameters, other results of the program. It raises one of torch's errors, or ValueError, where
     a result has no such change. ``misplaces`` says that each head, item or channel gets what is
-    another's, which nobody means.
+    another's, which nobody means. ``opens`` adds rows whose answer rounding decides to the empty
+    ones, ``[B, H, Lq]``, and reads other results as well.
     """
 
     words: str
     change: Callable[..., Any]
     misplaces: bool = False
     fix: str = ""
+    opens: Callable[..., Tensor] | None = None
 
 
 def axis_of(axes: str, letter: str) -> int:

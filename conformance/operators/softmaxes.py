@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final
@@ -13,6 +12,7 @@ from torch import Tensor
 from .._golden import golden
 from .biases import linear_biases
 from .functions import OF_EACH
+from .loops import loops
 from .moves import TILES
 from .operator import Operator
 from .parts import parts_doubled
@@ -30,6 +30,8 @@ _OTHER_SUMS: Final = (
     ("the whole batch item", (-3, -2, -1)),
     ("everything", (-4, -3, -2, -1)),
 )
+# The part of a row's sum by which rounding may change what is said of it.
+_ROUNDED: Final = 1e-3
 _GATES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("", torch.clone),
     ("the sigmoid of ", torch.sigmoid),
@@ -48,7 +50,8 @@ def of_one_stage(stage: str) -> Iterator[Operator]:
         "exponentials": _of_logits,
         "sinks": _sinks,
         "total": paddings,
-        "shares": _over_other_sums,
+        "shares": _of_softmaxes,
+        "weights": _of_weights,
         "output": _of_outputs,
         "answer": _gates_of_layers,
     }.get(stage, lambda: iter(()))()
@@ -59,11 +62,6 @@ _CAPS: Final[tuple[tuple[str, Callable[[Tensor, float], Tensor]], ...]] = (
     ("c tanh(c times the scores), c being the softcap", lambda s, c: c * torch.tanh(c * s)),
     ("tanh(c times the scores), c being the softcap", lambda s, c: torch.tanh(c * s)),
     ("capped twice", lambda s, c: _capped(_capped(s, c), c)),
-    ("the scores under half of the softcap", lambda s, c: _capped(s, c / 2.0)),
-    ("the scores under twice the softcap", lambda s, c: _capped(s, 2.0 * c)),
-    # Kernels that work to the base 2 multiply scores by log2(e): behind the softcap, not before.
-    ("the scores under ln(2) times the softcap", lambda s, c: _capped(s, c * math.log(2.0))),
-    ("the scores under the softcap times log2(e)", lambda s, c: _capped(s, c / math.log(2.0))),
     ("the scores under the square of the softcap", lambda s, c: _capped(s, c * c)),
     ("the scores under one divided by the softcap", lambda s, c: _capped(s, 1.0 / c)),
     ("the scores clamped to half of the softcap", lambda s, c: s.clamp(-c / 2.0, c / 2.0)),
@@ -72,10 +70,6 @@ _CAPS: Final[tuple[tuple[str, Callable[[Tensor, float], Tensor]], ...]] = (
     ("the scores under c by the sigmoid", lambda s, c: c * torch.sigmoid(s / c)),
     ("the scores under c by the sine", lambda s, c: c * torch.sin(s / c)),
     ("the scores under c by the arc tangent", lambda s, c: c * torch.atan(s / c)),
-    *(
-        (f"the scores under a softcap of {number}", lambda s, _c, number=number: _capped(s, number))
-        for number in (1, 2, 5, 10, 15, 20, 30, 50, 100)
-    ),
 )
 
 
@@ -124,6 +118,11 @@ def _of_logits() -> Iterator[Operator]:
     for size in TILES:
         words = f"counted as often for the last key as fills up its tile of {size}"
         yield Operator(words, partial(_filled_up, size=size))
+    fix = "take the softmax of the scaled dot products: it is no product of two feature maps"
+    for words, feature in _FEATURES:
+        said = f"products of query and key, each {words} first"
+        made, opens = (partial(f, feature=feature) for f in (_of_features, _rounded_features))
+        yield Operator(said, made, fix=fix, opens=opens)
     for words, function in OF_EACH:
         yield Operator(f"the logits, {words}", partial(_function_of_logits, function=function))
 
@@ -140,6 +139,203 @@ def _function_of_logits(
 ) -> Tensor:
     hidden = torch.isneginf(logits)
     return function(logits.masked_fill(hidden, 0.0)).masked_fill(hidden, 0.0).to(exponentials)
+
+
+# What the exponentials are of, in place of those of the logits: products of features (Katharopoulos
+# et al., 2020), whose sum divides them.
+_FEATURES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("put through ELU and plus one", lambda t: torch.nn.functional.elu(t) + 1.0),
+    ("with zeros for what is negative", torch.relu),
+    ("squared, with zeros for what is negative", lambda t: torch.relu(t).square()),
+    ("put through softplus", torch.nn.functional.softplus),
+    ("put through the exponential", lambda t: t.clamp_max(50.0).exp()),
+    ("put through a softmax over its channels", lambda t: t.softmax(-1)),
+)
+
+
+def _of_features(
+    exponentials: Tensor,
+    query: Tensor,
+    key: Tensor,
+    attended: Tensor,
+    *,
+    feature: Callable[[Tensor], Tensor],
+) -> Tensor:
+    return _products(query, key, attended, feature).to(exponentials).expand_as(exponentials)
+
+
+def _products(
+    query: Tensor, key: Tensor, attended: Tensor, feature: Callable[[Tensor], Tensor]
+) -> Tensor:
+    products: Tensor = feature(query).double() @ feature(key).double().mT
+    return products.masked_fill(~attended, 0.0)
+
+
+def _rounded_features(
+    empty: Tensor,
+    query: Tensor,
+    key: Tensor,
+    attended: Tensor,
+    *,
+    feature: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Rows whose products are others, or all zero, where features are rounded to float32."""
+    exact = _products(query, key, attended, feature)
+    rounded = _products(query.float(), key.float(), attended, feature)
+    room, total = _ROUNDED * exact.sum(-1, keepdim=True), rounded.sum(-1)
+    return empty | ((exact - rounded).abs() > room).any(-1) | (total == 0.0)
+
+
+_SHARE: Final = "1 / (1 + exp(sink - log-sum-exp of the row)), the share of the keys"
+# What weights without a sink are multiplied by in place of the share that it leaves them, from a
+# row's log-sum-exp, its largest logit and the sink.
+_OF_SINKS: Final[tuple[tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]], ...]] = (
+    (
+        "made with exp(sink) beside exponentials that are relative to the row's largest logit",
+        lambda total, most, sink: torch.sigmoid(total - most - sink),
+    ),
+    (
+        "made with exp(sink) beside exponentials that are relative to the largest logit or sink",
+        lambda total, most, sink: torch.sigmoid(total - torch.maximum(most, sink) - sink),
+    ),
+    (
+        "made with the sink itself in the sum, not its exponential",
+        lambda total, _most, sink: 1.0 / (1.0 + sink * (-total).exp()),
+    ),
+    ("made without a sink and multiplied by the sigmoid of it", lambda _t, _m, s: s.sigmoid()),
+    (
+        "made without a sink and multiplied by the sigmoid of minus the sink",
+        lambda _total, _most, sink: torch.sigmoid(-sink),
+    ),
+    (
+        "made without a sink and multiplied by its share, not by that of the keys",
+        lambda total, _most, sink: torch.sigmoid(sink - total),
+    ),
+    (
+        "multiplied by the share of the keys though the sink is in their sum already",
+        lambda total, _most, sink: torch.sigmoid(total - sink).square(),
+    ),
+)
+
+
+def _of_softmaxes() -> Iterator[Operator]:
+    yield from _over_other_sums()
+    for words, factor in _OF_SINKS:
+        fix = f"multiply what is made without a sink by {_SHARE}"
+        yield Operator(words, partial(_with_sink, factor=factor), fix=fix)
+    for words, step in (("after its own, the last one that", -1), ("before its own, the first", 1)):
+        said = f"cut at the wrong end: each value meets the weight of the key {words} of the sink"
+        yield Operator(said, partial(_cut_elsewhere, step=step), fix="leave the sink's column out")
+    yield from loops()
+
+
+def _without_sink(sinks: Tensor | None) -> Tensor:
+    if sinks is None:
+        msg = "there is no sink"
+        raise ValueError(msg)
+    return sinks[..., None, None]
+
+
+def _with_sink(
+    _shares: Tensor,
+    logits: Tensor,
+    sinks: Tensor | None,
+    *,
+    factor: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
+    sink = _without_sink(sinks)
+    total, most = logits.logsumexp(-1, keepdim=True), logits.amax(-1, keepdim=True)
+    return golden.softmax(logits) * factor(total, most, sink)
+
+
+def _cut_elsewhere(shares: Tensor, sinks: Tensor | None, attended: Tensor, *, step: int) -> Tensor:
+    """Weights moved by one key, with that of the sink at the end that is left."""
+    _without_sink(sinks)
+    moved = shares.roll(step, -1)
+    moved[..., -1 if step < 0 else 0] = 1.0 - shares.sum(-1)
+    return moved * attended
+
+
+# How many weights of a row are left, the largest ones.
+_COUNTS: Final = (1, 2, 3, 4, 5, 8, 10, 16, 32, 64)
+# What weights and the numbers of an additive mask, none where it is of minus infinities alone, make
+# behind the softmax.
+_JOINED: Final[tuple[tuple[str, Callable[[Tensor, Tensor], Tensor]], ...]] = (
+    ("added", torch.add),
+    ("added, and divided by their sum,", lambda w, b: _over_sum(w + b)),
+    ("multiplied", torch.mul),
+    ("multiplied, and divided by their sum,", lambda w, b: _over_sum(w * b)),
+    ("and one multiplied", lambda w, b: w * (1.0 + b)),
+    ("multiplied as its exponential", lambda w, b: w * b.exp()),
+)
+
+
+def _over_sum(weights: Tensor) -> Tensor:
+    return weights / weights.sum(-1, keepdim=True)
+
+
+def _of_weights() -> Iterator[Operator]:
+    for count in _COUNTS:
+        words = f"zero for those that are not among the {count} largest of a row"
+        for more, whole in (("", False), (", and the others sum to one", True)):
+            yield Operator(f"{words}{more}", partial(_largest, count=count, whole=whole))
+    fix = "add the additive mask to the scaled scores, before the softmax"
+    made = "made with the additive mask"
+    for words, join in _JOINED:
+        for more, empty_too in (("", False), (", in rows without keys, too", True)):
+            joined = partial(_joined, join=join, empty_too=empty_too)
+            yield Operator(f"{made} {words} behind the softmax{more}", joined, fix=fix)
+    said = f"{made} and its minus infinities added behind the softmax"
+    yield Operator(said, _with_infinities, fix=fix)
+    yield Operator(f"{said}, which hide no key from it", _with_unhidden, fix=fix)
+
+
+def _largest(weights: Tensor, *, count: int, whole: bool) -> Tensor:
+    least = weights.topk(min(count, weights.shape[-1]), -1).values[..., -1:]
+    left = weights.masked_fill(weights < least, 0.0)
+    if not whole:
+        return left
+    total = left.sum(-1, keepdim=True)
+    return left * weights.sum(-1, keepdim=True) / total.where(total != 0.0, 1.0)
+
+
+def _joined(
+    weights: Tensor,
+    logits: Tensor,
+    sinks: Tensor | None,
+    bias: Tensor | None,
+    empty: Tensor,
+    *,
+    join: Callable[[Tensor, Tensor], Tensor],
+    empty_too: bool,
+) -> Tensor:
+    given = logits.new_zeros(()) if bias is None else torch.where(logits.isneginf(), 0.0, bias)
+    plain = torch.where(empty[..., None], weights, golden.softmax(logits - given, sinks=sinks))
+    made = join(plain, given)
+    return made if empty_too else torch.where(empty[..., None], weights, made)
+
+
+def _with_infinities(
+    weights: Tensor, logits: Tensor, sinks: Tensor | None, bias: Tensor | None, empty: Tensor
+) -> Tensor:
+    made = _joined(weights, logits, sinks, bias, empty, join=torch.add, empty_too=True)
+    return made.masked_fill(logits.isneginf(), -torch.inf)
+
+
+def _with_unhidden(
+    _weights: Tensor,
+    modified: Tensor,
+    distance_bias: Tensor | None,
+    bias: Tensor | None,
+    kept: Tensor | None,
+    structure: Tensor,
+) -> Tensor:
+    bias = modified.new_zeros(()) if bias is None else bias
+    logits = modified if distance_bias is None else modified + distance_bias
+    logits = logits.masked_fill(~structure, -torch.inf)
+    weights = logits.softmax(-1).nan_to_num(0.0)
+    hidden = torch.zeros_like(bias, dtype=torch.bool) if kept is None else ~kept
+    return weights + torch.where(hidden, -torch.inf, bias)
 
 
 def _over_other_sums() -> Iterator[Operator]:

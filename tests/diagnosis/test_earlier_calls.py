@@ -173,7 +173,7 @@ def test_second_call_is_dissected(tmp_path: Path) -> None:
     subject = subject_of(COUNTS, tmp_path)
     assert diagnose(subject) == []
     (entry,) = of_second_calls(diagnose(second_calls(subject)))
-    assert entry["name"] == "state: from the second call on logits: 1.25 times the scores"
+    assert entry["name"] == "state: from the second call on scores: 1.25 times what they should be"
     assert of_second_calls([]) == [SECOND_CALL]
 
 

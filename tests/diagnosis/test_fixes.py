@@ -11,7 +11,7 @@ import pytest
 from _paths import CHECKOUT
 
 from conformance._golden import golden
-from conformance.diagnosis.dissection.terms import capped_at
+from conformance.diagnosis.fitted_numbers import families
 from conformance.diagnosis.mistakes import BACKWARD, MISTAKES
 from conformance.diagnosis.precision_losses import EIGHT_BITS, LOSSES, SUMS
 from conformance.diagnosis.stage_edits import stage_edits
@@ -90,4 +90,6 @@ def test_what_can_be_declared_is_shown_as_its_declaration() -> None:
     (of_first,) = of_lost_keys("after the query, counted from the first key")
     assert 'declare it: causal="bottom-right", always_causal=True' in of_last
     assert 'declare it: causal="top-left", always_causal=True' in of_first
-    assert "score_mod=lambda score, *_: 30 * torch.tanh(score / 30)" in capped_at(30.0).fix
+    (capped,) = (one for one in families() if one.words == "the scores are under a softcap of {}")
+    fix = capped.mistake("30", lambda _sizes: 30.0).fix
+    assert "score_mod=lambda score, *_: 30 * torch.tanh(score / 30)" in fix

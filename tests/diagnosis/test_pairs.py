@@ -266,7 +266,7 @@ def test_small_errors_are_named_beside_answers_that_have_nan(less: float, name: 
     [
         (0.5, lambda _scores: -1e4, "+mask-fill-1e4"),
         (1.0, lambda scores: 0.5 * scores - 1e4, "+mask-adds-1e4"),
-        (0.5, lambda scores: scores - 5e3, "+visibility: hidden keys with -5000 added to their"),
+        (0.5, lambda scores: scores - 5e3, "+hidden keys: -5000 added to their logits"),
     ],
     ids=["filled", "only with a mask", "read"],
 )
@@ -283,7 +283,7 @@ def test_a_finite_number_for_hidden_keys_joins_what_is_read_of_the_logits(
         return scores.softmax(-1) @ value
 
     (entry,) = Diagnostician(Subject(filled, "float32")).explain()
-    assert entry["name"].startswith(f"logits: 1/2 times the scores{said}")
+    assert entry["name"] == f"scores: halved{said}"
     assert ("only with a mask" in entry["text"]) == (of_all == 1.0)
 
 
@@ -451,14 +451,13 @@ class UnscaledAndUnmerged(nn.Module):
         return answer
 
 
-def test_a_statement_of_two_mistakes_has_both_as_parts() -> None:
-    """What is read of values and of weights are two, each with its fix and line."""
+def test_two_mistakes_of_a_layer_are_both_parts() -> None:
+    """Those of the scores and of the merged heads are two, each with its fix and line."""
     torch.manual_seed(0)
     subject = Subject(conformance.module(UnscaledAndUnmerged()), "float32")
     (entry,) = Diagnostician(subject).explain()
-    values, weights = entry["parts"]
-    assert "without moving the heads back" in values["text"]
-    assert "reshape(x.shape)" in values["line"]["text"]
-    assert "dot products are not scaled" in weights["text"]
-    assert "softmax" in weights["line"]["text"]
-    assert values["fix"] != weights["fix"]
+    scores, merged = entry["parts"]
+    assert (scores["name"], merged["name"]) == ("scale-missing", "heads-merged-without-transpose")
+    assert "softmax" in scores["line"]["text"]
+    assert "reshape(x.shape)" in merged["line"]["text"]
+    assert scores["fix"] != merged["fix"]

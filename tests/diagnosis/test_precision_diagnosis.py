@@ -141,7 +141,7 @@ def test_another_mistake_of_precision_gets_no_name() -> None:
 def test_weights_that_are_cut_off_are_told_from_what_is_rounded() -> None:
     """The limit is read off: exp(-9.2) is 0.000101."""
     (name,) = names(diagnose(subject_of("SmallWeightsCutOff", "float32")))
-    assert name == "weights: those below 0.000101 are zero"
+    assert name == "weights below 0.000101: zero"
 
 
 @pytest.mark.one_in(9)
@@ -349,7 +349,8 @@ def test_answers_too_large_by_a_factor_are_no_epsilon() -> None:
         def mix(self, weights: Tensor, value: Tensor) -> Tensor:
             return super().mix(weights, value) * 0.999
 
-    assert names(diagnose(Subject(core(Larger()), "float32"))) == ["answer: times 0.999"]
+    (name,) = names(diagnose(Subject(core(Larger()), "float32")))
+    assert name == "outputs of the heads: 0.999 times what they should be"
 
 
 @pytest.mark.one_in(3)

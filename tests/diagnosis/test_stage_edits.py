@@ -224,7 +224,9 @@ def test_edits_that_are_run_together_answer_as_each_alone(
 ) -> None:
     """One more axis in front of batch items changes no answer, and every stage changes some."""
     inputs = Subject(candidate, "float32").inputs(problem(num_kv_heads=2, num_heads=4, **options))
-    run = with_every_key(core_of(evaluate(inputs, conformance.Semantics())).run).edited(past=0)
+    point = conformance.Semantics()
+    own = {"inputs": inputs, "past": 0, "point": point}
+    run = with_every_key(core_of(evaluate(inputs, point)).run).edited(**own)
     edits = [one for one in stage_edits(candidate.kind) if one.where(inputs)]
     compared = 0
     with torch.inference_mode():

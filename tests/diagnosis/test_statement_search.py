@@ -15,8 +15,8 @@ from conformance.base.mistake import UNKNOWN
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
 from conformance.diagnosis.battery import answer_from
-from conformance.diagnosis.dissection import StatementReader
 from conformance.diagnosis.mistakes import named_mistakes
+from conformance.diagnosis.statement_reader import StatementReader
 from conformance.diagnosis.statement_search import changes_answer, explains
 
 

@@ -106,7 +106,8 @@ def test_the_largest_weights_alone() -> None:
     result = record("top_three")
     (said,) = result["statements"]
     assert said["text"] == (
-        "weights that are not among the 3 largest of a row count as zero, and the others sum to one"
+        "the weights are zero for those that are not among the 3 largest of a row, and the others "
+        "sum to one"
     )
     assert result["nearest"]["words"] == "the specification"
 

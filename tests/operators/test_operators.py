@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,11 +26,13 @@ BESIDES = {
     "past": 2,
     "window": (3, 1),
     "counted": (True, True),
+    "distance_bias": None,
+    "inputs": SimpleNamespace(query=torch.zeros(1)),
 }
 # Tables, and how far keys lie ahead, of which a result is changed.
 TABLES_BESIDES = ("by_mask", "by_causality", "by_window", "structure", "kept")
 # Heads, by the axis of a result that has their tokens, among them some that add up to zero.
-TOKENS_BESIDES = {"shared_key": -1, "shared_value": -1, "query": -2}
+TOKENS_BESIDES = {"shared_key": -1, "shared_value": -1, "key": -1, "query": -2}
 ZEROS = torch.tensor([[0.0, 0.0], [1.0, -1.0], [1.0, 1.0]], dtype=torch.float64)
 STAGES = [stage for stage in golden.LAYER.stages if stage.axes]
 
@@ -69,16 +72,19 @@ def changed(operator: Operator, result: Tensor) -> Tensor | None:
 
 def _beside(name: str, result: Tensor) -> Any:
     queries, keys = result.shape[-2:] if result.dim() > 1 else (1, 1)
-    if name == "ahead":
-        return torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries)
-    if name == "attended":
-        return (torch.arange(keys) >= keys // 2).view(1, 1, 1, -1)
+    of_places: dict[str, Callable[[], Any]] = {
+        "ahead": lambda: torch.arange(keys) - torch.arange(queries)[:, None] - (keys - queries),
+        "attended": lambda: (torch.arange(keys) >= keys // 2).view(1, 1, 1, -1),
+        "empty": lambda: torch.zeros(result.shape[:-1], dtype=torch.bool),
+        "sinks": lambda: torch.linspace(-1.0, 1.0, result.shape[-3] if result.dim() > 2 else 1),
+        "products": lambda: torch.arange(result.numel()).reshape(result.shape) % 3 - 1.0,
+    }
+    if name in of_places:
+        return of_places[name]()
     if name in TABLES_BESIDES:
         return (torch.arange(keys) % (3 + TABLES_BESIDES.index(name)) > 0).view(1, 1, 1, -1)
     if name in TOKENS_BESIDES:
         return ZEROS[torch.arange(result.shape[TOKENS_BESIDES[name]]) % len(ZEROS)]
-    if name == "products":
-        return torch.arange(result.numel()).reshape(result.shape) % 3 - 1.0
     return BESIDES.get(name, -2.0 * result)
 
 

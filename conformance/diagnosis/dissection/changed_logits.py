@@ -17,24 +17,22 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistaken_answer import declared_with_every_key
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import (
     admitted_by_mask,
-    biased,
-    capped_scores,
     has_bias,
     logits_with_sinks,
-    relogited,
     row_largest,
     unmasked_logits,
 )
 from ..mistakes.softmaxes import Shift, shifted
-from .logits import as_mistake
-from .reading import ONE, Reading, in_digits, statement
-from .terms import ADDED, SCORES, Term
+from .logits import MASK, SCORES
+from .places import added_to_logits
+from .reading import Reading, in_digits, statement
 
 # The size of a logit below which no exponential vanishes or overflows in any format.
 _LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
@@ -42,60 +40,6 @@ _LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
 _CLEARLY: Final = 32.0
 _FEWEST_ITEMS: Final = 2  # of a batch that say that inputs change nothing
 _LARGEST_ADDED: Final = 0.5  # of the numbers that are looked for
-_SCORES: Final = "let the softmax see the scaled dot products of each query and key as they are"
-
-
-def clamped_logit_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """Scores, or logits, that are clamped from above, from below or both.
-
-    Each row tells its logits less one of them: less the smallest where they are clamped from above,
-    the largest where from below, and the one that is nearest to zero where both may be.
-    """
-    attention = reading.attention
-    shown = reading.legible & attention.allowed
-    shown &= shown.sum(dim=-1, keepdim=True) > 1
-    if reading.nearly_right or not bool(shown.any()):
-        return
-    scores = capped_scores(attention).expand_as(attention.logits)
-    added = torch.where(shown, attention.logits - scores, 0.0)
-    room = 2.0 * (model.LOGIT_READ_TO + reading.logit_error)
-    for what, right, others in (("scores", scores, added), ("logits", attention.logits, None)):
-        got = reading.logits if others is None else reading.logits - others
-        for ordered in (right, -right, right.abs()):
-            first = torch.where(shown, ordered, math.inf).argmin(-1, keepdim=True)
-            gaps = got - got.gather(-1, first)
-            read = right.gather(-1, first) + gaps
-            lowered, raised = shown & (right - read > room), shown & (read - right > room)
-            most = _rounded(read[lowered].min()) if bool(lowered.any()) else None
-            least = _rounded(read[raised].max()) if bool(raised.any()) else None
-            if most is None and least is None:
-                continue
-            clamped = right.clamp(least, most)
-            apart = (clamped - clamped.gather(-1, first) - gaps).abs()
-            if bool((apart <= room)[shown].all()):
-                yield _clamped(what, least, most)
-                break
-
-
-def _rounded(number: Tensor) -> float:
-    return float(f"{float(number):.3g}")
-
-
-def _clamped(what: str, least: float | None, most: float | None) -> NamedMistake:
-    """Scores before a bias is added, or logits with it, clamped to a range."""
-
-    def core(_call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        if what == "logits":
-            logits = attention.logits.clamp(least, most)
-        else:
-            scores = biased(attention, capped_scores(attention).clamp(least, most))
-            logits = scores if attention.bias is None else scores + attention.bias
-        return relogited(attention, logits.masked_fill(~attention.allowed, -math.inf))
-
-    ends = (("at least", least), ("at most", most))
-    said = " and ".join(f"{words} {in_digits(end)}" for words, end in ends if end is not None)
-    name = f"{what} are clamped to {said}"
-    return statement(f"logits: {name}", f"the {name}", _SCORES, core=core)
 
 
 def _over_every_key(_call: DeclaredCall, attention: golden.Attention, _logits: Tensor) -> Tensor:
@@ -301,7 +245,7 @@ def pair_statements(reading: Reading) -> Iterator[NamedMistake]:
     It is read of several batch items, and known for these heads and lengths alone.
     """
     attention, call = reading.attention, reading.call
-    scores, bias = (term.values(call, attention) for term in (SCORES, ADDED[0]))
+    scores, bias = (term.values(call, attention) for term in (SCORES, MASK))
     shown = reading.legible & attention.allowed
     count, always = shown.sum(dim=0), shown.all(dim=0)
     read = bool((count > 0).all() & always.any(-1).all())
@@ -321,10 +265,10 @@ def pair_statements(reading: Reading) -> Iterator[NamedMistake]:
     if not bool(alike.all()) or not bool((shown & (table.abs() > room)).any()):
         return
 
-    def values(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
-        if attention.scores.shape[1:] != table.shape:
+    def added(inputs: Inputs) -> Tensor:
+        if inputs.score_shape[1:] != table.shape:
             raise NotExpressible
-        return table.expand_as(attention.scores)
+        return table.expand(inputs.score_shape)
 
     heads, queries, keys = table.shape
     head, query, key = (int(one) for one in torch.unravel_index(table.abs().argmax(), table.shape))
@@ -334,6 +278,5 @@ def pair_statements(reading: Reading) -> Iterator[NamedMistake]:
         f"{largest} at query {query} and key {key} of head {head} "
         f"(against the mean of the row; with {heads} heads, {queries} queries and {keys} keys)"
     )
-    text = f"the logits have one more term, {words}"
     fix = "add nothing to the scaled scores, or declare what is added: score_mod of the semantics"
-    yield as_mistake([SCORES, Term(words, words, values, fix=fix, text=text)], [ONE, ONE])
+    yield added_to_logits(words, fix, added)

@@ -22,9 +22,11 @@ from ...tolerance import model
 from ..battery import answer_to
 from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes.named_mistake import InputsChange
-from .fills import CLEAR
 from .reading import ROOM, Reading, read, readable, statement
 
+# Errors of a weight of which it must be a multiple for a small logit, or its part of the right one,
+# to be read from it.
+CLEAR: Final = 20.0
 # The axes of heads ``[B, H, L, D]``, and what one place of each is called.
 PLACES: Final = ("batch item", "head", "token", "channel")
 # Pairs of places, and keys, that a fact names.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -28,9 +28,8 @@ from ...problems.space import Space
 from ...tolerance import model
 from ..battery import answer_to, can_be_asked
 from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
-from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from .projections import ValuePath
-from .reading import ROOM, Reading, statement
+from ..mistakes import IMPOSSIBLE, DeclaredCall, NotExpressible
+from .reading import ROOM, Reading
 
 # Keys of a layer whose weights are read: the time grows with the cube of their number. More where a
 # layer takes no fewer.
@@ -66,7 +65,7 @@ def few_tokens(subject: Subject, inputs: Inputs) -> Inputs | None:
 class LayerCalls:
     """The answers of a layer for several matrices of its value projection, or tokens of its values.
 
-    They are equations for its weights, whichever way its values go. ``inputs`` are those given, or
+    They are equations for its weights. ``inputs`` are those given, or
     wider ones of the same lengths; None where the layer takes none that would do. A layer too wide
     for its tokens is not read.
     """
@@ -86,31 +85,29 @@ class LayerCalls:
             self._answers.append((one, output))
 
     def reading(
-        self, path: ValuePath, known: Combination = (), point: golden.Semantics | None = None
+        self, known: Combination = (), point: golden.Semantics | None = None
     ) -> Reading | None:
-        """The weights if values go a known way; None where they cannot be read.
+        """The weights besides mistakes that are known; None where they cannot be read.
 
         ``point`` stands for the declared one.
         """
         inputs, declared = self.inputs, point or self.subject.declaration.semantics
         if inputs is None or not self._answers:
             return None
-        made = made_on(declared, (path.mistake(), *known) if not path.right else known, inputs)
+        made = made_on(declared, known, inputs)
         try:
             equations = [
-                _Equations(mistaken_call(declared, made, one), path, made, answer)
+                _Equations(mistaken_call(declared, made, one), made, answer)
                 for one, answer in self._answers
             ]
-        except (NotExpressible, ValueError, RuntimeError):
+            if any(one.left is None for one in equations):
+                return None
+            solved = _solve(equations, inputs.geometry)
+        except (NotExpressible, *IMPOSSIBLE):
             return None
-        if any(one.left is None for one in equations):
-            return None
-        solved = _solve(equations, inputs.geometry, path)
         if solved is None:
             return None
         weights, left, spread = solved
-        if not path.steps.changed("tokens"):  # queries and keys are made of those tokens, too
-            made = made_on(declared, known, inputs)
         call = mistaken_call(declared, made, inputs)
         _, attention = mistaken_attention(call, made, every_key=True)
         size = max(float(one.left.abs().amax()) for one in equations if one.left is not None)
@@ -126,11 +123,9 @@ class LayerCalls:
         )
 
 
-def read_layer(
-    subject: Subject, inputs: Inputs, path: ValuePath, known: Combination = ()
-) -> Reading | None:
-    """Read the weights of a layer whose values go a known way; None where they cannot be read."""
-    return LayerCalls(subject, inputs).reading(path, known)
+def read_layer(subject: Subject, inputs: Inputs, known: Combination = ()) -> Reading | None:
+    """Read the weights of a layer besides mistakes that are known; None where they cannot be."""
+    return LayerCalls(subject, inputs).reading(known)
 
 
 def _without_lost_rows(output: Tensor, inputs: Inputs) -> Tensor:
@@ -268,55 +263,32 @@ class _Equations:
     each head's answer adds to the layer's, ``left [B, L, Eo]`` the answer without what is added.
     """
 
-    def __init__(
-        self, call: DeclaredCall, path: ValuePath, made: Combination, answer: Tensor
-    ) -> None:
-        self.call = call
+    def __init__(self, call: DeclaredCall, made: Combination, answer: Tensor) -> None:
         _, attention = mistaken_attention(call, made, every_key=True)
-        self.values: Tensor = attention.run["shared_value"]
-        offset = self._answer(path, torch.zeros(self._shape()))
+        self._run, sizes = attention.run, call.inputs.geometry
+        self.values: Tensor = self._run["shared_value"]
+        self._shape = sizes.num_heads, sizes.query_length, self.values.shape[-1]
+        offset = self._answer(torch.zeros(sizes.batch, *self._shape))
         self.left = answer - offset if answer.shape == offset.shape else None
 
-    def _shape(self) -> tuple[int, int, int, int]:
-        sizes = self.call.inputs.geometry
-        return sizes.batch, sizes.num_heads, sizes.query_length, self.values.shape[-1]
-
-    def _answer(self, path: ValuePath, output: Tensor) -> Tensor:
-        answer = self._linear(path, output)
-        weights, point = known_weights(self.call.inputs), self.call.semantics
-        bias = weights.taking_part(point).o_bias
-        if bias is not None and weights.o is not None:
-            answer = answer + bias
-        added = path.added
-        if added.tokens:
-            tokens = getattr(self.call.inputs, added.tokens).double()
-            answer = answer + added.residual.value(self.call.inputs.geometry) * tokens
+    def _answer(self, output: Tensor) -> Tensor:
+        answer: Tensor = self._run.edited(output=output.double())["answer"]
         return answer
 
-    def _linear(self, path: ValuePath, output: Tensor) -> Tensor:
-        merged = path.steps.merged(self.call, output.double())
-        weights = known_weights(self.call.inputs)
-        return golden.project_output(
-            merged, dataclasses.replace(weights, o_bias=None), self.call.semantics
-        )
-
-    def out(self, path: ValuePath) -> Tensor:
+    def out(self) -> Tensor:
         """What each head's answer adds to that of the layer, by unit answers."""
-        _, heads, queries, channels = self._shape()
-        count = heads * queries * channels
-        units = torch.eye(count, dtype=torch.float64).reshape(count, heads, queries, channels)
-        answers = self._linear(path, units)
-        return answers.reshape(heads, queries, channels, *answers.shape[1:])
+        count = math.prod(self._shape)
+        units = torch.eye(count, dtype=torch.float64).reshape(count, *self._shape)
+        answers = self._answer(units) - self._answer(torch.zeros(1, *self._shape))
+        return answers.reshape(*self._shape, *answers.shape[1:])
 
 
-def _solve(
-    equations: Sequence[_Equations], sizes: Geometry, path: ValuePath
-) -> tuple[Tensor, float, Tensor] | None:
+def _solve(equations: Sequence[_Equations], sizes: Geometry) -> tuple[Tensor, float, Tensor] | None:
     """The weights, the largest equation that they leave, and how far an error of one spreads.
 
     None where the equations leave weights open.
     """
-    out = equations[0].out(path)
+    out = equations[0].out()
     heads, queries = out.shape[:2]
     keys = sizes.key_length
     own = torch.diagonal(out, dim1=1, dim2=3)  # [H, D, Eo, Lq]
@@ -347,106 +319,3 @@ def _solve(
         return solved.reshape(shape), rest, spread.reshape(shape)
     weights = solved.reshape(batch, heads, keys, queries).transpose(-1, -2)
     return weights, rest, spread.reshape(batch, heads, 1, keys).expand(shape)
-
-
-# Which heads are wrong, by index and number of heads.
-_SOME_HEADS: Final[tuple[tuple[str, Callable[[int, int], bool]], ...]] = (
-    ("the first head", lambda head, _count: head == 0),
-    ("the last head", lambda head, count: head == count - 1),
-    ("heads after the first", lambda head, _count: head > 0),
-    ("heads before the last", lambda head, count: head < count - 1),
-    ("heads of odd index", lambda head, _count: head % 2 == 1),
-    ("heads of even index", lambda head, _count: head % 2 == 0),
-)
-
-
-def wrong_heads(reading: Reading) -> Reading | None:
-    """The reading of a layer that has no heads but the wrong ones; None if all are, or none.
-
-    The rows of a layer's answers are made of all heads, and do not tell which is wrong.
-    """
-    wrong, inputs = _wrong(reading), reading.call.inputs
-    sizes, weights = inputs.geometry, inputs.weights
-    split = reading.call.semantics.head_split == "blocks" == reading.call.semantics.head_merge
-    if all(wrong) or not any(wrong) or weights is None or not split:
-        return None
-    if sizes.num_kv_heads != sizes.num_heads or inputs.past:
-        return None
-    chosen = torch.tensor([head for head, is_wrong in enumerate(wrong) if is_wrong])
-
-    def of_heads(tensor: Tensor, axis: int = 0) -> Tensor:
-        """The rows of the chosen heads, of all heads below one another."""
-        heads: Tensor = tensor.unflatten(axis, (sizes.num_heads, -1)).index_select(axis, chosen)
-        return heads.flatten(axis, axis + 1)
-
-    def of_scores(tensor: Tensor | None) -> Tensor | None:
-        return tensor if tensor is None or tensor.shape[1] == 1 else tensor[:, chosen]
-
-    biases = {name: getattr(weights, name) for name in ("q_bias", "k_bias", "v_bias")}
-    few = inputs.replace(
-        geometry=sizes.replace(num_heads=len(chosen), num_kv_heads=len(chosen)),
-        weights=golden.ProjectionWeights(
-            q=of_heads(weights.q),
-            k=of_heads(weights.k),
-            v=of_heads(weights.v),
-            o=None if weights.o is None else of_heads(weights.o, 1),
-            o_bias=weights.o_bias,
-            **{name: of_heads(bias) for name, bias in biases.items() if bias is not None},
-        ),
-        keep=of_scores(inputs.keep),
-        bias=of_scores(inputs.bias),
-        sinks=None if inputs.sinks is None else inputs.sinks[chosen],
-    )
-    alone = dataclasses.replace(
-        reading,
-        weights=reading.weights[:, chosen],
-        answer=reading.answer[:, chosen],
-        error=reading.error[:, chosen],
-        given=few,
-    )
-    return alone.against(DeclaredCall(inputs=few, semantics=reading.call.semantics))
-
-
-def _wrong(reading: Reading) -> list[bool]:
-    """Which heads have a wrong weight."""
-    wrong: list[bool] = reading.wrong.any(dim=0).flatten(1).any(dim=-1).tolist()
-    return wrong
-
-
-def in_wrong_heads(reading: Reading, proposed: Iterable[NamedMistake]) -> Iterator[NamedMistake]:
-    """Statements of :func:`wrong_heads`, made in those heads alone."""
-    wrong = _wrong(reading)
-    chosen = [head for head, is_wrong in enumerate(wrong) if is_wrong]
-    named = f"head {chosen[0]}" if len(chosen) == 1 else f"heads {', '.join(map(str, chosen))}"
-    ways = [(named, lambda head, _count: head in chosen)]
-    ways += [
-        way
-        for way in _SOME_HEADS
-        if [way[1](head, len(wrong)) for head in range(len(wrong))] == wrong
-    ]
-    for one in proposed:
-        for words, holds in ways:
-            yield _in_heads(one, words, holds)
-
-
-def _in_heads(one: NamedMistake, words: str, holds: Callable[[int, int], bool]) -> NamedMistake:
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        if one.inputs or one.heads:
-            other = mistaken_call(call.semantics, (one,), call.inputs)
-            changed = mistaken_attention(other, (one,), every_key=True)[1]
-        else:
-            changed = one.changed_core(call, attention)
-        same = changed.weights.shape == attention.weights.shape
-        if not same or changed.output.shape != attention.output.shape:
-            raise NotExpressible
-        count = attention.weights.shape[1]
-        made = torch.tensor([holds(head, count) for head in range(count)])[:, None, None]
-        return dataclasses.replace(
-            attention,
-            weights=torch.where(made, changed.weights, attention.weights),
-            output=torch.where(made, changed.output, attention.output),
-        )
-
-    return statement(
-        f"{one.name} in {words}", f"{one.sentence}, in {words} alone", one.fix, core=core
-    )

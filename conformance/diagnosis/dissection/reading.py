@@ -80,27 +80,6 @@ class Reading:
         return replace(self, call=call, attention=attention)
 
     @cached_property
-    def wrong_rows(self) -> Tensor:
-        """The rows of the answer that are not as expected: bool ``[B, H, Lq]``."""
-        apart = (self.answer - self.attention.output).abs()
-        size = self.attention.output.abs().amax().clamp_min(self.same**2)
-        return ~(apart <= 2.0 * self.same * size).all(dim=-1)
-
-    def answers(self, expected: Tensor) -> bool:
-        """Whether wrong rows of the answer are those of an expected one: others are spared."""
-        rows = self.wrong_rows
-        if expected.shape != self.answer.shape or not bool(rows.any()):
-            return False
-        return self.agree(self.answer[rows], expected[rows])
-
-    def agree(self, actual: Tensor, expected: Tensor) -> bool:
-        """Whether two tensors of values or weights are the same, measured by the largest entry."""
-        if not expected.numel():
-            return False
-        size = expected.abs().amax().clamp_min(self.same**2)
-        return bool(((actual - expected).abs() <= 2.0 * self.same * size).all())
-
-    @cached_property
     def visible(self) -> Tensor:
         """The keys that have a weight: bool ``[B, H, Lq, Lk]``."""
         return self.weights.abs() > ROOM * self.error
@@ -110,16 +89,6 @@ class Reading:
         """The rows with a weight that is not the right one: bool ``[B, H, Lq, 1]``."""
         apart = (self.weights - self.attention.weights).abs() > ROOM * self.error
         return apart.any(dim=-1, keepdim=True)
-
-    @cached_property
-    def nearly_right(self) -> bool:
-        """Whether what explains the weights to the digits that tell numbers says nothing new."""
-        return self.agree(self.weights, self.attention.weights)
-
-    @cached_property
-    def distance(self) -> float:
-        """How far the weights are from the right ones, summed up."""
-        return float((self.weights - self.attention.weights).nan_to_num().abs().sum())
 
     @cached_property
     def legible(self) -> Tensor:
@@ -228,47 +197,6 @@ def statement(name: str, text: str, fix: str, **steps: Any) -> NamedMistake:
     return NamedMistake(name=name, primary=_PRIMARY, sentence=text, fix=fix, **steps)
 
 
-def together(one: NamedMistake, two: NamedMistake, *, answers_last: bool = False) -> NamedMistake:
-    """One statement of two changes, each step of the second made after that of the first.
-
-    With ``answers_last`` the first changes how answers of heads are merged: that comes after any
-    change of the weights.
-    """
-    cores = (two.core, one.core) if answers_last else (one.core, two.core)
-    return statement(
-        f"{one.name}; {two.name}",
-        f"{one.sentence}; {two.sentence}",
-        f"{one.fix}; {two.fix}",
-        inputs=_both(one.inputs, two.inputs, of_inputs=True),
-        heads=_both(one.heads, two.heads),
-        edits=(*one.edits, *two.edits),
-        core=_both(*cores),
-        misplaces=one.misplaces or two.misplaces,
-        output=_both(one.output, two.output),
-        parts=tuple(part for each in (one, two) for part in each.parts or (each,)),
-    )
-
-
-def _both(
-    first: Callable[..., Any] | None, then: Callable[..., Any] | None, *, of_inputs: bool = False
-) -> Callable[..., Any] | None:
-    """Two changes of one step; None of either leaves what it gets."""
-    if first is None or then is None:
-        return first or then
-
-    def change(call: Any, *before: Any) -> Any:
-        made = first(call, *before)
-        if of_inputs:
-            changed = call if made is None else type(call)(inputs=made, semantics=call.semantics)
-            after = then(changed)
-            return made if after is None else after
-        made = before[0] if made is None else made
-        after = then(call, made)
-        return made if after is None else after
-
-    return change
-
-
 @dataclass(frozen=True)
 class Number:
     """A number that was read, in words and as a function of the sizes of a call."""
@@ -277,7 +205,6 @@ class Number:
     value: Callable[[Geometry], float]
 
 
-ONE: Final = Number("1", lambda _sizes: 1.0)
 _CONSTANTS: Final[tuple[tuple[str, float], ...]] = (
     ("1", 1.0),
     ("-1", -1.0),

@@ -107,13 +107,6 @@ def require(possible: bool) -> None:  # noqa: FBT001 (a condition reads best so)
 # What follows changes an attention that is evaluated already: statements of dissection do so.
 
 
-def keys_ahead(call: DeclaredCall, *, bottom_right: bool | None = None) -> Tensor:
-    """How far each key lies ahead of each query: ``[Lq, Lk]``."""
-    if bottom_right is None:
-        bottom_right = call.semantics.causal_alignment == "bottom-right"
-    return places_ahead(call.inputs.geometry, bottom_right=bottom_right)
-
-
 def weighing(attention: golden.Attention, weights: Tensor) -> golden.Attention:
     """The same attention with other weights; values that no weight meets cannot hurt."""
     read = (weights != 0.0).any(dim=2).unsqueeze(-1)
@@ -151,26 +144,8 @@ def _capped(attention: golden.Attention, scores: Tensor) -> Tensor:
     return scores if cap is None else cap * torch.tanh(scores / cap)
 
 
-@dataclasses.dataclass(frozen=True)
-class _OfOtherLogits(golden.Attention):
-    """An attention whose logits are made otherwise; ``unmasked`` are those of all keys."""
-
-    unmasked: Tensor
-
-
-_FIELDS: Final = dataclasses.fields(golden.Attention)
-
-
-def with_unmasked(attention: golden.Attention, logits: Tensor) -> golden.Attention:
-    """The same for whom a later mistake looks at the logits before any key is ignored."""
-    values = {each.name: getattr(attention, each.name) for each in _FIELDS}
-    return _OfOtherLogits(**values, unmasked=logits)
-
-
 def unmasked_logits(attention: golden.Attention) -> Tensor:
     """Capped scores and finite biases, before any key is ignored."""
-    if isinstance(attention, _OfOtherLogits):
-        return attention.unmasked
     bias = attention.bias
     capped = biased(attention, capped_scores(attention))
     return capped if bias is None else capped + bias.masked_fill(torch.isneginf(bias), 0.0)
@@ -180,25 +155,6 @@ def biased(attention: golden.Attention, capped: Tensor) -> Tensor:
     """Capped scores behind the declared function, with the biases by distance."""
     modified = golden.modify(capped, attention.semantics)
     return modified if attention.alibi is None else modified + attention.alibi
-
-
-def relogited(attention: golden.Attention, logits: Tensor) -> golden.Attention:
-    """The softmax over the keys of other logits, ignored ones among them at minus infinity.
-
-    Rows that had no finite logit keep what their rule gives them; those that lose theirs are open.
-    """
-    empty = torch.isneginf(logits).all(dim=-1)
-    weights = golden.softmax(logits, sinks=attention.sinks)
-    keeping = (empty & attention.empty).unsqueeze(-1)
-    weights = torch.where(keeping, attention.weights, weights)
-    if attention.sinks is None:  # a sink alone makes a row of zeros
-        attention = emptied(attention, empty)
-    return weighing(dataclasses.replace(attention, logits=logits), weights)
-
-
-def admitted_by_structure(call: DeclaredCall) -> Tensor:
-    """What causality and window admit: bool ``[Lq, Lk]``."""
-    return call.inputs.structure(call.semantics)
 
 
 def admitted_by_mask(call: DeclaredCall) -> Tensor:

@@ -13,18 +13,13 @@ from ..._golden import golden
 from ...problems.inputs import Inputs
 from ._steps import (
     EMPTY_WITHOUT_LOGITS,
-    admitted_by_mask,
-    admitted_by_structure,
     has_bias,
     has_causal,
     has_mask,
     hides_keys,
-    relogited,
     require,
-    unmasked_logits,
-    weighing,
 )
-from .named_mistake import CoreChange, DeclaredCall, Edits, InputsChange, NamedMistake, named
+from .named_mistake import Edits, NamedMistake, named
 from .semantics_changes import OTHER_AXES, OVER_KEYS
 
 Edit = golden.Edit
@@ -39,66 +34,6 @@ _FILL: Final = "fill the hidden logits with minus infinity"
 
 def _hidden(logits: Tensor, admitted: Tensor) -> Tensor:
     return logits.masked_fill(~admitted, -math.inf)
-
-
-def hidden_by(call: DeclaredCall, part: str) -> tuple[Tensor, Tensor]:
-    """What a part of the restrictions admits, and what the rest does: ``[B, H, Lq, Lk]``."""
-    shape = call.inputs.score_shape
-    by_mask, by_structure = (
-        admitted_by_mask(call).expand(shape),
-        admitted_by_structure(call).expand(shape),
-    )
-    if part == "both":
-        return by_mask & by_structure, torch.ones_like(by_mask)
-    return (by_mask, by_structure) if part == "mask" else (by_structure, by_mask)
-
-
-def operated(
-    part: str,
-    change: Callable[[Tensor, Tensor], Tensor],
-    *,
-    last: bool = False,
-    ruled: bool = False,
-) -> CoreChange:
-    """Something else is done to logits that one part hides; the other part hides as it should.
-
-    It is done to what the other part hides, too, where it comes ``last``. Rows without keys keep
-    what their rule gives them where they are ``ruled``.
-    """
-
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        allowed, rest = hidden_by(call, part)
-        logits = unmasked_logits(attention)
-        if last:
-            logits = change(logits.masked_fill(~rest, -math.inf), allowed)
-        else:
-            logits = change(logits, allowed).masked_fill(~rest, -math.inf)
-        made = relogited(attention, logits)
-        if not ruled:
-            return made
-        empty = attention.empty.unsqueeze(-1)
-        return weighing(made, torch.where(empty, attention.weights, made.weights))
-
-    return core
-
-
-def added_to_hidden(part: str, fill: float, *, empty_too: bool) -> InputsChange:
-    """A number is added to the logits that one part hides, in rows without other keys, too, or not.
-
-    As an additive mask: so its bound is derived from the number, too.
-    """
-
-    def inputs_for(call: DeclaredCall) -> Inputs | None:
-        allowed, rest = hidden_by(call, part)
-        if bool(allowed.all()):
-            return None
-        given = call.inputs.bias
-        finite = 0.0 if given is None else given.double().masked_fill(torch.isneginf(given), 0.0)
-        seen = rest if empty_too else rest & (allowed & rest).any(dim=-1, keepdim=True)
-        bias = finite + torch.where(allowed, 0.0, fill).double()
-        return call.inputs.replace(keep=seen, bias=bias, causal=False, window=None)
-
-    return inputs_for
 
 
 def _with_ruled(weights: Tensor, made: Tensor, empty: Tensor, point: golden.Semantics) -> Tensor:

@@ -69,8 +69,16 @@ class DeclaredCall:
 
 
 # What acting a mistake out raises where nobody can compute it: the golden refuses, shapes do not
-# meet, or a number has no value at a size.
-IMPOSSIBLE: Final = (ValueError, RuntimeError, TypeError, IndexError, ArithmeticError)
+# meet, a number has no value at a size, or a call has no such result, as angles beside a mistake
+# that turns nothing.
+IMPOSSIBLE: Final = (
+    ValueError,
+    RuntimeError,
+    TypeError,
+    IndexError,
+    ArithmeticError,
+    AttributeError,
+)
 
 
 class NotExpressible(Exception):  # noqa: N818 (no error: the mistake cannot be made on such inputs)

@@ -27,14 +27,18 @@ def _knows_weights(inputs: Inputs) -> bool:
 _of_layers: Final = partial(named, primary="numerics.golden", where=_knows_weights)
 
 
-def _weight(inputs: Inputs, point: golden.Semantics, *, name: str) -> Tensor | None:
+def weight(inputs: Inputs, point: golden.Semantics, *, name: str) -> Tensor | None:
     """A matrix or bias of the call in float64; None for what it has not, or a point leaves out."""
     weight: Tensor | None = getattr(known_weights(inputs).taking_part(point), name)
     return weight
 
 
-def _other(own: Any, inputs: Inputs, point: golden.Semantics, *, source: str) -> Tensor:
-    other = _weight(inputs, point, name=source)
+def other_weight(
+    own: Any, inputs: Inputs, point: golden.Semantics, *, source: str, transposed: bool = False
+) -> Tensor:
+    """The matrix or bias of another projection in place of its own."""
+    other = weight(inputs, point, name=source)
+    other = other.T if transposed and other is not None else other
     require(other is not None and other.shape == own.shape)
     return other  # type: ignore[return-value]  # it is required
 
@@ -42,10 +46,10 @@ def _other(own: Any, inputs: Inputs, point: golden.Semantics, *, source: str) ->
 def _from(**sources: str) -> list[Edits]:
     """Some projections are others', with their biases or without: ``k="q"`` for keys as queries."""
     matrices = [
-        Edit(role, change=partial(_other, source=source)) for role, source in sources.items()
+        Edit(role, change=partial(other_weight, source=source)) for role, source in sources.items()
     ]
     biases = [
-        Edit(f"{role}_bias", partial(_weight, name=f"{source}_bias"))
+        Edit(f"{role}_bias", partial(weight, name=f"{source}_bias"))
         for role, source in sources.items()
     ]
     return [(*matrices, *biases), tuple(matrices)]
@@ -64,7 +68,7 @@ def _twice(role: str, *, bias_too: bool) -> Edits:
     """A projection of what is projected already, which may add the bias again."""
 
     def change(bias: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
-        matrix = _weight(inputs, point, name=role)
+        matrix = weight(inputs, point, name=role)
         require(matrix is not None)
         return matrix @ bias + bias_too * bias  # type: ignore[operator]  # it is required
 
@@ -82,31 +86,31 @@ def _without_biases(*roles: str) -> Edits:
     return tuple(Edit(f"{role}_bias", lambda: None) for role in roles)
 
 
-def _repacked(unpack: Callable[[Tensor, int], tuple[Tensor, ...]]) -> Edits:
-    """The three input projections, packed one below another and unpacked in another order."""
+def repacked(unpack: Callable[[Tensor, int, int], tuple[Tensor, ...]], roles: str = "qkv") -> Edits:
+    """Some projections, packed one below another and unpacked in another order."""
 
     def part(own: Tensor, inputs: Inputs, point: golden.Semantics, *, name: str) -> Tensor:
-        all_three = [_weight(inputs, point, name=f"{role}{name[1:]}") for role in "qkv"]
-        if any(one is None for one in all_three):  # biases of some projections alone
+        every = [weight(inputs, point, name=f"{role}{name[1:]}") for role in roles]
+        if any(one is None for one in every):  # biases of some projections alone
             return own
-        require(len({one.shape for one in all_three if one is not None}) == 1)
-        packed = torch.cat([one.reshape(len(one), -1) for one in all_three if one is not None])
-        parts = unpack(packed, inputs.geometry.num_heads)
-        return parts["qkv".index(name[0])].reshape(own.shape)
+        require(len({one.shape for one in every if one is not None}) == 1)
+        packed = torch.cat([one.reshape(len(one), -1) for one in every if one is not None])
+        parts = unpack(packed, inputs.geometry.num_kv_heads, len(roles))
+        return parts[roles.index(name[0])].reshape(own.shape)
 
-    names = [f"{role}{bias}" for role in "qkv" for bias in ("", "_bias")]
+    names = [f"{role}{bias}" for role in roles for bias in ("", "_bias")]
     return tuple(Edit(name, change=partial(part, name=name)) for name in names)
 
 
-def _by_head(packed: Tensor, heads: int) -> tuple[Tensor, ...]:
-    """Read as ``[H, 3, D]`` what is packed as ``[3, H, D]``."""
-    split = packed.reshape(heads, 3, -1, packed.shape[-1])
-    return tuple(split[:, part].reshape(-1, packed.shape[-1]) for part in range(3))
+def by_head(packed: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
+    """Read as ``[H, parts, D]`` what is packed as ``[parts, H, D]``."""
+    split = packed.reshape(heads, parts, -1, packed.shape[-1])
+    return tuple(split[:, part].reshape(-1, packed.shape[-1]) for part in range(parts))
 
 
-def _by_channel(packed: Tensor, _heads: int) -> tuple[Tensor, ...]:
-    """Read as ``[H * D, 3]`` what is packed as ``[3, H * D]``."""
-    return tuple(packed[part::3] for part in range(3))
+def by_channel(packed: Tensor, _heads: int, parts: int) -> tuple[Tensor, ...]:
+    """Read as ``[H * D, parts]`` what is packed as ``[parts, H * D]``."""
+    return tuple(packed[part::parts] for part in range(parts))
 
 
 _OWN: Final = "use each input's own projection"
@@ -217,7 +221,7 @@ PROJECTIONS: Final[tuple[NamedMistake, ...]] = (
     *_of_layers("fused-projection-cut-by-heads")(
         "the fused projection is cut as (heads, 3, head size) though it is (3, heads, head size)",
         "chunk it into query, key and value first, then cut each into heads",
-        _repacked(_by_head),
-        _repacked(_by_channel),
+        repacked(by_head),
+        repacked(by_channel),
     ),
 )

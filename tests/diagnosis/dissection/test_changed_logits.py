@@ -24,39 +24,6 @@ from conformance.diagnosis.mistaken_answer import DiagnosedSubject
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "said"),
-    [
-        (None, 1.25, "at most 1.25"),
-        (-1.0, None, "at least -1"),
-        (-1.0, 3.0, "at least -1 and at most 3"),
-    ],
-)
-def test_the_range_that_scores_are_clamped_to_is_read(
-    least: float | None, most: float | None, said: str
-) -> None:
-    """From above, from below or both."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scores = query @ key.mT * query.shape[-1] ** -0.5
-        return scores.clamp(least, most).softmax(-1) @ value
-
-    (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
-    assert entry["name"] == f"logits: scores are clamped to {said}"
-
-
-def test_logits_are_clamped_with_their_bias_or_without() -> None:
-    """What is clamped is said: where it is the scores alone, the bias is added to them."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None) -> Tensor:
-        scores = query @ key.mT * query.shape[-1] ** -0.5
-        return (scores if bias is None else scores + bias).clamp(max=1.0).softmax(-1) @ value
-
-    candidate = core(attend, **{**BARE_FLOAT32, "masks": ["bias"], "empty_rows": "any"})
-    (entry,) = diagnose(Subject(candidate, "float32"))
-    assert entry["name"] == "logits: logits are clamped to at most 1"
-
-
-@pytest.mark.parametrize(
     ("candidate", "said"),
     [
         (ConstantForMaximum, "the number 10"),
@@ -163,19 +130,6 @@ def test_a_bias_by_place_is_read_as_a_table() -> None:
         "0.3 at -3, -0.2 at -2, 0.5 at -1, 0 at 0, -0.4 at 1, 0.1 at 2, 0.7 at 3" in entry["text"]
     )
     assert "counted from the first query and key" in entry["text"]
-
-
-def test_a_bias_by_distance_from_the_other_corner_is_read() -> None:
-    """Where none is declared, neither are places: both corners come into question."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        ahead = torch.arange(key.shape[2]) - torch.arange(query.shape[2])[:, None]
-        scores = query @ key.mT * query.shape[-1] ** -0.5
-        return (scores - 0.1 * ahead.abs()).softmax(-1) @ value
-
-    (entry,) = diagnose(Subject(core(attend, **BARE_FLOAT32), "float32"))
-    distance = "-0.1 times the distance from query to key, queries counted from the first key"
-    assert entry["name"] == f"logits: {distance} added"
 
 
 @pytest.mark.parametrize(

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import onnx
 import pytest
 import torch
-from examples import BARE_FLOAT32, core, problem
+from examples import BARE_FLOAT32, core
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 import conformance
 from candidates.broken._graphs import HEADS, Eager, Parts, node, put_together
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import diagnose, dissection
+from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import observe
-from conformance.diagnosis.dissection import readings, statements
-from conformance.diagnosis.dissection.reading import Reading, read, statement
-from conformance.diagnosis.mistakes import NamedMistake
-from conformance.diagnosis.mistakes._steps import weighing
+from conformance.diagnosis.dissection.reading import read, readable
+from conformance.diagnosis.statement_reader import statements
 
 Weights = Callable[[Tensor], Tensor]
 
@@ -49,89 +47,13 @@ def euclidean(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return exponentials / exponentials.square().sum(-1, keepdim=True).sqrt() @ value
 
 
-def two_more(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """A denominator with two more in it."""
-    logits = scores(query, key)
-    largest = logits.amax(-1, keepdim=True)
-    total = torch.exp(logits - largest).sum(-1, keepdim=True) + 2.0 * torch.exp(-largest)
-    return torch.exp(logits - largest) / total @ value
-
-
-def later_keys_and_own_lost(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Keys before the query alone: NaN for the first query, which has none."""
-    seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(-1)
-    return torch.softmax(scores(query, key).masked_fill(~seen, -math.inf), dim=-1) @ value
-
-
-def keys_lost(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Keys from the 17th on are ignored."""
-    return scaled_dot_product_attention(query, key[:, :, :16], value[:, :, :16])
-
-
-STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
-    "a factor": (by_logits(lambda q, k: 0.37 * q @ k.mT), "logits: scaled by 0.37"),
-    "a power of a size": (by_logits(lambda q, k: scores(q, k) * k.shape[-2]), "number of keys"),
-    "another function": (
-        by_logits(lambda q, k: scores(q, k) ** 3),
-        "logits: the cube of the scores",
-    ),
-    "a softcap": (
-        by_logits(lambda q, k: 3.7 * torch.tanh(scores(q, k) / 3.7)),
-        "the scores under a softcap of 3.7",
-    ),
-    "rows without keys": (
-        later_keys_and_own_lost,
-        "for keys at or after the query, counted from the first key",
-    ),
-    "a bias": (
-        by_logits(lambda q, k: scores(q, k) + 0.25 * torch.arange(k.shape[-2])),
-        "logits: 1/4 times the index of the key added",
-    ),
-    "another operand": (
-        by_logits(lambda q, k: scores(q, k.mean(1, keepdim=True).expand_as(k))),
-        "keys: averaged over the key/value heads",
-    ),
-    "another denominator": (euclidean, "weights: divided by their length over the keys"),
-    "a larger denominator": (two_more, "sum: 2 added"),
-    "lost keys": (keys_lost, "exponentials: zero for keys past the first 16"),
-    "a factor on the answer": (
-        lambda q, k, v: 0.75 * scaled_dot_product_attention(q, k, v),
-        "answer: times 0.75",
-    ),
-    "mixed values": (
-        lambda q, k, v: scaled_dot_product_attention(q, k, 0.75 * v + 0.25 * v.roll(1, 1)),
-        "0.75 times it and 1/4 times what its weights make of the value of the head before",
-    ),
-    "a function of the values": (
-        lambda q, k, v: scaled_dot_product_attention(q, k, v.relu()),
-        "values: with zeros for what is negative",
-    ),
-    "a function of the answer": (
-        lambda q, k, v: torch.tanh(scaled_dot_product_attention(q, k, v)),
-        "answer: the hyperbolic tangent of it",
-    ),
-}
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("wrong", STATED, ids=str)
-def test_what_is_computed_instead_is_stated(wrong: str) -> None:
-    """A mistake that is not in the catalogue gets a statement of what it computes, and a fix."""
-    function, name = STATED[wrong]
-    entries = diagnose(Subject(core(function, **BARE_FLOAT32), "float32"))
-    assert len(entries) == 1
-    assert name in entries[0]["name"]
-    assert entries[0]["text"]
-    assert entries[0]["fix"]
-
-
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_statements_are_made_in_every_precision(dtype: str) -> None:
     """What is read is compared by the bounds of the dtype: half precision is read as well."""
     candidate = core(euclidean, **{**BARE_FLOAT32, "dtypes": [dtype]})
     (entry,) = diagnose(Subject(candidate, dtype))
-    assert STATED["another denominator"][1] in entry["name"]
+    assert entry["name"] == "weights: divided by their length over the keys"
 
 
 def test_the_number_of_a_statement_is_the_one_that_was_computed() -> None:
@@ -141,7 +63,7 @@ def test_the_number_of_a_statement_is_the_one_that_was_computed() -> None:
         return scaled_dot_product_attention(query, key, value) * 0.37
 
     (entry,) = diagnose(Subject(core(scaled, **BARE_FLOAT32), "float32"))
-    assert entry["text"] == "the answer is 0.37 times what it should be"
+    assert entry["text"] == "the outputs of the heads are 0.37 times what they should be"
 
 
 def test_a_statement_says_for_which_calls_it_holds() -> None:
@@ -152,7 +74,7 @@ def test_a_statement_says_for_which_calls_it_holds() -> None:
         return factor * scaled_dot_product_attention(query, key, value)
 
     (entry,) = diagnose(Subject(core(many, **BARE_FLOAT32), "float32"))
-    assert entry["name"] == "answer: times 1.5"
+    assert "are 1.5 times what they should be" in entry["name"]
     assert "only with more than 64 keys" in entry["text"]
 
 
@@ -184,9 +106,9 @@ def test_a_correct_core_is_read_as_it_is() -> None:
     """The weights that are read of a correct core are the golden's, and nothing is stated."""
     subject = Subject(core(scaled_dot_product_attention, **BARE_FLOAT32), "float32")
     observed = observe(subject)
-    read = list(readings(subject, observed))
-    assert read
-    for reading in read:
+    every = [one.inputs for one in observed if readable(one.inputs)][:6]
+    for reading in (read(subject, inputs) for inputs in every):
+        assert reading is not None
         assert reading.explained
         error = (reading.weights - reading.attention.weights).abs()
         assert bool((error <= 4.0 * reading.error + 1e-12).all())
@@ -220,7 +142,7 @@ GRAPHS: Final[dict[str, tuple[Parts, str]]] = {
     ),
     "a softcap": (
         Parts(inside=CAP, tensors={"cap": np.float32(0.7)}),
-        "the scores under a softcap of 0.7",
+        "the scores are under a softcap of 0.7",
     ),
 }
 
@@ -246,7 +168,10 @@ FACTORS: Final = {"factors": np.array([1.0, 0.5], np.float32).reshape(1, HEADS, 
     ("parts", "said"),
     [
         GRAPHS["a softcap"],
-        (Parts(inside=OF_ONE_HEAD, tensors=FACTORS), "multiplied by 0.1768, in head 1 alone"),
+        (
+            Parts(inside=OF_ONE_HEAD, tensors=FACTORS),
+            "the scores of the last head are 1/2 times what they should be",
+        ),
     ],
 )
 def test_a_graph_of_one_input_is_stated_without_a_source(
@@ -273,40 +198,3 @@ def texts_of(made: onnx.ModelProto, folder: Path, source: Eager | None = None) -
     finally:
         assert candidate.graph is not None
         candidate.graph.process.close()
-
-
-def test_what_is_read_besides_equal_changes_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Statements that give the same weights leave the same, and each is said with all of it."""
-    read_of: list[Reading] = []
-
-    def counted(reading: Reading) -> Iterator[NamedMistake]:
-        read_of.append(reading)
-        yield statement("the rest: of it", "the rest of it", "mend it")
-
-    monkeypatch.setattr(dissection, "OF_WEIGHTS", (counted,))
-    subject = Subject(
-        core(lambda q, k, v: torch.softmax(scores(q, k), dim=-1).square() @ v, **BARE_FLOAT32),
-        "float32",
-    )
-    reading = read(subject, subject.inputs(problem(key_length=7)))
-    assert reading is not None
-    halves = (halved("one: half"), halved("another: half"))
-    farther = statement("none: ten", "tenfold", "mend it", core=times(10.0))
-    names = [one.name for one in dissection._besides(subject, reading, (), (*halves, farther))]
-    assert len(read_of) == 1
-    assert names == [
-        "one: half; the rest: of it",
-        "the rest: of it; one: half",
-        "another: half; the rest: of it",
-        "the rest: of it; another: half",
-    ]
-
-
-def halved(name: str) -> NamedMistake:
-    """Weights of half the size."""
-    return statement(name, "half of the weights", "mend it", core=times(0.5))
-
-
-def times(factor: float) -> Callable[..., Any]:
-    """All weights times a factor."""
-    return lambda _call, attention: weighing(attention, factor * attention.weights)

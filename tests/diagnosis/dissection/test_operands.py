@@ -20,11 +20,6 @@ Weights = conformance.ProjectionWeights
 Projected = tuple[Tensor, Tensor, Tensor]
 
 
-def project(tokens: Tensor, weights: Weights, role: str) -> Tensor:
-    """Tokens behind the projection of a role, in double precision."""
-    return golden.project(tokens, getattr(weights, role), getattr(weights, f"{role}_bias"))
-
-
 def subject_of(change: Callable[[Projected, Weights], Projected], *, inputs: str) -> Subject:
     """A layer that goes on with changed projections, of three inputs or of one."""
 
@@ -61,57 +56,6 @@ def subject_of(change: Callable[[Projected, Weights], Projected], *, inputs: str
         dtypes=["float32"],
     )
     return Subject(declared(build), "float32")
-
-
-def normalised(projected: Projected, weights: Weights) -> Projected:
-    """Keys and values of tokens that are divided by their length: found again from the queries."""
-    query, bias = projected[0], torch.zeros(1) if weights.q_bias is None else weights.q_bias
-    tokens = torch.linalg.solve(weights.q.double(), (query - bias).mT).mT
-    tokens = torch.nn.functional.normalize(tokens, dim=-1)
-    return query, project(tokens, weights, "k"), project(tokens, weights, "v")
-
-
-def packed(projected: Projected, _weights: Weights) -> Projected:
-    """One product for keys and values, of which every second channel is taken for a key's."""
-    both = torch.cat(projected[1:], dim=-1)
-    return projected[0], both[..., 0::2], both[..., 1::2]
-
-
-STATED: dict[str, tuple[Callable[[Projected, Weights], Projected], str, str]] = {
-    "exchanged": (
-        lambda p, _w: (p[0], p[2], p[1]),
-        "separate",
-        "the keys are the projected values and the values are the projected keys",
-    ),
-    "one after the other": (
-        lambda p, w: (p[0], project(p[0], w, "k"), p[2]),
-        "self",
-        "the keys are the projected queries, projected by the key's matrix",
-    ),
-    "normalised": (
-        normalised,
-        "self",
-        "the keys and values are projected from tokens that are divided by their length",
-    ),
-    "packed": (
-        packed,
-        "self",
-        (
-            "the keys and values are projected by rows of one matrix for keys and values that is "
-            "read channel by channel"
-        ),
-    ),
-}
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("wrong", STATED)
-def test_operands_made_of_others_are_stated(wrong: str) -> None:
-    """What is projected already, and what two operands exchange."""
-    change, inputs, words = STATED[wrong]
-    (entry,) = diagnose(subject_of(change, inputs=inputs))
-    assert entry["text"] == words
-    assert entry["fix"]
 
 
 def test_a_layer_of_one_input_keeps_nothing_of_an_earlier_call() -> None:
@@ -198,32 +142,3 @@ def test_what_becomes_of_cached_heads_is_stated(stored: CachedHeads, name: str) 
     (entry,) = diagnose(subject)
     assert entry["name"] == name
     assert entry["fix"]
-
-
-@pytest.mark.parametrize(
-    ("norm", "said"),
-    [
-        (
-            lambda heads: heads * (heads.square().mean(-2, keepdim=True) + 1e-6).rsqrt(),
-            "queries and keys are normalised along the tokens in place of the channels",
-        ),
-        (
-            lambda heads: heads / (heads.square().mean(-1, keepdim=True) + 1e-6),
-            "queries and keys are divided by their mean square without its root",
-        ),
-    ],
-    ids=["tokens", "no root"],
-)
-def test_heads_that_are_normalised_in_an_unusual_way_are_told(
-    norm: Callable[[Tensor], Tensor], said: str
-) -> None:
-    """Along another axis than the channels, or by another power of their mean square."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scores = norm(query) @ norm(key).mT / math.sqrt(query.shape[-1])
-        return scores.softmax(-1) @ value
-
-    promises = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
-    point = conformance.Semantics(qk_norm="rms")
-    (entry,) = diagnose(Subject(core(attend, semantics=point, **promises), "float32"))
-    assert entry["text"] == f"{said}: both must be divided by the root of their mean square"

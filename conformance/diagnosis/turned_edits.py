@@ -1,0 +1,285 @@
+"""Mistakes of queries and keys that are normalised and turned before they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from .._golden import golden
+from ..operators.functions import over_root_mean_square, standardised
+from ..operators.operator import axes_of, in_words
+from ..operators.roundings import to_format
+from ..problems.inputs import Inputs
+from .mistakes import NamedMistake
+
+Edit = golden.Edit
+_PRIMARY: Final = "position.rotary"
+# The stages of queries and keys behind their rotation, what these are made of, and their angles.
+_SIDES: Final = {
+    "queries": ("query", "normalised_query", "query_angles"),
+    "keys": ("turned_key", "normalised_key", "key_angles"),
+}
+_BOTH: Final[tuple[tuple[str, ...], ...]] = (("queries", "keys"), ("queries",), ("keys",))
+# The channels of a pair behind a rotation, from these and the sine and cosine of their angle.
+Form = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+_SHORT: Final = {name: to_format(name) for name in ("bfloat16", "float16")}
+
+
+def _by_rounded(
+    a: Tensor, b: Tensor, c: Tensor, s: Tensor, *, short: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    return a * short(c) - b * short(s), b * short(c) + a * short(s)
+
+
+_FORMS: Final[dict[str, Form]] = {
+    "the sine is added in both channels of a pair, though one takes it off": (
+        lambda a, b, c, s: (a * c + b * s, b * c + a * s)
+    ),
+    "the sine is taken off in both channels of a pair, though one adds it": (
+        lambda a, b, c, s: (a * c - b * s, b * c - a * s)
+    ),
+    "the part with the sine is missing": lambda a, b, c, _s: (a * c, b * c),
+    "the part with the sine is added to channels that no cosine multiplies": (
+        lambda a, b, _c, s: (a - b * s, b + a * s)
+    ),
+    "the part with the cosine is missing": lambda a, b, _c, s: (-b * s, a * s),
+    "each channel meets its own sine instead of that of its partner": (
+        lambda a, b, c, s: (a * (c - s), b * (c + s))
+    ),
+    "only the first channel of each pair is turned": lambda a, b, c, s: (a * c - b * s, b),
+    "only the second channel of each pair is turned": lambda a, b, c, s: (a, b * c + a * s),
+    **{
+        f"sines and cosines are rounded to {name}": partial(_by_rounded, short=short)
+        for name, short in _SHORT.items()
+    },
+}
+# Numbers that positions may end at, or be counted modulo.
+_NUMBERS: Final = (*range(2, 17), 20, 24, 32, 48, 64, 100, 128, 256, 512, 1000, 1024, 2048)
+# Other positions than those of the tokens, with words that follow "the positions are".
+Places = Callable[[Tensor, golden.Sizes], Tensor]
+_PLACES: Final[tuple[tuple[str, Places], ...]] = (
+    ("the index of the head", lambda at, s: _spread(torch.arange(s.num_heads)[:, None], at)),
+    (
+        "the index of the batch item",
+        lambda at, s: _spread(torch.arange(s.batch)[:, None, None], at),
+    ),
+    ("counted from the last token", lambda at, _s: at.flip(-1)),
+    *(
+        (f"those of the token {n} {'ahead' if n > 0 else 'behind'}", lambda at, _s, n=n: at + n)
+        for n in (-3, -2, -1, 1, 2, 3)
+    ),
+    *(
+        (words.format(n - 1 if "end" in words else n), partial(change, number=n))
+        for n in _NUMBERS
+        for words, change in (
+            ("no larger than {}", lambda at, _s, number: at.clamp_max(number)),
+            ("counted modulo {}", lambda at, _s, number: at % number),
+            ("divided by {} and rounded down", lambda at, _s, number: at // number),
+        )
+    ),
+    *((f"rounded to {n}", lambda at, _s, short=short: short(at)) for n, short in _SHORT.items()),
+)
+
+
+def is_turned(inputs: Inputs) -> bool:
+    """Whether queries and keys of a call are turned by their positions."""
+    return inputs.point.rotary != "none"
+
+
+def _is_normalised(inputs: Inputs) -> bool:
+    return inputs.point.qk_norm != "none"
+
+
+def turned_edits() -> Iterator[NamedMistake]:
+    """Other rotations, other positions, and other norms in front of them."""
+    for words, form in _FORMS.items():
+        for sides in _BOTH:
+            yield _turned(f"so that {words}", sides, partial(_by_form, form=form))
+    yield _turned("by other pairs of channels", _BOTH[0], _by_other_pairs)
+    for layout, neighbours in (("c // 2", True), ("c modulo R/2", False)):
+        for words, of in (("", "own"), (", in the other pairs", "other")):
+            by = partial(_by_channel, neighbours=neighbours, pairs=of)
+            fix = "give both channels of a pair one angle: {}, not {}, for such pairs"
+            said = f"with the frequency of index {layout} in channel c{words}"
+            yield _turned(said, _BOTH[0], by, fix.format(*_LAID[:: 1 if neighbours else -1]))
+    yield _turned("as one wide head, before they are cut into heads", _BOTH[0], _as_one_head)
+    for fraction, words in ((0.5, "half of the"), (1.0, "all"), (0.25, "a quarter of the")):
+        yield _mistake(f"in {words} channels", edits=_of_fraction(fraction))
+    of_head = Edit("frequencies", change=_of_head_size)
+    yield _mistake("with exponents that are divided by the head size", edits=(of_head,))
+    late = tuple(
+        Edit(side[0], golden.Rewired(_late, (f"given_{role}", side[2], "point")))
+        for role, side in zip(("query", "key"), _SIDES.values(), strict=True)
+    )
+    yield _mistake("before they are normalised, not after that", edits=late)
+    for words, factor in (("", 1.0), (", backwards", -1.0)):
+        edit = Edit("value_heads", change=partial(_turned_value, factor=factor))
+        yield _mistake(f"and the values, too{words}", edits=(edit,))
+    for (words, places), sides in product(_PLACES, _BOTH):
+        named = "" if len(sides) > 1 else f" of the {sides[0]}"
+        edits = tuple(_at_places(side, places) for side in sides)
+        yield _mistake(f"by positions{named} that are {words}", edits=edits)
+    yield from _normalised()
+
+
+_LAID: Final = ("torch.cat([frequencies, frequencies], -1)", "frequencies.repeat_interleave(2, -1)")
+_FIX: Final = "turn queries and keys by position * base ** (-2 i / R), in the declared pairs"
+
+
+def _mistake(words: str, fix: str = _FIX, **ways: object) -> NamedMistake:
+    return NamedMistake(
+        name=f"rotation: {words}",
+        primary=_PRIMARY,
+        sentence=f"queries and keys are turned {words}",
+        fix=fix,
+        where=is_turned,
+        **ways,  # type: ignore[arg-type]
+    )
+
+
+def _turned(
+    words: str, sides: tuple[str, ...], turn: Callable[..., Tensor], fix: str = _FIX
+) -> NamedMistake:
+    names = [_SIDES[side] for side in sides]
+    edits = tuple(Edit(n, golden.Rewired(turn, (heads, at, "point"))) for n, heads, at in names)
+    one = _mistake(words, fix, edits=edits)
+    if len(sides) > 1:
+        return one
+    said = f"the {sides[0]} alone are turned {words}"
+    return NamedMistake(
+        name=f"rotation: of the {sides[0]} {words}",
+        primary=_PRIMARY,
+        sentence=said,
+        fix=fix,
+        where=is_turned,
+        edits=edits,
+    )
+
+
+def _by_form(heads: Tensor, angles: Tensor, point: golden.Semantics, *, form: Form) -> Tensor:
+    first, second = golden.rotary_pairs(heads.shape[-1], point)
+    turned = heads.clone()
+    made = form(heads[..., first], heads[..., second], angles.cos(), angles.sin())
+    turned[..., first], turned[..., second] = made
+    return turned
+
+
+def _other_pairs(point: golden.Semantics) -> golden.Semantics:
+    return point.replace(rotary="halves" if point.rotary != "halves" else "interleaved")
+
+
+def _by_other_pairs(heads: Tensor, angles: Tensor, point: golden.Semantics) -> Tensor:
+    return golden.turn_heads(heads, angles, _other_pairs(point))
+
+
+def _by_channel(
+    heads: Tensor, angles: Tensor, point: golden.Semantics, *, neighbours: bool, pairs: str
+) -> Tensor:
+    """Each channel by an angle of its own: that of its place in a table of the other layout."""
+    point = point if pairs == "own" else _other_pairs(point)
+    every = angles.repeat_interleave(2, dim=-1) if neighbours else torch.cat([angles] * 2, dim=-1)
+    first, second = golden.rotary_pairs(heads.shape[-1], point)
+    a, b, s, t = heads[..., first], heads[..., second], every[..., first], every[..., second]
+    turned = heads.clone()
+    turned[..., first] = a * s.cos() - b * s.sin()
+    turned[..., second] = b * t.cos() + a * t.sin()
+    return turned
+
+
+def _as_one_head(heads: Tensor, angles: Tensor, point: golden.Semantics) -> Tensor:
+    wide = heads.transpose(-3, -2).flatten(-2)
+    frequencies = golden.rotary_frequencies(wide.shape[-1], point)
+    # The first pair turns by whole positions.
+    turned = golden.turn_heads(wide, angles[..., :1] * frequencies, point)
+    cut: Tensor = turned.unflatten(-1, (heads.shape[-3], -1)).transpose(-3, -2)
+    return cut
+
+
+def _of_fraction(fraction: float) -> tuple[golden.Edit, ...]:
+    def frequencies(sizes: golden.Sizes, point: golden.Semantics) -> Tensor:
+        return golden.rotary_frequencies(sizes.head_size, point.replace(rotary_fraction=fraction))
+
+    def turn(heads: Tensor, angles: Tensor, point: golden.Semantics) -> Tensor:
+        return golden.turn_heads(heads, angles, point.replace(rotary_fraction=fraction))
+
+    turns = (Edit(n, golden.Rewired(turn, (h, at, "point"))) for n, h, at in _SIDES.values())
+    return Edit("frequencies", frequencies), *turns
+
+
+def _of_head_size(frequencies: Tensor, sizes: golden.Sizes) -> Tensor:
+    return frequencies ** (2 * len(frequencies) / max(sizes.head_size, 1))
+
+
+def _late(given: Tensor, angles: Tensor, point: golden.Semantics) -> Tensor:
+    return golden.normalise_heads(golden.turn_heads(given, angles, point), point)
+
+
+def _turned_value(
+    value: Tensor, key_angles: Tensor, point: golden.Semantics, *, factor: float
+) -> Tensor:
+    return golden.turn_heads(value, factor * key_angles, point)
+
+
+def _spread(index: Tensor, at: Tensor) -> Tensor:
+    return index.double().expand(*index.shape[:-1], at.shape[-1])
+
+
+def _at_places(side: str, places: Places) -> golden.Edit:
+    of_queries = side == "queries"
+    reads = (
+        ("", "positions", "frequencies", "sizes") if of_queries else ("", "frequencies", "sizes")
+    )
+    change = _query_angles_at if of_queries else _key_angles_at
+    return Edit(_SIDES[side][2], change=golden.Rewired(partial(change, places), reads))
+
+
+def _query_angles_at(
+    places: Places, _own: Tensor, at: Tensor, frequencies: Tensor, sizes: golden.Sizes
+) -> Tensor:
+    return places(at.double(), sizes)[..., None] * frequencies
+
+
+def _key_angles_at(places: Places, own: Tensor, frequencies: Tensor, sizes: golden.Sizes) -> Tensor:
+    at = torch.arange(own.shape[-2])
+    of_keys = sizes._replace(num_heads=sizes.num_kv_heads)  # what is shared has no other heads
+    return _query_angles_at(places, own, at, frequencies, of_keys)
+
+
+# Norms of the heads as they are given, along an axis.
+_NORMS: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
+    ("normalised to mean 0 and variance 1 over the {}s", standardised),
+    ("divided by the root of their mean square over the {}s", over_root_mean_square),
+    ("divided by their length over the {}s", lambda t, axis: normalize(t, dim=axis)),
+    (
+        "divided by their mean square over the {}s",
+        lambda t, axis: t / t.square().mean(axis, keepdim=True),
+    ),
+)
+
+
+def _normalised() -> Iterator[NamedMistake]:
+    """Queries and keys, or one of them, by other norms than declared."""
+    for sides in _BOTH:
+        names = [_SIDES[side][1] for side in sides]
+        every: list[tuple[str, Callable[[Tensor], Tensor]]] = [("left as they are", torch.clone)]
+        for noun, along in axes_of("BHLD".replace("L", "K")):
+            every += [
+                (in_words(words, noun.replace("key", "token")), along(n)) for words, n in _NORMS
+            ]
+        for words, norm in every:
+            given = [Edit(n, golden.Rewired(norm, (f"given_{n[11:]}",))) for n in names]
+            yield NamedMistake(
+                name=f"norm: {' and '.join(sides)} {words}",
+                primary="qk-norm.golden",
+                sentence=f"{' and '.join(sides)} are {words}",
+                fix="normalise each head of each query and key by the declared rule, before it is "
+                "turned",
+                where=_is_normalised,
+                edits=tuple(given),
+            )
