@@ -6,12 +6,14 @@ object of settings is given one of the class that its annotation names, or those
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import inspect
 import itertools
 import math
 import re
+import textwrap
 import time
 import typing
 from collections.abc import Iterator, Mapping
@@ -166,7 +168,10 @@ def _instance_of(
     sizes = Sizes(num_heads, names, divisor, width)
     small = _smaller_defaults(named, sizes)
     unknown = [name for name in names if sizes.value(name) is _UNKNOWN]
-    objects = {name: _annotated(kind, name, num_heads, divisor) for name in unknown}
+    objects = {
+        name: _annotated(kind, name, num_heads, divisor) or _texts_compared(kind, name)
+        for name in unknown
+    }
     failure: ConstructionError | None = None
     first: tuple[nn.Module, str] | None = None
     choices = [objects.get(name) or sizes.choices(name) for name in names]
@@ -271,6 +276,27 @@ def _annotated(
         with contextlib.suppress(Exception):  # a user's class may raise anything
             made.append(hint(**arguments))
     return tuple(made)
+
+
+def _texts_compared(kind: type[nn.Module], name: str) -> tuple[str, ...]:
+    """The texts that a constructor's source compares a parameter with: it takes one of them."""
+    try:
+        source = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__)))
+    except (OSError, TypeError, SyntaxError):
+        return ()
+    compared = [
+        [node.left, *node.comparators] for node in ast.walk(source) if isinstance(node, ast.Compare)
+    ]
+    return tuple(
+        dict.fromkeys(
+            leaf.value
+            for sides in compared
+            if any(isinstance(side, ast.Name) and side.id == name for side in sides)
+            for side in sides
+            for leaf in ast.walk(side)
+            if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
+        )
+    )
 
 
 def _answering(built: nn.Module) -> Trial | None:

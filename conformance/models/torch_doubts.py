@@ -23,6 +23,9 @@ from .whole_model import WholeModel
 _LONGER: Final = 4
 # A scale that is read is off by no larger a part.
 _SAME: Final = 1e-4
+# A norm leaves no more of its input's size than this, by the number that it adds to a variance.
+_ROOM: Final = 1e-2
+_PROJECTIONS: Final = frozenset("linear addmm matmul einsum conv1d conv2d".split())
 _COUNTED: Final = {"query": "queries", "key": "keys"}
 
 
@@ -54,6 +57,53 @@ def mistaken_scales(engine: TorchEngine, model: WholeModel) -> dict[int, str]:
         index: f"attention #{index} divides its scores by {what}, not by the root of the head size"
         for index, what in said.items()
     }
+
+
+def standardised(engine: TorchEngine, model: WholeModel) -> set[int]:
+    """The attentions whose queries and keys are as large whatever their projections are, by index.
+
+    A norm stands between, so that any scale of their scores is a choice.
+    """
+    feeds = model.call(*first_sizes(model), None, 1).feeds
+    found = set()
+    for site in engine.sites:
+        weights = {
+            id(one): one for part in _COUNTED for one in _projecting(engine, site.edges[part].number)
+        }
+        before = {name: one.data for name, one in weights.items()}
+        try:
+            plain = _entering(engine, site, feeds)
+            for name, one in weights.items():
+                one.data = 2 * before[name]
+            other = _entering(engine, site, feeds)
+        except Exception:  # noqa: BLE001 (the user's module may raise anything)
+            continue
+        finally:
+            for name, one in weights.items():
+                one.data = before[name]
+        if weights and all(
+            torch.allclose(plain[part], other[part], rtol=_ROOM, atol=_ROOM) for part in _COUNTED
+        ):
+            found.add(site.index)
+    return found
+
+
+def _projecting(engine: TorchEngine, number: int) -> list[Tensor]:
+    """The weights of the nearest projections that a value is made by, their biases included."""
+    values = engine.recording.values
+    found, waiting, visited = list[Tensor](), [number], {number}
+    while waiting:
+        call = values[waiting.pop()].made_by
+        if call is None:
+            continue
+        read = [values[one] for one in call.reads]
+        if call.name in _PROJECTIONS and any(one.kind == "weight" for one in read):
+            found += [one.tensor for one in read if one.kind == "weight"]
+            continue
+        fresh = set(call.reads) - visited
+        visited |= fresh
+        waiting += sorted(fresh)
+    return found
 
 
 def _is_of_width(engine: TorchEngine, site: TorchSite) -> bool:
