@@ -476,7 +476,8 @@ def _show_what_is_not_given(candidate: Candidate, value: Any, case: Investigatio
     So the verdict is left open where that is a mask or a cache, as in a layer, which shows its own.
     """
     convention, function = case.caller.convention, candidate.function
-    given = {use.parameter for use in convention.masks} | {*case.unchecked, *(convention.names or ())}
+    given = {*case.unchecked, *(convention.names or ())}
+    given |= {use.parameter for use in convention.masks}
     given |= {name for name in vars(convention).values() if isinstance(name, str)}
     given |= {name for name, _ in (*(convention.weights or ()), convention.scale or ("", ""))}
     try:

@@ -67,23 +67,22 @@ def standardised(engine: TorchEngine, model: WholeModel) -> set[int]:
     feeds = model.call(*first_sizes(model), None, 1).feeds
     found = set()
     for site in engine.sites:
-        weights = {
-            id(one): one for part in _COUNTED for one in _projecting(engine, site.edges[part].number)
-        }
-        before = {name: one.data for name, one in weights.items()}
+        own = [_projecting(engine, site.edges[part].number) for part in _COUNTED]
+        if not all(own):
+            continue
+        weights = list({id(one): one for some in own for one in some}.values())
+        before = [one.data for one in weights]
         try:
             plain = _entering(engine, site, feeds)
-            for name, one in weights.items():
-                one.data = 2 * before[name]
+            for one, data in zip(weights, before, strict=True):
+                one.data = 2 * data
             other = _entering(engine, site, feeds)
         except Exception:  # noqa: BLE001 (the user's module may raise anything)
-            continue
+            plain = other = {}
         finally:
-            for name, one in weights.items():
-                one.data = before[name]
-        if weights and all(
-            torch.allclose(plain[part], other[part], rtol=_ROOM, atol=_ROOM) for part in _COUNTED
-        ):
+            for one, data in zip(weights, before, strict=True):
+                one.data = data
+        if plain and all(torch.allclose(plain[p], other[p], _ROOM, _ROOM) for p in _COUNTED):
             found.add(site.index)
     return found
 

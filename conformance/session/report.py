@@ -470,6 +470,8 @@ def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
     if loaded.mistaken:
         notes.append(f"it declares what only mistakes do: {', '.join(loaded.mistaken)}")
     known = set() if loaded.reading is None else {*loaded.reading.meant}
+    if "qk_norm" in loaded.deviations:
+        known.add("scale")
     rare = [who for name, who in _RARELY_MEANT.items() if name in {*loaded.deviations} - known]
     if loaded.reading is not None and rare:
         said = f"{loaded.deviations_said}: declare it if it is meant ({' and '.join(rare)} it)"
