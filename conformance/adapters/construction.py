@@ -80,6 +80,8 @@ _USUAL_DIVISOR: Final = 64
 _MOST_DIVISOR: Final = 256
 # How many ways to construct a class are tried.
 _MOST_TRIED: Final = 40
+# How many other classes of a file are tried as a part of one.
+_MOST_PARTS: Final = 4
 # Attributes of settings that are looked for one after the other.
 _MOST_SETTINGS: Final = 40
 # Processor seconds for what one way to call an instance needs besides tokens.
@@ -160,7 +162,12 @@ def _is_lazy(module: nn.Module) -> bool:
 
 
 def _instance_of(
-    kind: type[nn.Module], num_heads: int | None, divisor: int, width: int | None = None
+    kind: type[nn.Module],
+    num_heads: int | None,
+    divisor: int,
+    width: int | None = None,
+    *,
+    with_parts: bool = True,
 ) -> tuple[nn.Module, str]:
     named = [one for one in inspect.signature(kind).parameters.values() if one.kind in _NAMED]
     required = [one for one in named if one.default is inspect.Parameter.empty]
@@ -199,6 +206,17 @@ def _instance_of(
         if not unknown or _answering(made[0]) is not None:
             return made
         first = first or made
+    parted = [name for name in unknown if not objects[name] and not _is_number(kind, name)]
+    if parted and with_parts:
+        of_parts = [
+            _parts_beside(kind, name, num_heads, divisor) if name in parted else values[:1]
+            for name, values in zip(names, choices, strict=True)
+        ]
+        for values in itertools.islice(itertools.product(*of_parts), _MOST_TRIED):
+            with contextlib.suppress(ConstructionError):
+                made = _constructed(kind, dict(zip(names, values, strict=True)))
+                if _answering(made[0]) is not None:
+                    return made
     if first is not None:
         return first
     if unknown and failure is not None:
@@ -242,6 +260,8 @@ def _shown(value: Any) -> str:
         return f"SimpleNamespace({', '.join(f'{k}={_shown(v)}' for k, v in vars(value).items())})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{k!r}: {_shown(v)}' for k, v in value.items())}}}"
+    if isinstance(value, nn.Module):
+        return f"{type(value).__name__}(…)"
     return repr(value)
 
 
@@ -276,6 +296,30 @@ def _annotated(
         with contextlib.suppress(Exception):  # a user's class may raise anything
             made.append(hint(**arguments))
     return tuple(made)
+
+
+def _parts_beside(
+    kind: type[nn.Module], name: str, num_heads: int | None, divisor: int
+) -> list[nn.Module]:
+    """Instances of the other modules of a class's file, first those whose names say a parameter's.
+
+    A layer may be handed the attention that it projects for.
+    """
+    beside = [
+        one
+        for one in getattr(kind.__init__, "__globals__", {}).values()
+        if isinstance(one, type)
+        and issubclass(one, nn.Module)
+        and one.__module__ == kind.__module__
+        and not issubclass(one, kind)
+    ]
+    said = [word[:4] for word in words_of(name)]
+    beside.sort(key=lambda one: -sum(word in one.__name__.lower() for word in said))
+    made = []
+    for one in beside[:_MOST_PARTS]:
+        with contextlib.suppress(ConstructionError):
+            made += [_instance_of(one, num_heads, divisor, with_parts=False)[0]]
+    return made
 
 
 def _texts_compared(kind: type[nn.Module], name: str) -> tuple[str, ...]:
