@@ -107,7 +107,9 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
                 built, how = _instance_of(kind, num_heads, number)
                 break
         else:
-            raise
+            if (made := _of_parts(kind, num_heads)) is None:
+                raise
+            return made
     others: list[tuple[int | None, int | None]]
     others = [(num_heads, width) for width in _fixed_widths(built)]
     others += [(heads, None) for heads in _heads_beside(kind) if num_heads is None]
@@ -117,7 +119,7 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
                 other, how_other = _instance_of(kind, heads, 1, width)
                 if _answering(other) is not None:
                     return other, how_other
-    return materialised(built), how
+    return _of_parts(kind, num_heads, built) or (materialised(built), how)
 
 
 def _heads_beside(kind: type[nn.Module]) -> list[int]:
@@ -162,12 +164,7 @@ def _is_lazy(module: nn.Module) -> bool:
 
 
 def _instance_of(
-    kind: type[nn.Module],
-    num_heads: int | None,
-    divisor: int,
-    width: int | None = None,
-    *,
-    with_parts: bool = True,
+    kind: type[nn.Module], num_heads: int | None, divisor: int, width: int | None = None
 ) -> tuple[nn.Module, str]:
     named = [one for one in inspect.signature(kind).parameters.values() if one.kind in _NAMED]
     required = [one for one in named if one.default is inspect.Parameter.empty]
@@ -206,17 +203,6 @@ def _instance_of(
         if not unknown or _answering(made[0]) is not None:
             return made
         first = first or made
-    parted = [name for name in unknown if not objects[name] and not _is_number(kind, name)]
-    if parted and with_parts:
-        of_parts = [
-            _parts_beside(kind, name, num_heads, divisor) if name in parted else values[:1]
-            for name, values in zip(names, choices, strict=True)
-        ]
-        for values in itertools.islice(itertools.product(*of_parts), _MOST_TRIED):
-            with contextlib.suppress(ConstructionError):
-                made = _constructed(kind, dict(zip(names, values, strict=True)))
-                if _answering(made[0]) is not None:
-                    return made
     if first is not None:
         return first
     if unknown and failure is not None:
@@ -298,13 +284,37 @@ def _annotated(
     return tuple(made)
 
 
-def _parts_beside(
-    kind: type[nn.Module], name: str, num_heads: int | None, divisor: int
-) -> list[nn.Module]:
-    """Instances of the other modules of a class's file, first those whose names say a parameter's.
+def _of_parts(
+    kind: type[nn.Module], num_heads: int | None, built: nn.Module | None = None
+) -> tuple[nn.Module, str] | None:
+    """An instance that answers, with other modules of its file for names that say no size.
 
-    A layer may be handed the attention that it projects for.
+    A layer may be handed the attention that it projects for. None where one that is ``built`` of
+    sizes answers.
     """
+    required = [
+        name
+        for name, one in inspect.signature(kind).parameters.items()
+        if one.kind in _NAMED and one.default is inspect.Parameter.empty
+    ]
+    sizes = Sizes(num_heads, required)
+    unknown = {name for name in required if sizes.value(name) is _UNKNOWN}
+    if not unknown or (built is not None and _answering(built) is not None):
+        return None
+    choices = [
+        _parts_beside(kind, name, num_heads) if name in unknown else [sizes.value(name)]
+        for name in required
+    ]
+    for values in itertools.islice(itertools.product(*choices), _MOST_TRIED):
+        with contextlib.suppress(ConstructionError):
+            made = _constructed(kind, dict(zip(required, values, strict=True)))
+            if _answering(made[0]) is not None:
+                return made
+    return None
+
+
+def _parts_beside(kind: type[nn.Module], name: str, num_heads: int | None) -> list[nn.Module]:
+    """Instances of the other modules of a class's file, first those that a parameter names."""
     beside = [
         one
         for one in getattr(kind.__init__, "__globals__", {}).values()
@@ -318,7 +328,7 @@ def _parts_beside(
     made = []
     for one in beside[:_MOST_PARTS]:
         with contextlib.suppress(ConstructionError):
-            made += [_instance_of(one, num_heads, divisor, with_parts=False)[0]]
+            made += [_instance_of(one, num_heads, 1)[0]]
     return made
 
 

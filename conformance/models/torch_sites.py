@@ -515,7 +515,7 @@ class _Slice:
             return "drop" if self._is_fill(if_true) else "keep"
         taken = call.name == "sub" and call.argument(1, "other") == Ref(number)
         plain = taken and "alpha" not in call.keywords
-        if (plain or call.name in ("add", "baddbmm")) and value.tensor.is_floating_point():
+        if plain or call.name in ("add", "baddbmm"):
             return "bias"
         if call.name == "cat" and not value.above:
             return "sinks"
