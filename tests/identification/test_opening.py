@@ -133,6 +133,14 @@ def test_a_mask_that_a_core_never_got_leaves_the_verdict_open() -> None:
     assert "`attn_mask` was not checked" in reason
 
 
+def test_queries_and_keys_may_have_to_be_as_many() -> None:
+    """Where no call of different lengths is answered, those of one length are, and promised."""
+    (candidate,) = opened(bare_modules.OfOneLength)
+    drawn = candidate.declaration.pins.apply(FREE)
+    assert drawn.key_length == drawn.query_length
+    assert verdict(bare_modules.OfOneLength)[0] == "conforms"
+
+
 def test_what_may_be_none_is_no_input() -> None:
     """Of more required parameters than attention has inputs, and texts that are compared with."""
     (candidate,) = opened(bare_modules.Styled)

@@ -117,6 +117,11 @@ def subtracted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tenso
     return (query @ key.mT * 0.5 - hidden).softmax(-1) @ value
 
 
+def added_as_truth(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    return ((query @ key.mT * 0.5).softmax(-1) + mask[:, None, None]) @ value
+
+
 def with_distances(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
     query, key, value = (part.transpose(1, 2) for part in (query, key, value))
     places = torch.arange(LENGTH)
@@ -147,6 +152,7 @@ def turned(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         (chosen_by_name, "drop", "B11K"),
         (looked_at, "drop", "B11K"),
         (subtracted, "bias", "B11K"),
+        (added_as_truth, "bias", "B11K"),
         (with_distances, "bias", "BHQK"),
     ],
 )

@@ -612,3 +612,13 @@ def of_one_key_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def of_turned_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Keys ``[B, H, D, L]``; queries and values ``[B, H, L, D]``."""
     return attend(q, k.mT, v)
+
+
+class OfOneLength(Projected):
+    """Always causal, by a triangle of as many rows as columns."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention of as many keys as queries."""
+        hidden = torch.ones(query.shape[1], query.shape[1]).triu(1).bool()
+        parts = map(heads_of, (self.q(query), self.k(key), self.v(value)))
+        return self.o(attend(*parts, hidden).transpose(1, 2).flatten(2))
