@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -70,18 +72,12 @@ def standardised(engine: TorchEngine, model: WholeModel) -> set[int]:
         own = [_projecting(engine, site.edges[part].number) for part in _COUNTED]
         if not all(own):
             continue
-        weights = list({id(one): one for some in own for one in some}.values())
-        before = [one.data for one in weights]
         try:
             plain = _entering(engine, site, feeds)
-            for one, data in zip(weights, before, strict=True):
-                one.data = 2 * data
-            other = _entering(engine, site, feeds)
+            with _doubled(itertools.chain(*own)):
+                other = _entering(engine, site, feeds)
         except Exception:  # noqa: BLE001 (the user's module may raise anything)
             plain = other = {}
-        finally:
-            for one, data in zip(weights, before, strict=True):
-                one.data = data
         if plain and all(torch.allclose(plain[p], other[p], _ROOM, _ROOM) for p in _COUNTED):
             found.add(site.index)
     return found
@@ -175,21 +171,31 @@ def _order(
     blocks = len(sharing)
     if len(matrix) % blocks:
         return []
-    size, before, order = len(matrix) // blocks, matrix.data, []
+    size, order = len(matrix) // blocks, []
     plain = _entering(engine, site, feeds)
     try:
         for block in range(blocks):
-            changed = before.clone()
-            changed[block * size : (block + 1) * size] *= 2
-            matrix.data = changed
-            other = _entering(engine, site, feeds)
+            with _doubled([matrix], slice(block * size, (block + 1) * size)):
+                other = _entering(engine, site, feeds)
             order.append([p for p in sharing if not torch.equal(plain[p], other[p])])
     except Exception:  # noqa: BLE001 (the user's module may raise anything)
         return []
-    finally:
-        matrix.data = before
     single = [parts[0] for parts in order if len(parts) == 1]
     return single if sorted(single) == sorted(sharing) else []
+
+
+@contextmanager
+def _doubled(weights: Iterable[Tensor], rows: slice = slice(None)) -> Iterator[None]:
+    """Some rows of weights, each of these once, twice as large meanwhile."""
+    before = [(one, one.data) for one in {id(one): one for one in weights}.values()]
+    try:
+        for one, data in before:
+            one.data = data.clone()
+            one.data[rows] *= 2
+        yield
+    finally:
+        for one, data in before:
+            one.data = data
 
 
 def _entering(

@@ -133,6 +133,12 @@ def test_a_mask_that_a_core_never_got_leaves_the_verdict_open() -> None:
     assert "`attn_mask` was not checked" in reason
 
 
+def test_rows_without_keys_keep_large_logits_apart() -> None:
+    """A number that is added swallows small logits alone: such rows are promised no mean."""
+    (candidate,) = opened(bare_modules.adds_a_number)
+    assert candidate.declaration.empty_rows == "any"
+
+
 def test_queries_and_keys_may_have_to_be_as_many() -> None:
     """Where no call of different lengths is answered, those of one length are, and promised."""
     (candidate,) = opened(bare_modules.OfOneLength)

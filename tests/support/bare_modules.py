@@ -622,3 +622,11 @@ class OfOneLength(Projected):
         hidden = torch.ones(query.shape[1], query.shape[1]).triu(1).bool()
         parts = map(heads_of, (self.q(query), self.k(key), self.v(value)))
         return self.o(attend(*parts, hidden).transpose(1, 2).flatten(2))
+
+
+def adds_a_number(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention proper whose hidden logits are lowered by a number."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores - (1.0 - mask.to(scores.dtype)) * 1e9
+    return scores.softmax(-1) @ v
