@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import re
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -204,7 +205,11 @@ def ways_to_call(
                 names=_by_name(parameters, order),
                 rename=rename,
                 wanted=tuple(wanted),
-                guessed=tuple(entry.name for entry in wanted if may_be_tokens(entry)),
+                guessed=tuple(
+                    entry.name
+                    for entry in wanted
+                    if may_be_tokens(entry) and not _may_be_none(entry)
+                ),
                 spare=tuple(spare),
                 fills=tuple((entry.name, "None") for entry in wanted),
             )
@@ -231,6 +236,8 @@ def _orders(
         lacking = "inputs='self', call=lambda module, query: module(query)"
         raise DeclarationError(msg, lacking)
     if len(names) > len("qkv"):
+        names = [entry.name for entry in tokens if not _may_be_none(entry)] or names
+    if len(names) > len("qkv"):
         more = names[len("qkv") :]
         needs = " and ".join(repr(name) for name in more)
         lacking = call_to_fill("separate", names, more)
@@ -253,6 +260,12 @@ def call_to_fill(inputs: str, names: Sequence[str], more: Iterable[str]) -> str:
     taken = [f"{name}={token}" for name, token in zip(names, tokens, strict=False)] or tokens
     given = ", ".join([*taken, *(f"{name}=None" for name in more)])
     return f"inputs={inputs!r}, call=lambda module, {', '.join(tokens)}: module({given})"
+
+
+def _may_be_none(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter's annotation says that it takes None, too."""
+    annotation = str(parameter.annotation)
+    return "Optional" in annotation or bool(re.search(r"\|\s*None\b", annotation))
 
 
 def may_be_tokens(parameter: inspect.Parameter) -> bool:

@@ -6,12 +6,14 @@ object of settings is given one of the class that its annotation names, or those
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
 import inspect
 import itertools
 import math
 import re
+import textwrap
 import time
 import typing
 from collections.abc import Iterator, Mapping
@@ -78,6 +80,8 @@ _USUAL_DIVISOR: Final = 64
 _MOST_DIVISOR: Final = 256
 # How many ways to construct a class are tried.
 _MOST_TRIED: Final = 40
+# How many other classes of a file are tried as a part of one.
+_MOST_PARTS: Final = 4
 # Attributes of settings that are looked for one after the other.
 _MOST_SETTINGS: Final = 40
 # Processor seconds for what one way to call an instance needs besides tokens.
@@ -103,7 +107,9 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
                 built, how = _instance_of(kind, num_heads, number)
                 break
         else:
-            raise
+            if (made := _of_parts(kind, num_heads)) is None:
+                raise
+            return made
     others: list[tuple[int | None, int | None]]
     others = [(num_heads, width) for width in _fixed_widths(built)]
     others += [(heads, None) for heads in _heads_beside(kind) if num_heads is None]
@@ -113,7 +119,7 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
                 other, how_other = _instance_of(kind, heads, 1, width)
                 if _answering(other) is not None:
                     return other, how_other
-    return materialised(built), how
+    return _of_parts(kind, num_heads, built) or (materialised(built), how)
 
 
 def _heads_beside(kind: type[nn.Module]) -> list[int]:
@@ -166,7 +172,10 @@ def _instance_of(
     sizes = Sizes(num_heads, names, divisor, width)
     small = _smaller_defaults(named, sizes)
     unknown = [name for name in names if sizes.value(name) is _UNKNOWN]
-    objects = {name: _annotated(kind, name, num_heads, divisor) for name in unknown}
+    objects = {
+        name: _annotated(kind, name, num_heads, divisor) or _texts_compared(kind, name)
+        for name in unknown
+    }
     failure: ConstructionError | None = None
     first: tuple[nn.Module, str] | None = None
     choices = [objects.get(name) or sizes.choices(name) for name in names]
@@ -237,6 +246,8 @@ def _shown(value: Any) -> str:
         return f"SimpleNamespace({', '.join(f'{k}={_shown(v)}' for k, v in vars(value).items())})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{k!r}: {_shown(v)}' for k, v in value.items())}}}"
+    if isinstance(value, nn.Module):
+        return f"{type(value).__name__}(…)"
     return repr(value)
 
 
@@ -271,6 +282,75 @@ def _annotated(
         with contextlib.suppress(Exception):  # a user's class may raise anything
             made.append(hint(**arguments))
     return tuple(made)
+
+
+def _of_parts(
+    kind: type[nn.Module], num_heads: int | None, built: nn.Module | None = None
+) -> tuple[nn.Module, str] | None:
+    """An instance that answers, with other modules of its file for names that say no size.
+
+    A layer may be handed the attention that it projects for. None where one that is ``built`` of
+    sizes answers.
+    """
+    required = [
+        name
+        for name, one in inspect.signature(kind).parameters.items()
+        if one.kind in _NAMED and one.default is inspect.Parameter.empty
+    ]
+    sizes = Sizes(num_heads, required)
+    unknown = {name for name in required if sizes.value(name) is _UNKNOWN}
+    if not unknown or (built is not None and _answering(built) is not None):
+        return None
+    choices = [
+        _parts_beside(kind, name, num_heads) if name in unknown else [sizes.value(name)]
+        for name in required
+    ]
+    for values in itertools.islice(itertools.product(*choices), _MOST_TRIED):
+        with contextlib.suppress(ConstructionError):
+            made = _constructed(kind, dict(zip(required, values, strict=True)))
+            if _answering(made[0]) is not None:
+                return made
+    return None
+
+
+def _parts_beside(kind: type[nn.Module], name: str, num_heads: int | None) -> list[nn.Module]:
+    """Instances of the other modules of a class's file, first those that a parameter names."""
+    beside = [
+        one
+        for one in getattr(kind.__init__, "__globals__", {}).values()
+        if isinstance(one, type)
+        and issubclass(one, nn.Module)
+        and one.__module__ == kind.__module__
+        and not issubclass(one, kind)
+    ]
+    said = [word[:4] for word in words_of(name)]
+    beside.sort(key=lambda one: -sum(word in one.__name__.lower() for word in said))
+    made = []
+    for one in beside[:_MOST_PARTS]:
+        with contextlib.suppress(ConstructionError):
+            made += [_instance_of(one, num_heads, 1)[0]]
+    return made
+
+
+def _texts_compared(kind: type[nn.Module], name: str) -> tuple[str, ...]:
+    """The texts that a constructor's source compares a parameter with: it takes one of them."""
+    try:
+        source = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__)))
+    except (OSError, TypeError, SyntaxError):
+        return ()
+    compared = [
+        [node.left, *node.comparators] for node in ast.walk(source) if isinstance(node, ast.Compare)
+    ]
+    return tuple(
+        dict.fromkeys(
+            leaf.value
+            for sides in compared
+            if any(isinstance(side, ast.Name) and side.id == name for side in sides)
+            for side in sides
+            for leaf in ast.walk(side)
+            if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
+        )
+    )
 
 
 def _answering(built: nn.Module) -> Trial | None:

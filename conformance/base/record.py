@@ -229,11 +229,13 @@ class Reading:
     """What is known of a candidate that nobody declared: its promises are the harness' own reading.
 
     ``unread`` says why its answers were not explained, "" where they were. ``mistakes`` are what it
-    does otherwise than is promised, as seen when it was read.
+    does otherwise than is promised, as seen when it was read. ``meant`` are fields of its semantics
+    that something else of it shows to be meant.
     """
 
     unread: str = ""
     mistakes: tuple[str, ...] = ()
+    meant: tuple[str, ...] = ()
 
 
 class CandidateEntry(TypedDict, total=False):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -422,8 +422,20 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
     )
     ways = plain_options(read_parameters(reading.built), reading.calling.fills)
     called = itertools.product(_called(reading), _layouts(reading), ways)
-    for (mode, names), layout, way in called:
-        yield caller.under(inputs=mode, layout=layout, names=names, options=way)
+    asked = [
+        caller.under(inputs=mode, layout=layout, names=names, options=way)
+        for (mode, names), layout, way in called
+    ]
+    yield from asked
+    if reading.finding.only is None:
+        yield from _of_one_length(asked)
+
+
+def _of_one_length(asked: Iterable[Caller]) -> Iterator[Caller]:
+    """The ways of calling with several inputs, which are then as long as each other."""
+    for way in asked:
+        if way.convention.inputs != "self":
+            yield replace(way, sizes=SizeRule(changes=(*way.sizes.changes, _LENGTHS)))
 
 
 def _called(reading: Understood) -> list[tuple[str, tuple[str, ...] | None]]:

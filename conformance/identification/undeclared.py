@@ -6,8 +6,9 @@ A module that is more than one attention is judged as a whole model, with the at
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import linecache
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from ..adapters.module import (
 )
 from ..adapters.projection_search import ModuleRequest
 from ..base.mistake import CHOSEN_UNDECLARED
+from ..base.parameter_names import undeclared_options
 from ..base.printable_text import few
 from ..base.record import Reading
 from ..calls import torch_state
@@ -48,7 +50,12 @@ from ..models.mask_facts import misplaced_rules
 from ..models.model_inputs import UnknownInputError, library_of
 from ..models.recognition import may_be_model
 from ..models.site import is_standard
-from ..models.torch_doubts import idle_tables_of, mistaken_scales, packed_otherwise
+from ..models.torch_doubts import (
+    idle_tables_of,
+    mistaken_scales,
+    packed_otherwise,
+    standardised,
+)
 from ..models.torch_inputs import idle_inputs, items_stay_apart, queries_meet
 from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
 from ..models.whole_model import WholeModel
@@ -253,8 +260,11 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
     )
     apart = items_stay_apart(made.engine.module, made.engine.calling, length)
     unread = "" if apart else "an item of a batch changes the answer to another, as it was called"
+    normed = standardised(made.engine, made.model)
     return [
-        _with_notes(_held_to_standard(_as_it_works(candidate, doubts), unread, scaled), drawn)
+        _with_notes(
+            _held_to_standard(_as_it_works(candidate, doubts), unread, scaled, normed), drawn
+        )
         for candidate in located
     ]
 
@@ -288,14 +298,20 @@ def _as_it_works(candidate: Candidate, doubts: str) -> Candidate:
     return assuming(own, *taken)
 
 
-def _held_to_standard(candidate: Candidate, unread: str, scaled: Mapping[int, str]) -> Candidate:
+def _held_to_standard(
+    candidate: Candidate, unread: str, scaled: Mapping[int, str], normed: Collection[int]
+) -> Candidate:
     """A candidate that was read in a module, with the standard scale where its own is a mistake's.
 
     A scale of one is left: some models are trained without any. ``unread`` is said of the reading,
-    and ``scaled`` of attentions that scale by another size, by their index.
+    and ``scaled`` of attentions that scale by another size, by their index; those of ``normed`` may
+    scale as they like.
     """
     reading, site = Reading(unread=unread), candidate.site
     point = golden.STANDARD
+    if site is not None and site["index"] in normed:
+        reading = dataclasses.replace(reading, meant=("scale",))
+        return dataclasses.replace(candidate, reading=reading)
     if site is not None and site["index"] in scaled:
         said = scaled[site["index"]]
         semantics = candidate.declaration.semantics.replace(scale=point.scale)
@@ -433,6 +449,8 @@ def _declared(
     scope: dict[str, Any] = {_NAME: implementation.value}
     exec(compile(text, file, "exec"), scope)  # noqa: S102 (the text is ours)
     candidate: Candidate = scope[declared_name(implementation)]
+    if candidate.kind == "core":
+        _show_what_is_not_given(candidate, implementation.value, case)
     facts = case.findings.facts
     told = [
         f"{name}: {facts[name].description}"
@@ -450,6 +468,31 @@ def _declared(
         warnings=(*warnings, *candidate.warnings),
     )
     return assuming(candidate, *told)
+
+
+def _show_what_is_not_given(candidate: Candidate, value: Any, case: Investigation) -> None:
+    """Have the function of a core show the parameters of the user's own that no call gives.
+
+    So the verdict is left open where that is a mask or a cache, as in a layer, which shows its own.
+    """
+    convention, function = case.caller.convention, candidate.function
+    given = {*case.unchecked, *(convention.names or ())}
+    given |= {use.parameter for use in convention.masks}
+    given |= {name for name in vars(convention).values() if isinstance(name, str)}
+    given |= {name for name, _ in (*(convention.weights or ()), convention.scale or ("", ""))}
+    try:
+        theirs = inspect.signature(value.forward if isinstance(value, nn.Module) else value)
+        own = inspect.signature(function)
+    except (TypeError, ValueError):  # written in C
+        return
+    left = [
+        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=None)
+        for one in undeclared_options(theirs, given)
+        if one.name not in own.parameters
+    ]
+    function.__signature__ = own.replace(  # type: ignore[attr-defined]  # a function of Python
+        parameters=[*own.parameters.values(), *left]
+    )
 
 
 def _plain(

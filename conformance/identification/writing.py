@@ -76,11 +76,13 @@ def _imported(implementation: Implementation, more: list[str]) -> list[str]:
 
 
 def _lengths(case: Investigation) -> dict[str, str]:
-    """The only lengths of a module, or its longest one: its other sizes are its own."""
+    """The only lengths of a module, its longest one, or that it takes as many keys as queries."""
     sizes = dict(case.caller.sizes.changes)
     fixed = {name: int(sizes[name]) for name in LENGTHS if sizes.get(name, "").isdigit()}
     longest = case.caller.longest
     named = {} if longest is None or fixed else {"max_length": str(longest)}
+    if sizes.get("key_length") == "g.query_length":
+        named["geometry"] = "{'key_length': 'query_length'}"
     return {"geometry": repr(fixed)} if fixed else named
 
 

@@ -249,8 +249,8 @@ def _as_mask(value: Array, mask: MaskInput, heads: int | None, keys: int) -> Arr
     axes = mask.axes
     if mask.role == "lengths":
         value, axes = np.arange(keys) < value.reshape(-1, 1), "BK"
-    elif mask.role == "bias" and mask.factor != 1:
-        value = mask.factor * value
+    elif mask.role == "bias":  # whole numbers may be added, too
+        value = mask.factor * (value if value.dtype.kind == "f" else value.astype(np.float32))
     if value.ndim != len(axes):
         return None
     if axes[:1] in ("F", "W"):

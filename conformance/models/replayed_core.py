@@ -63,6 +63,8 @@ class ReplayedCore:
         if site.sinks is not None:
             own_sinks = self._values[site.sinks].tensor
             made[site.sinks] = torch.full_like(own_sinks, -math.inf) if sinks is None else sinks
+        if site.factor is not None:  # it is the query's
+            made[site.factor] = torch.ones_like(self._values[site.factor].tensor)
         for mask in site.masks:
             made[mask.number] = self._mask(mask, masks, sizes, query.dtype)
         if masks:

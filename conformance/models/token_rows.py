@@ -153,6 +153,8 @@ def _merges_rows(places: Tensor, heads: Tensor, letters: str) -> bool:
     of_one = [size for axis, size in enumerate(owner.shape) if not _differ(owner, axis)]
     if owner.numel() != heads.numel():  # some are left out
         return not of_one
+    if "B" not in letters:  # items and heads are one axis: nobody knows how many are of one item
+        return not any(size % heads.shape[letters.index("D")] == 0 for size in of_one)
     return math.prod(of_one) < heads.numel() // math.prod(heads.shape[axis] for axis in owners)
 
 

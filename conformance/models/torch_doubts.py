@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import torch
@@ -23,6 +25,9 @@ from .whole_model import WholeModel
 _LONGER: Final = 4
 # A scale that is read is off by no larger a part.
 _SAME: Final = 1e-4
+# A norm leaves no more of its input's size than this, by the number that it adds to a variance.
+_ROOM: Final = 1e-2
+_PROJECTIONS: Final = frozenset("linear addmm matmul einsum conv1d conv2d".split())
 _COUNTED: Final = {"query": "queries", "key": "keys"}
 
 
@@ -54,6 +59,46 @@ def mistaken_scales(engine: TorchEngine, model: WholeModel) -> dict[int, str]:
         index: f"attention #{index} divides its scores by {what}, not by the root of the head size"
         for index, what in said.items()
     }
+
+
+def standardised(engine: TorchEngine, model: WholeModel) -> set[int]:
+    """The attentions whose queries and keys are as large whatever their projections are, by index.
+
+    A norm stands between, so that any scale of their scores is a choice.
+    """
+    feeds = model.call(*first_sizes(model), None, 1).feeds
+    found = set()
+    for site in engine.sites:
+        own = [_projecting(engine, site.edges[part].number) for part in _COUNTED]
+        if not all(own):
+            continue
+        try:
+            plain = _entering(engine, site, feeds)
+            with _doubled(itertools.chain(*own)):
+                other = _entering(engine, site, feeds)
+        except Exception:  # noqa: BLE001 (the user's module may raise anything)
+            plain = other = {}
+        if plain and all(torch.allclose(plain[p], other[p], _ROOM, _ROOM) for p in _COUNTED):
+            found.add(site.index)
+    return found
+
+
+def _projecting(engine: TorchEngine, number: int) -> list[Tensor]:
+    """The weights of the nearest projections that a value is made by, their biases included."""
+    values = engine.recording.values
+    found, waiting, visited = list[Tensor](), [number], {number}
+    while waiting:
+        call = values[waiting.pop()].made_by
+        if call is None:
+            continue
+        read = [values[one] for one in call.reads]
+        if call.name in _PROJECTIONS and any(one.kind == "weight" for one in read):
+            found += [one.tensor for one in read if one.kind == "weight"]
+            continue
+        fresh = set(call.reads) - visited
+        visited |= fresh
+        waiting += sorted(fresh)
+    return found
 
 
 def _is_of_width(engine: TorchEngine, site: TorchSite) -> bool:
@@ -126,21 +171,31 @@ def _order(
     blocks = len(sharing)
     if len(matrix) % blocks:
         return []
-    size, before, order = len(matrix) // blocks, matrix.data, []
+    size, order = len(matrix) // blocks, []
     plain = _entering(engine, site, feeds)
     try:
         for block in range(blocks):
-            changed = before.clone()
-            changed[block * size : (block + 1) * size] *= 2
-            matrix.data = changed
-            other = _entering(engine, site, feeds)
+            with _doubled([matrix], slice(block * size, (block + 1) * size)):
+                other = _entering(engine, site, feeds)
             order.append([p for p in sharing if not torch.equal(plain[p], other[p])])
     except Exception:  # noqa: BLE001 (the user's module may raise anything)
         return []
-    finally:
-        matrix.data = before
     single = [parts[0] for parts in order if len(parts) == 1]
     return single if sorted(single) == sorted(sharing) else []
+
+
+@contextmanager
+def _doubled(weights: Iterable[Tensor], rows: slice = slice(None)) -> Iterator[None]:
+    """Some rows of weights, each of these once, twice as large meanwhile."""
+    before = [(one, one.data) for one in {id(one): one for one in weights}.values()]
+    try:
+        for one, data in before:
+            one.data = data.clone()
+            one.data[rows] *= 2
+        yield
+    finally:
+        for one, data in before:
+            one.data = data
 
 
 def _entering(

@@ -343,6 +343,8 @@ def torch_activations(recording: ModuleRecording, site: TorchSite) -> Activation
         part: as_heads(as_array(tensor), site.edges[part].letters, heads[part])
         for part, tensor in tensors.items()
     }
+    if site.factor is not None and parts["query"] is not None:
+        parts["query"] = parts["query"] * as_array(values[site.factor].tensor)
     answer = as_heads(as_array(values[site.output_value].tensor), site.output_letters, site.heads)
     masks = [(mask, as_array(values[mask.number].tensor)) for mask in site.masks]
     causal = "top-left" if site.causal else site.alignment

@@ -70,6 +70,8 @@ class TorchSite:
         The calls from the edges to the answer.
     sinks, entering_sinks
         One number a head as they are stored, and what of them stands beside the scores.
+    factor
+        Numbers by head that the products are multiplied by, which are taken for the query's.
     output, output_value
         What the answer is called as an answer of the model, and its value.
     """
@@ -95,6 +97,7 @@ class TorchSite:
     outside: Mapping[SizeElsewhere, str] = field(default_factory=dict)
     sinks: int | None = None
     entering_sinks: int | None = None
+    factor: int | None = None
 
     def mask_letters(self, mask: TorchMask) -> str:
         """The letters in which a mask is handed over.
@@ -259,6 +262,7 @@ class _Finder:
             causal=bool(kernel.get("is_causal")),
             sinks=part.sinks,
             entering_sinks=part.entering_sinks,
+            factor=part.factor,
             scaled_above=math.prod(
                 self._edges.factor_above(edges[own].number) for own in ("query", "key")
             ),
@@ -405,6 +409,7 @@ class _Slice:
         self._more: list[Call] = []
         self.sinks: int | None = None
         self.entering_sinks: int | None = None
+        self.factor: int | None = None
 
     def read(self) -> tuple[tuple[Call, ...], tuple[TorchMask, ...]]:
         """The calls in order and the masks; raises UnreadableError for anything else."""
@@ -459,6 +464,9 @@ class _Slice:
                 continue
             if value.tensor.numel() == 1 and not value.above:
                 continue
+            if self._multiplies_products(call, number):
+                self.factor = number
+                continue
             role = self._role(call, number)
             if role == "sinks":
                 self._sinks(number)
@@ -468,6 +476,23 @@ class _Slice:
             if role == "bias" and call.name != "sub" and self._filled(number, scores):
                 continue
             self._mask(number, role, scores, factor=-1.0 if call.name == "sub" else 1.0)
+
+    def _multiplies_products(self, call: Call, number: int) -> bool:
+        """Whether a call multiplies products of query and key by a number for each head.
+
+        A query that is multiplied by it makes the same products.
+        """
+        shape = list(self._values[number].tensor.shape)
+        by_head = self._scores[:2] == "BH" and len(shape) > 2 and shape[-2:] == [1, 1]  # noqa: PLR2004
+        if call.name != "mul" or not by_head or self.factor is not None:
+            return False
+        above: Call | None = call
+        while above is not None and above.name not in _PRODUCTS:
+            if above.name not in _FACTORS | CASTS:
+                return False
+            before = [other for other in above.reads if self._depends(other)]
+            above = self._maker(before[0]) if len(before) == 1 else None
+        return above is not None
 
     def _letters(self, rank: int) -> str:
         """The letters of scores with so many axes."""
@@ -490,7 +515,7 @@ class _Slice:
             return "drop" if self._is_fill(if_true) else "keep"
         taken = call.name == "sub" and call.argument(1, "other") == Ref(number)
         plain = taken and "alpha" not in call.keywords
-        if (plain or call.name in ("add", "baddbmm")) and value.tensor.is_floating_point():
+        if plain or call.name in ("add", "baddbmm"):
             return "bias"
         if call.name == "cat" and not value.above:
             return "sinks"

@@ -239,6 +239,48 @@ def test_heads_that_a_file_names_are_tried() -> None:
     assert built(torch.randn(1, 4, 16)).shape == (1, 4, 16)
 
 
+class Around(nn.Module):
+    """A residual sum around an attention that is handed over."""
+
+    def __init__(self, width: int, attention: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.attention = nn.LayerNorm(width), attention
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of tokens."""
+        answer: Tensor = x + self.attention(self.norm(x))
+        return answer
+
+
+def test_a_part_that_a_constructor_takes_is_made_of_its_file() -> None:
+    """By the classes beside it: which of them fits, a call shows."""
+    built, how = instance_of(Around, None)
+    assert isinstance(built, Around)
+    assert isinstance(built.attention, Attention)
+    assert how == "constructed as Around(width=24, attention=Attention(…))"
+
+
+class Worded(nn.Module):
+    """Takes one of two words."""
+
+    def __init__(self, width: int, style: str) -> None:
+        super().__init__()
+        if style not in {"plain", "wide"}:
+            raise ValueError(style)
+        self.style = style
+        self.linear = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of tokens."""
+        answer: Tensor = self.linear(x)
+        return answer
+
+
+def test_a_text_is_one_that_the_constructor_compares_it_with() -> None:
+    """Its source says which texts it knows."""
+    assert instance_of(Worded, None)[0].style in {"plain", "wide"}
+
+
 def test_a_class_without_a_way_is_told() -> None:
     """The sentence names the parameter."""
 

@@ -46,6 +46,8 @@ def verdict(value: Any) -> tuple[str, str]:
         bare_modules.SequenceFirst,
         bare_modules.HeadsBeforeItems,
         bare_modules.TokensFirstMask,
+        bare_modules.FoldedBySequence,
+        bare_modules.ScaledByHead,
     ],
 )
 def test_the_attention_inside_is_judged(kind: type[nn.Module]) -> None:
@@ -122,6 +124,35 @@ def test_a_cache_that_no_call_gives_leaves_the_verdict_open() -> None:
     word, reason = verdict(bare_modules.WithCache)
     assert word == "inconclusive"
     assert "`inference_params` was not checked" in reason
+
+
+def test_a_mask_that_a_core_never_got_leaves_the_verdict_open() -> None:
+    """A function shows its own parameters: what took None alone was not checked."""
+    word, reason = verdict(bare_modules.masked_by_an_object)
+    assert word == "inconclusive"
+    assert "`attn_mask` was not checked" in reason
+
+
+def test_rows_without_keys_keep_large_logits_apart() -> None:
+    """A number that is added swallows small logits alone: such rows are promised no mean."""
+    (candidate,) = opened(bare_modules.adds_a_number)
+    assert candidate.declaration.empty_rows == "any"
+
+
+def test_queries_and_keys_may_have_to_be_as_many() -> None:
+    """Where no call of different lengths is answered, those of one length are, and promised."""
+    (candidate,) = opened(bare_modules.OfOneLength)
+    drawn = candidate.declaration.pins.apply(FREE)
+    assert drawn.key_length == drawn.query_length
+    assert verdict(bare_modules.OfOneLength)[0] == "conforms"
+
+
+def test_what_may_be_none_is_no_input() -> None:
+    """Of more required parameters than attention has inputs, and texts that are compared with."""
+    (candidate,) = opened(bare_modules.Styled)
+    assert candidate.declaration.inputs == "memory"
+    assert any("style='plain'" in one for one in candidate.declaration.assumptions)
+    assert verdict(bare_modules.Styled)[0] == "conforms"
 
 
 def test_weights_without_effect_leave_the_verdict_open() -> None:

@@ -64,6 +64,40 @@ def test_where_tokens_are_mixed(split: Split, merge: Split, said: str) -> None:
     assert mixed_part(recording, site) == said
 
 
+class Folded(Projected):
+    """Items and heads are one axis, and tokens come before items where heads are merged."""
+
+    def __init__(self, merge: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(WIDTH, HEADS)
+        self.merge = merge
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention of tokens, whose answer is one row a token."""
+        heads = (by_token(part(x)).flatten(0, 1) for part in (self.q, self.k, self.v))
+        query, key, value = heads
+        weights = (torch.bmm(query, key.mT) / query.shape[-1] ** 0.5).softmax(-1)
+        answer = self.o(self.merge(torch.bmm(weights, value)))
+        return answer.reshape(x.shape[1], x.shape[0], -1).transpose(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("merge", "said"),
+    [
+        (lambda heads: heads.transpose(0, 1).reshape(-1, WIDTH), ""),
+        (lambda heads: heads.reshape(-1, WIDTH), "its heads are merged so that tokens are mixed"),
+    ],
+)
+def test_heads_folded_with_items_are_of_one_token_in_each_row(
+    merge: Callable[[Tensor], Tensor], said: str
+) -> None:
+    """However many of them are of one item: each row has whole heads of one token."""
+    torch.manual_seed(0)
+    recording = record(Folded(merge), {"x": torch.randn(2, 5, WIDTH)})
+    (site,), _ = find_torch_sites(recording)
+    assert "B" not in site.output_letters
+    assert mixed_part(recording, site) == said
+
+
 def placed(heads: Tensor, sign: float = 1.0) -> Tensor:
     """Heads ``[B, H, L, D]`` turned by their positions."""
     angles = sign * torch.arange(heads.shape[2])[:, None] * torch.tensor([1.0, 0.1])

@@ -117,6 +117,11 @@ def subtracted(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tenso
     return (query @ key.mT * 0.5 - hidden).softmax(-1) @ value
 
 
+def added_as_truth(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    return ((query @ key.mT * 0.5).softmax(-1) + mask[:, None, None]) @ value
+
+
 def with_distances(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
     query, key, value = (part.transpose(1, 2) for part in (query, key, value))
     places = torch.arange(LENGTH)
@@ -147,6 +152,7 @@ def turned(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         (chosen_by_name, "drop", "B11K"),
         (looked_at, "drop", "B11K"),
         (subtracted, "bias", "B11K"),
+        (added_as_truth, "bias", "B11K"),
         (with_distances, "bias", "BHQK"),
     ],
 )
@@ -203,6 +209,29 @@ def test_what_cannot_be_cut_is_listed_with_the_reason() -> None:
         assert not sites
         (entry,) = uncut
         assert re.search(reason, entry.reason), entry.reason
+
+
+def test_numbers_by_head_are_the_query_s_where_they_multiply_products() -> None:
+    """What multiplies scores that a bias is in already, or weights, is none of a query's."""
+    by_head = torch.rand(HEADS, 1, 1)
+
+    def attend(*, before: bool, bias: bool) -> Attend:
+        def own(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+            query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+            scores = query @ key.mT / 2
+            scores = scores + torch.where(mask, 0.0, -1.0)[:, None, None] if bias else scores
+            if before:
+                return softmax(scores * by_head, -1) @ value
+            return (softmax(scores, -1) * by_head) @ value
+
+        return own
+
+    (site,), _ = sites_of(attend(before=True, bias=False))
+    assert site.factor is not None
+    for other in (attend(before=True, bias=True), attend(before=False, bias=False)):
+        sites, uncut = sites_of(other)
+        assert not sites
+        assert "reads a tensor from elsewhere" in uncut[0].reason
 
 
 def test_a_softmax_that_weighs_nothing_is_no_attention() -> None:

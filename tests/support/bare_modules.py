@@ -82,6 +82,52 @@ class SequenceFirst(nn.Module):
         return x + torch.relu(self.linear(x))
 
 
+class FoldedBySequence(nn.Module):
+    """A layer of a decoder ``[L, B, E]`` whose attention gives its weights, too."""
+
+    def __init__(self, d_model: int = WIDTH, n_head: int = HEADS) -> None:
+        super().__init__()
+        self.attn, self.norm = nn.MultiheadAttention(d_model, n_head), nn.LayerNorm(d_model)
+
+    def forward(self, tgt: Tensor, memory: Tensor, pos: Tensor | None = None) -> Tensor:
+        """Attend to the memory, whose keys have positions."""
+        keys = memory if pos is None else memory + pos
+        return self.norm(tgt + self.attn(tgt, keys, memory)[0])
+
+
+class ScaledByHead(PostNorm):
+    """Cosines of queries and keys, multiplied by a number that each head learns."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.logit_scale = nn.Parameter(torch.linspace(1.0, 2.0, num_heads).reshape(-1, 1, 1))
+
+    def inside(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Scores are cosines by their head's number."""
+        parts = (self.q(query), self.k(key), self.v(value))
+        queries, keys, values = map(heads_of, parts)
+        queries, keys = (nn.functional.normalize(part, dim=-1) for part in (queries, keys))
+        cosines = queries @ keys.mT
+        heads = (cosines * self.logit_scale.exp()).softmax(-1) @ values
+        return self.o(heads.transpose(1, 2).flatten(2))
+
+
+class Styled(Projected):
+    """Takes one of two words, and further parts that may be None but are not left out."""
+
+    def __init__(self, d: int, n_heads: int, style: str) -> None:
+        assert style in ("plain", "wide")
+        super().__init__(d, n_heads)
+
+    def forward(
+        self, a: Tensor, b: Tensor, shrink: nn.Module | None, grow: nn.Module | None
+    ) -> Tensor:
+        """Attend from one input to the other."""
+        assert shrink is None
+        assert grow is None
+        return self.inside(a, b, b)
+
+
 class Inverted(Projected):
     """A causal mask that says what is hidden, handed over as what is seen."""
 
@@ -528,6 +574,12 @@ def kernel(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None) -> Tenso
     return attend(q, k, v, None if keep is None else ~keep)
 
 
+def masked_by_an_object(q: Tensor, k: Tensor, v: Tensor, attn_mask: object) -> Tensor:
+    """Attention proper, causal unless it gets an object that holds a mask."""
+    hidden = torch.ones(q.shape[-2], k.shape[-2]).triu(1).bool()
+    return attend(q, k, v, hidden if attn_mask is None else attn_mask.mask)  # type: ignore[attr-defined]  # it has one
+
+
 class ForHeadsOf(nn.Module):
     """Without parameters, for heads of the size that it is built for, as tutorials have it."""
 
@@ -560,3 +612,21 @@ def of_one_key_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def of_turned_keys(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Keys ``[B, H, D, L]``; queries and values ``[B, H, L, D]``."""
     return attend(q, k.mT, v)
+
+
+class OfOneLength(Projected):
+    """Always causal, by a triangle of as many rows as columns."""
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Attention of as many keys as queries."""
+        hidden = torch.ones(query.shape[1], query.shape[1]).triu(1).bool()
+        parts = map(heads_of, (self.q(query), self.k(key), self.v(value)))
+        return self.o(attend(*parts, hidden).transpose(1, 2).flatten(2))
+
+
+def adds_a_number(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention proper whose hidden logits are lowered by a number."""
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores - (1.0 - mask.to(scores.dtype)) * 1e9
+    return scores.softmax(-1) @ v

@@ -112,8 +112,12 @@ def _declaring(remote: Remote, number: int, entry: Any, weights: Any) -> Candida
 def _reading(entry: Any) -> Reading | None:
     if entry is None:
         return None
-    mistakes = [printable(str(one)) for one in field(entry, "mistakes", list)]
-    return Reading(unread=printable(field(entry, "unread", str)), mistakes=tuple(mistakes))
+    mistakes, meant = (
+        tuple(printable(str(one)) for one in field(entry, name, list))
+        for name in ("mistakes", "meant")
+    )
+    unread = printable(field(entry, "unread", str))
+    return Reading(unread=unread, mistakes=mistakes, meant=meant)
 
 
 def _option(entry: Any) -> OptionParameter:
