@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ._golden import golden as _golden
     from .adapters.compiled import compiled
     from .adapters.graph import graph
+    from .adapters.matrices import with_matrices
     from .adapters.module import module
     from .base.expected import ExpectedFailure
     from .base.geometry import Geometry
@@ -50,6 +51,7 @@ _HOMES = {
     "_golden:golden": "ProjectionWeights STANDARD Semantics",
     "adapters.compiled": "compiled",
     "adapters.graph": "graph",
+    "adapters.matrices": "with_matrices",
     "adapters.module": "module",
     "base.expected": "ExpectedFailure",
     "base.geometry": "Geometry",
@@ -113,6 +115,7 @@ __all__ = [
     "positions",
     "same_answer",
     "suite",
+    "with_matrices",
 ]
 
 

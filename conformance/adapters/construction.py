@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import dataclasses
 import inspect
 import itertools
@@ -83,7 +84,7 @@ _MOST_TRIED: Final = 40
 # How many other classes of a file are tried as a part of one.
 _MOST_PARTS: Final = 4
 # Attributes of settings that are looked for one after the other.
-_MOST_SETTINGS: Final = 40
+_MOST_SETTINGS: Final = 100
 # Processor seconds for what one way to call an instance needs besides tokens.
 _SECONDS: Final = 0.5
 # The same for all ways to construct a class, once one is constructed.
@@ -113,11 +114,11 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
     others: list[tuple[int | None, int | None]]
     others = [(num_heads, width) for width in _fixed_widths(built)]
     others += [(heads, None) for heads in _heads_beside(kind) if num_heads is None]
-    if others and _answering(built) is None:
+    if others and answering(built) is None:
         for heads, width in others:
             with contextlib.suppress(ConstructionError):
                 other, how_other = _instance_of(kind, heads, 1, width)
-                if _answering(other) is not None:
+                if answering(other) is not None:
                     return other, how_other
     return _of_parts(kind, num_heads, built) or (materialised(built), how)
 
@@ -151,7 +152,7 @@ def materialised(built: nn.Module) -> nn.Module:
     Weights that are computed from other parameters are parameters of a copy.
     """
     built = with_plain_weights(built)
-    trial = _answering(built) if _is_lazy(built) else None
+    trial = answering(built) if _is_lazy(built) else None
     if trial is None or _is_lazy(trial.module):
         return built
     made = duplicate(built)
@@ -193,14 +194,14 @@ def _instance_of(
         arguments = dict(zip(names, values, strict=True))
         with contextlib.suppress(ConstructionError):
             made = _constructed(kind, {**arguments, **small})
-            if small and _answering(made[0]) is not None:
+            if small and answering(made[0]) is not None:
                 return made
         try:
             made = _constructed(kind, arguments)
         except ConstructionError as error:
             failure = failure or error
             continue
-        if not unknown or _answering(made[0]) is not None:
+        if not unknown or answering(made[0]) is not None:
             return made
         first = first or made
     if first is not None:
@@ -299,7 +300,7 @@ def _of_parts(
     ]
     sizes = Sizes(num_heads, required)
     unknown = {name for name in required if sizes.value(name) is _UNKNOWN}
-    if not unknown or (built is not None and _answering(built) is not None):
+    if not unknown or (built is not None and answering(built) is not None):
         return None
     choices = [
         _parts_beside(kind, name, num_heads) if name in unknown else [sizes.value(name)]
@@ -308,7 +309,7 @@ def _of_parts(
     for values in itertools.islice(itertools.product(*choices), _MOST_TRIED):
         with contextlib.suppress(ConstructionError):
             made = _constructed(kind, dict(zip(required, values, strict=True)))
-            if _answering(made[0]) is not None:
+            if answering(made[0]) is not None:
                 return made
     return None
 
@@ -353,7 +354,7 @@ def _texts_compared(kind: type[nn.Module], name: str) -> tuple[str, ...]:
     )
 
 
-def _answering(built: nn.Module) -> Trial | None:
+def answering(built: nn.Module, *, batched: bool = True) -> Trial | None:
     """A trial in which a module answers tokens of the width that is given to constructors."""
     try:
         ways = ways_to_call("it", built.forward, None, None)
@@ -363,7 +364,7 @@ def _answering(built: nn.Module) -> Trial | None:
     widths = {WIDTH, *(one.shape[-1] for one in made)}
     for way in ways[:3]:
         try:
-            trial = Trial(built, way, batched=True, names=(), seconds=_SECONDS)
+            trial = Trial(built, way, batched=batched, names=(), seconds=_SECONDS)
         except DeclarationError:
             return None
         trial.settle([(width,) * 3 for width in sorted(widths)[:3]], (HEAD_SIZE,))
@@ -433,17 +434,18 @@ def _says_shared(name: str) -> bool:
     return bool((words & _HEADS and words & {"kv", "value"} and not words & _SIZES) or counted)
 
 
+_Reading = tuple[dict[str, Any], str, Any]
+
+
 class _Settings:
     """Settings that answer what a constructor reads of them, and keep what they answered.
 
     Guesses are values by name; a name whose guess is a dictionary holds settings of its own, for
-    which that has the guesses. ``missing`` takes what was read that no guess is made for.
+    which that has the guesses. ``log`` takes each reading: the guesses, the name and the value.
     """
 
-    def __init__(
-        self, sizes: Sizes, guesses: dict[str, Any], missing: list[tuple[dict[str, Any], str]]
-    ) -> None:
-        self.__dict__["_own"] = _Kept(sizes, guesses, missing)
+    def __init__(self, sizes: Sizes, guesses: dict[str, Any], log: list[_Reading]) -> None:
+        self.__dict__["_own"] = _Kept(sizes, guesses, log)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -466,13 +468,14 @@ class _Settings:
     def _read(self, name: str, error: type[Exception]) -> Any:
         own: _Kept = self.__dict__["_own"]
         if name in own.read:
+            own.log.append((own.guesses, name, own.read[name]))
             return own.read[name]
         value = own.guesses[name] if name in own.guesses else own.sizes.value(name)
+        own.log.append((own.guesses, name, value))
         if value is _UNKNOWN:
-            own.missing.append((own.guesses, name))
             raise error(name)
         if isinstance(value, dict):
-            value = _FurtherSettings(own.sizes, value, own.missing)
+            value = _FurtherSettings(own.sizes, value, own.log)
         own.read[name] = value
         return value
 
@@ -491,7 +494,7 @@ class _FurtherSettings(_Settings):
 class _Kept:
     sizes: Sizes
     guesses: dict[str, Any]
-    missing: list[tuple[dict[str, Any], str]]
+    log: list[_Reading]
     read: dict[str, Any] = dataclasses.field(default_factory=dict)
     by_key: bool = False
 
@@ -525,43 +528,73 @@ def _of_settings(
     """An instance of a class with a parameter for an object, or a dict, of settings."""
     guesses: dict[str, Any] = {}
     seen: list[str] = []
+    words = _words_in(kind)
     for _ in range(_MOST_SETTINGS):
-        missing: list[tuple[dict[str, Any], str]] = []
-        settings = _Settings(Sizes(num_heads, seen, divisor), guesses, missing)
+        log: list[_Reading] = []
+        settings = _Settings(Sizes(num_heads, seen, divisor), guesses, log)
         own: _Kept = vars(settings)["_own"]
         failure: Exception | None = None
         try:
-            _answering(kind(**{**others, name: settings}))
+            answering(kind(**{**others, name: settings}))
         except Exception as error:  # noqa: BLE001 (a user's constructor may raise anything)
             failure = error
         if set(own.names()) - set(seen):  # what is shared is known only now
             seen = list(dict.fromkeys((*seen, *own.names())))
             continue
-        if failure is not None and missing and missing[-1][1] not in missing[-1][0]:
-            missing[-1][0][missing[-1][1]] = {}
-            continue
-        if failure is not None and _settle(guesses, before={}, after=False):
-            continue
+        if failure is not None:
+            missing = [one for one in log if one[2] is _UNKNOWN]
+            held, word, value = [*log[-1:], *missing[-1:]][-1] if log else ({}, "", None)
+            if log and word not in held and (missing or _is_of_int(failure)):
+                held[word] = {} if missing else (value, value)
+                continue
+            read = {*seen, *_settled(guesses)}
+            if _settle(log, [{}, False, 1, *(one for one in words if one not in read)]):
+                continue
         if not own.read:
             break
         try:
             return _constructed(kind, {**others, name: own.values()})
-        except ConstructionError:
-            if not _settle(guesses, before=False, after=1):
-                raise
+        except ConstructionError as error:
+            if failure is not None or not _settle(log, [False, 1]):
+                raise ConstructionError(error.why, error.call, list(_settled(guesses))) from error
     why = f"{kind.__name__} needs {name} to be constructed, and that name says no size"
     raise ConstructionError(why, f"{kind.__name__}({name}=None)", [name])
 
 
-def _settle(guesses: dict[str, Any], *, before: Any, after: Any) -> bool:
-    """Whether the last guess that is ``before``, which was no good, is now another."""
-    for name, value in reversed(guesses.items()):
-        if isinstance(value, dict) and value and _settle(value, before=before, after=after):
-            return True
-        if type(value) is type(before) and value == before:
-            guesses[name] = after
+def _is_of_int(failure: Exception) -> bool:
+    """Whether a number was taken for settings: it has no items or attributes."""
+    return isinstance(failure, (TypeError, AttributeError)) and "'int' object" in str(failure)
+
+
+def _words_in(kind: type) -> list[str]:
+    """The words that a class's constructors compare with, or look up."""
+    own = itertools.takewhile(lambda one: one is not nn.Module, kind.__mro__)
+    codes = [getattr(vars(one).get("__init__"), "__code__", None) for one in own]
+    held = [part for code in codes if code is not None for part in code.co_consts]
+    many = (part if isinstance(part, (tuple, frozenset)) else [part] for part in held)
+    words = {word for some in many for word in some if isinstance(word, str)}
+    return sorted(filter(str.isidentifier, words))
+
+
+def _settle(log: list[_Reading], chain: list[Any]) -> bool:
+    """Whether the guess that was read last, which was no good, is now the next of a chain."""
+    for guesses, name, _ in reversed(log):
+        value = guesses.get(name, _UNKNOWN)
+        places = [place for place, one in enumerate(chain) if repr(one) == repr(value)]
+        following = chain[places[0] + 1 :] if places else chain if type(value) is tuple else []
+        if following:
+            guesses[name] = copy.copy(following[0])
             return True
     return False
+
+
+def _settled(guesses: Mapping[str, Any]) -> Iterator[str]:
+    """The names whose values were guessed."""
+    for name, value in guesses.items():
+        if isinstance(value, dict) and value:
+            yield from _settled(value)
+        else:
+            yield name
 
 
 def settings_read(text: str) -> Iterator[str]:

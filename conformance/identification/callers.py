@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-import torch
 from torch import nn
 
 from .._golden import golden
+from ..adapters.arrays import arrays_of, on_arrays
 from ..adapters.calling import Calling, ways_to_call
 from ..adapters.filling import masks_that_hide_nothing, positions_for
 from ..adapters.module import understand
@@ -57,7 +57,7 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
     rules = (*_built_sizes(implementation.value), *tied)
     fills = list(needed(parameters))
     ways = (
-        itertools.product(_arrays(implementation.value), fills, rules, layouts, orders)
+        itertools.product(arrays_of(implementation.value), fills, rules, layouts, orders)
         for layouts in (CORE_LAYOUTS, MIXED_LAYOUTS)
     )
     for arrays, given, rule, layout, names in itertools.chain.from_iterable(ways):
@@ -98,37 +98,8 @@ def _orders(parameters: Parameters, first: tuple[str, ...] | None) -> list[tuple
     return [first, *list(itertools.permutations(names))[1:]]
 
 
-def _arrays(value: Any) -> tuple[str, ...]:
-    """Whose arrays a function may take: NumPy's first where its code speaks of these alone."""
-    code, names = getattr(value, "__code__", None), getattr(value, "__globals__", {})
-    used = {getattr(names.get(name), "__name__", "") for name in getattr(code, "co_names", ())}
-    if "numpy" in used and "torch" not in used:
-        return "numpy", "torch"
-    return ("torch",)
-
-
 def _prepared(value: Any, arrays: str, _geometry: Geometry, _weights: Any) -> Any:
-    return value if arrays == "torch" else partial(_on_arrays, value)
-
-
-def _on_arrays(function: Any, *inputs: Any, **options: Any) -> Any:
-    """Call a function of NumPy's arrays with tensors; its answers become tensors."""
-    named = {name: _as_array(value) for name, value in options.items()}
-    return _as_tensors(function(*map(_as_array, inputs), **named))
-
-
-def _as_array(value: Any) -> Any:
-    return value.detach().numpy() if isinstance(value, torch.Tensor) else value
-
-
-def _as_tensors(value: Any) -> Any:
-    if type(value).__module__ == "numpy":
-        return torch.as_tensor(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(map(_as_tensors, value))
-    if isinstance(value, dict):
-        return {name: _as_tensors(part) for name, part in value.items()}
-    return value
+    return value if arrays == "torch" else partial(on_arrays, value)
 
 
 def _built_sizes(value: Any) -> list[SizeRule]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ..adapters.construction import instance_of, settings_read
+from ..adapters.matrices import as_module
 from ..adapters.projection_search import ModuleRequest
 from ..base.files import user_path
 from ..declare.candidate import Candidate
@@ -122,6 +123,8 @@ def implementation_of(
         declared, name = value, value.name
         form = "builder" if value.kind == "layer" else "function"
         value, expression = value.function, f"{expression}.function"
+    if form == "function" and (of_matrices := as_module(value, expression)) is not None:
+        form, (value, expression) = "module", of_matrices
     if form == "module":
         value, expression = _built(value, expression, target)
         imports = (*imports, *settings_read(expression))

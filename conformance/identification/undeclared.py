@@ -19,6 +19,7 @@ from .._golden import golden
 from ..adapters import multihead
 from ..adapters.construction import instance_of, materialised
 from ..adapters.idle import awake, idle_tables
+from ..adapters.matrices import as_module
 from ..adapters.module import (
     assuming,
     idle_streams,
@@ -89,9 +90,9 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
     shows; of a module whose answers nothing explains the attention inside, else the plainest
     reading, of which no failure is certain.
     """
-    if not isinstance(entry.value, nn.Module) and not isinstance(entry.value, type):
-        return [_function(entry)]
     built, how = _instance(entry)
+    if built is None:
+        return [_function(entry)]
     unknown = ""
     if entry.site is not None or not multihead.is_multihead(built):
         made, unknown = _whole_model(built, entry.target)
@@ -197,8 +198,14 @@ def _explained(candidate: Candidate) -> list[Explanation]:
         return []
 
 
-def _instance(entry: Undeclared) -> tuple[nn.Module, str]:
-    """The module itself or an instance of the class, and how that was constructed."""
+def _instance(entry: Undeclared) -> tuple[nn.Module | None, str]:
+    """The module itself or an instance of the class, and how that was constructed.
+
+    Of a function the module that has the matrices which it takes; None where it takes none.
+    """
+    if not isinstance(entry.value, (nn.Module, type)):
+        made, how = as_module(entry.value, _short_name(entry.target)) or (None, "")
+        return made, how and f"taken as {how}"
     if isinstance(entry.value, nn.Module):
         return materialised(entry.value), ""
     try:

@@ -11,12 +11,16 @@ from typing import Any, Final
 import torch
 
 from ..adapters.construction import instance_of, settings_read
+from ..adapters.matrices import as_module, takes_matrices
+from ..adapters.packing import HEAD_NAMES
 from ..base.parameter_names import POSITIONAL, option_of, role_of, signature_in_docstring
 from ..base.printable_text import few
-from ..errors import TO_CHECK, ConstructionError, DeclarationError, indented, lines_to_paste
+from ..errors import BELOW, TO_CHECK, ConstructionError, DeclarationError, indented, lines_to_paste
 from .target_strings import is_path, seen_from
 
 _MOST: Final = 6
+# Of one argument it is no attention, unless that is all of its inputs.
+_FEWEST: Final = 2
 _ROLES: Final = {"q": "query", "k": "key", "v": "value"}
 # What a layer promises of its inputs, by how many it needs.
 _OWN_INPUTS: Final = {1: ', inputs="self"', 2: ', inputs="memory"'}
@@ -51,31 +55,36 @@ def declaration_lines(function: Callable[..., Any], target: str) -> str:
     parameters = list(signature.parameters.values())
     if not all(part.isidentifier() for part in name.split(".")):
         return ""
-    if _projects(parameters):
-        return (
-            f"{TO_CHECK}{name}{_shown(parameters)}, which takes matrices: call it in a builder of "
-            "@conformance.layer, which is given weights.q and the others as [out, in]"
-        )
-    inputs = _inputs(parameters)
-    if not inputs:
-        return ""
-    needed = [
+    required = [
         parameter.name
         for parameter in parameters
-        if parameter.name not in inputs
-        and parameter.default is parameter.empty
+        if parameter.default is parameter.empty
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
-    given = [f"{name}=…" for name in needed]
-    call = ", ".join([*_given(inputs, parameters), *given])
-    lines = [*_head(where, name), "", "", "@conformance.core()"]
-    lines += ["def declared(query, key, value):", f"    return {name}({call})"]
-    notes = _notes(parameters, inputs, needed)
+    inputs = {} if takes_matrices(parameters) else _inputs(parameters)
+    if not inputs and len(required) < _FEWEST:
+        return ""
+    if not inputs and role_of(required[0])[0] == "q":
+        inputs = {required[0]: "query"}
+    lines = [*_head(where, name), "", ""]
+    if inputs:
+        needed = [word for word in required if word not in inputs]
+        given = [f"{word}=…" for word in needed]
+        lines += ["@conformance.core()", "def declared(query, key, value):"]
+        lines += [f"    return {name}({', '.join([*_given(inputs, parameters), *given])})"]
+        notes = _notes(parameters, inputs, needed)
+    else:  # its weights are among what it takes
+        needed = required[1:]
+        call = ", ".join(["x", *(f"{word}=…" for word in needed)])
+        lines += ['@conformance.layer(inputs="self")', "def declared(geometry, weights):"]
+        lines += ["    def forward(x):", f"        return {name}({call})", "", "    return forward"]
+        names = " and ".join(needed) or "its weights"
+        notes = f", with {names} made of weights.q, .q_bias … and geometry.num_heads"
     own = f"{where}/__init__.py" if Path(where).is_dir() else where
     into = own if is_path(where) else "a file of yours"
-    found = f"or let its axes, masks and options be found: conformance identify {target}"
     what = f"{name}{_shown(parameters)}, paste into {into}{notes}"
-    return f"{TO_CHECK}{what}:{indented(lines)}\n    {found}"
+    run = f"{BELOW}and run: conformance check {own}:declared" if is_path(where) else ""
+    return f"{TO_CHECK}{what}:{indented(lines)}{run}"
 
 
 def _head(where: str, name: str) -> Iterator[str]:
@@ -107,17 +116,11 @@ def _inputs(parameters: list[inspect.Parameter]) -> dict[str, str]:
         entry
         for entry in placed
         if entry.default is entry.empty and option_of(entry) != "positions"
+        if entry.name.lower() not in HEAD_NAMES
     ]
     if len(required) < len(_ROLES):
         return {}
     return dict(zip((entry.name for entry in required), _ROLES.values(), strict=False))
-
-
-def _projects(parameters: list[inspect.Parameter]) -> bool:
-    """Whether a function takes the matrices of query, key and value."""
-    names = [entry.name.lower() for entry in parameters if role_of(entry.name)[1]]
-    matrices = [name for name in names if name.startswith("w") or "weight" in name]
-    return {role_of(name)[0] for name in matrices} >= _ROLES.keys()
 
 
 def _given(inputs: dict[str, str], parameters: list[inspect.Parameter]) -> Iterator[str]:
@@ -134,8 +137,6 @@ def _shown(parameters: list[inspect.Parameter]) -> str:
 
 def _of_function(name: str, function: Callable[..., Any], target: str) -> str:
     parameters = list(inspect.signature(function).parameters.values())
-    if _projects(parameters):
-        return declaration_lines(function, target)
     return f"{TO_CHECK}{name}{_shown(parameters)}: conformance check {target}"
 
 
@@ -163,7 +164,7 @@ def _is_attention(value: Any) -> bool:
     if not inspect.isfunction(value):
         return False
     parameters = list(inspect.signature(value).parameters.values())
-    return _projects(parameters) or bool(_inputs(parameters))
+    return bool(_inputs(parameters)) or takes_matrices(parameters)
 
 
 def how_to_make(error: ConstructionError, target: str) -> str:
@@ -222,18 +223,25 @@ def how_to_pass(error: DeclarationError, value: Any, target: str) -> str:
         return str(error)
     if not error.lacking:
         return f"{error}{_around(value, where, name)}"
-    called = "" if isinstance(value, (type, torch.nn.Module)) else "()"
+    made = name if isinstance(value, type) else _made(value, name)[1]
     lines = ["import conformance", "", *_loaded(where, name)]
-    lines += [f"layer = conformance.module({name}{called}, {error.lacking})"]
+    lines += [f"layer = conformance.module({made}, {error.lacking})"]
     return f"{error}{lines_to_paste('a new file layer.py', lines, 'layer.py:layer')}"
+
+
+def _made(value: Any, name: str) -> tuple[torch.nn.Module, str]:
+    """The module of what a target names, and the expression that makes it."""
+    if isinstance(value, torch.nn.Module):
+        return value, name
+    if isinstance(value, type):
+        built, how = instance_of(value, None)
+        return built, how.removeprefix("constructed as ")
+    return as_module(value, name) or (value(), f"{name}()")
 
 
 def _around(value: Any, where: str, name: str) -> str:
     """A file that calls a module of which nothing can be loaded: with its own weights, or none."""
-    built, made = value, name
-    if not isinstance(value, torch.nn.Module):
-        built, how = instance_of(value, None) if isinstance(value, type) else (value(), f"{name}()")
-        made = how.removeprefix("constructed as ")
+    built, made = _made(value, name)
     lines = [*settings_read(made), "import conformance", "", *_loaded(where, name)]
     lines += [f"attention = {made}.eval()"]
     parameters = list(inspect.signature(built.forward).parameters.values())

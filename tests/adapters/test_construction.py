@@ -50,6 +50,15 @@ class FromDict(Attention):
         super().__init__(cfg["emb_dim"], cfg["n_heads"], cfg["context_length"])
 
 
+class Worded(Attention):
+    """Reads settings within settings by words that say sizes, a list, and a word that it knows."""
+
+    def __init__(self, config: Any) -> None:
+        part = config["model"]["attention"]
+        assert part["norm"] in {"before", "after"}
+        super().__init__(config["dims"][0], part["heads"], {"short": 16, "long": 32}[part["kind"]])
+
+
 class Within(Attention):
     """Reads sizes of a dict in an object, and is told what nobody can guess."""
 
@@ -137,6 +146,10 @@ class LargeHeads(Attention):
         (
             Within,
             "Within(config=SimpleNamespace(attention={'num_heads': 3, 'p': 0.1}, strange=False,",
+        ),
+        (
+            Worded,
+            "Worded(config={'model': {'attention': {'norm': 'after', 'heads': 3, 'kind': 'long'}},",
         ),
         (OfPictures, "OfPictures(inp=24, image_size=(4, 4))"),
         (Annotated, "Annotated(config=Settings(n_embd=24, n_head=3, rope=None), block_idx=0)"),

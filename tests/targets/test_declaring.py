@@ -109,13 +109,35 @@ def blocked(q, k, v, causal=False): ...
 def test_what_is_no_core_is_not_called_one(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Tables of positions are no values; what takes matrices is called in a layer."""
+    """Tables of positions are no values; what takes matrices can be checked."""
     write(folder, {"parts.py": PARTS})
     _, layer, core = said("parts.py", capsys).split("  to check ")
-    assert layer.startswith(
-        "attend(x, w_q, w_k, w_v, w_o, heads), which takes matrices: call it in"
-    )
+    assert layer.endswith("(x, w_q, w_k, w_v, w_o, heads): conformance check parts.py:attend\n")
     assert core == "blocked(q, k, v, causal): conformance check parts.py:blocked\n"
+
+
+BUNDLE = """
+from torch.nn.functional import linear
+
+
+def attend(x, params, num_heads):
+    q, k, v = (linear(x, params[name], params[f"{name}_bias"]) for name in "qkv")
+    q, k, v = (one.unflatten(-1, (num_heads, -1)).transpose(1, 2) for one in (q, k, v))
+    weights = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+    return linear((weights @ v).transpose(1, 2).flatten(2), params["o"], params["o_bias"])
+"""
+
+
+def test_a_bundle_of_weights(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines for a function whose weights nobody can guess work, once these are right."""
+    write(folder, {"bundle.py": BUNDLE})
+    text = said("bundle.py:attend", capsys)
+    lines = [line.removeprefix(" " * 6) for line in text.split("\n") if line.startswith(" " * 6)]
+    right = "\n".join(lines).replace("params=…", "params=vars(weights)")
+    right = right.replace("num_heads=…", "num_heads=geometry.num_heads")
+    write(folder, {"bundle.py": f"{BUNDLE}\n\n{right}\n"})
+    command = text.splitlines()[-1].removeprefix("  and run: conformance ")
+    assert run([*command.split(), "--only", "numerics.golden", *FEW]) == 0
 
 
 def test_a_function_of_a_package(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

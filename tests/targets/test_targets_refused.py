@@ -295,7 +295,7 @@ class Backed(nn.Module):
 class Configured(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.kind = {"eager": nn.MultiheadAttention}[config.kind]
+        self.kind = {"my-eager": nn.MultiheadAttention}[config.kind]
         self.attention = self.kind(config.n_embd, config.n_head)
 """
 
@@ -308,7 +308,7 @@ class Configured(nn.Module):
             "Configured",
             "Configured(config=SimpleNamespace(kind=1))",
             "kind=1",
-            "kind='eager', n_embd=24, n_head=3",
+            "kind='my-eager', n_embd=24, n_head=3",
         ),
     ],
 )

@@ -1,0 +1,159 @@
+"""A function that takes its weights as arguments, as a module that has them as parameters."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from ..base.parameter_names import POSITIONAL, option_of, role_of, words_of
+from ..errors import DeclarationError
+from .arrays import arrays_of, on_arrays
+from .construction import Sizes, answering
+from .packing import KV_HEAD_NAMES
+
+_SEED: Final = 0
+_ALL: Final = frozenset("qkv")
+
+
+def with_matrices(
+    function: Callable[..., Any], /, *, name: str | None = None, **given: Any
+) -> nn.Module:
+    """A module of a function that takes its weights as arguments, for :func:`conformance.module`.
+
+    ``given`` are arguments by name: a tuple is the shape of a matrix, or of a bias, which becomes
+    a parameter of the module, drawn from a normal distribution; anything else is passed as it is.
+    What is left of the function's signature is that of ``forward``.
+
+    Raises DeclarationError for a name that the function has not.
+    """
+    signature = inspect.signature(function)
+    for word in given:
+        if word not in signature.parameters:
+            own = ", ".join(signature.parameters)
+            msg = f"{function.__name__} has no parameter {word!r} (it has {own})"
+            raise DeclarationError(msg)
+    shapes = {word: shape for word, shape in given.items() if isinstance(shape, tuple)}
+
+    def forward(self: nn.Module, *inputs: Any, **options: Any) -> Any:
+        bound = left.bind(self, *inputs, **options).arguments
+        own = {word: getattr(self, word) for word in given}
+        return called(**own, **{word: bound[word] for word in kept if word in bound})
+
+    called = function if arrays_of(function)[0] == "torch" else partial(on_arrays, function)
+    kept = {word: one for word, one in signature.parameters.items() if word not in given}
+    first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    left = inspect.Signature([first, *kept.values()])
+    forward.__signature__ = left  # type: ignore[attr-defined]  # as inspect documents it
+    made: nn.Module = type(name or function.__name__, (nn.Module,), {"forward": forward})()
+    generator = torch.Generator().manual_seed(_SEED)
+    for word, value in given.items():
+        if word in shapes:
+            drawn = torch.randn(value, generator=generator) * max(value) ** -0.5
+            made.register_parameter(word, nn.Parameter(drawn))
+        else:
+            setattr(made, word, value)
+    return made
+
+
+def as_module(function: Callable[..., Any], expression: str) -> tuple[nn.Module, str] | None:
+    """The module of a function that takes matrices, and what makes it of the function's expression.
+
+    None for any other function.
+    """
+    given = matrices_given(function)
+    if given is None:
+        return None
+    said = ", ".join(f"{word}={value!r}" for word, value in given.items())
+    made = f"conformance.with_matrices({expression}, {said})"
+    return with_matrices(function, **given), made
+
+
+def matrices_given(function: Callable[..., Any]) -> dict[str, Any] | None:
+    """What ``with_matrices`` is given for a function of matrices: shapes, heads, sizes.
+
+    Of the orders of a matrix' axes the first is taken with which a call is answered. None where no
+    call is, and for any other function.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # written in C
+        return None
+    if not takes_matrices(parameters.values()):
+        return None
+    weights = {word: role for word, one in parameters.items() if (role := _role_of_weight(one))}
+    needed = [one for one in parameters.values() if one.default is one.empty]
+    inputs = [one for one in needed if one.name not in weights]
+    sizes = Sizes(None, list(parameters))
+    numbers = {
+        one.name: sizes.value(one.name)
+        for one in needed
+        if one not in inputs[:1] and one.name not in weights and not option_of(one)
+        if type(sizes.value(one.name)) is int
+    }
+    given = [{**shapes, **numbers} for shapes in _shapes(weights, sizes, numbers)]
+    return next((one for one in given if _answers(function, one)), None)
+
+
+def takes_matrices(parameters: Iterable[inspect.Parameter]) -> bool:
+    """Whether some required parameters are named as matrices of query, key and value, some not."""
+    needed = [one for one in parameters if one.default is one.empty and one.kind in POSITIONAL]
+    roles = {one.name: _role_of_weight(one) for one in needed}
+    matrices = "".join(role for word, role in roles.items() if role and not _is_bias(word))
+    return {*matrices} >= _ALL and not all(roles.values())
+
+
+def _answers(function: Callable[..., Any], given: Mapping[str, Any]) -> bool:
+    made = with_matrices(function, **given)
+    return any(answering(made, batched=batched) is not None for batched in (True, False))
+
+
+def _role_of_weight(parameter: inspect.Parameter) -> str:
+    """The role of a weight that a parameter's name speaks of, "" for an input or an option.
+
+    A name that is only a role's, such as ``q`` or ``keys``, is an input's.
+    """
+    words = words_of(parameter.name)
+    role, clear = role_of(parameter.name)
+    alone = len(words) == 1 and role_of(f"w{words[0]}")[0] == role
+    said = clear or (role == "o" and len(words) > 1)
+    by_place = parameter.kind is not parameter.VAR_KEYWORD
+    return role if said and not alone and by_place else ""
+
+
+def _is_bias(name: str) -> bool:
+    words = words_of(name)
+    short = len(words) == 1 and words[0].startswith("b") and role_of(words[0][1:])[1]
+    return short or "bias" in words or "b" in (words[0], words[-1])
+
+
+def _shapes(
+    weights: Mapping[str, str], sizes: Sizes, numbers: Mapping[str, int]
+) -> Iterator[dict[str, tuple[int, ...]]]:
+    """The shapes that weights may have: one matrix for all heads, or each head's own."""
+    width, size = sizes.width, sizes.head_size
+    shared = any(name.lower() in KV_HEAD_NAMES for name in numbers)
+    heads = dict.fromkeys("qo", sizes.heads) | dict.fromkeys(
+        "kv", sizes.kv_heads if shared else sizes.heads
+    )
+
+    def shapes(order: str, output: str) -> dict[str, tuple[int, ...]]:
+        made = {}
+        for word, role in weights.items():
+            count = sum(heads[letter] for letter in role)
+            axes = {"E": width, "R": count * size, "H": count, "D": size}
+            letters = output if role == "o" else order
+            if _is_bias(word):
+                letters = "E" if role == "o" else order.replace("E", "")
+            made[word] = tuple(axes[letter] for letter in letters)
+        return made
+
+    yield shapes("RE", "ER")
+    yield shapes("ER", "RE")
+    yield shapes("HED", "HDE")
+    yield shapes("EHD", "HDE")
+    yield shapes("HDE", "EHD")
