@@ -266,16 +266,22 @@ class PairSearch:
     ) -> list[Combination]:
         """Pairs of a mistake and of what is read besides it, for the first that has any."""
         for place, one in enumerate(partial[:MOST_PARTIAL]):
-            left = search.unexplained(one)
-            stated = statements(self.subject, left, (one,))
-            if place < MOST_EDITED:
-                stated += edits_making(left, (one,))
-                stated += fitted_mistakes(left, families(), (one,))
-            self._kept += stated
+            stated = self._besides(one, search.unexplained(one), edited=place < MOST_EDITED)
             pairs = [pair for pair in search.completing(one, stated) if search.explains_every(pair)]
             if pairs:
                 return [min(pairs, key=lambda pair: len(pair[1].sentence))]
         return []
+
+    def _besides(
+        self, one: NamedMistake, left: Sequence[BatteryAnswer], *, edited: bool
+    ) -> list[NamedMistake]:
+        """What is read besides a mistake of the answers that it leaves, edits of stages too."""
+        stated = statements(self.subject, left, (one,))
+        if edited:
+            stated += edits_making(left, (one,))
+            stated += fitted_mistakes(left, families(), (one,))
+        self._kept += stated
+        return stated
 
     def _besides_under_conditions(
         self, search: MistakeSearch, partial: Sequence[NamedMistake]
@@ -286,12 +292,11 @@ class PairSearch:
         and confirmed with other values and at sizes that nothing was learnt from.
         """
         observed = [*search.observed, *self._unseen()[0]]
-        for one in partial[:MOST_PARTIAL]:
+        for place, one in enumerate(partial[:MOST_PARTIAL]):
             left = [a for a in observed if not explains(self.subject, (one,), a)]
             if not 1 < len(left) <= PART_LEFT * len(observed):
                 continue
-            stated = statements(self.subject, left, (one,))
-            self._kept += stated
+            stated = self._besides(one, left, edited=place < MOST_EDITED)
             completing = (two for two in stated if self._explains_all((one, two), left))
             for two in sorted(completing, key=lambda two: len(two.sentence))[:MOST_PARTIAL]:
                 narrowed = self._narrowed(one, two, left, observed)

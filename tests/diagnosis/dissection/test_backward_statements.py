@@ -185,7 +185,7 @@ SAID = {
     TwoAtOnce: "in the gradient of the value what flows back is zero for the last query; "
     "the gradient of the additive mask is 2 times what it must be",
     RowTermAdded: "in the gradient of the scores the row term of the softmax, rowsum(P * dP), is "
-    "added instead of subtracted; the gradient of the query is not multiplied by the scale",
+    "negated; the gradient of the query is not multiplied by the scale",
     HalvedInGroups: "the gradient of the value is 1/the number of queries times what it must be "
     "(only where heads share keys and values)",
     Clamped: "in the gradient of the scores dS is clamped to the range from -0.25 to 0.25",
@@ -200,11 +200,10 @@ SAID = {
     LaterLost: "in the gradient of the value tokens from index 4 on are left out",
     SumOfBaseTwo: "in every gradient the saved logarithm of the sum of the exponentials is taken "
     "to be of base 2",
-    LastTileLost: "in the gradient of the query of several tiles of 4 keys the last is missing",
+    LastTileLost: "in the gradient of the query dS is zero for the last tile of 4 keys, of several",
     SoftcapSlope: "in the gradients of the query and the key the derivative of the softcap is "
     "taken to be 1 - |tanh|",
-    AveragedOverItems: "in the gradient of the value each element is that averaged over the batch "
-    "items",
+    AveragedOverItems: "in the gradient of the value each element is averaged over the batch items",
 }
 
 

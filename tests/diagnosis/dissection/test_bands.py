@@ -67,7 +67,7 @@ STATED: dict[str, tuple[Callable[..., Tensor], str]] = {
         banded(distance=lambda before, keys: before % keys),
         "distances from query to key: taken modulo the number of keys",
     ),
-    "a finite logit": (banded(hidden=-10.0), "hidden keys with a logit of -10"),
+    "a finite logit": (banded(hidden=-10.0), "hidden keys: a logit of -10"),
 }
 
 
