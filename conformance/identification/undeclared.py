@@ -51,6 +51,7 @@ from ..models.model_inputs import UnknownInputError, library_of
 from ..models.recognition import may_be_model
 from ..models.site import is_standard
 from ..models.torch_doubts import (
+    growing_biases,
     idle_tables_of,
     mistaken_scales,
     packed_otherwise,
@@ -255,6 +256,7 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
             *([_of_tables(tables)] if tables else []),
             *packed_otherwise(made.engine, made.model),
             *misplaced_rules(made.model.described),
+            *growing_biases(made.engine),
             *([doubt] if doubt else []),
         ]
     )

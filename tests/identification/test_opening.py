@@ -133,6 +133,13 @@ def test_a_mask_that_a_core_never_got_leaves_the_verdict_open() -> None:
     assert "`attn_mask` was not checked" in reason
 
 
+def test_a_bias_that_grows_with_the_distance_leaves_the_verdict_open() -> None:
+    """Within a block it enters the attention as a mask, which is outside of what is judged."""
+    word, reason = verdict(bare_modules.FarFirst)
+    assert (word, "grow with the distance" in reason) == ("inconclusive", True)
+    assert verdict(bare_modules.NearFirst)[0].startswith("conforms")
+
+
 def test_rows_without_keys_keep_large_logits_apart() -> None:
     """A number that is added swallows small logits alone: such rows are promised no mean."""
     (candidate,) = opened(bare_modules.adds_a_number)

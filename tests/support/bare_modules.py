@@ -244,6 +244,28 @@ class FilledLater(Projected):
         return self.o((logits.softmax(-1) @ value).transpose(1, 2).flatten(2))
 
 
+class FarFirst(Projected):
+    """A bias by distance with the wrong sign, in a block with a residual sum and a norm."""
+
+    sign = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to what is far away."""
+        query, key, value = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        places = torch.arange(x.shape[1])
+        slopes = 2.0 ** -torch.arange(1.0, self.num_heads + 1)[:, None, None]
+        bias = self.sign * slopes * (places[:, None] - places).abs()
+        weights = (query @ key.mT / query.shape[-1] ** 0.5 + bias).softmax(-1)
+        attended = self.o((weights @ value).transpose(1, 2).flatten(2))
+        return nn.functional.layer_norm(x + attended, x.shape[-1:])
+
+
+class NearFirst(FarFirst):
+    """The same with the right sign."""
+
+    sign = -1.0
+
+
 class Gated(Projected):
     """Attention whose answer a gate of its own multiplies: right, and no reading of ours."""
 
