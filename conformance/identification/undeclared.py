@@ -307,13 +307,10 @@ def _held_to_standard(
 
     A scale of one is left: some models are trained without any. ``unread`` is said of the reading,
     and ``scaled`` of attentions that scale by another size, by their index; those of ``normed`` may
-    scale as they like.
+    be trained with any other.
     """
     reading, site = Reading(unread=unread), candidate.site
     point = golden.STANDARD
-    if site is not None and site["index"] in normed:
-        reading = dataclasses.replace(reading, meant=("scale",))
-        return dataclasses.replace(candidate, reading=reading)
     if site is not None and site["index"] in scaled:
         said = scaled[site["index"]]
         semantics = candidate.declaration.semantics.replace(scale=point.scale)
@@ -324,6 +321,8 @@ def _held_to_standard(
             warnings=(said, *candidate.warnings),
         )
     size, heads = (None, None) if site is None else (site["head_size"], site["heads"])
+    if site is not None and site["index"] in normed:
+        reading, size = dataclasses.replace(reading, meant=("scale",)), None
     if site is None or size is None or site["scale"] is None:
         return dataclasses.replace(candidate, reading=reading)
     mistaken = {

@@ -48,6 +48,8 @@ def verdict(value: Any) -> tuple[str, str]:
         bare_modules.TokensFirstMask,
         bare_modules.FoldedBySequence,
         bare_modules.ScaledByHead,
+        bare_modules.Normed,
+        bare_modules.OfRawMatrices,
     ],
 )
 def test_the_attention_inside_is_judged(kind: type[nn.Module]) -> None:
@@ -93,6 +95,7 @@ def test_a_function_is_read() -> None:
     [
         bare_modules.Inverted,
         bare_modules.WrongWidth,
+        bare_modules.NormedOfWrongWidth,
         bare_modules.MixesItems,
         bare_modules.LengthsOfOtherItems,
         bare_modules.MergedInPicture,
