@@ -17,7 +17,7 @@ import re
 import textwrap
 import time
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -83,6 +83,8 @@ _MOST_DIVISOR: Final = 256
 _MOST_TRIED: Final = 40
 # How many other classes of a file are tried as a part of one.
 _MOST_PARTS: Final = 4
+# Whose classes hold no settings.
+_NO_SETTINGS: Final = ("builtins", "torch")
 # Attributes of settings that are looked for one after the other.
 _MOST_SETTINGS: Final = 100
 # Processor seconds for what one way to call an instance needs besides tokens.
@@ -179,16 +181,16 @@ def _instance_of(
     }
     failure: ConstructionError | None = None
     first: tuple[nn.Module, str] | None = None
-    choices = [objects.get(name) or sizes.choices(name) for name in names]
+    choices = {name: objects.get(name) or sizes.choices(name) for name in names}
     for name in unknown:
         if objects[name] or _is_number(kind, name):
             continue
-        given = dict(zip(names, (values[0] for values in choices), strict=True))
+        given = {one: values[0] for one, values in choices.items()}
         passed_over = (ConstructionError,) if len(names) > 1 else ()
         with contextlib.suppress(*passed_over):
             return _of_settings(kind, name, num_heads, divisor, given)
     ends = time.process_time() + _SECONDS_FOR_ALL
-    for values in itertools.islice(itertools.product(*choices), _MOST_TRIED):
+    for values in itertools.islice(itertools.product(*choices.values()), _MOST_TRIED):
         if first is not None and time.process_time() > ends:
             break
         arguments = dict(zip(names, values, strict=True))
@@ -204,6 +206,7 @@ def _instance_of(
         if not unknown or answering(made[0]) is not None:
             return made
         first = first or made
+    first = first or _of_read_settings(kind, objects, num_heads, divisor, choices)
     if first is not None:
         return first
     if unknown and failure is not None:
@@ -247,7 +250,7 @@ def _shown(value: Any) -> str:
         return f"SimpleNamespace({', '.join(f'{k}={_shown(v)}' for k, v in vars(value).items())})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{k!r}: {_shown(v)}' for k, v in value.items())}}}"
-    if isinstance(value, nn.Module):
+    if isinstance(value, nn.Module) or " object at 0x" in repr(value):
         return f"{type(value).__name__}(…)"
     return repr(value)
 
@@ -260,26 +263,27 @@ def _is_number(kind: type[nn.Module], name: str) -> bool:
 def _annotated(
     kind: type[nn.Module], name: str, num_heads: int | None, divisor: int
 ) -> tuple[Any, ...]:
-    """Settings of the dataclass that a parameter's annotation names, if it names one.
+    """Settings of the class that a parameter's annotation names, if it names one.
 
     First with the sizes that the names of its fields say, then as they are by default.
     """
     try:
         hint = typing.get_type_hints(kind.__init__).get(name)
+        if not isinstance(hint, type) or hint.__module__.partition(".")[0] in _NO_SETTINGS:
+            return ()
+        taken = inspect.signature(hint).parameters.values()
     except Exception:  # noqa: BLE001 (whatever names in the user's annotations raise)
         return ()
-    if not (isinstance(hint, type) and dataclasses.is_dataclass(hint)):
-        return ()
-    fields = [field for field in dataclasses.fields(hint) if field.init]
+    fields = [one for one in taken if one.kind in _NAMED]
     sizes = Sizes(num_heads, [field.name for field in fields], divisor)
     said = {
         field.name: sizes.value(field.name)
         for field in fields
-        if field.default is dataclasses.MISSING or type(field.default) is int
+        if field.default is field.empty or type(field.default) is int
     }
     sized = {name: value for name, value in said.items() if value is not _UNKNOWN}
     made = []
-    for arguments in (sized, {}):
+    for arguments in (sized, {}) if fields else ():
         with contextlib.suppress(Exception):  # a user's class may raise anything
             made.append(hint(**arguments))
     return tuple(made)
@@ -559,6 +563,21 @@ def _of_settings(
                 raise ConstructionError(error.why, error.call, list(_settled(guesses))) from error
     why = f"{kind.__name__} needs {name} to be constructed, and that name says no size"
     raise ConstructionError(why, f"{kind.__name__}({name}=None)", [name])
+
+
+def _of_read_settings(
+    kind: type[nn.Module],
+    objects: Mapping[str, Sequence[Any]],
+    num_heads: int | None,
+    divisor: int,
+    choices: Mapping[str, Sequence[Any]],
+) -> tuple[nn.Module, str] | None:
+    """An instance of settings that it reads, where those of an annotated class are no good."""
+    given = {name: values[0] for name, values in choices.items()}
+    for name in (name for name, made in objects.items() if made):
+        with contextlib.suppress(ConstructionError):
+            return _of_settings(kind, name, num_heads, divisor, given)
+    return None
 
 
 def _is_of_int(failure: Exception) -> bool:

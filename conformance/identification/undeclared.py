@@ -52,6 +52,7 @@ from ..models.model_inputs import UnknownInputError, library_of
 from ..models.recognition import may_be_model
 from ..models.site import is_standard
 from ..models.torch_doubts import (
+    growing_biases,
     idle_tables_of,
     mistaken_scales,
     packed_otherwise,
@@ -262,6 +263,7 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
             *([_of_tables(tables)] if tables else []),
             *packed_otherwise(made.engine, made.model),
             *misplaced_rules(made.model.described),
+            *growing_biases(made.engine),
             *([doubt] if doubt else []),
         ]
     )
@@ -312,13 +314,10 @@ def _held_to_standard(
 
     A scale of one is left: some models are trained without any. ``unread`` is said of the reading,
     and ``scaled`` of attentions that scale by another size, by their index; those of ``normed`` may
-    scale as they like.
+    be trained with any other.
     """
     reading, site = Reading(unread=unread), candidate.site
     point = golden.STANDARD
-    if site is not None and site["index"] in normed:
-        reading = dataclasses.replace(reading, meant=("scale",))
-        return dataclasses.replace(candidate, reading=reading)
     if site is not None and site["index"] in scaled:
         said = scaled[site["index"]]
         semantics = candidate.declaration.semantics.replace(scale=point.scale)
@@ -329,6 +328,8 @@ def _held_to_standard(
             warnings=(said, *candidate.warnings),
         )
     size, heads = (None, None) if site is None else (site["head_size"], site["heads"])
+    if site is not None and site["index"] in normed:
+        reading, size = dataclasses.replace(reading, meant=("scale",)), None
     if site is None or size is None or site["scale"] is None:
         return dataclasses.replace(candidate, reading=reading)
     mistaken = {

@@ -61,6 +61,37 @@ def mistaken_scales(engine: TorchEngine, model: WholeModel) -> dict[int, str]:
     }
 
 
+def growing_biases(engine: TorchEngine) -> list[str]:
+    """What is said of attentions to whose logits every head adds more the farther a key is.
+
+    It is a bias of linear distances, the same whatever the inputs are, with the wrong sign.
+    """
+    values = engine.recording.values
+    found = []
+    for site in engine.sites:
+        biases = [
+            mask.factor * values[mask.number].tensor.detach().double().flatten(0, -3)
+            for mask in site.masks
+            if mask.role == "bias" and mask.axes[-2:] == "QK" and not values[mask.number].above
+        ]
+        if any(_grows_with_distance(one) for one in biases):
+            found.append(f"#{site.index}")
+    said = "its logits grow with the distance to a key: a bias of the wrong sign"
+    return [f"attention {one}: {said}" for one in found]
+
+
+def _grows_with_distance(biases: Tensor) -> bool:
+    """Whether ``[…, Lq, Lk]`` is a positive number of each head by the distance of earlier keys."""
+    queries, keys = biases.shape[-2:]
+    if queries != keys or queries < 3:  # noqa: PLR2004 (two distances)
+        return False
+    distance = (torch.arange(queries)[:, None] - torch.arange(keys)).double()
+    slopes = (biases[:, 1, 0] - biases[:, 1, 1])[:, None, None]
+    expected = biases[:, 1:2, 1:2] + slopes * distance
+    same = torch.isclose(biases, expected, rtol=_SAME, atol=_SAME) | (distance < 0)
+    return bool(same.all() and (slopes > 0).all())
+
+
 def standardised(engine: TorchEngine, model: WholeModel) -> set[int]:
     """The attentions whose queries and keys are as large whatever their projections are, by index.
 

@@ -341,7 +341,10 @@ def _features(module: nn.Module) -> list[_Meaning]:
             if isinstance(size, int):
                 widths.setdefault(size)
     if not widths:  # of what has matrices of its own alone
-        widths = dict.fromkeys(size for size in vars(module).values() if type(size) is int)
+        sizes = [size for one in module.parameters() if one.dim() > 1 for size in one.shape]
+        sizes.sort(key=sizes.count, reverse=True)
+        sizes += [size for size in vars(module).values() if type(size) is int]
+        widths = dict.fromkeys(sizes)
     first = list(widths)[:_MOST_WIDTHS]
     return [_Meaning("features", ("batch", "length", width), "float32") for width in first]
 

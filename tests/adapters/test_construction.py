@@ -252,6 +252,41 @@ def test_heads_that_a_file_names_are_tried() -> None:
     assert built(torch.randn(1, 4, 16)).shape == (1, 4, 16)
 
 
+class Chosen:
+    """Settings that anybody can make, whose switch is on by default."""
+
+    def __init__(self, width: int = 512, heads: int = 8, *, causal: bool = True) -> None:
+        self.width, self.heads, self.causal = width, heads, causal
+
+
+class OfChoice(Attention):
+    """Reads its sizes of an object of a class that its annotation names."""
+
+    def __init__(self, config: Chosen) -> None:
+        super().__init__(config.width, config.heads, 1280)
+        self.causal = config.causal
+
+
+class Misread(Attention):
+    """Reads other names than the class that its annotation names has."""
+
+    def __init__(self, config: Chosen) -> None:
+        super().__init__(config.n_embd, config.n_head)  # type: ignore[attr-defined]  # it has none
+
+
+def test_settings_that_an_annotated_class_lacks_are_those_that_are_read() -> None:
+    """Where the class that an annotation names is no good."""
+    assert "n_embd=24" in instance_of(Misread, None)[1]
+
+
+def test_settings_of_an_annotated_class_are_its_own_but_for_sizes() -> None:
+    """A switch is as the class has it by default, and large sizes are small."""
+    built, how = instance_of(OfChoice, None)
+    assert isinstance(built, OfChoice)
+    assert (built.causal, built.qkv.in_features) == (True, 24)
+    assert how == "constructed as OfChoice(config=Chosen(…))"
+
+
 class Around(nn.Module):
     """A residual sum around an attention that is handed over."""
 

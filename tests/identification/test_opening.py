@@ -48,6 +48,8 @@ def verdict(value: Any) -> tuple[str, str]:
         bare_modules.TokensFirstMask,
         bare_modules.FoldedBySequence,
         bare_modules.ScaledByHead,
+        bare_modules.Normed,
+        bare_modules.OfRawMatrices,
     ],
 )
 def test_the_attention_inside_is_judged(kind: type[nn.Module]) -> None:
@@ -93,6 +95,7 @@ def test_a_function_is_read() -> None:
     [
         bare_modules.Inverted,
         bare_modules.WrongWidth,
+        bare_modules.NormedOfWrongWidth,
         bare_modules.MixesItems,
         bare_modules.LengthsOfOtherItems,
         bare_modules.MergedInPicture,
@@ -131,6 +134,13 @@ def test_a_mask_that_a_core_never_got_leaves_the_verdict_open() -> None:
     word, reason = verdict(bare_modules.masked_by_an_object)
     assert word == "inconclusive"
     assert "`attn_mask` was not checked" in reason
+
+
+def test_a_bias_that_grows_with_the_distance_leaves_the_verdict_open() -> None:
+    """Within a block it enters the attention as a mask, which is outside of what is judged."""
+    word, reason = verdict(bare_modules.FarFirst)
+    assert (word, "grow with the distance" in reason) == ("inconclusive", True)
+    assert verdict(bare_modules.NearFirst)[0].startswith("conforms")
 
 
 def test_rows_without_keys_keep_large_logits_apart() -> None:

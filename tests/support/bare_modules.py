@@ -112,6 +112,46 @@ class ScaledByHead(PostNorm):
         return self.o(heads.transpose(1, 2).flatten(2))
 
 
+class Normed(Projected):
+    """Queries and keys are normalised, and their products are multiplied by no number."""
+
+    power = 0.0
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.norms = nn.ModuleList(nn.LayerNorm(embed_dim // num_heads) for _ in "qk")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attention of tokens within a residual sum."""
+        query, key, value = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        query, key = self.norms[0](query), self.norms[1](key)
+        weights = (query @ key.mT * x.shape[-1] ** self.power).softmax(-1)
+        return x + self.o((weights @ value).transpose(1, 2).flatten(2))
+
+
+class NormedOfWrongWidth(Normed):
+    """The same, scaled by the width of the model."""
+
+    power = -0.5
+
+
+class OfRawMatrices(nn.Module):
+    """Matrices of its own, without a bias, and a residual sum that has one, too."""
+
+    def __init__(self, embedding_size: int, head_num: int = 2) -> None:
+        super().__init__()
+        self.head_num, self.half = head_num, embedding_size // 2
+        for name in ("w_query", "w_key", "w_value", "w_residual"):
+            drawn = torch.randn(embedding_size, embedding_size) / embedding_size**0.5
+            setattr(self, name, nn.Parameter(drawn))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Attention of tokens, whose sum is cut off at zero."""
+        parts = (inputs @ one for one in (self.w_query, self.w_key, self.w_value))
+        heads = attend(*(heads_of(part, self.head_num) for part in parts))
+        return torch.relu(heads.transpose(1, 2).flatten(2) + inputs @ self.w_residual)
+
+
 class Styled(Projected):
     """Takes one of two words, and further parts that may be None but are not left out."""
 
@@ -242,6 +282,28 @@ class FilledLater(Projected):
         seen = torch.ones(x.shape[1], x.shape[1]).tril()
         logits = query @ key.mT / query.shape[-1] ** 0.5 * seen - 1e4 * (1 - seen)
         return self.o((logits.softmax(-1) @ value).transpose(1, 2).flatten(2))
+
+
+class FarFirst(Projected):
+    """A bias by distance with the wrong sign, in a block with a residual sum and a norm."""
+
+    sign = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to what is far away."""
+        query, key, value = (heads_of(part(x)) for part in (self.q, self.k, self.v))
+        places = torch.arange(x.shape[1])
+        slopes = 2.0 ** -torch.arange(1.0, self.num_heads + 1)[:, None, None]
+        bias = self.sign * slopes * (places[:, None] - places).abs()
+        weights = (query @ key.mT / query.shape[-1] ** 0.5 + bias).softmax(-1)
+        attended = self.o((weights @ value).transpose(1, 2).flatten(2))
+        return nn.functional.layer_norm(x + attended, x.shape[-1:])
+
+
+class NearFirst(FarFirst):
+    """The same with the right sign."""
+
+    sign = -1.0
 
 
 class Gated(Projected):
