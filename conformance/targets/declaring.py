@@ -229,6 +229,21 @@ def how_to_pass(error: DeclarationError, value: Any, target: str) -> str:
     return f"{error}{lines_to_paste('a new file layer.py', lines, 'layer.py:layer')}"
 
 
+def how_to_answer(value: Any, target: str, inputs: str) -> str:
+    """A file that calls a layer which answered nothing that it was given; "" for another target."""
+    where, _, name = target.rpartition(":")
+    if not where or not name.isidentifier():
+        return ""
+    made = name if isinstance(value, (type, torch.nn.Module)) else _made(value, name)[1]
+    given = {"self": "x", "memory": "query, context"}.get(inputs, "query, key, value")
+    lines = ["import conformance", "", *_loaded(where, name), "", ""]
+    lines += [f"def call(module, {given}):", f"    return module({given})", "", ""]
+    lines += [f"layer = conformance.module({made}, inputs={inputs!r}, call=call)"]
+    sizes = "geometry=dict(batch=…, query_length=…, key_length=…) where it takes these alone"
+    place = f"a new file layer.py, with a call that it answers, and {sizes}"
+    return lines_to_paste(place, lines, "layer.py:layer")
+
+
 def _made(value: Any, name: str) -> tuple[torch.nn.Module, str]:
     """The module of what a target names, and the expression that makes it."""
     if isinstance(value, torch.nn.Module):

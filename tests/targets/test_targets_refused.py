@@ -359,6 +359,35 @@ def test_a_module_that_needs_a_value(folder: Path, capsys: pytest.CaptureFixture
     assert run([*command.removeprefix("  and run: conformance ").split(), *FEW]) == 0
 
 
+OF_WINDOWS = """
+from torch import nn
+
+
+class Windows(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(dim, heads, batch_first=True)
+
+    def forward(self, batch):
+        assert batch["x"].shape[1] == 9, "windows of nine"
+        return self.attention(*[batch["x"]] * 3)[0]
+"""
+
+
+def test_a_module_that_answers_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The refusal ends in a file with the call and the sizes that it may lack."""
+    write(folder, {"model.py": OF_WINDOWS})
+    assert run(["check", "model.py:Windows", *FEW]) == 2
+    said, _, place, *lines, command = capsys.readouterr().err.splitlines()
+    assert said.startswith("conformance: no call of Windows (model.py:Windows) succeeds: each of ")
+    assert place.startswith("  paste into a new file layer.py, with a call that it answers, and ")
+    pasted = "\n".join(line.removeprefix("      ") for line in lines)
+    right = pasted.replace("return module(x)", "return module({'x': x})")
+    sizes = "geometry={'query_length': 9, 'key_length': 9}"
+    write(folder, {"layer.py": right.replace("call=call", f"call=call, {sizes}")})
+    assert run([*command.removeprefix("  and run: conformance ").split(), *FEW]) == 0
+
+
 NO_PARAMETERS = """
 from torch import nn
 

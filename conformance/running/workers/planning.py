@@ -32,8 +32,9 @@ from ...identification.opening import resolve_one
 from ...problems.edges import edge_problems
 from ...problems.inputs import Inputs
 from ...problems.problem import Problem
+from ...targets.declaring import how_to_answer
 from ...targets.preflight import check_layer, unchecked_options
-from ...targets.resolving import promised_core, unique_names
+from ...targets.resolving import object_of, promised_core, unique_names
 from ...targets.source_location import declared_expectations, whereabouts
 from ...targets.target_strings import is_graph
 from ...tolerance import contract_for
@@ -75,11 +76,17 @@ class Silence:
         missing = "; ".join(candidate.warnings)
         lines = reversed(self.violation.traceback.splitlines())
         way = f"{RAISED_AT}{next(lines, '')}" + "".join(f"\n  called at {line}" for line in lines)
-        return (
+        said = (
             f"no call of {shown} succeeds: each of {self.calls} trial calls raised, the first "
-            f"{self.violation.message.removeprefix('raised ')}; "
-            f"{missing or 'mend the call, or pin with geometry= what it can take'}{way}"
+            f"{self.violation.message.removeprefix('raised ')}"
         )
+        mended = ""
+        if candidate.reading is not None and candidate.kind == "layer":
+            target = candidate.target
+            mended = how_to_answer(object_of(target), target, candidate.declaration.inputs)
+        if not mended:
+            said += f"; {missing or 'mend the call, or pin with geometry= what it can take'}"
+        return f"{said}{way}{mended}"
 
 
 def silences(run: CandidateRun, planned: Sequence[PlannedClause]) -> list[Silence]:
