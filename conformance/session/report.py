@@ -454,7 +454,7 @@ def verdict(
     unknown = what_was_unchecked(loaded, [result.id for result in results])
     unknown = unknown or missing_gradients(results)
     if unknown:
-        return "inconclusive", f"{word}, but {unknown}"
+        return "inconclusive", f"{reason if word == 'inconclusive' else word}, but {unknown}"
     left = [parameter.name for parameter in loaded.unchecked]
     return word, f"{reason}; not checked: {', '.join(left)}" if left else reason
 

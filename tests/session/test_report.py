@@ -9,7 +9,7 @@ import pytest
 from records import PROBLEM, READY, expected, loaded, result
 
 from conformance.base.parameter_names import OptionParameter
-from conformance.base.record import ClauseEntry, SiteEntry, exit_code, record_text
+from conformance.base.record import ClauseEntry, Reading, SiteEntry, exit_code, record_text
 from conformance.base.results import EXCLUDE_GRADIENTS, ClauseResult, Violation
 from conformance.running.workers.messages import RunOptions
 from conformance.session.expectations import Stale
@@ -80,6 +80,20 @@ def test_what_was_not_checked_is_said() -> None:
     reason = verdict(loaded(unchecked=(ACCEPTED, SCALE)), [PASSED])[1]
     assert reason == "every applicable MUST clause passed; not checked: attn_mask, scale"
     assert verdict(loaded(unchecked=(MASK,)), [MUST_FAILED])[0] == "fails"
+
+
+def test_a_scale_of_what_nobody_declared_is_open_unless_something_shows_it_meant() -> None:
+    """A norm of queries and keys does, read or found; what was not checked hides no deviation."""
+    one = loaded(deviations=("scale",), reading=Reading())
+    assert verdict(one, [PASSED])[0] == "inconclusive"
+    reason = verdict(replace(one, unchecked=(MASK,)), [PASSED])[1]
+    assert "T5 means it" in reason
+    assert "but `attn_mask` was not checked" in reason
+    for other in (
+        replace(one, reading=Reading(meant=("scale",))),
+        replace(one, deviations=("qk_norm", "scale")),
+    ):
+        assert verdict(other, [PASSED])[0] == "conforms-with-deviations"
 
 
 def test_a_declared_mistake_is_said_in_words() -> None:
