@@ -172,7 +172,7 @@ def _unread(
     if items_meet(built, *understand(built, request)[:2]):
         unmeant.append("an item of a batch changes the answer to another")
     explanations = [] if unmeant else _explained(plain)
-    known = any(_is_unmeant(mistake) for one in explanations for mistake in one.made)
+    known = any(map(_is_certain, explanations))
     said = next((str(one.entry["text"]) for one in explanations), "")
     if inside is not None and said:
         unmeant += inside.engine.unused_weights(inside.model)
@@ -182,6 +182,12 @@ def _unread(
     mistakes = (said or unmeant[0],) if unmeant else ()
     reading = Reading(unread="" if unmeant else said or read.why, mistakes=mistakes)
     return [dataclasses.replace(plain, reading=reading)]
+
+
+def _is_certain(explanation: Explanation) -> bool:
+    """Whether it has what nobody means, and nothing that people put around an attention."""
+    chosen = any(mistake.name in CHOSEN_UNDECLARED for mistake in explanation.made)
+    return not chosen and any(map(_is_unmeant, explanation.made))
 
 
 def _is_unmeant(mistake: NamedMistake) -> bool:

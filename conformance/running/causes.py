@@ -66,15 +66,11 @@ class Causes:
         self._blamers: dict[Subject, Blamer] = {}
 
     def are_unmeant(self, name: str) -> bool:
-        """Whether a name is that of mistakes that nobody means: the catalogue's, and the like.
-
-        What people choose may be done beside one: the mistake stays what it is.
-        """
+        """Whether a name is that of mistakes that nobody means: the catalogue's, and the like."""
         known = {mistake.name for mistake in self._mistakes} - CHOSEN_UNDECLARED
         for one in self.diagnosticians.values():
             known |= one.misplacing
-        parts = {*parts_of(name)}
-        return parts <= known | CHOSEN_UNDECLARED and not parts <= CHOSEN_UNDECLARED
+        return {*parts_of(name)} <= known
 
     def chance(self, problem: Problem, subject: Subject, fails: Fails, kind: str) -> Entry | None:
         """The cause where chance decides the candidate's answers; None for others.

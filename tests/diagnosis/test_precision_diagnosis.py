@@ -339,7 +339,9 @@ def test_epsilon_is_named_with_its_size(epsilon: float, dtype: str) -> None:
 @pytest.mark.parametrize("epsilon", [0.0, -1e-3])
 def test_other_sums_are_no_epsilon(epsilon: float) -> None:
     """A right sum, and one that is too small, get no such name."""
-    assert unnamed(Subject(core(epsilon_core(epsilon)), "float32"))
+    said = names(diagnose(Subject(core(epsilon_core(epsilon)), "float32")))
+    less = "sums of the exponentials: -0.001 times the exponential of the row's largest logit added"
+    assert said == ([less] if epsilon else [])
 
 
 def test_answers_too_large_by_a_factor_are_no_epsilon() -> None:
