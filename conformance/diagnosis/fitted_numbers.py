@@ -54,8 +54,8 @@ _STEP: Final = 1e-5
 _EARLY, _PROMISING = 3, 0.25
 _FAR: Final = 1e30
 _TINY: Final = torch.finfo(torch.float64).tiny
-# The largest part of an answer that a number leaves, so that its closed forms are worth acting out.
-_LEFT: Final = 1e-3
+# The largest part of squares that a number leaves, so that its closed forms are worth acting out.
+_LEFT: Final = model.LARGEST_UNEXPLAINED**3
 # A scale that is so near the right one is a loss of precision, and is measured elsewhere.
 _NEARLY_RIGHT: Final = 0.1
 # Limits that are tried together, and answers that say between which numbers a limit lies.
@@ -618,7 +618,7 @@ class NumberFit:
     def _checked(
         self, best: Tensor, left: Tensor, summed: Callable[[Tensor], Tensor]
     ) -> list[float]:
-        fits = bool((left <= _LEFT**2 * summed(self._read.square())).all())
+        fits = bool((left <= _LEFT * summed(self._read.square())).all())
         return best.tolist() if fits else []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
@@ -88,7 +87,7 @@ def _grows_with_distance(biases: Tensor) -> bool:
     distance = (torch.arange(queries)[:, None] - torch.arange(keys)).double()
     slopes = (biases[:, 1, 0] - biases[:, 1, 1])[:, None, None]
     expected = biases[:, 1:2, 1:2] + slopes * distance
-    same = torch.isclose(biases, expected, rtol=_SAME, atol=_SAME) | (distance < 0)
+    same = _alike(biases, expected, _SAME) | (distance < 0)
     return bool(same.all() and (slopes > 0).all())
 
 
@@ -109,9 +108,14 @@ def standardised(engine: TorchEngine, model: WholeModel) -> set[int]:
                 other = _entering(engine, site, feeds)
         except Exception:  # noqa: BLE001 (the user's module may raise anything)
             plain = other = {}
-        if plain and all(torch.allclose(plain[p], other[p], _ROOM, _ROOM) for p in _COUNTED):
+        if plain and all(_alike(plain[p], other[p], _ROOM).all() for p in _COUNTED):
             found.add(site.index)
     return found
+
+
+def _alike(one: Tensor, other: Tensor, part: float) -> Tensor:
+    """Which elements of two tensors of a size near one differ by no larger a part."""
+    return (one - other).abs() <= part * (1.0 + other.abs())
 
 
 def _projecting(engine: TorchEngine, number: int) -> list[Tensor]:
@@ -167,8 +171,8 @@ def _rules(recording: ModuleRecording, site: TorchSite) -> set[str]:
     for part, noun in _COUNTED.items():
         edge = site.edges[part]
         count = recording.values[edge.number].tensor.shape[edge.letters.index("L")]
-        for words, scale in (("the root of ", count**-0.5), ("", 1 / count)):
-            if count > 1 and math.isclose(site.scale or 0.0, scale, rel_tol=_SAME):
+        for words, size in (("the root of ", count), ("", count**2)):
+            if count > 1 and is_standard(site.scale or 0.0, size):
                 found.add(f"{words}the number of {noun}")
     return found
 

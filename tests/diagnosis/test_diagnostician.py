@@ -229,7 +229,7 @@ def linear(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "dtype", "shown", "law"),
     [
-        (through_float32, "float64", "numerics.golden", "shape.strided"),
+        (through_float32, "float64", "numerics.golden", "equivariance.keys"),
         (linear, "float32", "numerics.golden", "numerics.convex"),
     ],
 )
