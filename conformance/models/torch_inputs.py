@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,6 +37,9 @@ _SWITCHED_OFF: Final = ("use_cache",)
 _PICTURES: Final = (32, 16, 64, 224, 28, 8)
 _DURATIONS: Final = (40, 16, 64, 100, 3000)
 _MOST_WIDTHS: Final = 8
+# Sides of pictures that a number may speak of.
+_SHORTEST: Final = 3
+_LONGEST: Final = 512
 # Trials of one choice of optional parameters, and processor seconds for all of them: a target that
 # loads for a minute is given up.
 _MOST_TRIALS: Final = 400
@@ -376,8 +380,24 @@ def _pictures(module: nn.Module) -> list[_Meaning]:
 
 
 def _own_sizes(module: nn.Module) -> list[int]:
-    sizes = (getattr(module, name, None) for name in ("image_size", "img_size", "resolution"))
-    return [size for size in sizes if isinstance(size, int)]
+    """Sides of pictures that a module's numbers and tables speak of, or sides of their product.
+
+    A picture of one side is taken where a resolution or a table by place was built for it.
+    """
+    spoken: dict[int, None] = {}
+    for part in module.modules():
+        held = vars(part).values()
+        own = [one for some in held for one in (some if isinstance(some, tuple) else (some,))]
+        tables = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
+        own += [] if _is_of_torch(part) else [size for one in tables for size in one.shape]
+        numbers = [one for one in own if type(one) is int and _SHORTEST < one <= _LONGEST**2]
+        spoken |= dict.fromkeys(one for one in numbers if one <= _LONGEST)
+        spoken |= dict.fromkeys(math.isqrt(n) for n in numbers if math.isqrt(n) ** 2 == n)
+    return list(spoken)[:_MOST_WIDTHS]
+
+
+def _is_of_torch(part: nn.Module) -> bool:
+    return type(part).__module__.startswith("torch.")
 
 
 def _along(meanings: Mapping[str, _Meaning]) -> Iterator[ModelInput]:

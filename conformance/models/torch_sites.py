@@ -187,6 +187,10 @@ class _Finder:
                 return None
             msg = "its scores are no product of two tensors"
             raise UnreadableError(msg)
+        # What queries make with tables of positions is added, as other biases are.
+        of_tokens = [one for one in firsts if self._is_of_tokens(one)]
+        beside = [one for one in firsts if one not in of_tokens] if len(of_tokens) == 1 else []
+        firsts = of_tokens if beside else firsts
         if len(firsts) > 1:
             lines = ", ".join(shown_call(first) for first in firsts)
             msg = f"its scores are made of several products: {lines}"
@@ -221,7 +225,11 @@ class _Finder:
         taken_by = {**dict.fromkeys(parts, first.call), "value": product.call}
         calls, output = (first.call, softmax, product.call), product.call.results[0]
         letters = answer.translate(as_positions)
-        return self._site(index, calls, taken_by, operands, output, letters, scores)
+        return self._site(index, calls, taken_by, operands, output, letters, scores, beside=beside)
+
+    def _is_of_tokens(self, product: Call) -> bool:
+        """Whether both operands of a product are computed from inputs of the module."""
+        return all(self._values[number].above - {None} for number in product.reads)
 
     def _site(
         self,
@@ -232,6 +240,8 @@ class _Finder:
         output: int,
         output_letters: str,
         scores: str,
+        *,
+        beside: Sequence[Call] = (),
     ) -> TorchSite:
         edges, untied = self._untied(taken_by, operands)
         if any(edge.heads_lead for edge in edges.values()):
@@ -240,7 +250,7 @@ class _Finder:
                 own: replace(edge, letters=edge.letters.replace("F", "W"))
                 for own, edge in edges.items()
             }
-        part = _Slice(self._values, edges, untied, output, scores)
+        part = _Slice(self._values, edges, untied, output, scores, beside)
         inside, masks = part.read()
         heads, kv_heads = edges["query"].heads, edges["key"].heads
         if why := unpaired(heads, kv_heads, edges["value"].heads):
@@ -400,12 +410,15 @@ class _Slice:
         untied: Mapping[int, Call],
         output: int,
         scores: str,
+        beside: Sequence[Call],
     ) -> None:
         self._values, self._output, self._scores = values, output, scores
         self._untied = untied
         self._ends = {edge.number for edge in edges.values()}
         self._made: dict[int, bool] = dict.fromkeys(self._ends, True)
+        self._made |= {number: False for call in beside for number in call.results}
         self._masks: dict[int, TorchMask] = {}
+        self._calls: list[Call] = []
         self._more: list[Call] = []
         self.sinks: int | None = None
         self.entering_sinks: int | None = None
@@ -424,8 +437,9 @@ class _Slice:
                 continue
             calls[call.place] = call
             waiting += [*call.reads, *(before for before, _ in call.renewed)]
-        for place in sorted(calls):
-            self._enter(calls[place])
+        self._calls = [calls[place] for place in sorted(calls)]
+        for call in self._calls:
+            self._enter(call)
         for call in self._more:
             calls[call.place] = call
         return tuple(calls[place] for place in sorted(calls)), tuple(self._masks.values())
@@ -475,7 +489,23 @@ class _Slice:
             scores = self._letters(result.tensor.dim())
             if role == "bias" and call.name != "sub" and self._filled(number, scores):
                 continue
-            self._mask(number, role, scores, factor=-1.0 if call.name == "sub" else 1.0)
+            factor = self._factor_after(call) if role == "bias" else 1.0
+            self._mask(number, role, scores, factor=-factor if call.name == "sub" else factor)
+
+    def _factor_after(self, call: Call) -> float:
+        """What a sum of scores is multiplied by between a call and the softmax."""
+        result, here = 1.0, set(call.results)
+        for later in self._calls:
+            if later.place <= call.place or here.isdisjoint(later.reads):
+                continue
+            if later.name in _SOFTMAXES or later.name in _PRODUCTS:
+                break
+            numbers = [self._constant(entry) for entry in later.arguments]
+            factor = next((one for one in numbers if one is not None), None)
+            if later.name in ("mul", "div") and factor is not None:
+                result = result * factor if later.name == "mul" else result / (factor or math.inf)
+            here = set(later.results)
+        return result
 
     def _multiplies_products(self, call: Call, number: int) -> bool:
         """Whether a call multiplies products of query and key by a number for each head.

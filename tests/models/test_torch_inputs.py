@@ -114,6 +114,26 @@ def test_a_sound_of_one_channel_may_have_no_axis_for_it() -> None:
     assert [(entry.role, len(entry.shape)) for entry in calling.inputs] == [("image", 2)]
 
 
+class Placed(nn.Module):
+    """Adds a number for each of eleven by eleven places to a picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 4, 1)
+        self.places = nn.Parameter(torch.rand(4, 121))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, 3, 11, 11]`` to ``[B, 121, 4]``."""
+        answer: Tensor = self.first(x).flatten(2) + self.places
+        return answer.mT
+
+
+def test_a_table_by_place_tells_the_sides_of_a_picture() -> None:
+    """Pictures of other sides are refused."""
+    calling, _ = torch_calling(Placed().eval(), {})
+    assert calling.inputs[0].shape[-2:] == (11, 11)
+
+
 def test_what_is_declared_is_taken() -> None:
     """A vocabulary, in place of the one of the table."""
     declared = {"input_ids": {"role": "tokens", "vocabulary": 7}}

@@ -234,6 +234,25 @@ def test_numbers_by_head_are_the_query_s_where_they_multiply_products() -> None:
         assert "reads a tensor from elsewhere" in uncut[0].reason
 
 
+@pytest.mark.parametrize("scaled_together", [True, False])
+def test_products_with_tables_are_biases_of_the_product_of_tokens(*, scaled_together: bool) -> None:
+    """As in relative positions of Shaw et al. 2018: with the factor of what is scaled together."""
+    table = torch.rand(LENGTH, LENGTH, SIZE)
+
+    def relative(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        places = torch.einsum("bhqd,qkd->bhqk", query, table)
+        if scaled_together:
+            return ((query @ key.mT + places) / 4).softmax(-1) @ value
+        return (query @ key.mT / 4 + places).softmax(-1) @ value
+
+    (site,), uncut = sites_of(relative)
+    assert not uncut
+    (mask,) = site.masks
+    assert (mask.role, mask.axes) == ("bias", "BHQK")
+    assert mask.factor == (1 / 4 if scaled_together else 1.0)
+
+
 def test_a_softmax_that_weighs_nothing_is_no_attention() -> None:
     """Such as that of a classifier."""
 
