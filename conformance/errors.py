@@ -62,6 +62,10 @@ class DeclarationError(UsageError, ValueError):
         self.lacking = lacking
 
 
+class OtherAttentionError(DeclarationError):
+    """A module computes another attention than that of products: no declaration mends it."""
+
+
 class ConstructionError(DeclarationError):
     """No instance of a class can be made; ``why`` says why, without what to do about it.
 

@@ -170,8 +170,8 @@ def _instance_of(
     kind: type[nn.Module], num_heads: int | None, divisor: int, width: int | None = None
 ) -> tuple[nn.Module, str]:
     named = [one for one in inspect.signature(kind).parameters.values() if one.kind in _NAMED]
-    required = [one for one in named if one.default is inspect.Parameter.empty]
-    names = [parameter.name for parameter in required]
+    required = [one.name for one in named if one.default is inspect.Parameter.empty]
+    names = [*required, *_further_keywords(kind, required, num_heads)]
     sizes = Sizes(num_heads, names, divisor, width)
     small = _smaller_defaults(named, sizes)
     unknown = [name for name in names if sizes.value(name) is _UNKNOWN]
@@ -183,7 +183,7 @@ def _instance_of(
     first: tuple[nn.Module, str] | None = None
     choices = {name: objects.get(name) or sizes.choices(name) for name in names}
     for name in unknown:
-        if objects[name] or _is_number(kind, name):
+        if objects[name] or name not in required or _is_number(kind, name):
             continue
         given = {one: values[0] for one, values in choices.items()}
         passed_over = (ConstructionError,) if len(names) > 1 else ()
@@ -216,6 +216,30 @@ def _instance_of(
         )
         raise ConstructionError(why, failure.call, unknown)
     raise failure or ConstructionError(f"{kind.__name__} cannot be constructed")
+
+
+def _further_keywords(
+    kind: type[nn.Module], required: Sequence[str], num_heads: int | None
+) -> list[str]:
+    """The keywords that a constructor lacks of ``**kwargs``, as what it raises names them."""
+    kinds = [one.kind for one in inspect.signature(kind).parameters.values()]
+    names = list(required)
+    for _ in range(_MOST_SETTINGS * (inspect.Parameter.VAR_KEYWORD in kinds)):
+        sizes = Sizes(num_heads, names)
+        try:
+            kind(**{name: sizes.choices(name)[0] for name in names})
+        except (KeyError, TypeError) as error:
+            said = str(error)  # a key in quotes, or arguments in quotes that are missing
+            said = said if isinstance(error, KeyError) else said.partition("missing")[2]
+            lacked = [one for one in re.findall(r"'([^\W\d]\w*)'", said) if one not in names]
+            if not lacked:
+                break
+            names += lacked
+        except Exception:  # noqa: BLE001 (a user's constructor may raise anything)
+            break
+        else:
+            break
+    return names[len(required) :]
 
 
 def _smaller_defaults(named: list[inspect.Parameter], sizes: Sizes) -> dict[str, int]:
@@ -487,6 +511,19 @@ class _Settings:
         self.__dict__["_own"].read[name] = value
 
 
+class _Called:
+    """A method of settings that answers a number, shown as Python."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, *_: Any, **__: Any) -> int:
+        return self.number
+
+    def __repr__(self) -> str:
+        return f"lambda *_, **__: {self.number}"
+
+
 class _FurtherSettings(_Settings):
     """Settings within settings; where nothing is read of them they stand for False."""
 
@@ -542,7 +579,8 @@ def _of_settings(
             answering(kind(**{**others, name: settings}))
         except Exception as error:  # noqa: BLE001 (a user's constructor may raise anything)
             failure = error
-        if set(own.names()) - set(seen):  # what is shared is known only now
+        # What is shared is known only now, and what is called.
+        if set(own.names()) - set(seen) or _settle_method(log, failure):
             seen = list(dict.fromkeys((*seen, *own.names())))
             continue
         if failure is not None:
@@ -578,6 +616,15 @@ def _of_read_settings(
         with contextlib.suppress(ConstructionError):
             return _of_settings(kind, name, num_heads, divisor, given)
     return None
+
+
+def _settle_method(log: list[_Reading], failure: Exception | None) -> bool:
+    """Whether what was read last was called, and is now guessed to be a method."""
+    called = bool(log) and "not callable" in str(failure) and not isinstance(log[-1][2], _Called)
+    if called:
+        guesses, name, number = log[-1]
+        guesses[name] = _Called(number if type(number) is int else 1)
+    return called
 
 
 def _is_of_int(failure: Exception) -> bool:

@@ -53,7 +53,7 @@ def model_of_file(path: str | Path, declaration: str | Path | None) -> tuple[Can
     """
     path = Path(path)
     if not path.is_file():
-        msg = f"there is no file {path}"
+        msg = f"there is no file {path}: check the path"
         raise UsageError(msg)
     sites = model_sites(path)
     if sites is None:
@@ -78,7 +78,10 @@ def model_candidates(
     refused = [name for name in options.names() if name not in allowed]
     if refused:
         names = " and ".join(refused)
-        msg = f"{path} is a whole model: {names} can be given for one attention only"
+        msg = (
+            f"{path} is a whole model: {names} can be given for one attention only, such as "
+            f"{path}#0"
+        )
         raise UsageError(msg)
     if number is not None and number >= len(sites.sites):
         last = len(sites.sites) - 1
@@ -204,7 +207,7 @@ def _declared(path: Path, options: GraphOptions) -> GraphDeclaration:
     if declared.outputs:
         msg = (
             f"{file} gives roles to outputs, which only a graph of one attention has: {path} is a "
-            "whole model"
+            "whole model, so take them out"
         )
         raise UsageError(msg)
     for name, entry in declared.inputs.items():

@@ -181,7 +181,10 @@ def model_inputs(
         if role == "past":
             shapes[name] = _counting_past(shapes[name], (caches or {}).get(name, ()))
         if role == "past" and sum(not isinstance(size, int) for size in shapes[name][1:]) != 1:
-            msg = f"no one axis of its input {name} counts the past tokens"
+            msg = (
+                f"no one axis of its input {name} counts the past tokens: export it with that "
+                "axis, and no other but the batch, dynamic"
+            )
             raise UnknownInputError(msg)
         count = int(declared.get(name, {}).get("vocabulary", 0)) or _vocabulary(graph, name)
         inputs.append(
@@ -196,7 +199,10 @@ def model_inputs(
             )
         )
     if not any(entry.role in ("tokens", "features", "image") for entry in inputs):
-        msg = "none of its inputs holds tokens, features or a picture"
+        msg = (
+            "none of its inputs holds tokens, features or a picture: declare which it is, as "
+            '[inputs.NAME] with role = "tokens"'
+        )
         raise UnknownInputError(msg)
     return tuple(inputs)
 

@@ -395,7 +395,7 @@ def certain_results(loaded: Loaded, results: Sequence[ClauseResult]) -> list[Cla
     def is_certain(result: ClauseResult) -> bool:
         names = {result.explained_by, *(str(entry["name"]) for entry in result.diagnosis)}
         kind = "" if result.violation is None else result.violation.kind
-        return bool(names & named) or (result.id in laws and kind != "raised")
+        return bool(names & named) or (result.id in laws and kind not in _OF_WHAT_WAS_PROMISED)
 
     def as_certain(result: ClauseResult) -> ClauseResult:
         if result.status != "failed" or result.level != "MUST" or is_certain(result):
@@ -411,6 +411,8 @@ def certain_results(loaded: Loaded, results: Sequence[ClauseResult]) -> list[Cla
 _OF_MEMORY: Final = frozenset(
     "shape.strided shape.expanded shape.bounds mask.strided gradients.strided".split()
 )
+# How a reading that is wrong shows in the calls of any clause: a size was guessed, or an input.
+_OF_WHAT_WAS_PROMISED: Final = ("raised", "shape")
 _REFUSED: Final = "it refuses tensors that lie otherwise in memory"
 _GUESSED: Final = "what is promised was guessed, and is not kept"
 

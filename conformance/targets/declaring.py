@@ -15,7 +15,15 @@ from ..adapters.matrices import as_module, takes_matrices
 from ..adapters.packing import HEAD_NAMES
 from ..base.parameter_names import POSITIONAL, option_of, role_of, signature_in_docstring
 from ..base.printable_text import few
-from ..errors import BELOW, TO_CHECK, ConstructionError, DeclarationError, indented, lines_to_paste
+from ..errors import (
+    BELOW,
+    TO_CHECK,
+    ConstructionError,
+    DeclarationError,
+    OtherAttentionError,
+    indented,
+    lines_to_paste,
+)
 from .target_strings import is_path, seen_from
 
 _MOST: Final = 6
@@ -219,7 +227,7 @@ def how_to_pass(error: DeclarationError, value: Any, target: str) -> str:
     ``value`` is what the target names: a class, an instance or what builds one.
     """
     where, _, name = target.rpartition(":")
-    if not where or not name.isidentifier():
+    if not where or not name.isidentifier() or isinstance(error, OtherAttentionError):
         return str(error)
     if not error.lacking:
         return f"{error}{_around(value, where, name)}"

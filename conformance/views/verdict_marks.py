@@ -31,15 +31,15 @@ class Overall:
 def overall(record: Record) -> Overall:
     """What a run amounts to: an interrupted, an empty or an unfinished one is never green."""
     candidates = record["candidates"]
-    if record.get("interrupted"):
+    verdicts = [str(candidate.get("verdict", "inconclusive")) for candidate in candidates]
+    worst = next((word for word in _WORST_FIRST if word in verdicts), "")
+    if record.get("interrupted") and worst in ("", "inconclusive"):  # a failure stays one
         return Overall(word="interrupted", reason=_INTERRUPTED.replace("report", "record"))
     if not candidates:
         reason = notes(record)[0] if is_cut(record) else "nothing was checked"
         return Overall(word="inconclusive", reason=reason)
-    verdicts = [str(candidate.get("verdict", "inconclusive")) for candidate in candidates]
-    for word in _WORST_FIRST:
-        if word in verdicts:
-            return Overall(word=word, reason=_candidates_with(word, record))
+    if worst:
+        return Overall(word=worst, reason=_candidates_with(worst, record))
     if stale := record.get("stale_expectations") or ():
         reason = f"{counted(len(stale), 'expected failure')} nothing answers to any more"
         return Overall(word="fails", reason=reason)

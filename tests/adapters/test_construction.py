@@ -408,3 +408,57 @@ def test_a_width_from_elsewhere_is_cut_into_heads() -> None:
     built, how = instance_of(OfFixedWidth, None)
     assert how == "constructed as OfFixedWidth(num_heads=4, head_size=16)"
     assert built(torch.ones(2, 5, 64)).shape == (2, 5, 64)
+
+
+class ByKeywords(Attention):
+    """Reads its sizes of whatever keywords it gets."""
+
+    def __init__(self, **cfg: Any) -> None:
+        super().__init__(cfg["dim"], cfg["n_heads"])
+
+
+class Handing(Attention):
+    """Hands its keywords on to a constructor that names them."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+
+
+class Asking(Attention):
+    """Calls a method of its settings."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config.hidden_size, config.get_heads())
+
+
+class WithAText(Attention):
+    """Needs a keyword whose name says no size, and that is no number."""
+
+    def __init__(self, **cfg: Any) -> None:
+        super().__init__(cfg["dim"] + len(cfg["frobs"]), cfg["n_heads"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        (ByKeywords, "ByKeywords(dim=24, n_heads=3)"),
+        (Handing, "Handing(width=24, heads=3)"),
+        (Asking, "Asking(config=SimpleNamespace(hidden_size=24, get_heads=lambda *_, **__: 3))"),
+    ],
+)
+def test_keywords_and_methods_are_given_as_what_lacks_them_says(
+    kind: type[Attention], how: str
+) -> None:
+    """What a constructor raises names the keywords of ``**cfg``, and that a setting is called."""
+    built, said = instance_of(kind, None)
+    assert said == f"constructed as {how}"
+    assert built.num_heads == 3
+
+
+def test_a_keyword_that_nobody_can_guess_is_named() -> None:
+    """The refusal names it, and so do the lines to paste that are made of the call."""
+    with pytest.raises(ConstructionError, match="needs frobs to be constructed") as raised:
+        instance_of(WithAText, None)
+    assert raised.value.guessed == ("frobs",)
+    assert "dim=24" in raised.value.call
+    assert "frobs=" in raised.value.call

@@ -13,6 +13,7 @@ import conformance
 from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician
+from conformance.errors import OtherAttentionError
 from conformance.running.runner import CandidateRun
 
 
@@ -206,3 +207,59 @@ def test_module_that_mixes_items_is_not_taken_for_one_without() -> None:
     made = conformance.module(OneSequence(of_batches=True))
     assert made.declaration.batched
     assert made.warnings
+
+
+class Added(nn.Module):
+    """Additive attention: a tanh of the sum of query and key, with names that say roles or not."""
+
+    def __init__(self, *, named: bool) -> None:
+        super().__init__()
+        self.named = named
+        first, second = ("W_q", "W_k") if named else ("w", "u")
+        self.first, self.second = first, second
+        self.add_module(first, nn.Linear(16, 16))
+        self.add_module(second, nn.Linear(16, 16))
+        self.add_module("w_v" if named else "v", nn.Linear(16, 1))
+
+    def forward(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Of tokens [B, L, 16]."""
+        own = self.get_submodule(self.first)(query).unsqueeze(2)
+        sums = own + self.get_submodule(self.second)(keys).unsqueeze(1)
+        scores = self.get_submodule("w_v" if self.named else "v")(sums.tanh()).squeeze(-1)
+        answer: Tensor = scores.softmax(-1) @ values
+        return answer
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_additive_attention_is_refused_without_lines_that_lead_nowhere(named: bool) -> None:  # noqa: FBT001
+    """A large query changes nothing behind a tanh: no projections are asked for."""
+    with pytest.raises(OtherAttentionError, match="nothing to declare") as raised:
+        conformance.module(Added(named=named))
+    assert "fixed_layer" not in str(raised.value)
+    assert "projections=" not in str(raised.value)
+
+
+class Sharp(nn.Module):
+    """Attention of products whose scores a tanh caps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            self.add_module(name, nn.Linear(12, 12))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Of tokens [B, L, 12], three heads."""
+        parts = zip("qkv", (query, key, value), strict=True)
+        q, k, v = (
+            self.get_submodule(f"{role}_proj")(one).unflatten(-1, (3, 4)).transpose(1, 2)
+            for role, one in parts
+        )
+        weights = (5 * (q @ k.mT).tanh()).softmax(-1)
+        answer: Tensor = self.get_submodule("o_proj")((weights @ v).transpose(1, 2).flatten(2))
+        return answer
+
+
+def test_a_tanh_of_products_is_no_additive_attention() -> None:
+    """Caps end large scores, whose sign still follows the query: the module is judged."""
+    made = conformance.module(Sharp(), num_heads=3)
+    assert any("by no reading" in warning for warning in made.warnings)

@@ -49,9 +49,11 @@ def test_nothing_checked_is_inconclusive() -> None:
 
 
 def test_an_interrupted_run_is_never_green() -> None:
-    """What was done before may all have passed."""
+    """What was done before may all have passed; what failed before it stays failed."""
     summary = overall(run("conforms", interrupted=True))
     assert (summary.word, summary.green) == ("interrupted", False)
+    assert overall(run(interrupted=True)).word == "interrupted"
+    assert overall(run("conforms", "fails", interrupted=True)).word == "fails"
 
 
 def test_a_run_cut_by_its_limit_is_never_green() -> None:
