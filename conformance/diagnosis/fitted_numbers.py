@@ -510,12 +510,12 @@ class NumberFit:
     def of(cls, answer: BatteryAnswer, known: Combination = ()) -> NumberFit | None:
         """The fit to an answer besides known mistakes, without rows that have no keys.
 
-        None where no other row is wrong: its numbers tell nothing.
+        None where no other row is wrong, or where these make an answer of another shape.
         """
-        run = run_besides(answer, known)
-        if run is None:
+        run, inputs = run_besides(answer, known), answer.inputs
+        stage = "answer" if inputs.is_layer else "output"
+        if run is None or run[stage].shape != answer.output.shape:
             return None
-        stage, inputs = "answer" if answer.inputs.is_layer else "output", answer.inputs
         told = torch.isfinite(answer.output) & torch.isfinite(run[stage])
         told = told & ~inputs.answer_rows(run["empty"], run["point"])
         wrong = ~within(answer.output, run[stage], answer.exact.bound) & told

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -346,7 +347,7 @@ def test_answer_has_the_dtype_of_the_weights(dtype: torch.dtype) -> None:
 
 def uncopiable() -> nn.Module:
     module = Named(("q", "k", "v", "o"))
-    module.cache = module.q.weight * 2  # type: ignore[assignment]  # no leaf: torch refuses to copy
+    module.lock = threading.Lock()  # type: ignore[assignment]  # Python refuses to copy it
     return module
 
 

@@ -121,7 +121,9 @@ def test_every_clause_that_fails_is_about_the_triangle_or_the_answer() -> None:
     clauses = results(core(NeverCausal, "top-left", masks=[]), dtypes=("float32",), explain=False)
     failed = {result.id for result in clauses if result.status == "failed"}
     assert {"mask.causal", "mask.causal-alignment", "numerics.golden"} <= failed
-    assert not failed & {"numerics.key-shift", "equivariance.batch", "state.repeatable"}
+    # Where the golden sees one key alone, the bound of a law is that of one key: numerics.key-shift
+    # may fail by a rounding of all keys.
+    assert not failed & {"equivariance.batch", "state.repeatable"}
 
 
 def test_the_keyword_is_never_passed() -> None:

@@ -451,7 +451,7 @@ class Odd(nn.Module):
     def forward(self, x):
         q, k, v, out = self.m.flatten(1, 2)
         q, k, v = ((x @ w.T).unflatten(-1, (4, 4)).transpose(1, 2) for w in (q, k, v))
-        scores = q @ k.mT / 2
+        scores = (q[..., None, :] * k[..., None, :, :]).sum(-1) / 2
         weights = (scores - scores.amax(-1, keepdim=True)).exp()
         weights = weights / weights.sum(-1, keepdim=True)
         return (weights @ v).transpose(1, 2).flatten(2) @ out.T

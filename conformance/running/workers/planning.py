@@ -80,9 +80,9 @@ class Silence:
             f"no call of {shown} succeeds: each of {self.calls} trial calls raised, the first "
             f"{self.violation.message.removeprefix('raised ')}"
         )
-        mended = ""
-        if candidate.reading is not None and candidate.kind == "layer":
-            target = candidate.target
+        mended, target = "", candidate.target
+        # An object that was given has no name by which a file could load it.
+        if candidate.reading is not None and candidate.kind == "layer" and ":" in target:
             mended = how_to_answer(object_of(target), target, candidate.declaration.inputs)
         if not mended:
             said += f"; {missing or 'mend the call, or pin with geometry= what it can take'}"

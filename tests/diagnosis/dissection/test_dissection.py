@@ -74,7 +74,7 @@ def test_a_statement_says_for_which_calls_it_holds() -> None:
         return factor * scaled_dot_product_attention(query, key, value)
 
     (entry,) = diagnose(Subject(core(many, **BARE_FLOAT32), "float32"))
-    assert "are 1.5 times what they should be" in entry["name"]
+    assert entry["name"].endswith("outputs of the heads: 1.5 times what they should be")
     assert "only with more than 64 keys" in entry["text"]
 
 
