@@ -17,6 +17,7 @@ from conformance.session.report import (
     build_report,
     candidate_entry,
     causes_of,
+    certain_results,
     joined_causes,
     verdict,
 )
@@ -153,6 +154,18 @@ def test_one_exception_of_many_clauses_is_reported_once() -> None:
     assert (one["name"], one["clauses"]) == ("exception", ["a.b", "a.c", "a.d"])
     assert one["text"] == "raised ValueError: a.b (kernel.py:3)"
     assert (other["name"], other["clauses"]) == ("a.e", ["a.e"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"), [("value", "failed"), ("shape", "untestable"), ("raised", "untestable")]
+)
+def test_what_a_wrong_reading_explains_is_no_failure_of_a_law(kind: str, status: str) -> None:
+    """Of code that nobody declared; an exception or another shape may be a guess of the harness."""
+    wrong = Violation(kind=kind, message="something else")
+    law = result("failed", "state.repeatable", violation=wrong)
+    (read,) = certain_results(loaded(reading=Reading()), [law])
+    (declared,) = certain_results(loaded(), [law])
+    assert (read.status, declared.status) == (status, "failed")
 
 
 def test_stale_expectation_fails() -> None:
