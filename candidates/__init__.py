@@ -31,6 +31,7 @@ __conformance__ = [
     "out_attention",
     "operator_attention",
     "numpy_attention",
+    "public_signatures",
     "onnx_attention",
     *(["torch_cuda"] if torch.cuda.is_available() else []),
     *(["triton_attention"] if _TRITON else []),

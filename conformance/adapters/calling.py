@@ -20,7 +20,7 @@ from ..errors import DeclarationError, did_you_mean
 from .answers import output_of, weights_in
 from .filling import Fills, filled
 
-CallAdapter = Mapping[str, str] | Callable[..., Any]
+CallAdapter = Mapping[str, str | tuple[str, ...]] | Callable[..., Any]
 _COUNTS: Final = {1: "self", 2: "memory", 3: "separate"}
 # What the harness calls the tokens of each kind of inputs.
 TOKENS: Final = {
@@ -40,7 +40,7 @@ class Calling:
     names
         The parameters that take query, key and value when not by position in that order.
     rename
-        Our keyword to the module's.
+        Our keyword to the module's, or to two of them for the sides of a window.
     fills
         What further parameters get when the problem does not use them: names and expressions.
     wanted, guessed
@@ -55,7 +55,7 @@ class Calling:
 
     inputs: str
     names: tuple[str, ...] | None = None
-    rename: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    rename: Mapping[str, str | tuple[str, ...]] = dataclasses.field(default_factory=dict)
     fills: Fills = ()
     wanted: tuple[inspect.Parameter, ...] = ()
     guessed: tuple[str, ...] = ()
@@ -83,7 +83,7 @@ class Calling:
         The source of a user's function shows them. Where it does not, it passes what is declared,
         and the masks where it takes a declared one or stands for one (always causal).
         """
-        theirs = {self.rename.get(word, word) for word in declaration.keywords}
+        theirs = {name for word in declaration.keywords for name in _theirs(self.rename, word)}
         if self.function is None:
             return theirs | self._given(forward)
         shown = _handed_over(self.function, forward, theirs)
@@ -115,10 +115,19 @@ class Calling:
         if self.function is not None:
             return self.function(module, *inputs, **keywords)
         theirs = dict(fills)
-        theirs.update({self.rename.get(word, word): value for word, value in keywords.items()})
+        for word, value in keywords.items():
+            names = _theirs(self.rename, word)
+            parts = (value,) if len(names) == 1 else value
+            theirs.update(zip(names, parts, strict=True))
         if self.names is None:
             return module(*inputs, **theirs)
         return module(**dict(zip(self.names, inputs, strict=True)), **theirs)
+
+
+def _theirs(rename: Mapping[str, str | tuple[str, ...]], word: str) -> tuple[str, ...]:
+    """The parameters that take a keyword of the harness."""
+    names = rename.get(word, word)
+    return (names,) if isinstance(names, str) else names
 
 
 def _swapped(tokens: Tensor) -> Tensor:
@@ -162,7 +171,10 @@ def read_calling(
 
 
 def ways_to_call(
-    shown: str, forward: Callable[..., Any], call: Mapping[str, str] | None, inputs: str | None
+    shown: str,
+    forward: Callable[..., Any],
+    call: Mapping[str, str | tuple[str, ...]] | None,
+    inputs: str | None,
 ) -> list[Calling]:
     """The ways in which a signature may be called, the likeliest first; raises DeclarationError.
 
@@ -284,7 +296,10 @@ def check_keywords(
 
 
 def _check_takes(
-    shown: str, function: Callable[..., Any], rename: Mapping[str, str], declaration: Declaration
+    shown: str,
+    function: Callable[..., Any],
+    rename: Mapping[str, str | tuple[str, ...]],
+    declaration: Declaration,
 ) -> None:
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -297,13 +312,13 @@ def _check_takes(
             )
             raise DeclarationError(msg)
     for word in declaration.keywords:
-        theirs = rename.get(word, word)
-        if theirs not in parameters:
-            msg = (
-                f"{shown} has no parameter {theirs!r} (it has {', '.join(parameters)}), but "
-                f"{word!r} is declared: pass call={{{word!r}: '…'}} with the name it has there"
-            )
-            raise DeclarationError(msg)
+        for theirs in _theirs(rename, word):
+            if theirs not in parameters:
+                msg = (
+                    f"{shown} has no parameter {theirs!r} (it has {', '.join(parameters)}), but "
+                    f"{word!r} is declared: pass call={{{word!r}: '…'}} with the name it has there"
+                )
+                raise DeclarationError(msg)
 
 
 def mask_parameters(forward: Callable[..., Any]) -> list[str]:

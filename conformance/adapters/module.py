@@ -20,6 +20,7 @@ from ..base.printable_text import raised_text
 from ..declare.candidate import Candidate
 from ..declare.declaration import ALIGNMENTS
 from ..declare.decorators import fixed_layer, layer
+from ..declare.keywords import read_keywords
 from ..errors import DeclarationError
 from . import multihead
 from .calling import (
@@ -548,6 +549,7 @@ def module(
     num_kv_heads: int | None = None,
     construct: Construct | None = None,
     call: CallAdapter | None = None,
+    keywords: Mapping[str, str | tuple[str, ...]] | None = None,
     projections: Mapping[str, str] | None = None,
     name: str | None = None,
     **promises: Any,
@@ -566,6 +568,8 @@ def module(
     call
         A dict from our keywords to the module's, such as ``{"keep": "mask"}``, or a function
         ``call(module, query, key, value, **keywords)`` with the inputs that ``inputs=`` says.
+    keywords
+        The same dict, under the name that decorators have for it.
     projections
         Names where the search finds none: ``{"q": "a", "k": "b", "v": "c", "o": "d"}``, or
         ``"qkv"`` and ``"kv"`` for fused ones.
@@ -578,6 +582,11 @@ def module(
     check_number("num_heads", num_heads)
     check_number("num_kv_heads", num_kv_heads)
     check_promises(promises)
+    if keywords is not None:
+        if call is not None:
+            msg = f"call and keywords are both given for {shown}: drop one"
+            raise DeclarationError(msg)
+        call = read_keywords(keywords).names
     request = ModuleRequest(
         shown=shown,
         num_heads=num_heads,

@@ -17,10 +17,14 @@ from ..base.printable_text import repr_of
 from ..errors import DeclarationError, did_you_mean
 from .candidate import Candidate
 from .declaration import Declaration
+from .keywords import read_keywords
 from .operators import operator_of, registered_operator, signature_of
 from .promises import declare
+from .signatures import read_signature
 
 Decorator = Callable[[Callable[..., Any]], Candidate]
+# Promises of how a function is called, which its declaration needs no more than once.
+_OF_CALLS = ("signature", "keywords")
 _WIDTHS = ("query_size", "key_size", "value_size", "output_size")
 
 
@@ -44,6 +48,12 @@ def core(
     (:mod:`conformance.declare.head_layouts`). One that takes contiguous tensors alone declares
     ``strides="contiguous"``: it may raise for others, but not answer wrongly.
 
+    ``keywords`` are its own names: ``{"keep": "attn_mask", "scale": "sm_scale", "window":
+    ("window_left", "window_right")}``; a parameter without a default gets what changes nothing.
+    ``signature`` is that of a public function, whose names, layout and conventions it has:
+    ``"flash_attn"``, ``"torch_sdpa"`` and others (:mod:`conformance.declare.signatures`), each
+    promise of which can be given otherwise.
+
     Raises DeclarationError (a ValueError) for a promise that is unknown or that the function's
     signature cannot keep.
     """
@@ -65,6 +75,7 @@ def layer(
     ``value [B, Lk, Ev]`` and returns ``[B, Lq, Eo]``. ``inputs="self"`` calls ``forward(x)``,
     ``inputs="memory"`` calls ``forward(query, context)``; ``batched=False`` drops the batch axis.
     A forward that is a ``torch.nn.Module`` is put in eval mode. ``@layer`` alone is ``@layer()``.
+    ``keywords`` are the forward's own names: see :func:`core`.
 
     Raises DeclarationError (a ValueError) for a promise that is unknown.
     """
@@ -113,11 +124,17 @@ def fixed_layer(
         msg = f"conformance.fixed_layer takes a forward function or module, not {forward!r}"
         raise DeclarationError(msg)
     _check_name(name)
+    given = promises.pop("keywords", None)
     pinned = _fixed_pins(weights, num_heads, num_kv_heads, promises.get("geometry"))
+    declaration = _declare("layer", {**promises, "geometry": pinned}, "fixed_layer")
+
+    def build(_geometry: Any, _weights: Any) -> Callable[..., Any]:
+        return forward
+
     return Candidate(
         name=name or _name_of(forward),
-        declaration=_declare("layer", {**promises, "geometry": pinned}, "fixed_layer"),
-        function=lambda _geometry, _weights: forward,
+        declaration=declaration,
+        function=build if given is None else read_keywords(given).applied(build, declaration),
         fixed_weights=weights,
         weights_known=weights is not None,
     )
@@ -266,6 +283,9 @@ def _check_fixed(weights: golden.ProjectionWeights, num_heads: int, value_head_s
 
 def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorator:
     _check_name(name)
+    signature, given = (promises.pop(word, None) for word in _OF_CALLS)
+    row = None if signature is None else read_signature(signature, kind)
+    keywords = None if given is None else read_keywords(given)
     declaration = _declare(kind, promises)
     if declaration.operator:
         registered_operator(declaration.operator)
@@ -274,12 +294,16 @@ def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorat
         if not callable(function):
             msg = f"conformance.{kind} decorates a function, not {function!r}"
             raise DeclarationError(msg)
-        shown = name or _name_of(function)
+        shown, declared, named = name or _name_of(function), declaration, keywords
+        if row is not None:
+            named = row.keywords_of(function).joined(keywords)
+            declared = _declare(kind, row.promised(function, named.names, promises))
+        called = function if named is None else named.applied(function, declared)
         if kind != "layer":
-            check_signature(function, declaration, shown)
-        operator = declaration.operator or operator_of(function)
-        declared = dataclasses.replace(declaration, operator=operator)
-        return Candidate(name=shown, declaration=declared, function=function)
+            check_signature(called, declared, shown)
+        operator = declared.operator or operator_of(function)
+        declared = dataclasses.replace(declared, operator=operator)
+        return Candidate(name=shown, declaration=declared, function=called)
 
     return decorate
 
@@ -308,7 +332,7 @@ def _declare(kind: str, promises: dict[str, Any], said: str = "") -> Declaration
     accepted = [word for word in inspect.signature(declare).parameters if word != "kind"]
     for word in promises:
         if word not in accepted:
-            suggestion = did_you_mean(word, accepted)
+            suggestion = did_you_mean(word, (*accepted, *_OF_CALLS))
             msg = f"conformance.{said or kind} got an unknown argument {word!r}{suggestion}"
             raise DeclarationError(msg)
     return declare(kind, **promises)

@@ -65,6 +65,7 @@ from ..targets.declaring import declaration_lines, how_to_make, how_to_pass
 from ..targets.loading import guarded
 from ..targets.resolving import Undeclared
 from ..targets.target_strings import split_target
+from .by_signature import read_by_signature
 from .deviations import Investigation, deviations
 from .implementation import Implementation, implementation_of
 from .job import OutOfTimeError, read_case, while_time_to_name
@@ -378,6 +379,9 @@ def _with_notes(candidate: Candidate, *notes: str) -> Candidate:
 
 def _function(entry: Undeclared) -> Candidate:
     """An undeclared function; raises UsageError with lines to declare it where it is not read."""
+    known = read_by_signature(entry.value, entry.target)
+    if known is not None:
+        return known
     read = _read(entry, entry.value, None)
     if isinstance(read, Candidate):
         return read

@@ -1,0 +1,206 @@
+"""A candidate's own names of keywords: a call in the harness' words becomes one in the user's."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch import Tensor, nn
+
+from .._golden import golden
+from ..base.parameter_names import signature_in_docstring
+from ..base.printable_text import repr_of
+from ..errors import DeclarationError, did_you_mean
+from .declaration import OWN_KEYWORDS, SEQUENCE_KEYWORDS, Declaration
+from .operators import signature_of
+
+_WORDS: Final = (*sorted(OWN_KEYWORDS), *SEQUENCE_KEYWORDS)
+# Keywords whose two parts may be handed over as two parameters.
+_PAIRS: Final = frozenset({"window"})
+# What a required parameter gets in a call that does not use its keyword; a mask gets None.
+_UNUSED: Final[Mapping[str, Any]] = {
+    "causal": False,
+    "dropout": 0.0,
+    "return_weights": False,
+    "softcap": 0.0,
+    "window": (-1, -1),
+}
+Prepare = Callable[[dict[str, Any], Tensor, Tensor], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnKeywords:
+    """How a function names the harness' keywords, and in which form it takes their values.
+
+    names
+        The parameter of each keyword, or the two parameters of a pair's parts.
+    prepare
+        Where values have another form: a function of a call's keywords, still in the harness'
+        words, and of its query and key, which returns what is handed over.
+    grouped
+        A flag that it needs where key and value have fewer heads, "" where it needs none.
+    """
+
+    names: Mapping[str, tuple[str, ...]]
+    prepare: Prepare | None = None
+    grouped: str = ""
+
+    def joined(self, others: OwnKeywords | None) -> OwnKeywords:
+        """These names with others, which stand in place of these."""
+        if others is None:
+            return self
+        return dataclasses.replace(self, names={**self.names, **others.names})
+
+    def applied(self, function: Callable[..., Any], declaration: Declaration) -> Callable[..., Any]:
+        """The function, or the builder of a layer, as one of the harness' keywords."""
+        if declaration.kind != "layer":
+            return self._called(function, declaration, None)
+
+        @functools.wraps(function)
+        def build(geometry: Any, weights: Any) -> Any:
+            forward = function(geometry, weights)
+            if not callable(forward):  # refused where the layer is called
+                return forward
+            pinned = declaration.pins.sizes.get("head_size", (None,))
+            head_size = pinned[0] if geometry is None else geometry.head_size
+            return self._called(forward, declaration, head_size)
+
+        return build
+
+    def _called(
+        self, function: Callable[..., Any], declaration: Declaration, head_size: int | None
+    ) -> Callable[..., Any]:
+        """A function of the harness' keywords that calls ``function`` with its own.
+
+        Without a ``head_size`` that of the query is its last axis.
+        """
+        required = tuple(self._required(function))
+        point, heads = declaration.semantics, declaration.head_layout.axes.index("H")
+
+        def unused(word: str, query: Tensor) -> Any:
+            if word != "scale":
+                return _UNUSED.get(word)
+            size = head_size or query.shape[-1]
+            sizes = {"head_size": size, "value_head_size": size, "num_heads": 1}
+            return golden.scale_value(point, **sizes)
+
+        def theirs(inputs: tuple[Any, ...], keywords: Mapping[str, Any]) -> dict[str, Any]:
+            query, key = inputs[0], inputs[min(1, len(inputs) - 1)]
+            given = dict(keywords)
+            if self.prepare is not None:
+                given = self.prepare(given, query, key)
+            values = {word: unused(word, query) for word in required if word not in given} | given
+            result: dict[str, Any] = {}
+            if self.grouped and query.shape[heads] != key.shape[heads]:
+                result[self.grouped] = True
+            for word, value in values.items():
+                names = self.names.get(word, (word,))
+                result |= (
+                    {names[0]: value} if len(names) == 1 else dict(zip(names, value, strict=True))
+                )
+            return result
+
+        if isinstance(function, nn.Module):
+            return _RenamedModule(function, theirs)
+
+        @functools.wraps(function)
+        def call(*inputs: Any, **keywords: Any) -> Any:
+            return function(*inputs, **theirs(inputs, keywords))
+
+        signature = parameters_of(function)
+        if signature is not None:
+            call.__signature__ = self._in_our_words(signature)  # type: ignore[attr-defined]  # what inspect reads
+        return call
+
+    def _in_our_words(self, signature: inspect.Signature) -> inspect.Signature:
+        """A function's signature with the harness' keywords in place of its own names for them.
+
+        Raises DeclarationError where it lacks a name.
+        """
+        parameters = dict(signature.parameters)
+        opens = [entry for entry in parameters.values() if entry.kind is entry.VAR_KEYWORD]
+        replaced = {name for names in self.names.values() for name in names}
+        for name in replaced - parameters.keys() if not opens else ():
+            word = next(word for word, names in self.names.items() if name in names)
+            hint = did_you_mean(name, parameters)
+            msg = (
+                f"keywords calls {word!r} {name!r}, which is no parameter of {signature}: give "
+                f"the name that it has there{hint}"
+            )
+            raise DeclarationError(msg)
+        own = inspect.Parameter
+        ours = [own(word, own.KEYWORD_ONLY, default=None) for word in self.names]
+        kept = [entry for name, entry in parameters.items() if name not in (*replaced, *self.names)]
+        kept = [entry for entry in kept if entry.kind is not entry.VAR_KEYWORD]
+        kept.sort(key=lambda entry: entry.kind)
+        return inspect.Signature([*kept, *ours, *opens])
+
+    def _required(self, function: Callable[..., Any]) -> Iterator[str]:
+        """The harness' keywords whose parameters have no default."""
+        signature = parameters_of(function)
+        parameters = {} if signature is None else signature.parameters
+        for word, names in self.names.items():
+            held = [parameters[name] for name in names if name in parameters]
+            if (
+                any(entry.default is entry.empty for entry in held)
+                and word not in SEQUENCE_KEYWORDS
+            ):
+                yield word
+
+
+class _RenamedModule(nn.Module):
+    """A module that is called with the harness' keywords, and is moved and cast as itself."""
+
+    def __init__(
+        self, module: nn.Module, theirs: Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.theirs = theirs
+        self.train(module.training)
+
+    def forward(self, *inputs: Any, **keywords: Any) -> Any:
+        """Call the module by its own names."""
+        return self.module(*inputs, **self.theirs(inputs, keywords))
+
+
+def parameters_of(function: Any) -> inspect.Signature | None:
+    """The signature of a function, an operator or a module's forward.
+
+    None for one written in C whose docstring does not begin with it.
+    """
+    called = function.forward if isinstance(function, nn.Module) else function
+    try:
+        return signature_of(called) or inspect.signature(called)
+    except (TypeError, ValueError):
+        return signature_in_docstring(called)
+
+
+def read_keywords(given: object) -> OwnKeywords:
+    """Check the names that a declaration gives; raises DeclarationError with one sentence."""
+    example = '{"keep": "attn_mask", "scale": "sm_scale"}'
+    if not isinstance(given, Mapping):
+        msg = (
+            f"keywords is {repr_of(given)}: give a dict of our keywords to yours, such as {example}"
+        )
+        raise DeclarationError(msg)
+    names: dict[str, tuple[str, ...]] = {}
+    for word, theirs in given.items():
+        if word not in _WORDS:
+            hint = did_you_mean(word if isinstance(word, str) else "", _WORDS)
+            msg = f"keywords has the key {repr_of(word)}, which is no keyword of the harness{hint}"
+            raise DeclarationError(msg)
+        parts = (theirs,) if isinstance(theirs, str) else theirs
+        fits = isinstance(parts, (tuple, list)) and all(
+            isinstance(name, str) and name.isidentifier() for name in parts
+        )
+        if not fits or len(parts) not in ((1, 2) if word in _PAIRS else (1,)):
+            more = ", or two of them for its left and right part" if word in _PAIRS else ""
+            msg = f"keywords calls {word!r} {repr_of(theirs)}: give the name of a parameter{more}"
+            raise DeclarationError(msg)
+        names[word] = tuple(parts)
+    return OwnKeywords(names=names)

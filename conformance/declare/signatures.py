@@ -1,0 +1,264 @@
+"""The signatures of public attention functions, each with what its documentation promises.
+
+A new one is a row of :data:`SIGNATURES`. Of a function that lacks a parameter of its row the row
+promises nothing of that parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..errors import DeclarationError, did_you_mean
+from .declaration import FEATURE_KEYWORDS, MASK_FORMS, SEQUENCE_KEYWORDS
+from .keywords import OwnKeywords, Prepare, parameters_of
+
+_EVERY_SHAPE: Final = ("BHQK", "B1QK", "B11K", "11QK", "QK")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicSignature:
+    """What a public function calls its parameters, and what it says of itself.
+
+    inputs
+        The names of its positional inputs.
+    keywords
+        The harness' keyword to its parameter.
+    others
+        Its other parameters, which no call gives.
+    marks
+        The parameters that it has had in every version: an undeclared function with all of them,
+        and with none that it lacks, is taken for it.
+    prepare
+        Where its values have another form: see :class:`OwnKeywords`.
+    grouped
+        A flag that it needs where key and value have fewer heads, "" where it needs none.
+    source
+        Where this is documented.
+    """
+
+    inputs: tuple[str, ...]
+    keywords: Mapping[str, str]
+    marks: frozenset[str]
+    source: str
+    others: frozenset[str] = frozenset()
+    promises: Mapping[str, Any] = field(default_factory=dict)
+    prepare: Prepare | None = None
+    grouped: str = ""
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """Every parameter that the public function has."""
+        return frozenset((*self.inputs, *self.keywords.values(), *self.others))
+
+    def keywords_of(self, function: Callable[..., Any]) -> OwnKeywords:
+        """The names of keywords, of those parameters that a function has."""
+        has = self._of(function)
+        return OwnKeywords(
+            names={word: (theirs,) for word, theirs in self.keywords.items() if theirs in has},
+            prepare=self.prepare,
+            grouped=self.grouped if self.grouped in has else "",
+        )
+
+    def promised(
+        self, function: Callable[..., Any], words: Collection[str], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The promises of a function that takes some of the harness' keywords.
+
+        ``given`` are those of its declaration: each stands in place of the signature's, but for
+        features, which join.
+        """
+        has, words = self._of(function), frozenset(words)
+        features = [
+            feature
+            for feature in self.promises.get("features", ())
+            if words.issuperset(FEATURE_KEYWORDS.get(feature, ()))
+            if feature != "gqa" or self.grouped in ("", *has)
+        ]
+        own = {
+            **self.promises,
+            "masks": [form for form in MASK_FORMS if form in words],
+            "unchecked": sorted(self.others & has - {self.grouped}),
+        }
+        if "causal" not in words:
+            own.pop("causal", None)
+        added = given.get("features", ())
+        if isinstance(added, (list, tuple, set, frozenset)):
+            added = [*features, *added]
+        return {**own, **given, "features": added}
+
+    def _of(self, function: Callable[..., Any]) -> frozenset[str]:
+        """Those of the parameters that a function has: all where it takes any keyword."""
+        signature = parameters_of(function)
+        if signature is None:
+            return self.parameters
+        own = signature.parameters
+        takes_any = any(entry.kind is entry.VAR_KEYWORD for entry in own.values())
+        return self.parameters if takes_any else self.parameters & own.keys()
+
+
+def _with_mask_functions(keywords: dict[str, Any], query: Tensor, _key: Tensor) -> dict[str, Any]:
+    """A table of keys as a block mask, and a bias as a function of a score."""
+    keep, bias = keywords.pop("keep", None), keywords.pop("bias", None)
+    if keep is not None:
+        from torch.nn.attention.flex_attention import (  # noqa: PLC0415 (slow to import)
+            create_block_mask,
+        )
+
+        def admits(batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Any:
+            return keep[batch, head, row, column]
+
+        items, heads, rows, columns = keep.shape
+        device = str(query.device)
+        keywords["keep"] = create_block_mask(admits, items, heads, rows, columns, device=device)
+    if bias is not None:
+
+        def add(score: Tensor, batch: Tensor, head: Tensor, row: Tensor, column: Tensor) -> Any:
+            return score + bias[batch, head, row, column]
+
+        keywords["bias"] = add
+    return keywords
+
+
+def _with_causal_mask(keywords: dict[str, Any], query: Tensor, key: Tensor) -> dict[str, Any]:
+    """A mask and the flag as one mask, as callers of torch's function combine them."""
+    form = next((form for form in ("keep", "bias") if form in keywords), None)
+    if form is None or not keywords.pop("causal", False):
+        return keywords
+    triangle = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device)
+    mask, hidden = keywords[form], triangle.triu(1)
+    filled = mask & ~hidden if form == "keep" else mask.masked_fill(hidden, float("-inf"))
+    return {**keywords, form: filled}
+
+
+def _with_limited_window(keywords: dict[str, Any], query: Tensor, key: Tensor) -> dict[str, Any]:
+    """A side of the window without a limit as one of all tokens ``[B, L, H, D]``."""
+    if "window" in keywords:
+        every = max(query.shape[1], key.shape[1])
+        keywords["window"] = tuple(every if side < 0 else side for side in keywords["window"])
+    return keywords
+
+
+_FLASH_KEYWORDS: Final = {
+    "scale": "softmax_scale",
+    "causal": "causal",
+    "window": "window_size",
+    "softcap": "softcap",
+}
+_FLASH_OTHERS: Final = frozenset(
+    {"dropout_p", "alibi_slopes", "deterministic", "return_attn_probs"}
+)
+_FLASH_PROMISES: Final = {
+    "causal": "bottom-right",
+    "empty_rows": "zeros",
+    "features": ("scale", "softcap", "window", "gqa"),
+}
+_FLASH_SOURCE: Final = "https://github.com/Dao-AILab/flash-attention#how-to-use-flashattention"
+
+SIGNATURES: Final[Mapping[str, PublicSignature]] = {
+    "flash_attn": PublicSignature(
+        inputs=("q", "k", "v"),
+        keywords=_FLASH_KEYWORDS,
+        marks=frozenset({"dropout_p", "softmax_scale", "causal"}),
+        others=_FLASH_OTHERS,
+        promises={**_FLASH_PROMISES, "layout": "BSHD"},
+        source=_FLASH_SOURCE,
+    ),
+    "flash_attn_varlen": PublicSignature(
+        inputs=("q", "k", "v"),
+        keywords={**{word: word for word in SEQUENCE_KEYWORDS}, **_FLASH_KEYWORDS},
+        marks=frozenset(SEQUENCE_KEYWORDS),
+        others=_FLASH_OTHERS | {"block_table"},
+        promises={**_FLASH_PROMISES, "layout": "varlen"},
+        source=_FLASH_SOURCE,
+    ),
+    # Its documentation refuses a mask beside the flag: callers make one mask of both.
+    "torch_sdpa": PublicSignature(
+        inputs=("query", "key", "value"),
+        keywords={
+            "keep": "attn_mask",
+            "bias": "attn_mask",
+            "dropout": "dropout_p",
+            "causal": "is_causal",
+            "scale": "scale",
+        },
+        marks=frozenset({"attn_mask", "dropout_p", "is_causal"}),
+        others=frozenset({"enable_gqa"}),
+        promises={
+            "mask_shapes": _EVERY_SHAPE,
+            "causal": "top-left",
+            "features": ("scale", "dropout", "gqa"),
+        },
+        prepare=_with_causal_mask,
+        grouped="enable_gqa",
+        source="https://docs.pytorch.org/docs/stable/generated/"
+        "torch.nn.functional.scaled_dot_product_attention.html",
+    ),
+    "xformers": PublicSignature(
+        inputs=("query", "key", "value"),
+        keywords={"bias": "attn_bias", "dropout": "p", "scale": "scale"},
+        marks=frozenset({"attn_bias", "p", "scale"}),
+        others=frozenset({"op", "output_dtype"}),
+        promises={"layout": "BSHD", "mask_shapes": ("BHQK",), "features": ("scale", "dropout")},
+        source="https://facebookresearch.github.io/xformers/components/ops.html",
+    ),
+    "jax": PublicSignature(
+        inputs=("query", "key", "value"),
+        keywords={
+            "bias": "bias",
+            "keep": "mask",
+            "lengths": "key_value_seq_lengths",
+            "causal": "is_causal",
+            "scale": "scale",
+            "window": "local_window_size",
+        },
+        marks=frozenset({"bias", "mask", "scale", "is_causal"}),
+        others=frozenset({"query_seq_lengths", "implementation", "return_residual"}),
+        promises={
+            "arrays": "jax",
+            "layout": "BSHD",
+            "mask_shapes": ("BHQK", "B1QK", "11QK", "B11K", "B"),
+            "causal": "top-left",
+            "features": ("scale", "window", "gqa"),
+        },
+        prepare=_with_limited_window,
+        source="https://docs.jax.dev/en/latest/_autosummary/jax.nn.dot_product_attention.html",
+    ),
+    "flex": PublicSignature(
+        inputs=("query", "key", "value"),
+        keywords={"keep": "block_mask", "bias": "score_mod", "scale": "scale"},
+        marks=frozenset({"block_mask", "score_mod"}),
+        others=frozenset({"enable_gqa", "return_lse", "kernel_options", "return_aux"}),
+        promises={"mask_shapes": ("BHQK",), "features": ("scale", "gqa")},
+        prepare=_with_mask_functions,
+        grouped="enable_gqa",
+        source="https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html",
+    ),
+}
+
+
+def read_signature(name: object, kind: str) -> PublicSignature:
+    """The row of a signature, which a core alone has; raises DeclarationError."""
+    if kind != "core":
+        msg = f"signature is {name!r} for a {kind}: only a core has one; drop it"
+        raise DeclarationError(msg)
+    if not isinstance(name, str) or name not in SIGNATURES:
+        hint = did_you_mean(name if isinstance(name, str) else "", SIGNATURES)
+        msg = f"signature is {name!r}, which is unknown{hint} (give one of {', '.join(SIGNATURES)})"
+        raise DeclarationError(msg)
+    return SIGNATURES[name]
+
+
+def signature_by_parameters(function: Callable[..., Any]) -> str:
+    """The name of the public signature that a function's parameters are, "" for none."""
+    signature = parameters_of(function)
+    names = () if signature is None else tuple(signature.parameters)
+    for name, row in SIGNATURES.items():
+        leads = names[: len(row.inputs)] == row.inputs
+        if leads and row.marks <= frozenset(names) <= row.parameters:
+            return name
+    return ""
