@@ -28,6 +28,7 @@ from ..problems.arrangements import (
 from ..problems.caching import cached_heads, handed_over
 from ..problems.inputs import Inputs
 from ..problems.memory_layouts import MEMORY_LAYOUTS, MIXED, arrange_mask
+from ..problems.structured_masks import STRUCTURED_MASKS, Structure
 from . import integrity, torch_state
 from .arrays import Stranger, builder_of_tensors, of_tensors
 from .devices import module_in_dtype, module_on, placed, taken, weights_on
@@ -213,7 +214,9 @@ def _arranged(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
     """Only what the problem uses: never ``keep=None`` or ``causal=False``."""
     keywords = sequence_keywords(inputs)
-    if inputs.mask_form not in (None, SEQUENCES):
+    if inputs.mask_form in STRUCTURED_MASKS:
+        keywords |= structured_keywords(inputs)
+    elif inputs.mask_form not in (None, SEQUENCES):
         keywords[inputs.mask_form] = present_mask(inputs)
     if inputs.causal and not inputs.always_causal:
         keywords["causal"] = True
@@ -226,6 +229,25 @@ def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
     if inputs.return_weights:
         keywords["return_weights"] = True
     return keywords | cache_keywords(inputs)
+
+
+def structured_keywords(inputs: Inputs) -> dict[str, Any]:
+    """The keywords that say a mask of a structure; of one without a mask that hides nothing."""
+    made = Structure(
+        geometry=inputs.geometry,
+        alignment=inputs.point.causal_alignment,
+        block_size=inputs.block_size,
+    )
+    mask, table = STRUCTURED_MASKS[str(inputs.mask_form)], inputs.keep
+    if table is None:
+        table = mask.table("full", made, torch.Generator())
+    given = mask.arguments(table, made)
+    if inputs.batched:
+        return given
+    return {
+        name: value.squeeze(0) if isinstance(value, Tensor) else value
+        for name, value in given.items()
+    }
 
 
 def cache_keywords(inputs: Inputs) -> dict[str, Tensor]:

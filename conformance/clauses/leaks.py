@@ -15,7 +15,7 @@ from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import Space
+from ..problems.space import ANY_FORM, Space
 from .judging import can_hold_nan, column, narrow_range, wide_range
 from .registry import Finding, clause
 from .subject import Subject
@@ -27,7 +27,7 @@ JUNK_VALUES = (1e2, 1e6, 1e12)
 HALF_JUNK_VALUES = (1e1, 1e2, 1e3)
 UNMEASURED_JUNK = 10.0
 NON_FINITE = (math.nan, math.inf, -math.inf)
-LIVELY_MASK = Space(mask="always", values=LIVELY, least=(("key_length", 2),))
+LIVELY_MASK = Space(mask="always", values=LIVELY, least=(("key_length", 2),), forms=ANY_FORM)
 
 
 @clause(

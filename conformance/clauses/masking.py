@@ -18,7 +18,7 @@ from ..problems.materialise import generator_for, mask_sizes
 from ..problems.memory_layouts import STRIDED
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import Space, admits_lengths, can_cross, is_fixed
+from ..problems.space import ANY_FORM, Space, admits_lengths, can_cross, is_fixed
 from ..tolerance import model
 from .judging import (
     heads_stay,
@@ -44,7 +44,7 @@ LIVELY_MASK = Space(mask="always", values=LIVELY, least=(("key_length", 2),))
     "mask.golden",
     sentence="With a mask, the softmax runs over the kept keys alone.",
     source="Vaswani et al. 2017, section 3.2.3; ONNX Attention-23, input attn_mask",
-    space=Space(mask="always", extras="maybe", patterns=SCATTERED),
+    space=Space(mask="always", extras="maybe", patterns=SCATTERED, forms=ANY_FORM),
     needs_golden=True,
     counterfactual="no mask at all",
     subtle=True,

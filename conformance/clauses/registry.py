@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 from ..base.geometry import FIELDS
 from ..base.results import ONE_THREAD, Violation
 from ..declare.candidate import Candidate
-from ..declare.declaration import KINDS, MASK_FORMS, SEQUENCES
+from ..declare.declaration import KINDS, MASK_FORMS, SEQUENCES, STRUCTURED_FORMS
 from ..errors import DeclarationError, UsageError
 from ..problems.mask_patterns import OF_SEQUENCES, PATTERNS
 from ..problems.recipes import RECIPES
@@ -97,7 +97,7 @@ def _reasons_of_space(space: Any) -> Iterator[str]:
         return
     for name in ("mask", "causal", "finite_bias"):
         yield from _unknown_words(name, [getattr(space, name)], get_args(Often))
-    yield from _unknown_words("forms", space.forms, (*MASK_FORMS, SEQUENCES))
+    yield from _unknown_words("forms", space.forms, (*MASK_FORMS, *STRUCTURED_FORMS, SEQUENCES))
     yield from _unknown_words("values", space.values, RECIPES)
     yield from _unknown_words("patterns", space.patterns, (*PATTERNS, *OF_SEQUENCES))
     yield from _unknown_words("kinds", space.kinds, KINDS)

@@ -15,6 +15,21 @@ from .ranks import Ranks
 WHOLE_MODEL: Final = "model"
 KINDS: Final = ("core", "layer", "positions", WHOLE_MODEL)
 MASK_FORMS: Final = ("keep", "drop", "keep_int", "bias", "lengths")
+# Masks with a structure of their own: the keywords that say each.
+STRUCTURED_FORMS: Final[dict[str, tuple[str, ...]]] = {
+    "segments": ("query_segments", "key_segments"),
+    "prefix": ("prefix_lengths",),
+    "chunks": ("chunk",),
+    "tree": ("parents",),
+    "indices": ("key_indices",),
+    "blocks": ("block_mask",),
+}
+# The axes of their tables; those of the other forms are declared.
+STRUCTURED_SHAPES: Final = {
+    **dict.fromkeys(STRUCTURED_FORMS, "B1QK"),
+    "chunks": "11QK",
+    "blocks": "BHQK",
+}
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
 # Ways to a row without keys, other than the forms of masks, that may have a rule of their own.
@@ -70,7 +85,12 @@ FEATURE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
 }
 # Every keyword that a function may be declared to take.
 OWN_KEYWORDS: Final = frozenset(
-    {"causal", *MASK_FORMS, *(word for words in FEATURE_KEYWORDS.values() for word in words)}
+    {
+        "causal",
+        *MASK_FORMS,
+        *(word for words in STRUCTURED_FORMS.values() for word in words),
+        *(word for words in FEATURE_KEYWORDS.values() for word in words),
+    }
 )
 # The mask form of layout="varlen": lengths that arrive as these keywords, in every call.
 SEQUENCES: Final = "sequences"
@@ -117,6 +137,7 @@ class Declaration:
     shape, None for any in any. Of ``features``, ``declared_features`` are those that were named,
     not just there by default. ``unchecked`` names parameters that stay unchecked on purpose.
     ``ranks`` are those that compute an answer together, None for a candidate of one process.
+    ``block_size`` is how many queries and keys a block of the mask form "blocks" has.
     """
 
     kind: str
@@ -152,6 +173,7 @@ class Declaration:
     unchecked: tuple[str, ...] = ()
     empty_rows_by: tuple[tuple[str, str], ...] = ()
     ranks: Ranks | None = None
+    block_size: tuple[int, int] | None = None
 
     def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
         """What is promised for a row without keys in a call with a mask, the flag, weights.
@@ -186,6 +208,9 @@ class Declaration:
 
     def shapes_of(self, form: str) -> tuple[str, ...]:
         """The shapes in which masks of a form are accepted."""
+        if form in STRUCTURED_SHAPES:
+            shape = STRUCTURED_SHAPES[form]
+            return (shape if self.batched else shape[1:],)
         shapes = self.length_shapes if form in ("lengths", SEQUENCES) else self.mask_shapes
         if self.mask_pairs is None:
             return shapes
@@ -195,7 +220,12 @@ class Declaration:
     def keywords(self) -> tuple[str, ...]:
         """Every keyword that a call may use."""
         flagged = self.causal is not None and not self.always_causal
-        offered = [form for form in self.masks if form != SEQUENCES]
+        offered = [
+            word
+            for form in self.masks
+            if form != SEQUENCES
+            for word in STRUCTURED_FORMS.get(form, (form,))
+        ]
         offered += [*self.required, *(["causal"] if flagged else [])]
         for feature in sorted(self.features):
             offered.extend(FEATURE_KEYWORDS.get(feature, ()))
@@ -229,7 +259,8 @@ class Declaration:
             "semantics": {name: _ADDRESS.sub("", str(pair[1])) for name, pair in changed.items()},
             **({} if self.ranks is None else {"ranks": self.ranks.as_json()}),
         }
-        names = [*_IN_JSON, *(["ranks"] if self.ranks is not None else [])]
+        rare = [name for name in ("ranks", "block_size") if getattr(self, name) is not None]
+        names = [*_IN_JSON, *rare]
         values = {name: special.get(name, getattr(self, name)) for name in names}
         return {
             name: list(value) if isinstance(value, tuple) else value

@@ -31,6 +31,7 @@ from .declaration import (
     PRECISIONS,
     SEQUENCES,
     STRIDES,
+    STRUCTURED_FORMS,
     WITH_WEIGHTS,
     Declaration,
     is_mask_shape,
@@ -87,12 +88,13 @@ def declare(
     strides: str = "any",
     unchecked: Iterable[str] = (),
     ranks: Ranks | None = None,
+    block_size: tuple[int, int] | None = None,
     expected_failures: GivenExpectations = None,
 ) -> Declaration:
     """Check every promise and put them together; raises DeclarationError with one sentence."""
     _flags(always_causal=always_causal, batched=batched, tf32=tf32)
-    forms = _words("masks", masks, MASK_FORMS)
-    pins = read_pins(geometry)
+    forms = _words("masks", masks, (*MASK_FORMS, *STRUCTURED_FORMS))
+    pins = _for_structured(forms, read_pins(geometry), kind, always_causal=always_causal)
     if not (isinstance(layout, str) and layout == "BHSD"):
         pins, forms = _read_layout(kind, layout, forms, pins, batched=batched)
     named = _words("features", features, FEATURES)
@@ -172,7 +174,52 @@ def declare(
         empty_rows_by=tuple(rules.items()),
         unchecked=_names("unchecked", unchecked),
         ranks=ranks,
+        block_size=_read_block_size(block_size, forms),
     )
+
+
+def _for_structured(forms: tuple[str, ...], pins: Pins, kind: str, *, always_causal: bool) -> Pins:
+    """The pins of what takes masks of a structure: a tree has a key for each query.
+
+    Raises DeclarationError for what cannot be had together.
+    """
+    if "prefix" in forms and always_causal:
+        msg = (
+            "masks has 'prefix' with always_causal=True: a prefix says itself which keys ahead of "
+            "a query are seen; drop always_causal"
+        )
+        raise DeclarationError(msg)
+    if "blocks" in forms and kind != "core":
+        msg = f"masks has 'blocks' for a {kind}: only a core has blocks for its heads; drop it"
+        raise DeclarationError(msg)
+    if "tree" not in forms:
+        return pins
+    build = pins.build
+
+    def with_new_keys(geometry: Geometry) -> Geometry:
+        built = geometry if build is None else build(geometry)
+        return built.replace(key_length=max(built.key_length, built.query_length))
+
+    return dataclasses.replace(pins, build=with_new_keys)
+
+
+def _read_block_size(block_size: object, forms: tuple[str, ...]) -> tuple[int, int] | None:
+    """The sizes of a block, which masks by blocks have and no others; raises DeclarationError."""
+    if block_size is None and "blocks" not in forms:
+        return None
+    if "blocks" not in forms:
+        msg = f"block_size is {block_size!r}, but masks has no 'blocks': drop it, or declare them"
+        raise DeclarationError(msg)
+    sizes = block_size if isinstance(block_size, (tuple, list)) else ()
+    if len(sizes) != len(("queries", "keys")) or any(
+        type(size) is not int or size < 1 for size in sizes
+    ):
+        msg = (
+            f"block_size is {block_size!r}: give how many queries and keys a block has, such as "
+            "(16, 16)"
+        )
+        raise DeclarationError(msg)
+    return sizes[0], sizes[1]
 
 
 def _read_empty_rows(
@@ -236,6 +283,9 @@ def _read_ranks(
     for name in ("query", "key", "value", "output", "x", "context"):
         ranks.places(name, axes)
     placed = ranks.in_words(axes)
+    if structured := [form for form in forms if form in STRUCTURED_FORMS]:
+        msg = f"masks has {structured[0]!r} with ranks, which are judged without it: drop one"
+        raise DeclarationError(msg)
     if "lengths" in forms and placed.mask not in ("replicated", "batch"):
         msg = (
             f"mask of Ranks is {ranks.mask!r}, and masks has 'lengths', which are one number an "
@@ -441,7 +491,7 @@ def _read_shapes(
             msg = f"an entry of mask_shapes is {shape!r}, but batched=False leaves no axis B"
             raise DeclarationError(msg)
     with_keys = tuple(shape for shape in shapes if shape.endswith("K"))
-    tables = [form for form in forms if form not in ("lengths", SEQUENCES)]
+    tables = [form for form in forms if form not in ("lengths", SEQUENCES, *STRUCTURED_FORMS)]
     if tables and not with_keys:
         msg = (
             f"masks has {tables[0]!r}, whose shape ends in K, but mask_shapes is {list(shapes)}: "

@@ -24,6 +24,7 @@ from .mask_patterns import NO_QUERIES
 from .materialise import structure
 from .problem import MaskPlan, Problem
 from .space import WIDTHS, Space
+from .structured_masks import STRUCTURED_MASKS
 
 Fields = dict[str, Any]
 NONE: Final = "none"
@@ -492,7 +493,11 @@ class _Parameters:
 
 
 # The patterns of the forms that cannot express all.
-_EXPRESSED: Final = {"lengths": OF_LENGTHS, SEQUENCES: OF_SEQUENCES}
+_EXPRESSED: Final = {
+    "lengths": OF_LENGTHS,
+    SEQUENCES: OF_SEQUENCES,
+    **{form: mask.patterns for form, mask in STRUCTURED_MASKS.items()},
+}
 
 
 def _spelled(value: Any) -> str:

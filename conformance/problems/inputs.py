@@ -110,6 +110,8 @@ class Inputs(Replaceable):
         The declared point, which says how a layer projects what it would have cached.
     sinks
         For each head ``[H]`` the logit of one more key, whose value is zero; working dtype.
+    block_size
+        How many queries and keys a block of a mask has that is handed over by blocks.
     device, head_layout
         Where the tensors of a call lie, and how a core takes its heads (the declared ``layout``);
         the tensors here are always on the CPU and ``[B, H, L, D]``.
@@ -145,6 +147,7 @@ class Inputs(Replaceable):
     sinks: Tensor | None = None
     device: str = "cpu"
     head_layout: HeadLayout = HEAD_LAYOUTS["BHSD"]
+    block_size: tuple[int, int] = (1, 1)
 
     @property
     def is_layer(self) -> bool:

@@ -20,6 +20,7 @@ from .inputs import Inputs
 from .mask_patterns import LENGTH_PATTERNS, PATTERNS
 from .problem import MaskPlan, Overrides, Problem
 from .recipes import RECIPES, normal
+from .structured_masks import STRUCTURED_MASKS, Structure
 
 
 def has_generic_weights(candidate: Candidate) -> bool:
@@ -111,7 +112,7 @@ def changeable(inputs: Inputs, *, weights: bool) -> dict[str, Tensor]:
         tensors["value"] = inputs.value
     for name in MASKS:
         tensor = getattr(inputs, name)
-        if tensor is not None and inputs.mask_form not in ("lengths", SEQUENCES):
+        if tensor is not None and inputs.mask_form not in ("lengths", SEQUENCES, *STRUCTURED_MASKS):
             tensors[name] = tensor
     if inputs.sinks is not None:
         tensors[SINKS_NAME] = inputs.sinks
@@ -160,7 +161,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         mask_form=None if plan is None else plan.form,
         mask_shape="" if plan is None else plan.shape,
         present=present,
-        causal=problem.causal or candidate.declaration.always_causal,
+        causal=is_causal(problem, candidate),
         scale=problem.scale,
         softcap=problem.softcap,
         window=problem.window,
@@ -171,6 +172,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         point=candidate.declaration.semantics,
         device=problem.device,
         head_layout=candidate.declaration.head_layout,
+        block_size=candidate.declaration.block_size or (1, 1),
         layout=problem.layout,
         mask_layout=problem.mask_layout,
         shared=bool(problem.shared),
@@ -179,6 +181,12 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
     )
     drawn = _alike(overridden(drawn, problem), problem)
     return without_key_bias(drawn, candidate) if drawn.past else drawn
+
+
+def is_causal(problem: Problem, candidate: Candidate) -> bool:
+    """Whether the causal rule counts: a prefix says itself which keys ahead of a query are seen."""
+    prefixed = problem.mask is not None and problem.mask.form == "prefix"
+    return (problem.causal and not prefixed) or candidate.declaration.always_causal
 
 
 def _is_generic(problem: Problem, candidate: Candidate) -> bool:
@@ -355,6 +363,8 @@ def _mask(
         tied = candidate.declaration.pins.ties_lengths
         keep, present = sequences(plan.pattern, sizes, alignment, generator, tied=tied)
         return keep, None, present
+    if plan.form in STRUCTURED_MASKS:
+        return _structured(problem, plan, candidate, generator), None, None
     shape = mask_sizes(plan.shape, problem.geometry)
     keep = PATTERNS[pattern_for(plan)](shape, generator)
     if plan.visible:
@@ -368,13 +378,30 @@ def _mask(
     return keep, bias.to(TORCH_DTYPES[problem.dtype]), None
 
 
+def _structured(
+    problem: Problem, plan: MaskPlan, candidate: Candidate, generator: Generator
+) -> Tensor:
+    """The table of a mask with a structure; where each query needs a key, of one that hides least."""
+    made = Structure(
+        geometry=problem.geometry,
+        alignment=candidate.declaration.semantics.causal_alignment,
+        block_size=candidate.declaration.block_size or (1, 1),
+    )
+    mask = STRUCTURED_MASKS[plan.form]
+    table = mask.table(plan.pattern, made, generator)
+    seen = structure(problem, candidate) if plan.visible else None
+    if seen is None or bool((table & seen).any(dim=-1)[..., seen.any(dim=-1)].all()):
+        return table
+    return mask.table("full", made, generator)
+
+
 def structure(problem: Problem, candidate: Candidate) -> Tensor:
     """Which key each query may attend by causal rule and window: bool ``[Lq, Lk]``."""
     sizes, declared = problem.geometry, candidate.declaration
     return golden.structural_mask(
         sizes.query_length,
         sizes.key_length,
-        causal=problem.causal or declared.always_causal,
+        causal=is_causal(problem, candidate),
         window=problem.window,
         semantics=declared.semantics,
     )

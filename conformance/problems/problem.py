@@ -10,7 +10,7 @@ from typing import Any, Final, get_args, get_type_hints
 from ..base.geometry import Geometry, why_impossible
 from ..base.profile import DTYPES
 from ..base.results import Replaceable
-from ..declare.declaration import MASK_FORMS, SEQUENCES, is_mask_shape
+from ..declare.declaration import MASK_FORMS, SEQUENCES, STRUCTURED_FORMS, is_mask_shape
 
 _PLAIN: Final = (int, float, bool, str)
 # A tensor of 2 GiB in float64: no clause asks for nearly as much.
@@ -172,7 +172,7 @@ def _check_sizes(geometry: Geometry) -> None:
 
 def _check_mask(mask: MaskPlan) -> None:
     for name, holds in {
-        "form": mask.form in (*MASK_FORMS, SEQUENCES),
+        "form": mask.form in (*MASK_FORMS, *STRUCTURED_FORMS, SEQUENCES),
         "shape": is_mask_shape(mask.shape),
     }.items():
         if not holds:

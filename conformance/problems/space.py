@@ -9,7 +9,7 @@ from typing import Final, Literal
 from ..base.geometry import COUNTED, FIELDS, LENGTHS, PROBE, Geometry, grouped
 from ..base.results import Replaceable
 from ..declare.candidate import Candidate
-from ..declare.declaration import SEQUENCES
+from ..declare.declaration import SEQUENCES, STRUCTURED_FORMS
 from .problem import Problem
 from .recipes import HALF_PRECISION, ORDINARY
 
@@ -36,6 +36,8 @@ ANY_PATTERN = (
     "left-padding",
 )
 KEY_FORMS = ("keep", "drop", "keep_int", "bias")
+# Every form of a table, whatever says it, for clauses that leave the table as it is drawn.
+ANY_FORM = (*KEY_FORMS, "lengths", *STRUCTURED_FORMS)
 WIDTHS = ("query_size", "key_size", "value_size", "output_size")
 # The length that is preferred at most where queries and keys have one.
 LONGEST_SQUARE = 129
@@ -368,5 +370,5 @@ def admits_lengths(candidate: Candidate, geometry: Geometry) -> bool:
 
 
 # Problems with every option that a candidate declares, without and with finite biases.
-OPTIONS: Final = Space(mask="maybe", causal="maybe", extras="maybe")
+OPTIONS: Final = Space(mask="maybe", causal="maybe", extras="maybe", forms=ANY_FORM)
 EVERY_OPTION: Final = OPTIONS.replace(finite_bias="maybe")

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 from ..._golden import golden
 from ...base.geometry import Geometry
 from ...base.printable_text import printable
-from ...declare.declaration import DEFAULT_FEATURES, KINDS, MASK_FORMS, WHOLE_MODEL, Declaration
+from ...declare.declaration import DEFAULT_FEATURES, KINDS, SEQUENCES, WHOLE_MODEL, Declaration
 from ...declare.promises import declare
 from ...errors import DeclarationError, UsageError
 from ...graphs.protocol import Head, ProtocolError
@@ -23,7 +23,7 @@ from .wire import field
 # Keywords of ``declare`` that a declaration holds under the same name.
 _SAME: Final = (
     "causal always_causal inputs batched dtypes devices accumulate tf32 scores precision position "
-    "max_length layout arrays operator mixed memory strides unchecked"
+    "max_length layout arrays operator mixed memory strides unchecked block_size"
 ).split()
 Fit = Callable[[Geometry], Geometry]
 
@@ -95,7 +95,7 @@ def _declared(kind: str, features: list[str], data: Head, fit: Fit) -> Declarati
     declared = declare(
         kind,
         **same,
-        masks=[form for form in masks if form in MASK_FORMS],
+        masks=[form for form in masks if form != SEQUENCES],
         mask_shapes=texts(data, "mask_shapes"),
         empty_rows=data["empty_rows"],
         features=features,
