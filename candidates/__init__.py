@@ -32,6 +32,7 @@ __conformance__ = [
     "operator_attention",
     "numpy_attention",
     "public_signatures",
+    "structured_attention",
     "onnx_attention",
     *(["torch_cuda"] if torch.cuda.is_available() else []),
     *(["triton_attention"] if _TRITON else []),

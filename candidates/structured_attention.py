@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 class StructuredCore:
-    """Attention over the keys that a structure shows; a method for each, so that one can be wrong."""
+    """Attention over the keys that a structure shows, each by a method that can be replaced."""
 
     block_size = (2, 3)
 
@@ -73,19 +74,18 @@ class StructuredCore:
 
     def _seen(self, ahead: Tensor, options: dict[str, Any]) -> Tensor:
         rows, columns = ahead.shape
-        if "query_segments" in options:
-            return self.segments(options["query_segments"], options["key_segments"])
-        if "prefix_lengths" in options:
-            return self.prefix(options["prefix_lengths"], ahead)
-        if "chunk" in options:
-            return self.chunks(options["chunk"], rows, columns)
-        if "parents" in options:
-            return self.tree(options["parents"], columns)
-        if "key_indices" in options:
-            return self.indices(options["key_indices"], columns)
-        if "block_mask" in options:
-            return self.blocks(options["block_mask"], rows, columns)
-        return torch.ones(1, 1, rows, columns, dtype=torch.bool)
+        made: dict[str, Callable[[], Tensor]] = {
+            "query_segments": lambda: self.segments(
+                options["query_segments"], options["key_segments"]
+            ),
+            "prefix_lengths": lambda: self.prefix(options["prefix_lengths"], ahead),
+            "chunk": lambda: self.chunks(options["chunk"], rows, columns),
+            "parents": lambda: self.tree(options["parents"], columns),
+            "key_indices": lambda: self.indices(options["key_indices"], columns),
+            "block_mask": lambda: self.blocks(options["block_mask"], rows, columns),
+        }
+        given = [table() for name, table in made.items() if name in options]
+        return given[0] if given else torch.ones(1, 1, rows, columns, dtype=torch.bool)
 
     def __call__(
         self,

@@ -14,7 +14,8 @@ from ..problems.fitting import counts_from_first_key
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import Space, admits_lengths, allowed_sizes, can_cross, tied_fields
+from ..problems.space import KEY_FORMS, Space, admits_lengths, allowed_sizes, can_cross, tied_fields
+from ..problems.structured_masks import EMPTYING, STRUCTURED_MASKS
 from .judging import first_place, relate
 from .registry import Finding, clause, declares, violated
 from .subject import Subject
@@ -22,6 +23,7 @@ from .subject import Subject
 EMPTY = Space(
     mask="offered",
     causal="maybe",
+    forms=(*KEY_FORMS, "lengths", *EMPTYING),
     patterns=("empty-rows", "full-and-empty"),
     values=LIVELY,
 )
@@ -46,7 +48,8 @@ def _promised(candidate: Candidate) -> str:
 def has_no_empty_rows(candidate: Candidate) -> str:
     """Why no call has a row without keys, or ""."""
     declared = candidate.declaration
-    forms = set(declared.masks) - {SEQUENCES}  # the keys that these hide are not even passed
+    # The keys that sequences hide are not even passed; some structures leave each query a key.
+    forms = set(declared.masks) - {SEQUENCES, *(STRUCTURED_MASKS.keys() - set(EMPTYING))}
     hides_own = declared.causal is not None and declared.semantics.causal_offset < 0
     if forms or hides_own:
         return ""

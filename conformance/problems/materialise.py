@@ -381,7 +381,7 @@ def _mask(
 def _structured(
     problem: Problem, plan: MaskPlan, candidate: Candidate, generator: Generator
 ) -> Tensor:
-    """The table of a mask with a structure; where each query needs a key, of one that hides least."""
+    """The table of a mask with a structure; one that hides least where each query needs a key."""
     made = Structure(
         geometry=problem.geometry,
         alignment=candidate.declaration.semantics.causal_alignment,

@@ -73,7 +73,7 @@ def _segments(pattern: str, structure: Structure, generator: Generator) -> Tenso
     if pattern == "random" and rows != columns:
         places = torch.randint(columns, (items, rows), generator=generator)
     queries = keys.gather(1, places)
-    if pattern == _EMPTY:
+    if "empty" in pattern:
         queries = torch.where(torch.rand(items, rows, generator=generator) < 1 / 3, most, queries)
     return (queries[:, :, None] == keys[:, None, :]).unsqueeze(1)
 
@@ -217,3 +217,6 @@ STRUCTURED_MASKS: Final[Mapping[str, StructuredMask]] = {
         patterns=("random", "dense", "full", _EMPTY),
     ),
 }
+
+# The forms whose tables can leave a query without keys.
+EMPTYING: Final = tuple(form for form, mask in STRUCTURED_MASKS.items() if _EMPTY in mask.patterns)
