@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .adapters.matrices import with_matrices
     from .adapters.module import module
     from .base.expected import ExpectedFailure
-    from .base.geometry import Geometry
+    from .base.geometry import Geometry, multiple_of
     from .base.mistake import Mistake
     from .base.results import Violation
     from .clauses.judging import matches_golden, same_answer
@@ -54,7 +54,7 @@ _HOMES = {
     "adapters.matrices": "with_matrices",
     "adapters.module": "module",
     "base.expected": "ExpectedFailure",
-    "base.geometry": "Geometry",
+    "base.geometry": "Geometry multiple_of",
     "base.mistake": "Mistake",
     "base.results": "Violation",
     "clauses.judging": "matches_golden same_answer",
@@ -111,6 +111,7 @@ __all__ = [
     "matches_golden",
     "model",
     "module",
+    "multiple_of",
     "parametrize",
     "positions",
     "same_answer",

@@ -47,6 +47,8 @@ class Geometry(Replaceable):
         return self.batch * max(self.query_length * queries, self.key_length * keys)
 
 
+# The largest size that a multiple of a small number is drawn from.
+_LARGEST_MULTIPLE: Final = 64
 _MOST_NUMBERS: Final = 1 << 28  # two gibibytes in float64, of which a problem needs some
 _POSSIBLE: Final = "every size is a positive integer, and num_heads a multiple of num_kv_heads"
 FIELDS: Final = tuple(field.name for field in dataclasses.fields(Geometry))
@@ -159,6 +161,17 @@ def nearest_size(wanted: int, allowed: Sequence[int] | None, least: int = 1) -> 
         return min(max(wanted, least if least in allowed else allowed[0]), allowed[-1])
     enough = [size for size in allowed if size >= least] or allowed
     return min(enough, key=lambda size: (abs(size - wanted), size))
+
+
+def multiple_of(number: int) -> tuple[int, ...]:
+    """The sizes of a ``geometry=`` for multiples of a number alone, up to 64 or thrice the number.
+
+    Raises DeclarationError for what is no positive whole number.
+    """
+    if type(number) is not int or number < 1:
+        msg = f"multiple_of is given {number!r}: give a positive whole number"
+        raise DeclarationError(msg)
+    return tuple(range(number, max(_LARGEST_MULTIPLE, 3 * number) + 1, number))
 
 
 def read_pins(rule: GeometryRule | None) -> Pins:

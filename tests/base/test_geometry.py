@@ -9,7 +9,14 @@ from declared import core
 from examples import sizes
 from refusals import refused
 
-from conformance.base.geometry import FIELDS, NO_PINS, Geometry, nearest_size, read_pins
+from conformance.base.geometry import (
+    FIELDS,
+    NO_PINS,
+    Geometry,
+    multiple_of,
+    nearest_size,
+    read_pins,
+)
 from conformance.errors import DeclarationError
 
 
@@ -25,6 +32,16 @@ def test_no_rule_pins_nothing() -> None:
     """Without ``geometry=`` every size is free."""
     assert read_pins(None) is NO_PINS
     assert NO_PINS.apply(sizes()) == sizes()
+
+
+def test_multiples_and_ranges_are_sizes() -> None:
+    """A kernel's tiles pin lengths to their multiples, a range pins to its numbers."""
+    pins = read_pins({"query_length": multiple_of(48), "head_size": range(8, 33, 8)})
+    assert pins.sizes == {"query_length": (48, 96, 144), "head_size": (8, 16, 24, 32)}
+    assert multiple_of(16) == (16, 32, 48, 64)
+    for wrong in (0, True, 2.0):
+        with refused(f"multiple_of is given {wrong!r}: give a positive whole number"):
+            multiple_of(wrong)  # type: ignore[arg-type]  # that is the test
 
 
 def test_size_is_pinned() -> None:
