@@ -41,6 +41,7 @@ POSITIONS: Final = ("sinusoidal", "learned", "rotary", "alibi", "relative")
 ARRAYS: Final = ("torch", "numpy", "jax")
 MIXED: Final = ("refuse", "promote", "query")
 MEMORY: Final = ("linear", "quadratic")
+OFFSETS: Final = ("each", "shared")
 STRIDES: Final = ("any", "contiguous")
 DEFAULT_FEATURES: Final[dict[str, frozenset[str]]] = {
     "core": frozenset({"gradients"}),
@@ -94,7 +95,6 @@ OWN_KEYWORDS: Final = frozenset(
 )
 # The mask form of layout="varlen": lengths that arrive as these keywords, in every call.
 SEQUENCES: Final = "sequences"
-SEQUENCE_KEYWORDS: Final = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 # Where the text of a function or an object says at which address it lies.
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
 # What a record holds of a declaration, in this order.
@@ -234,7 +234,7 @@ class Declaration:
     @property
     def required(self) -> tuple[str, ...]:
         """Every keyword that every call uses."""
-        return SEQUENCE_KEYWORDS if self.head_layout.has_sequences else ()
+        return self.head_layout.sequence_keywords
 
     @property
     def positional(self) -> tuple[str, ...]:

@@ -45,8 +45,9 @@ def core(
     causal in every call declares ``causal`` (its alignment) and ``always_causal=True``: no flag is
     passed, and every problem is causal. ``layout`` is how it takes its heads where that is another
     way: ``"BSHD"``, ``"packed-qkv"``, ``"packed-kv"`` or ``"varlen"``
-    (:mod:`conformance.declare.head_layouts`). One that takes contiguous tensors alone declares
-    ``strides="contiguous"``: it may raise for others, but not answer wrongly.
+    (:mod:`conformance.declare.head_layouts`), the last with ``offsets="shared"`` where queries and
+    keys have one ``cu_seqlens`` and ``max_seqlen``. One that takes contiguous tensors alone
+    declares ``strides="contiguous"``: it may raise for others, but not answer wrongly.
 
     ``keywords`` are its own names: ``{"keep": "attn_mask", "scale": "sm_scale", "window":
     ("window_left", "window_right")}``; a parameter without a default gets what changes nothing.

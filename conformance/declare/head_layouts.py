@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # scripts of failures are written without torch
     from torch import Tensor
 
 OWN_AXES: Final = "BHSD"
+SEQUENCE_KEYWORDS: Final = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,8 @@ class HeadLayout:
         Sizes that are equal because their tensors are one: geometry field to geometry field.
     impossible
         Features that have no form in this layout, and why.
+    sequence_keywords
+        What says where sequences begin, and how many tokens the longest has.
     """
 
     axes: str = OWN_AXES
@@ -41,6 +44,7 @@ class HeadLayout:
     )
     ties: Mapping[str, str] = field(default_factory=dict)
     impossible: Mapping[str, str] = field(default_factory=dict)
+    sequence_keywords: tuple[str, ...] = ()
 
     @property
     def is_own(self) -> bool:
@@ -66,6 +70,10 @@ class HeadLayout:
         return tensor if self.axes == OWN_AXES else tensor.permute(*map(self.axes.index, OWN_AXES))
 
 
+_OF_SEQUENCES: Final = {
+    "kv_cache": "sequences of a batch lie one after another",
+    "weights": "queries of different sequences have different numbers of keys",
+}
 HEAD_LAYOUTS: Final[Mapping[str, HeadLayout]] = {
     "BHSD": HeadLayout(),
     "BSHD": HeadLayout(axes="BSHD"),
@@ -91,12 +99,13 @@ HEAD_LAYOUTS: Final[Mapping[str, HeadLayout]] = {
         impossible={"kv_cache": "keys and values of a cache are apart"},
     ),
     # [total, H, D] with cu_seqlens and max_seqlen, as FlashAttention takes it.
-    "varlen": HeadLayout(
+    "varlen": HeadLayout(axes="THD", impossible=_OF_SEQUENCES, sequence_keywords=SEQUENCE_KEYWORDS),
+    # The same with one cu_seqlens and max_seqlen for queries and keys.
+    "varlen-shared": HeadLayout(
         axes="THD",
-        impossible={
-            "kv_cache": "sequences of a batch lie one after another",
-            "weights": "queries of different sequences have different numbers of keys",
-        },
+        ties={"key_length": "query_length"},
+        impossible=_OF_SEQUENCES,
+        sequence_keywords=("cu_seqlens", "max_seqlen"),
     ),
 }
 

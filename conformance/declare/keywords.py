@@ -15,10 +15,14 @@ from .._golden import golden
 from ..base.parameter_names import signature_in_docstring
 from ..base.printable_text import repr_of
 from ..errors import DeclarationError, did_you_mean
-from .declaration import OWN_KEYWORDS, SEQUENCE_KEYWORDS, Declaration
+from .declaration import OWN_KEYWORDS, Declaration
+from .head_layouts import HEAD_LAYOUTS
 from .operators import signature_of
 
-_WORDS: Final = (*sorted(OWN_KEYWORDS), *SEQUENCE_KEYWORDS)
+_OF_SEQUENCES: Final = frozenset(
+    word for layout in HEAD_LAYOUTS.values() for word in layout.sequence_keywords
+)
+_WORDS: Final = (*sorted(OWN_KEYWORDS), *sorted(_OF_SEQUENCES))
 # Keywords whose two parts may be handed over as two parameters.
 _PAIRS: Final = frozenset({"window"})
 # What a required parameter gets in a call that does not use its keyword; a mask gets None.
@@ -145,10 +149,7 @@ class OwnKeywords:
         parameters = {} if signature is None else signature.parameters
         for word, names in self.names.items():
             held = [parameters[name] for name in names if name in parameters]
-            if (
-                any(entry.default is entry.empty for entry in held)
-                and word not in SEQUENCE_KEYWORDS
-            ):
+            if any(entry.default is entry.empty for entry in held) and word not in _OF_SEQUENCES:
                 yield word
 
 

@@ -27,6 +27,7 @@ from .declaration import (
     MEMORY,
     MIXED,
     OF_TENSORS,
+    OFFSETS,
     POSITIONS,
     PRECISIONS,
     SEQUENCES,
@@ -89,12 +90,16 @@ def declare(
     unchecked: Iterable[str] = (),
     ranks: Ranks | None = None,
     block_size: tuple[int, int] | None = None,
+    offsets: str = "each",
     expected_failures: GivenExpectations = None,
 ) -> Declaration:
     """Check every promise and put them together; raises DeclarationError with one sentence."""
     _flags(always_causal=always_causal, batched=batched, tf32=tf32)
     forms = _words("masks", masks, (*MASK_FORMS, *STRUCTURED_FORMS))
     pins = _for_structured(forms, read_pins(geometry), kind, always_causal=always_causal)
+    _choice("offsets", offsets, OFFSETS)
+    if offsets == "shared":
+        layout = _with_shared_offsets(layout)
     if not (isinstance(layout, str) and layout == "BHSD"):
         pins, forms = _read_layout(kind, layout, forms, pins, batched=batched)
     named = _words("features", features, FEATURES)
@@ -176,6 +181,14 @@ def declare(
         ranks=ranks,
         block_size=_read_block_size(block_size, forms),
     )
+
+
+def _with_shared_offsets(layout: object) -> str:
+    """The layout of sequences of which queries and keys have the same offsets."""
+    if layout not in ("varlen", "varlen-shared"):
+        msg = f"offsets is 'shared' with layout={layout!r}: only layout='varlen' has offsets"
+        raise DeclarationError(msg)
+    return "varlen-shared"
 
 
 def _for_structured(forms: tuple[str, ...], pins: Pins, kind: str, *, always_causal: bool) -> Pins:

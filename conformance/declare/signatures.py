@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ..errors import DeclarationError, did_you_mean
-from .declaration import FEATURE_KEYWORDS, MASK_FORMS, SEQUENCE_KEYWORDS
+from .declaration import FEATURE_KEYWORDS, MASK_FORMS
+from .head_layouts import SEQUENCE_KEYWORDS
 from .keywords import OwnKeywords, Prepare, parameters_of
 
 _EVERY_SHAPE: Final = ("BHQK", "B1QK", "B11K", "11QK", "QK")

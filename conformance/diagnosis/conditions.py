@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ..base.geometry import Geometry
 from ..clauses.subject import Subject
+from ..declare.declaration import STRUCTURED_FORMS
 from ..problems.inputs import Inputs
 from .mistakes._steps import (
     has_cache,
@@ -82,6 +83,7 @@ CONDITIONS: Final[tuple[Condition, ...]] = (
     _of_form("keep_int", "with an integer mask"),
     _of_form("bias", "with an additive mask"),
     _of_form("lengths", "with lengths"),
+    *(_of_form(form, f"with a mask by {form}") for form in STRUCTURED_FORMS),
     Condition("causal", "with the causal flag", has_causal, otherwise="without the causal flag"),
     Condition(
         "scale", "with a scale of the call", has_scale, otherwise="without a scale of the call"

@@ -183,15 +183,16 @@ def sequence_keywords(inputs: Inputs) -> dict[str, Any]:
     """What says where sequences begin and how long the longest is; nothing for other layouts."""
     if not inputs.head_layout.has_sequences:
         return {}
-    keywords: dict[str, Any] = {}
-    longest: dict[str, Any] = {}
+    words = inputs.head_layout.sequence_keywords
     # Offsets that do not lie next to each other are refused by every kernel that reads them.
     layout = inputs.mask_layout if inputs.mask_layout in CANARIES else ""
-    for letter, name in (("q", "query"), ("k", "key")):
-        counts = there(inputs, name, getattr(inputs, name)).sum(dim=-1)
-        keywords[f"cu_seqlens_{letter}"] = _offsets(counts, layout)
-        longest[f"max_seqlen_{letter}"] = max([0, *counts.tolist()])
-    return keywords | longest
+    counts = [
+        there(inputs, name, getattr(inputs, name)).sum(dim=-1)
+        for name in ("query", "key")[: len(words) // 2]
+    ]
+    offsets = [_offsets(each, layout) for each in counts]
+    longest = [max([0, *each.tolist()]) for each in counts]
+    return dict(zip(words, (*offsets, *longest), strict=True))
 
 
 def _offsets(counts: Tensor, layout: str) -> Tensor:
