@@ -19,6 +19,7 @@ from ..problems.inputs import Inputs
 from ..tolerance import model
 from .agreement import BatteryAnswer, within
 from .layer_edits import layer_edits
+from .misread_structures import misread_structures
 from .mistaken_answer import made_on, mistaken_attention, mistaken_call
 from .mistakes import NamedMistake, NotExpressible, everywhere
 from .mistakes._steps import has_bias, has_causal, has_mask, has_sinks, has_softcap, has_window
@@ -170,6 +171,7 @@ def stage_edits(kind: str) -> tuple[NamedMistake, ...]:
         *chain.from_iterable(map(_edits_of, searched)),
         *_of_both_masks(),
         *_of_misread_masks(),
+        *misread_structures(),
         *rewired.values(),
         *turned_edits(),
         *(layer_edits() if kind == "layer" else ()),

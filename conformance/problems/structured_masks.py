@@ -41,123 +41,148 @@ class Structure:
         return torch.arange(rows) + first
 
 
+Arguments = dict[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class StructuredMask:
     """A form of masks.
 
     shape
         The axes of its table, in letters.
-    table
-        Draws one of a pattern, of those in ``patterns`` or the likeliest for another.
+    draw
+        Arguments of a pattern, of those in ``patterns`` or of the likeliest for another.
+    read
+        The table that arguments make.
     arguments
-        The keywords of a call that say a table, with a batch axis where they have one.
+        The arguments of a table, with a batch axis where they have one.
     """
 
     shape: str
-    table: Callable[[str, Structure, Generator], Tensor]
-    arguments: Callable[[Tensor, Structure], dict[str, Any]]
+    draw: Callable[[str, Structure, Generator], Arguments]
+    read: Callable[[Arguments, Structure], Tensor]
+    arguments: Callable[[Tensor, Structure], Arguments]
     patterns: tuple[str, ...] = ("random", "padding", "full")
 
+    def table(self, pattern: str, structure: Structure, generator: Generator) -> Tensor:
+        """A table of a pattern."""
+        return self.read(self.draw(pattern, structure, generator), structure)
 
-def _segments(pattern: str, structure: Structure, generator: Generator) -> Tensor:
-    """Queries and keys with equal numbers attend: in stretches, or where random anywhere."""
+
+def _draw_segments(pattern: str, structure: Structure, generator: Generator) -> Arguments:
+    """Stretches of tokens, or where random tokens anywhere, with one number each."""
     sizes = structure.geometry
     items, rows, columns = sizes.batch, sizes.query_length, sizes.key_length
-    if not columns:
-        return torch.zeros(items, 1, rows, columns, dtype=torch.bool)
-    most = {"full": 1, "single": columns}.get(pattern, min(_MOST_SEGMENTS, columns))
+    most = {"full": 1, "single": max(columns, 1)}.get(pattern, max(min(_MOST_SEGMENTS, columns), 1))
     keys = torch.randint(most, (items, columns), generator=generator)
     if pattern != "random":
         keys = keys.sort(dim=-1).values
+    if not columns:
+        return {"query_segments": torch.zeros(items, rows), "key_segments": keys}
     places = structure.places.clamp(0, columns - 1).expand(items, -1)
     if pattern == "random" and rows != columns:
         places = torch.randint(columns, (items, rows), generator=generator)
     queries = keys.gather(1, places)
     if "empty" in pattern:
         queries = torch.where(torch.rand(items, rows, generator=generator) < 1 / 3, most, queries)
-    return (queries[:, :, None] == keys[:, None, :]).unsqueeze(1)
+    return {"query_segments": queries, "key_segments": keys}
 
 
-def _segment_numbers(table: Tensor, _structure: Structure) -> dict[str, Any]:
+def _read_segments(given: Arguments, _structure: Structure) -> Tensor:
+    queries, keys = given["query_segments"], given["key_segments"]
+    table: Tensor = queries[:, :, None] == keys[:, None, :]
+    return table.unsqueeze(1)
+
+
+def _segments_of(table: Tensor, _structure: Structure) -> Arguments:
     """Equal numbers for a query and its keys; what attends to nothing has one of its own."""
-    rows, columns = table.shape[2:]
     table = table[:, 0]
-    place = torch.arange(columns)
-    first = torch.where(table, place, columns).amin(dim=-1) if columns else table.new_zeros(0)
-    alone = columns + torch.arange(rows)
-    queries = (
-        torch.where(table.any(dim=-1), first, alone) if columns else alone.expand(len(table), rows)
-    )
-    owners = torch.where(table, queries[:, :, None], columns + rows)
-    seen = owners.amin(dim=1) if rows else torch.full((len(table), columns), columns + rows)
-    keys = torch.where(seen < columns, seen, columns + rows + place)
-    numbers = [
-        torch.unique(torch.cat(pair), return_inverse=True)[1]
-        for pair in zip(queries, keys, strict=True)
-    ]
-    both = torch.stack(numbers) if numbers else torch.zeros(0, rows + columns, dtype=torch.int64)
+    items, rows, columns = table.shape
+    place, none = torch.arange(columns), columns + rows
+    queries = (columns + torch.arange(rows)).expand(items, -1)
+    keys = (none + place).expand(items, -1)
+    if rows and columns:
+        first = torch.where(table, place, none).amin(dim=-1)
+        queries = torch.where(first < none, first, queries)
+        owner = torch.where(table, queries[:, :, None], none).amin(dim=1)
+        keys = torch.where(owner < none, owner, keys)
+    both = torch.cat((queries, keys), dim=-1)
+    ranks = [torch.unique(item, return_inverse=True)[1] for item in both]
+    numbers = torch.stack(ranks) if ranks else both
     return {
-        "query_segments": both[:, :rows].contiguous(),
-        "key_segments": both[:, rows:].contiguous(),
+        "query_segments": numbers[:, :rows].contiguous(),
+        "key_segments": numbers[:, rows:].contiguous(),
     }
 
 
-def _prefix(pattern: str, structure: Structure, generator: Generator) -> Tensor:
-    """Every query attends the first keys, and behind them what is not ahead of it."""
+def _draw_prefix(pattern: str, structure: Structure, generator: Generator) -> Arguments:
     items, columns = structure.geometry.batch, structure.geometry.key_length
-    lengths = torch.randint(1, max(columns, 1) + 1, (items, 1, 1, 1), generator=generator)
+    lengths = torch.randint(1, max(columns, 1) + 1, (items,), generator=generator)
     if pattern in ("full", "single"):
         lengths = torch.full_like(lengths, columns if pattern == "full" else 1)
-    return (torch.arange(columns) < lengths) | (structure.ahead <= 0)
+    return {"prefix_lengths": lengths}
 
 
-def _prefix_lengths(table: Tensor, structure: Structure) -> dict[str, Any]:
-    items = structure.geometry.batch
-    none = torch.zeros(items, dtype=torch.int64)
+def _read_prefix(given: Arguments, structure: Structure) -> Tensor:
+    """Every query attends the first keys, and behind them what is not ahead of it."""
+    keys = torch.arange(structure.geometry.key_length)
+    inside: Tensor = keys < given["prefix_lengths"][:, None, None, None]
+    return inside | (structure.ahead <= 0)
+
+
+def _prefix_of(table: Tensor, structure: Structure) -> Arguments:
+    none = torch.zeros(structure.geometry.batch, dtype=torch.int64)
     return {"prefix_lengths": table[:, 0, 0].sum(dim=-1) if table.shape[2] else none}
 
 
-def _of_chunk(size: int, structure: Structure) -> Tensor:
-    keys = torch.arange(structure.geometry.key_length).div(size, rounding_mode="floor")
-    queries = structure.places.div(size, rounding_mode="floor")
+def _longest(structure: Structure) -> int:
+    return max(structure.geometry.query_length, structure.geometry.key_length, 1)
+
+
+def _draw_chunks(pattern: str, structure: Structure, generator: Generator) -> Arguments:
+    longest = _longest(structure)
+    drawn = 1 + int(torch.randint(max(longest - 1, 1), (1,), generator=generator))
+    return {"chunk": {"full": longest, "single": 1}.get(pattern, drawn)}
+
+
+def _read_chunks(given: Arguments, structure: Structure) -> Tensor:
+    """Queries attend the keys of the chunk in which they stand; chunks begin at the first key."""
+    keys = torch.arange(structure.geometry.key_length).div(given["chunk"], rounding_mode="floor")
+    queries = structure.places.div(given["chunk"], rounding_mode="floor")
     return (keys == queries[:, None])[None, None]
 
 
-def _chunks(pattern: str, structure: Structure, generator: Generator) -> Tensor:
-    """Queries attend the keys of the chunk in which they stand; chunks begin at the first key."""
-    longest = max(structure.geometry.query_length, structure.geometry.key_length, 1)
-    drawn = 1 + int(torch.randint(max(longest - 1, 1), (1,), generator=generator))
-    return _of_chunk({"full": longest, "single": 1}.get(pattern, drawn), structure)
+def _chunk_of(table: Tensor, structure: Structure) -> Arguments:
+    every = ({"chunk": size} for size in range(1, _longest(structure) + 1))
+    fitting = (given for given in every if torch.equal(_read_chunks(given, structure), table))
+    return next(fitting, {"chunk": _longest(structure)})
 
 
-def _chunk(table: Tensor, structure: Structure) -> dict[str, Any]:
-    longest = max(structure.geometry.query_length, structure.geometry.key_length, 1)
-    sizes = range(1, longest + 1)
-    return {
-        "chunk": next((n for n in sizes if torch.equal(_of_chunk(n, structure), table)), longest)
-    }
-
-
-def _tree(pattern: str, structure: Structure, generator: Generator) -> Tensor:
-    """The last keys are the queries, each of which attends itself, its ancestors and the cache."""
-    sizes = structure.geometry
-    items, rows, past = sizes.batch, sizes.query_length, sizes.key_length - sizes.query_length
+def _draw_tree(pattern: str, structure: Structure, generator: Generator) -> Arguments:
+    """A parent stands before its children, and -1 is that of a root."""
+    items, rows = structure.geometry.batch, structure.geometry.query_length
     index = torch.arange(rows)
     drawn = (torch.rand(items, rows, generator=generator) * (index + 1)).long() - 1
-    parents = {"full": (index - 1).expand(items, -1), "single": torch.full_like(drawn, -1)}.get(
-        pattern, drawn
-    )
-    table = torch.ones(items, 1, rows, past + rows, dtype=torch.bool)
+    if pattern == "full":
+        drawn = (index - 1).expand(items, -1).clone()
+    return {"parents": torch.full_like(drawn, -1) if pattern == "single" else drawn}
+
+
+def _read_tree(given: Arguments, structure: Structure) -> Tensor:
+    """The last keys are the queries, each of which attends itself, its ancestors and the cache."""
+    parents = given["parents"]
+    items, rows = parents.shape
     family = torch.eye(rows, dtype=torch.bool).repeat(items, 1, 1)
-    for row in range(1, rows):  # a parent stands before its children
+    for row in range(1, rows):
         parent = parents[:, row]
         inherited = family[torch.arange(items), parent.clamp_min(0)]
         family[:, row] |= inherited & (parent >= 0)[:, None]
-    table[:, 0, :, past:] = family
-    return table
+    past = structure.geometry.key_length - rows
+    cache = torch.ones(items, rows, past, dtype=torch.bool)
+    return torch.cat((cache, family), dim=-1).unsqueeze(1)
 
 
-def _parents(table: Tensor, structure: Structure) -> dict[str, Any]:
+def _parents_of(table: Tensor, structure: Structure) -> Arguments:
     rows = structure.geometry.query_length
     family = table[:, 0, :, table.shape[-1] - rows :].tril(-1)
     index = torch.where(family, torch.arange(rows), -1)
@@ -165,12 +190,20 @@ def _parents(table: Tensor, structure: Structure) -> dict[str, Any]:
     return {"parents": index.amax(dim=-1) if rows else none}
 
 
-def _indices(pattern: str, structure: Structure, generator: Generator) -> Tensor:
+def _draw_indices(pattern: str, structure: Structure, generator: Generator) -> Arguments:
     sizes = structure.geometry
-    return PATTERNS[pattern]((sizes.batch, 1, sizes.query_length, sizes.key_length), generator)
+    shape = (sizes.batch, 1, sizes.query_length, sizes.key_length)
+    return _indices_of(PATTERNS[pattern](shape, generator), structure)
 
 
-def _key_indices(table: Tensor, _structure: Structure) -> dict[str, Any]:
+def _read_indices(given: Arguments, structure: Structure) -> Tensor:
+    indices, columns = given["key_indices"].long(), structure.geometry.key_length
+    seen = torch.zeros(*indices.shape[:2], columns + 1, dtype=torch.bool)
+    seen.scatter_(2, torch.where(indices < 0, columns, indices), value=True)
+    return seen[..., :columns].unsqueeze(1)
+
+
+def _indices_of(table: Tensor, _structure: Structure) -> Arguments:
     """The keys of each query, the last first, and -1 where it has fewer than another."""
     table = table[:, 0]
     columns = table.shape[-1]
@@ -180,16 +213,23 @@ def _key_indices(table: Tensor, _structure: Structure) -> dict[str, Any]:
     return {"key_indices": padded[..., :most].to(torch.int32)}
 
 
-def _blocks(pattern: str, structure: Structure, generator: Generator) -> Tensor:
-    """Whole blocks of queries and keys attend; the last ones may be cut off."""
+def _draw_blocks(pattern: str, structure: Structure, generator: Generator) -> Arguments:
     sizes, (tall, wide) = structure.geometry, structure.block_size
     rows, columns = -(-sizes.query_length // tall), -(-sizes.key_length // wide)
-    blocks = PATTERNS[pattern]((sizes.batch, sizes.num_heads, rows, columns), generator)
-    table = blocks.repeat_interleave(tall, dim=2).repeat_interleave(wide, dim=3)
+    shape = (sizes.batch, sizes.num_heads, rows, columns)
+    return {"block_mask": PATTERNS[pattern](shape, generator)}
+
+
+def _read_blocks(given: Arguments, structure: Structure) -> Tensor:
+    """Whole blocks of queries and keys attend; the last ones may be cut off."""
+    sizes, (tall, wide) = structure.geometry, structure.block_size
+    table: Tensor = (
+        given["block_mask"].repeat_interleave(tall, dim=2).repeat_interleave(wide, dim=3)
+    )
     return table[:, :, : sizes.query_length, : sizes.key_length]
 
 
-def _block_mask(table: Tensor, structure: Structure) -> dict[str, Any]:
+def _blocks_of(table: Tensor, structure: Structure) -> Arguments:
     tall, wide = structure.block_size
     return {"block_mask": table[:, :, ::tall, ::wide].contiguous()}
 
@@ -197,26 +237,32 @@ def _block_mask(table: Tensor, structure: Structure) -> dict[str, Any]:
 STRUCTURED_MASKS: Final[Mapping[str, StructuredMask]] = {
     "segments": StructuredMask(
         shape="B1QK",
-        table=_segments,
-        arguments=_segment_numbers,
+        draw=_draw_segments,
+        read=_read_segments,
+        arguments=_segments_of,
         patterns=("random", "padding", "full", _EMPTY),
     ),
-    "prefix": StructuredMask(shape="B1QK", table=_prefix, arguments=_prefix_lengths),
-    "chunks": StructuredMask(shape="11QK", table=_chunks, arguments=_chunk),
-    "tree": StructuredMask(shape="B1QK", table=_tree, arguments=_parents),
+    "prefix": StructuredMask(
+        shape="B1QK", draw=_draw_prefix, read=_read_prefix, arguments=_prefix_of
+    ),
+    "chunks": StructuredMask(
+        shape="11QK", draw=_draw_chunks, read=_read_chunks, arguments=_chunk_of
+    ),
+    "tree": StructuredMask(shape="B1QK", draw=_draw_tree, read=_read_tree, arguments=_parents_of),
     "indices": StructuredMask(
         shape="B1QK",
-        table=_indices,
-        arguments=_key_indices,
+        draw=_draw_indices,
+        read=_read_indices,
+        arguments=_indices_of,
         patterns=("random", "dense", "padding", "full", _EMPTY),
     ),
     "blocks": StructuredMask(
         shape="BHQK",
-        table=_blocks,
-        arguments=_block_mask,
+        draw=_draw_blocks,
+        read=_read_blocks,
+        arguments=_blocks_of,
         patterns=("random", "dense", "full", _EMPTY),
     ),
 }
-
 # The forms whose tables can leave a query without keys.
 EMPTYING: Final = tuple(form for form, mask in STRUCTURED_MASKS.items() if _EMPTY in mask.patterns)

@@ -1,0 +1,235 @@
+"""Masks of a structure whose arguments are read otherwise: operators on arguments of a call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from .._golden import golden
+from ..problems.inputs import Inputs
+from ..problems.structured_masks import STRUCTURED_MASKS, Arguments, Structure
+from .mistakes import NamedMistake
+
+_Read = Callable[[Arguments, Structure], Tensor]
+_PRIMARY: Final = "mask.golden"
+
+
+def _with(form: str, name: str, change: Callable[[Any], Any]) -> _Read:
+    """The table of arguments of which one is changed."""
+    return lambda given, structure: STRUCTURED_MASKS[form].read(
+        {**given, name: change(given[name])}, structure
+    )
+
+
+def _aligned_otherwise(form: str) -> _Read:
+    def read(given: Arguments, structure: Structure) -> Tensor:
+        other = "top-left" if structure.alignment == "bottom-right" else "bottom-right"
+        turned = dataclasses.replace(structure, alignment=other)
+        return STRUCTURED_MASKS[form].read(given, turned)
+
+    return read
+
+
+def _segments_up_to(given: Arguments, _structure: Structure) -> Tensor:
+    queries, keys = given["query_segments"], given["key_segments"]
+    table: Tensor = queries[:, :, None] >= keys[:, None, :]
+    return table.unsqueeze(1)
+
+
+def _prefix_alone(given: Arguments, structure: Structure) -> Tensor:
+    keys = torch.arange(structure.geometry.key_length)
+    inside: Tensor = keys < given["prefix_lengths"][:, None, None, None]
+    return inside.expand(-1, -1, structure.geometry.query_length, -1)
+
+
+def _causality_alone(given: Arguments, structure: Structure) -> Tensor:
+    return (structure.ahead <= 0).expand(len(given["prefix_lengths"]), 1, -1, -1)
+
+
+def _chunk_as_window(*, behind: bool) -> _Read:
+    def read(given: Arguments, structure: Structure) -> Tensor:
+        ahead = structure.ahead
+        near: Tensor = ahead.abs() < given["chunk"]
+        return (near & (ahead <= 0) if behind else near)[None, None]
+
+    return read
+
+
+def _of_tree(family: Callable[[Tensor, Tensor], Tensor], *, cached: bool = True) -> _Read:
+    """The tree with other keys among the new ones, from its own and the parents ``[B, L]``."""
+
+    def read(given: Arguments, structure: Structure) -> Tensor:
+        table = STRUCTURED_MASKS["tree"].read(given, structure).clone()
+        past = structure.geometry.key_length - structure.geometry.query_length
+        table[:, 0, :, past:] = family(table[:, 0, :, past:], given["parents"])
+        table[..., :past] &= cached
+        return table
+
+    return read
+
+
+def _parent_alone(family: Tensor, parents: Tensor) -> Tensor:
+    places = torch.arange(family.shape[-1])
+    own = torch.eye(family.shape[-1], dtype=torch.bool)
+    return own | (places == parents[:, :, None])
+
+
+def _ancestors_at_keys(given: Arguments, structure: Structure) -> Tensor:
+    """The numbers of new tokens taken for numbers of keys, of which the first are cached."""
+    table = STRUCTURED_MASKS["tree"].read(given, structure)
+    past = structure.geometry.key_length - structure.geometry.query_length
+    return table.roll(-past, dims=-1)
+
+
+def _from_the_end(indices: Tensor, structure: Structure) -> Tensor:
+    return torch.where(indices < 0, indices + structure.geometry.key_length, indices)
+
+
+def _indices_from_the_end(given: Arguments, structure: Structure) -> Tensor:
+    indices = _from_the_end(given["key_indices"], structure)
+    return STRUCTURED_MASKS["indices"].read({"key_indices": indices}, structure)
+
+
+def _blocks_exchanged(given: Arguments, structure: Structure) -> Tensor:
+    blocks, shape = given["block_mask"], given["block_mask"].shape
+    turned = blocks.transpose(-1, -2).reshape(shape)
+    return STRUCTURED_MASKS["blocks"].read({"block_mask": turned}, structure)
+
+
+def _blocks_of_exchanged_sizes(given: Arguments, structure: Structure) -> Tensor:
+    """Blocks of as many queries as they have keys, and what lies behind them hidden."""
+    sizes, (tall, wide) = structure.geometry, structure.block_size
+    table: Tensor = given["block_mask"].repeat_interleave(wide, dim=2)
+    table = table.repeat_interleave(tall, dim=3)[..., : sizes.query_length, : sizes.key_length]
+    lacking = (sizes.key_length - table.shape[-1], sizes.query_length - table.shape[-2])
+    return torch.nn.functional.pad(table, (0, lacking[0], 0, lacking[1]))
+
+
+# Form, what the mask then is, what to do, and how its arguments are read.
+_MISREADINGS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
+    (
+        "segments",
+        "made with segments of lower numbers, too",
+        "compare the numbers of segments with ==",
+        _segments_up_to,
+    ),
+    *(
+        ("prefix", f"made with a prefix one key {words}", "keep the keys before the length", read)
+        for words, read in (
+            ("longer", _with("prefix", "prefix_lengths", lambda lengths: lengths + 1)),
+            ("shorter", _with("prefix", "prefix_lengths", lambda lengths: lengths - 1)),
+        )
+    ),
+    (
+        "prefix",
+        "the prefix alone: keys behind it are hidden from all",
+        "join the prefix and the causal table with |",
+        _prefix_alone,
+    ),
+    (
+        "prefix",
+        "the causal table alone: the prefix shows no key that is ahead",
+        "join the prefix and the causal table with |",
+        _causality_alone,
+    ),
+    *(
+        (
+            form,
+            "made with the places of the queries counted from the other end",
+            "count queries from the first or the last key, as declared",
+            _aligned_otherwise(form),
+        )
+        for form in ("prefix", "chunks")
+    ),
+    *(
+        ("chunks", f"made with chunks one key {words}", "divide by the size as it is", read)
+        for words, read in (
+            ("longer", _with("chunks", "chunk", lambda size: size + 1)),
+            ("shorter", _with("chunks", "chunk", lambda size: max(size - 1, 1))),
+        )
+    ),
+    *(
+        ("chunks", f"a window as long as a chunk, {words}", "compare the numbers of chunks", read)
+        for words, read in (
+            ("on both sides", _chunk_as_window(behind=False)),
+            ("up to the query", _chunk_as_window(behind=True)),
+        )
+    ),
+    (
+        "tree",
+        "made with the parent alone: further ancestors are hidden",
+        "follow the parents up to the root",
+        _of_tree(_parent_alone),
+    ),
+    (
+        "tree",
+        "made without the cache, which every new token attends",
+        "show the cached keys to each new token",
+        _of_tree(lambda family, _parents: family, cached=False),
+    ),
+    (
+        "tree",
+        "made without the token itself",
+        "show each new token its own key",
+        _of_tree(lambda family, _parents: family.tril(-1)),
+    ),
+    (
+        "tree",
+        "made with the numbers of new tokens taken for those of keys",
+        "add the length of the cache to the numbers of new tokens",
+        _ancestors_at_keys,
+    ),
+    (
+        "indices",
+        "made with -1 read as the last key",
+        "leave out negative indices before keys are gathered",
+        _indices_from_the_end,
+    ),
+    (
+        "blocks",
+        "made with blocks of keys and queries exchanged",
+        "index blocks by the query first",
+        _blocks_exchanged,
+    ),
+    (
+        "blocks",
+        "made with the two sizes of a block exchanged",
+        "repeat each block over its queries and its keys as declared",
+        _blocks_of_exchanged_sizes,
+    ),
+)
+
+
+def misread_structures() -> Iterator[NamedMistake]:
+    """Each form's arguments read otherwise, as a mistake of the table that they make."""
+    for form, words, fix, read in _MISREADINGS:
+        yield NamedMistake(
+            name=f"{form}: {words}",
+            primary=_PRIMARY,
+            sentence=f"the mask by {form} is {words}",
+            fix=fix,
+            edits=(golden.Edit("keep", change=_table(form, read)),),
+            where=_has(form),
+            needs="mask",
+        )
+
+
+def _has(form: str) -> Callable[[Inputs], bool]:
+    return lambda inputs: inputs.mask_form == form
+
+
+def _table(form: str, read: _Read) -> Callable[..., Tensor]:
+    def change(keep: Tensor, inputs: Inputs) -> Tensor:
+        structure = Structure(
+            geometry=inputs.geometry,
+            alignment=inputs.point.causal_alignment,
+            block_size=inputs.block_size,
+        )
+        given = STRUCTURED_MASKS[form].arguments(keep, structure)
+        return read(given, structure).expand(keep.shape)
+
+    return change
