@@ -23,7 +23,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"masks": ["zzz"]},
-        "an entry of masks is 'zzz', which is unknown; known: bias, drop, keep, keep_int, lengths",
+        "an entry of masks is 'zzz', which is unknown; known: bias, blocks, chunks, drop, indices, keep, keep_int, lengths, prefix, segments, tree",
     ),
     ({"masks": "keep"}, "masks is the text 'keep': give a list, such as ['keep']"),
     ({"masks": 3}, "masks is 3: give a list of texts"),
