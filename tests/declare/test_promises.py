@@ -23,7 +23,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"masks": ["zzz"]},
-        "an entry of masks is 'zzz', which is unknown; known: bias, blocks, chunks, drop, indices, keep, keep_int, lengths, prefix, segments, tree",
+        (
+            "an entry of masks is 'zzz', which is unknown; known: bias, blocks, chunks, drop, "
+            "indices, keep, keep_int, lengths, prefix, segments, tree"
+        ),
     ),
     ({"masks": "keep"}, "masks is the text 'keep': give a list, such as ['keep']"),
     ({"masks": 3}, "masks is 3: give a list of texts"),
@@ -35,7 +38,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"layout": np.zeros(2)},
         (
             "layout is array([0., 0.]), which is unknown; known: BHSD, BSHD, packed-kv, "
-            "packed-qkv, varlen"
+            "packed-qkv, varlen, varlen-shared"
         ),
     ),
     ({"scores": "x" * 999}, f"scores is '{'x' * 59}, which is unknown; known: eager, fused"),
