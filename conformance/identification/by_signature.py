@@ -19,15 +19,14 @@ from ..errors import DeclarationError
 from ..problems.edges import edges_in_turn
 from ..problems.problem import Problem
 
-_UNFITTING: Final = "shape.rejects-mismatch"
-# So many problems show how the axes of its heads lie, and what its refusals do.
+# So many problems show how the axes of its heads lie.
 _PROBLEMS: Final = 16
 
 
-def read_by_signature(function: Callable[..., Any], target: str) -> Candidate | None:
-    """The function as the public one that it has the parameters of.
+def public_signature(function: Callable[..., Any]) -> tuple[str, Candidate] | None:
+    """The public signature that a function has, and the function as a candidate declared by it.
 
-    None where there is none, or where its answers to calls without options are not those.
+    None where it has none, or where its answers to calls without options are not those.
     """
     name = signature_by_parameters(function)
     if not name:
@@ -39,15 +38,19 @@ def read_by_signature(function: Callable[..., Any], target: str) -> Candidate | 
             candidate = core(**promises)(function)
         except DeclarationError:
             continue
-        if _violated(candidate, "numerics.golden", _is_plain):
-            continue
-        if _violated(candidate, _UNFITTING):
-            accepted = {_UNFITTING: "it leaves it to its caller that shapes fit"}
-            candidate = core(**promises, expected_failures=accepted)(function)
-        said = f"its parameters are those of {name}: taken at the word of {SIGNATURES[name].source}"
-        read = dataclasses.replace(candidate, target=target, reading=Reading())
-        return assuming(read, said)
+        if not _violated(candidate, "numerics.golden", _is_plain):
+            return name, candidate
     return None
+
+
+def read_by_signature(function: Callable[..., Any], target: str) -> Candidate | None:
+    """An undeclared function as the public one whose parameters it has; None where it has none."""
+    found = public_signature(function)
+    if found is None:
+        return None
+    name, candidate = found
+    said = f"its parameters are those of {name}: taken at the word of {SIGNATURES[name].source}"
+    return assuming(dataclasses.replace(candidate, target=target, reading=Reading()), said)
 
 
 def _is_plain(problem: Problem) -> bool:
@@ -58,16 +61,14 @@ def _is_plain(problem: Problem) -> bool:
     return several and all(option is None for option in options)
 
 
-def _violated(
-    candidate: Candidate, slug: str, asks: Callable[[Problem], bool] = lambda _problem: True
-) -> bool:
+def _violated(candidate: Candidate, slug: str, asks: Callable[[Problem], bool]) -> bool:
     """Whether some of the first problems of a clause violate it."""
     clause = next(one for one in all_clauses() if one.id == slug)
     subject = Subject(candidate, "float32")
     asked = filter(asks, edges_in_turn(candidate, clause.space, dtype="float32"))
-    for drawn in islice(asked, _PROBLEMS):
+    for problem in islice(asked, _PROBLEMS):
         try:
-            if clause.check(subject, clause.problem_for(subject, drawn)).violation is not None:
+            if clause.check(subject, problem).violation is not None:
                 return True
         except CandidateFailure:
             return True

@@ -20,6 +20,7 @@ from ..base.results import plain
 from ..calls import torch_state
 from ..calls.calling import CandidateFailure, before_each_call, guarded
 from ..calls.integrity import watching_calls
+from ..declare.signatures import SIGNATURES
 from ..diagnosis.mistaken_answer import before_each_act
 from ..errors import UsageError
 from ..targets.declaring import how_to_pass
@@ -29,6 +30,7 @@ from ..tolerance.positions import position_bound
 from . import callers
 from .agreement import PointJudge
 from .behaviour import learned_besides
+from .by_signature import public_signature
 from .caller import FREE, Caller, ProbeAnswer, Refusal
 from .contradictions import contradictions
 from .deviations import Investigation, deviations
@@ -46,7 +48,7 @@ from .record import Findings, deviations_words, kind_words
 from .signature import Parameters, read_parameters
 from .statements import Beyond, read_beyond, read_places, reading_of, what_is_certain
 from .switches import without_causality
-from .writing import declaration_text, model_text, positions_text
+from .writing import declaration_text, model_text, positions_text, signature_text
 
 # Processor seconds in which a mistake with a name is looked for in what could not be read.
 SECONDS_TO_NAME: Final = 6.0
@@ -212,16 +214,29 @@ def _identify(
     """Fill findings and record; returns why nothing could be identified, or ""."""
     if _takes_one(implementation):
         return _positions(implementation, findings, record)
+    known = None
+    if implementation.form == "function" and implementation.declared is None:
+        known = public_signature(implementation.value)
+    if known is not None:
+        name, declared = known
+        findings.add(
+            "signature",
+            f"that of {name}, which {SIGNATURES[name].source} documents",
+            "the names of all its parameters, and the answers to calls without options",
+            name,
+        )
+        arrays = declared.declaration.arrays
+        record["declaration"] = signature_text(implementation, name, arrays)
     case = read_case(implementation, findings, record, tell, as_observed=as_observed)
     if not isinstance(case, Investigation):
-        return case if isinstance(case, str) else case.text
+        return "" if known is not None else case if isinstance(case, str) else case.text
     tell("probing", "the declaration")
     changed = golden.STANDARD.differences(case.point)
     record["semantics"] = {name: pair[1] for name, pair in changed.items()}
     differing = deviations(case)
     record["deviations"] = [deviation.as_json() for deviation in differing]
     record["mistaken"] = deviations_words(sum(deviation.mistaken for deviation in differing))
-    if not case.beyond:
+    if not case.beyond and known is None:
         record["declaration"] = declaration_text(implementation, case)
     record["beyond"] = case.beyond
     if implementation.declared is not None:
@@ -374,6 +389,8 @@ def _hides_all(caller: Caller, observed: list[ProbeAnswer]) -> bool:
 
 
 def _has_equal_rows(output: Tensor) -> bool:
+    if not output.numel():
+        return True
     apart = (output - output[..., :1, :]).abs().max()
     return bool(apart <= SAME_READ * output.abs().max())
 

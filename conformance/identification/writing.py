@@ -14,6 +14,7 @@ from .._golden import golden
 from ..adapters.multihead import is_multihead
 from ..base.geometry import LENGTHS
 from ..declare.declaration import DEFAULT_FEATURES, mixed_in
+from ..declare.signatures import SIGNATURES
 from ..targets.target_strings import is_path, seen_from, split_site, split_target
 from .convention import LAYER_LAYOUTS, Convention, ScoreFunction, adapter_body, header, written
 from .deviations import Investigation, deviations, expected, promised
@@ -100,6 +101,23 @@ def positions_text(implementation: Implementation, longest: int) -> str:
         f"def {name}(x):",
         f"    return {implementation.expression}(x)",
         *only,
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def signature_text(implementation: Implementation, signature: str, arrays: str) -> str:
+    """A file that declares a function by the public signature that it has."""
+    own = SIGNATURES[signature].promises.get("arrays", "torch")
+    given = f"signature={signature!r}" + (f", arrays={arrays!r}" if arrays != own else "")
+    declared = f"conformance.core(name={implementation.name!r}, {given})"
+    name = declared_name(implementation)
+    lines = [
+        _title(implementation),
+        "",
+        *_imported(implementation, []),
+        "",
+        f"{name} = {declared}({implementation.expression})",
         "",
     ]
     return "\n".join(lines)

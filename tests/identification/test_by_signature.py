@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import public_functions as public
 import pytest
@@ -10,6 +11,8 @@ from torch import Tensor
 import conformance
 from candidates.public_signatures import flash_attn_func
 from conformance.identification.by_signature import read_by_signature
+from conformance.identification.implementation import implementation_of
+from conformance.identification.job import identify
 
 FLASH = flash_attn_func.function.__wrapped__  # type: ignore[attr-defined]  # of a wrapper
 
@@ -35,11 +38,30 @@ def test_functions_of_public_parameters_are_judged_by_them(
     assert report.verdict in ("conforms", "conforms-with-deviations"), report.reason
 
 
+def test_identify_declares_by_the_signature() -> None:
+    """Offsets of sequences are read by nothing else: the declaration is one line that conforms."""
+    implementation = implementation_of(
+        public.flash_attn_varlen_func,
+        target="kernel.py:flash_attn_varlen_func",
+        name="flash_attn_varlen_func",
+        imports=("from public_functions import flash_attn_varlen_func",),
+        expression="flash_attn_varlen_func",
+    )
+    record = identify(implementation, None, lambda _step, _what: None)
+    assert record["identified"], record["reason"]
+    assert record["facts"][0]["description"].startswith("that of flash_attn_varlen, ")
+    scope: dict[str, Any] = {}
+    exec(record["declaration"], scope)  # noqa: S102 (the text is the harness' own)
+    declared = scope["declared_flash_attn_varlen_func"]
+    assert declared.declaration.layout == "varlen"
+    assert conformance.check(declared, only="varlen.golden").verdict == "conforms"
+
+
 def test_a_mistake_by_the_signature_fails_by_its_name() -> None:
-    """Torch's function attends where the mask is True: the inverse has the name of that mistake."""
+    """Torch's function attends where the mask is True: the inverse is named."""
     report = conformance.check(public.inverted, only="mask.golden")
     assert report.verdict == "fails"
-    assert "mask-inverted" in str(report.record)
+    assert "hidden-and-seen-exchanged" in str(report.record)
 
 
 def test_answers_decide_and_not_names() -> None:
