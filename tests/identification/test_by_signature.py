@@ -49,7 +49,7 @@ def test_identify_declares_by_the_signature() -> None:
     )
     record = identify(implementation, None, lambda _step, _what: None)
     assert record["identified"], record["reason"]
-    assert record["facts"][0]["description"].startswith("that of flash_attn_varlen, ")
+    assert record["facts"][0]["found"].startswith("that of flash_attn_varlen, ")
     scope: dict[str, Any] = {}
     exec(record["declaration"], scope)  # noqa: S102 (the text is the harness' own)
     declared = scope["declared_flash_attn_varlen_func"]
