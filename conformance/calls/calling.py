@@ -365,14 +365,13 @@ def _watched(
     restore = integrity.after_call
     code = restore.__code__
     try:
-        with (
-            torch.set_grad_enabled(grad_mode),
-            torch_state.kept(),
-            contextlib.ExitStack() as within,
-        ):
-            for context in _WITHIN_CALLS:
-                within.enter_context(context)
-            return function(*positional, **keywords)
+        with torch.set_grad_enabled(grad_mode), torch_state.kept():
+            if not _WITHIN_CALLS:
+                return function(*positional, **keywords)
+            with contextlib.ExitStack() as within:
+                for context in _WITHIN_CALLS:
+                    within.enter_context(context)
+                return function(*positional, **keywords)
     finally:
         if restore.__code__ is not code:  # what runs already, as this does, cannot be exchanged
             restore.__code__ = code

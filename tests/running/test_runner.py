@@ -416,7 +416,7 @@ def test_reductions_are_shared_by_the_candidate() -> None:
     run = CandidateRun(plain(lambda query, _key, _value: query[..., :0]), profile=SMALL)
     for planned in run.planned():
         run.run(planned)
-    assert 0 <= run.reductions_left < SMALL.reductions
+    assert 0 <= run._explainer().reductions_left < SMALL.reductions
 
 
 def test_random_state_is_left_alone() -> None:
