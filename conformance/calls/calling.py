@@ -461,7 +461,8 @@ class UnreadableElsewhere:
 
 def unreadable(value: Tensor, device: str) -> str:
     """Why the elements of a tensor cannot be looked at, or ""."""
-    with _without_overrides():
+    # What has no class of its own overrides nothing, and most answers have none.
+    with contextlib.nullcontext() if type(value) in PLAIN else _without_overrides():
         nested = _BASE.is_nested.__get__(value)
         layout, place = _BASE.layout.__get__(value), _BASE.device.__get__(value)
     if nested or layout == torch.jagged:
