@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from ..base.limits import uncollected
 from ..base.mistake import UNKNOWN
 from ..base.results import RACE, WRONG_ANSWERS, ClauseResult, Violation
 from ..calls.recording import Recording
 from ..clauses.registry import Clause
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
-from ..diagnosis.answer_facts import lost_search_entry, shared_confidence
-from ..diagnosis.chance import UNORDERED, threads_entry
-from ..diagnosis.mistakes import NamedMistake
-from ..diagnosis.refused_sizes import RAISES, RIGHT, WRONG
 from ..errors import UsageError, fault_of
 from ..problems.problem import Problem
-from .causes import Causes
 from .clause_problems import FailureMemory
 from .clause_run import ClauseRun
 from .shrinking.counterexample import describe
@@ -33,6 +29,13 @@ from .shrinking.smallest import (
     with_scale_error,
 )
 from .tally import Tally
+
+with uncollected():  # beside all that a run has made, a collection takes as long as this
+    from ..diagnosis.answer_facts import lost_search_entry, shared_confidence
+    from ..diagnosis.chance import UNORDERED, threads_entry
+    from ..diagnosis.mistakes import named_mistakes
+    from ..diagnosis.refused_sizes import RAISES, RIGHT, WRONG
+    from .causes import Causes
 
 # Of the reductions that a profile leaves, the part that the next failing clause may use.
 SHARE_OF_ONE_CLAUSE = 0.3
@@ -52,12 +55,11 @@ class Explainer:
     def __init__(
         self,
         candidate: Candidate,
-        mistakes: Sequence[NamedMistake],
         *,
         reductions: int,
         memory: FailureMemory | None,
     ) -> None:
-        self.causes: Final = Causes(candidate, mistakes)
+        self.causes: Final = Causes(candidate, named_mistakes())
         self.reductions_left = reductions
         self._candidate: Final = candidate
         self._memory: Final = memory
