@@ -47,6 +47,8 @@ _SHORTAGES = {
 
 def main() -> NoReturn:
     """Run the command line and end the process with its exit code."""
+    # Threads that have nothing to do would use a processor up while they wait for work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     code = run(sys.argv[1:])
     gc.freeze()  # the last collection would walk through all of torch, and free nothing of use
     sys.exit(code)

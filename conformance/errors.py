@@ -95,3 +95,8 @@ def fault_of(error: Exception) -> str:
     line = str(error).strip().splitlines()[:1]
     where = f"{Path(frame.filename).name}:{frame.lineno}"
     return f"{type(error).__name__}: {line[0] if line else ''} ({where})"
+
+
+def own_fault(error: Exception) -> str:
+    """What the record says where the harness itself fails."""
+    return f"the harness failed: {fault_of(error)}"

@@ -209,3 +209,11 @@ def _at(frame: traceback.FrameSummary) -> str:
 def _line(frame: traceback.FrameSummary) -> str:
     code = f": {frame.line}" if frame.line else ""
     return f"{_at(frame)} in {frame.name}{code}"
+
+
+def size_text(size: int) -> str:
+    """Bytes for readers: ``8 GiB``, ``512 MiB``."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:.3g} {name}"
+    return f"{size} bytes"

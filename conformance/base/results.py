@@ -79,7 +79,12 @@ class Replaceable:
         """A copy with some fields changed."""
         own, kind = vars(self), type(self)
         names = _fields(kind)  # type: ignore[arg-type]  # every class can be hashed
-        return kind(**{name: own[name] for name in names} | changes)
+        values = {name: own[name] for name in names} | changes
+        if len(values) > len(names) or hasattr(kind, "__post_init__"):
+            return kind(**values)  # which says what is no field, or looks at the values
+        copy = object.__new__(kind)
+        vars(copy).update(values)  # thousands in a run: the constructor sets each by itself
+        return copy
 
 
 @lru_cache(maxsize=256)

@@ -387,14 +387,13 @@ def _watched(
     restore = integrity.after_call
     code = restore.__code__
     try:
-        with (
-            torch.set_grad_enabled(grad_mode),
-            torch_state.kept(),
-            contextlib.ExitStack() as within,
-        ):
-            for context in _WITHIN_CALLS:
-                within.enter_context(context)
-            return function(*positional, **keywords)
+        with torch.set_grad_enabled(grad_mode), torch_state.kept():
+            if not _WITHIN_CALLS:
+                return function(*positional, **keywords)
+            with contextlib.ExitStack() as within:
+                for context in _WITHIN_CALLS:
+                    within.enter_context(context)
+                return function(*positional, **keywords)
     finally:
         if restore.__code__ is not code:  # what runs already, as this does, cannot be exchanged
             restore.__code__ = code
@@ -484,7 +483,8 @@ class UnreadableElsewhere:
 
 def unreadable(value: Tensor, device: str) -> str:
     """Why the elements of a tensor cannot be looked at, or ""."""
-    with _without_overrides():
+    # What has no class of its own overrides nothing, and most answers have none.
+    with contextlib.nullcontext() if type(value) in PLAIN else _without_overrides():
         nested = _BASE.is_nested.__get__(value)
         layout, place = _BASE.layout.__get__(value), _BASE.device.__get__(value)
     if nested or layout == torch.jagged:

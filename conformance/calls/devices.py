@@ -162,7 +162,8 @@ _BITS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 def bits_of(tensor: Tensor) -> Tensor:
     """The bits of a tensor's elements as integers, in its own memory."""
-    return tensor.detach().view(_BITS[tensor.element_size()])
+    values = tensor.detach() if tensor.requires_grad else tensor
+    return values.view(_BITS[tensor.element_size()])
 
 
 def placed(arguments: Arguments, device: str) -> Arguments:

@@ -9,13 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from ..base.printable_text import few, printable
+from ..base.printable_text import few, printable, size_text
 from ..base.results import Violation
 from ..calls.calling import CandidateFailure, arguments, guarded
 from ..graphs.opened import OpenedGraph
 from ..graphs.process import DEFAULT, Array, Feeds, Setting
 from ..graphs.reading import MASK_ROLES, TENSOR_ROLES, GraphReading, Role
-from ..graphs.server import size_text
 from ..graphs.validation import LARGEST_FILE, defects
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Final, Self
 
 from ..base.patience import Patience, process_state
-from ..base.printable_text import ending_text
+from ..base.printable_text import ending_text, size_text
 from ..errors import UsageError
 from .protocol import Array, Arrays, GraphLost, GraphRefused, Head, ProtocolError, receive, send
-from .server import OUT_OF_MEMORY, Limits, size_text, weights_size
+from .server import OUT_OF_MEMORY, Limits, weights_size
 
 START_SECONDS: Final = 120.0  # importing onnxruntime from a cold disk
 _FAREWELL: Final = 2.0

@@ -85,14 +85,6 @@ def grant_cpu(seconds: float) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
 
 
-def size_text(size: int) -> str:
-    """Bytes for readers: ``8 GiB``, ``512 MiB``."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:.3g} {name}"
-    return f"{size} bytes"
-
-
 CPU: Final = "CPUExecutionProvider"
 # It sends graphs to a service and computes nothing itself.
 _REMOTE: Final = "AzureExecutionProvider"

@@ -6,12 +6,11 @@ import re
 from pathlib import Path
 from typing import Any, Final
 
-from ..base.printable_text import printable
+from ..base.printable_text import printable, size_text
 from ..errors import UsageError
 from .process import GraphProcess, Setting
 from .protocol import GraphLost, GraphRefused
 from .reading import Header, Port
-from .server import size_text
 
 LARGEST_FILE: Final = 2**31 - 1  # what a protobuf message can hold
 _LFS: Final = b"version https://git-lfs.github.com/"

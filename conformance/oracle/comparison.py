@@ -246,26 +246,42 @@ def compare(
         raise ValueError(msg)
     got, expected = got.double(), expected.double()
     judged = torch.ones_like(got, dtype=torch.bool) if judged is None else judged.expand(got.shape)
-    pair = _Pair(got, expected, bound, axes or AXES.get(got.dim(), ()), wording, judged)
-    pair = dataclasses.replace(pair, compares_two_answers=both_answers)
-    broken = judged & ~torch.isfinite(got) & torch.isfinite(expected)
-    if bool(broken.any()):
-        return pair.at(broken, kind="finite", margin=math.inf)
-    if both_answers and not bool((torch.isfinite(expected) | ~judged).all()):
-        unknown = judged & ~torch.isfinite(expected)
-        differing = unknown & torch.isfinite(got)
-        alone = bool(differing.any())
-        unknown = differing if alone else unknown
-        wording = wording if alone else NEITHER_FINITE
-        swapped = dataclasses.replace(pair, got=expected, expected_not_finite=True, wording=wording)
-        return swapped.at(unknown, kind="finite", margin=math.inf).replace(tables=pair.tables())
+    axes = axes or AXES.get(got.dim(), ())
+    pair = _Pair(got, expected, bound, axes, wording, judged, compares_two_answers=both_answers)
+    if not (_all_finite(got) and _all_finite(expected)):
+        unexpected = _not_finite(pair)
+        if unexpected is not None:
+            return unexpected
+        judged = judged & torch.isfinite(expected)
     error = (got - expected).abs() if remainder is None else (got - expected - remainder).abs()
-    ratio = errors_in_bounds(error, bound, judged & torch.isfinite(expected))
+    ratio = errors_in_bounds(error, bound, judged)
     margin = float(ratio.max()) if ratio.numel() else 0.0
     if margin <= 1.0:
         return Comparison(margin=margin)
     with_error = dataclasses.replace(pair, error=error)
     return with_error.at(ratio == margin, kind="value", margin=margin)
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    """Whether every element is finite: neither a NaN nor infinity leaves the largest size so."""
+    return tensor.numel() == 0 or math.isfinite(tensor.abs().max().item())
+
+
+def _not_finite(pair: _Pair) -> Comparison | None:
+    """What is wrong where an answer is not finite though it should be; None where nothing is."""
+    got, expected, judged = pair.got, pair.expected, pair.judged
+    broken = judged & ~torch.isfinite(got) & torch.isfinite(expected)
+    if bool(broken.any()):
+        return pair.at(broken, kind="finite", margin=math.inf)
+    if not pair.compares_two_answers or bool((torch.isfinite(expected) | ~judged).all()):
+        return None
+    unknown = judged & ~torch.isfinite(expected)
+    differing = unknown & torch.isfinite(got)
+    alone = bool(differing.any())
+    unknown = differing if alone else unknown
+    wording = pair.wording if alone else NEITHER_FINITE
+    swapped = dataclasses.replace(pair, got=expected, expected_not_finite=True, wording=wording)
+    return swapped.at(unknown, kind="finite", margin=math.inf).replace(tables=pair.tables())
 
 
 def errors_in_bounds(error: Tensor, bound: Tensor, judged: Tensor) -> Tensor:

@@ -169,7 +169,7 @@ class GradientOracle:
             point = point.replace(empty_rows="zeros")
             evaluation = evaluate(inputs, point)
         contract = oracle.contract(golden_answer.core.scale)
-        with torch.no_grad():
+        with torch.inference_mode():
             if isinstance(evaluation, golden.Attention):
                 kv_heads = inputs.geometry.num_kv_heads
                 gradients = core_gradients(

@@ -77,7 +77,7 @@ def one_at_a_time(problem: Problem, candidate: Candidate) -> Problem:
     """The problem without its flag where it has a mask that the flag is not combined with."""
     alone = problem.mask is not None and either_or(candidate)
     causal = causal_flag(candidate, flagged=problem.causal, masked=alone)
-    return problem.replace(causal=causal)
+    return problem if causal == problem.causal else problem.replace(causal=causal)
 
 
 def either_or(candidate: Candidate) -> bool:

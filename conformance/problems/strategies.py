@@ -225,13 +225,17 @@ def draw_problems(
 
 def _unlike(drawn: list[Problem], count: int, beside: Iterable[Problem]) -> list[Problem]:
     """``count`` problems, each the one with the most pairs that those before it do not have."""
-    places: dict[object, int] = {}
+    bits: dict[object, int] = {}
 
     def held(problem: Problem) -> int:
         """Values, and pairs of properties, as bits of a number."""
-        pairs = combinations(_branches(problem), 2)
-        found = {places.setdefault(one, len(places)) for one in (*pairs, *_values(problem))}
-        return sum(1 << place for place in found)
+        found = 0
+        for one in (*combinations(_branches(problem), 2), *_values(problem)):
+            bit = bits.get(one)
+            if bit is None:
+                bit = bits[one] = 1 << len(bits)
+            found |= bit
+        return found
 
     known = 0
     for problem in beside:
@@ -239,7 +243,7 @@ def _unlike(drawn: list[Problem], count: int, beside: Iterable[Problem]) -> list
     rest = {problem: held(problem) for problem in drawn}
     chosen: list[Problem] = []
     while rest and len(chosen) < count:
-        best = max(rest, key=lambda problem: (rest[problem] & ~known).bit_count())
+        best, _ = max(rest.items(), key=lambda each: (each[1] & ~known).bit_count())
         known |= rest.pop(best)
         chosen.append(best)
     return chosen

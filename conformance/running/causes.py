@@ -23,7 +23,7 @@ from ..diagnosis.mistakes import NamedMistake
 from ..diagnosis.ranks import diagnostician
 from ..diagnosis.refused_sizes import Asks, RefusedCall, RefusedSizes
 from ..diagnosis.statement_search import cannot_be_made
-from ..errors import fault_of
+from ..errors import fault_of, own_fault
 from ..problems.problem import Problem
 from .clause_run import ClauseRun
 from .few_calls import FewCalls
@@ -254,8 +254,3 @@ class Causes:
 
 class _GivenUp(Exception):  # noqa: N818 (no error: the search for a name takes too long)
     """The time for a name is up."""
-
-
-def own_fault(error: Exception) -> str:
-    """What the record says where the harness itself fails."""
-    return f"the harness failed: {fault_of(error)}"

@@ -4,59 +4,41 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..adapters.compiled import profile_for
 from ..base.limits import is_slow
-from ..base.mistake import UNKNOWN
 from ..base.profile import WHOLE, Profile, Shard
-from ..base.results import BLAMED_ON_PLATFORM, RACE, WRONG_ANSWERS, ClauseResult, Violation
+from ..base.results import BLAMED_ON_PLATFORM, ClauseResult
 from ..base.selection import is_selected
 from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
-from ..calls.calling import within_each_call
+from ..calls.calling import say_alive, within_each_call
 from ..calls.devices import canonical, why_unusable
 from ..calls.integrity import Seal, seal_as_loaded
 from ..calls.platform_faults import Spared, platform_fault
-from ..calls.recording import Recording
 from ..clauses.operators import left_to_eager
 from ..clauses.registry import Clause, Finding, all_clauses
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..declare.declaration import WHOLE_MODEL
-from ..diagnosis.answer_facts import lost_search_entry, shared_confidence
-from ..diagnosis.chance import UNORDERED, threads_entry
-from ..diagnosis.mistakes import named_mistakes
-from ..diagnosis.refused_sizes import RAISES, RIGHT, WRONG
-from ..errors import UsageError, fault_of
+from ..errors import UsageError, own_fault
 from ..problems.pool import Pool
 from ..problems.problem import Problem, problem_from_json
-from .causes import Causes, own_fault
 from .clause_problems import ClauseProblems, FailureMemory
 from .clause_run import UNLIMITED, ClauseRun, PlannedClause
-from .shrinking.counterexample import describe
 from .shrinking.smallest import (
-    Smallest,
+    Failure,
     examine,
-    examine_recorded,
-    same_failure,
-    smallest_failure,
-    with_scale_error,
 )
 from .tally import Tally, Terms
 
+if TYPE_CHECKING:
+    from .explainer import Explainer
+
 OnExample = Callable[[dict[str, Any]], None]
-# Of the reductions that a profile leaves, the part that the next failing clause may use.
-SHARE_OF_ONE_CLAUSE = 0.3
-# Tries where calls are slow, and what was asked tells no name.
-TRIES_OF_SLOW_CALLS: Final = 6
-# What takes a process with it, or much memory, costs seconds a try: few to make it small, none for
-# what hangs.
-TRIES_OF_A_LOSS = {"hung": 0, "crashed": 8, "memory": 2}
-
-
 # Runs of a warm process: what they drew and computed is there for candidates like theirs.
 PREPARED: Final[list[CandidateRun]] = []
 
@@ -95,10 +77,8 @@ class CandidateRun:
         self.call_seconds = 0.0
         self._leading = ""
         self.pool = self._pool()
-        self.reductions_left = self.profile.reductions
-        self._reduced: dict[Problem, None] = {}  # in order, each once
         self._subjects: dict[tuple[str, str], Subject] = {}
-        self._causes = Causes(candidate, named_mistakes() if explain else ())
+        self._explained_by: Explainer | None = None
         # Clauses that were laid aside: their problems, those that are left, and the counts so far.
         self._aside: dict[str, tuple[ClauseProblems, Iterator[Problem], Tally]] = {}
         self._clauses = {clause.id: clause for clause in all_clauses()}
@@ -112,7 +92,8 @@ class CandidateRun:
         """Drop problems, goldens and answers: later clauses make them again."""
         self.pool = self._pool()
         self._subjects.clear()
-        self._causes.forget()
+        if self._explained_by is not None:
+            self._explained_by.causes.forget()
         self._aside.clear()
 
     def _pool(self) -> Pool:
@@ -187,7 +168,8 @@ class CandidateRun:
         """
         explained = partial(self._explained, failure, clause_run)
         return self._guarded(
-            planned, lambda result: _though_unexplained(failure, lambda: explained(result))
+            planned,
+            lambda result: self._explainer().though_unexplained(failure, lambda: explained(result)),
         )
 
     def _guarded(
@@ -211,7 +193,6 @@ class CandidateRun:
         place = dtype, device
         if place not in self._subjects:
             slow = is_slow(self.call_seconds)
-            self._causes.call_seconds = self.call_seconds
             subject = Subject(self.candidate, dtype, device, sealed=self.sealed, slow_calls=slow)
             self._subjects[place] = subject
             for known in filter(self._is_like, PREPARED):
@@ -267,7 +248,7 @@ class CandidateRun:
             tally.add(finding)
             if finding.violation is not None:
                 tally.failed = True
-                failure = _Failure(clause, subject, problem, finding.violation, covered())
+                failure = Failure(clause, subject, problem, finding.violation, covered())
                 return self._failed(failure, clause_run)
             problems.passed(problem)
             if clause_run.most is not None and tally.examples >= clause_run.most:
@@ -289,7 +270,7 @@ class CandidateRun:
         problems = ClauseProblems(clause, subject, pool=self.pool, tally=tally, memory=self.memory)
         return problems, problems.of_round(number), tally
 
-    def _failed(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
+    def _failed(self, failure: Failure, clause_run: ClauseRun) -> ClauseResult:
         """Remember a failing problem, and report the smallest one."""
         problem, violation = failure.problem, failure.violation
         if self.memory is not None:
@@ -302,7 +283,8 @@ class CandidateRun:
             return result
         clause_run.on_failure(result)
         failure = replace(failure, result=result)
-        return _though_unexplained(result, lambda: self._reduced_result(failure, clause_run))
+        explainer = self._explainer()
+        return explainer.though_unexplained(result, lambda: explainer.result(failure, clause_run))
 
     def _explained(
         self, result: ClauseResult, clause_run: ClauseRun, planned: ClauseResult
@@ -316,134 +298,24 @@ class CandidateRun:
         known = violation or result.violation
         if known is None:
             return result
-        failure = _Failure(clause, subject, problem, known, result)
+        failure = Failure(clause, subject, problem, known, result)
+        explainer = self._explainer()
         if violation is not None:
-            return self._reduced_result(failure, clause_run)
-        causes, asked = self._causes, (subject, failure.fails, known.kind)
-        chance = causes.chance(problem, *asked) or causes.unrepeatable(*asked)
-        return result.replace(diagnosis=[chance] if chance else [])
+            return explainer.result(failure, clause_run)
+        return explainer.of_chance(failure)
 
-    def _reduced_result(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
-        """A failure made small and named: where calls are slow by what was asked, if that tells."""
-        slow = failure.subject.slow_calls
-        told = self._of_few_calls(failure, clause_run) if slow else None
-        return told or self._searched_result(failure, clause_run)
+    def _explainer(self) -> Explainer:
+        """What makes failures small and names them; loaded with the first one."""
+        if self._explained_by is None:
+            say_alive()  # loading takes as long as many calls
+            from .explainer import Explainer  # noqa: PLC0415 (most runs need none of it)
 
-    def _searched_result(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult:
-        clause, subject, kind = failure.clause, failure.subject, failure.violation.kind
-        causes, chance = self._causes, None
-        threaded = threads_entry(failure.violation)
-        if threaded is not None and threaded["name"] == RACE:  # no smaller problem need show it
-            return _as_drawn(failure, failure.violation, threaded)
-        if kind in _OF_CHANCE and threaded is None:
-            chance = causes.chance(failure.problem, subject, failure.fails, kind)
-        if chance is not None and chance["name"] != UNORDERED and not clause.of_repetition:
-            return _random_failure(failure, chance)
-        ends_ranks = kind == "raised" and self.candidate.declaration.ranks is not None
-        tally = Tally(examples=failure.result.examples)
-
-        def on_example(smaller: dict[str, Any]) -> None:
-            clause_run.on_example(smaller, tally)
-
-        smallest = smallest_failure(
-            clause,
-            subject,
-            failure.problem,
-            failure.violation,
-            tries=self._tries(subject, "crashed" if ends_ranks else kind),
-            reduced_problems=tuple(self._reduced),
-            on_example=on_example,
-            until=clause_run.until,
-        )
-        self.reductions_left -= smallest.tries
-        self._reduced[smallest.problem.replace(overrides=None)] = None
-        if self.memory is not None:
-            self.memory.keep(self.candidate, clause.id, smallest.problem)
-        violation = with_scale_error(smallest.violation, failure.violation)
-        in_time = not clause_run.is_over
-        diagnosis: list[dict[str, Any]] = []
-        failing = replace(failure, problem=smallest.problem, violation=smallest.violation)
-        entry = threaded or chance or causes.changed_inputs(subject, clause, failing.fails)
-        if entry is not None:
-            diagnosis = [entry]
-        elif self._is_diagnosed(clause, kind, subject) and in_time:
-            diagnosis = causes.named(subject, clause, smallest.problem, clause_run)
-        elif kind == "raised" and in_time:
-            diagnosis = self._of_exception(failing, clause_run)
-        if in_time and all(entry["name"] == UNKNOWN for entry in diagnosis):
-            asked = subject, failing.fails, failing.violation.kind
-            entry = causes.unrepeatable(*asked) or causes.strides(*asked)
-            diagnosis = [entry] if entry else diagnosis
-        return failure.result.replace(
-            status="failed",
-            reason=violation.message,
-            violation=violation,
-            counterexample=describe(clause.id, subject, smallest),
-            diagnosis=self._catalogued(diagnosis),
-            blame=causes.blame(subject, clause, smallest, on_example) if in_time else None,
-        )
-
-    def _tries(self, subject: Subject, kind: str) -> int:
-        """How often the failing problem of one clause may be tried smaller."""
-        tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
-        most = TRIES_OF_SLOW_CALLS if subject.slow_calls else tries
-        return min(tries, most, TRIES_OF_A_LOSS.get(kind, tries))
-
-    def _of_few_calls(self, failure: _Failure, clause_run: ClauseRun) -> ClauseResult | None:
-        """A failure named and made small by the calls that were made; None where they tell less."""
-        clause, subject, found = failure.clause, failure.subject, failure.violation
-        if self.candidate.kind not in ("core", "layer") or found.kind not in WRONG_ANSWERS:
-            return None
-        if not self.candidate.golden_known or clause_run.is_over:
-            return None
-        few = self._causes.from_few_calls(subject)
-        explanations = few.explain(clause, failure.problem)
-        if not explanations:
-            return None
-        tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
-        smaller = few.smaller(explanations[0].made, clause, failure.problem, found, tries)
-        for problem in dict.fromkeys((smaller, failure.problem)):
-            finding, recording = examine_recorded(clause, subject, problem)
-            shown = finding.violation
-            if shown is not None and same_failure(found, shown):
-                smallest = Smallest(
-                    problem=problem, violation=shown, recording=recording, tries=0, repeated=True
-                )
-                diagnosis = shared_confidence([one.entry for one in explanations])
-                return failure.result.replace(
-                    status="failed",
-                    reason=shown.message,
-                    violation=shown,
-                    counterexample=describe(clause.id, subject, smallest),
-                    diagnosis=self._catalogued(diagnosis),
-                )
-        return None
-
-    def _catalogued(self, diagnosis: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A diagnosis, of what nobody declared with whether the catalogue has each name."""
-        if self.candidate.reading is None:
-            return diagnosis
-        known = self._causes.are_unmeant
-        return [{**entry, "catalogued": known(str(entry["name"]))} for entry in diagnosis]
-
-    def _of_exception(self, failing: _Failure, clause_run: ClauseRun) -> list[dict[str, Any]]:
-        """Why a call raises: for a mistake that others answer wrongly by, or for its sizes."""
-        subject, problem, mistaken = failing.subject, failing.problem, []
-        if self.candidate.eager is None:  # a search that broke hides no refused size
-            found = self._causes.of_exception(subject, problem, clause_run)
-            mistaken = [entry for entry in found if entry["name"] != UNKNOWN]
-        return self._causes.refused_sizes(
-            subject, problem, failing.violation, failing.asks, clause_run, mistaken
-        )
-
-    def _is_diagnosed(self, clause: Clause, kind: str, subject: Subject) -> bool:
-        """Whether another way to compute attention may explain a failure, if a law's the first."""
-        ranks = self.candidate.declaration.ranks is not None
-        if ranks and (clause.family == "ranks" or kind == "raised"):
-            return True
-        first = clause.level == "MUST" and not ranks and subject not in self._causes.diagnosticians
-        plain = kind in WRONG_ANSWERS and self.candidate.eager is None
-        return plain and (clause.explained or first)
+            say_alive()
+            self._explained_by = Explainer(
+                self.candidate, reductions=self.profile.reductions, memory=self.memory
+            )
+        self._explained_by.causes.call_seconds = self.call_seconds
+        return self._explained_by
 
     def explained_by(self, failure: ClauseResult) -> str:
         """The name of another failure's mistake that makes this clause fail, too, or "".
@@ -457,7 +329,8 @@ class CandidateRun:
         with torch_state.one_thread(), torch_state.neutral():
             kind = "" if failure.violation is None else failure.violation.kind
             clause = self._clauses[failure.id]
-            return self._causes.follows(subject, clause, problem_from_json(problem), kind)
+            causes = self._explainer().causes
+            return causes.follows(subject, clause, problem_from_json(problem), kind)
 
 
 def _without_platform(
@@ -475,67 +348,3 @@ def _without_platform(
     if finding.violation is not None:
         return None
     return f"{BLAMED_ON_PLATFORM}{fault}; with dense copies of them the clause holds", finding
-
-
-def _though_unexplained(failure: ClauseResult, explain: Callable[[], ClauseResult]) -> ClauseResult:
-    """A failure made small and named; as it was found where that ends with an error of ours."""
-    try:
-        return explain()
-    except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
-        return failure.replace(diagnosis=[lost_search_entry(fault_of(error))])
-
-
-# The kinds of violation that work in another order on a device may make.
-_OF_CHANCE: Final = (*WRONG_ANSWERS, "mutated", "memory")
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """A failing problem of a clause, and the result without it."""
-
-    clause: Clause
-    subject: Subject
-    problem: Problem
-    violation: Violation
-    result: ClauseResult
-
-    def asks(self, problem: Problem) -> tuple[str, str] | None:
-        """What another problem's call does and says; None for one that cannot be asked."""
-        try:
-            finding = examine(self.clause, self.subject, problem)
-        except UsageError:  # the declaration does not hold for it
-            return None
-        if finding.refused:
-            return None
-        violation = finding.violation
-        if violation is None:
-            return RIGHT, ""
-        return RAISES if violation.kind == self.violation.kind else WRONG, violation.message
-
-    def fails(self, asked: Subject) -> bool:
-        """Whether a subject fails the problem."""
-        return examine(self.clause, asked, self.problem).violation is not None
-
-
-def _random_failure(failure: _Failure, random: dict[str, Any]) -> ClauseResult:
-    """A failure of a candidate that answers at random: that is the reason, and nothing is reduced.
-
-    The difference between two random answers is no reason.
-    """
-    reason = "equal calls give different answers, which says nothing of what this clause is about"
-    violation = Violation(kind=failure.violation.kind, message=reason)
-    return _as_drawn(failure, violation, random)
-
-
-def _as_drawn(failure: _Failure, violation: Violation, entry: dict[str, Any]) -> ClauseResult:
-    """A failure as it was drawn, with what it is due to."""
-    smallest = Smallest(
-        problem=failure.problem, violation=violation, recording=Recording(), tries=0, repeated=False
-    )
-    return failure.result.replace(
-        status="failed",
-        reason=violation.message,
-        violation=violation,
-        counterexample=describe(failure.clause.id, failure.subject, smallest),
-        diagnosis=[entry],
-    )

@@ -83,7 +83,7 @@ class Gradient:
         """What independent roundings do."""
         if self.derive is None:
             return GradientStatistics(bound=self.worst, scale=self.worst)
-        with torch.no_grad():
+        with torch.inference_mode():
             return self.derive()
 
     @property

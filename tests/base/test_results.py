@@ -3,13 +3,23 @@ from __future__ import annotations
 import ast
 import json
 import math
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+import pytest
 from records import result
 
 import conformance
 from conformance.base.profile import PROFILES
-from conformance.base.results import KINDS, STATUSES, Violation, plain, result_from_json
+from conformance.base.results import (
+    KINDS,
+    STATUSES,
+    Replaceable,
+    Violation,
+    plain,
+    result_from_json,
+)
 
 
 def test_numbers_that_are_not_finite_become_texts() -> None:
@@ -21,6 +31,26 @@ def test_numbers_that_are_not_finite_become_texts() -> None:
         None,
         True,
     ]
+
+
+def test_a_copy_has_the_fields_and_nothing_that_was_computed() -> None:
+    """A copy is equal but for what is changed, and computes anew what its original remembers."""
+
+    @dataclass(frozen=True)
+    class Sides(Replaceable):
+        long: int
+        short: int = 1
+
+        @cached_property
+        def area(self) -> int:
+            return self.long * self.short
+
+    sides = Sides(3)
+    assert sides.area == 3
+    wider = sides.replace(short=2)
+    assert (wider, wider.area, sides.area) == (Sides(3, 2), 6, 3)
+    with pytest.raises(TypeError, match="height"):
+        sides.replace(height=1)
 
 
 def test_result_survives_json() -> None:

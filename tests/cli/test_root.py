@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from command_line import FEW, record
 from workspaces import KERNEL, UNSCALED, write
 
+from conformance import __main__ as command
 from conformance.__main__ import run
 from conformance.base.selection import selected
 from conformance.errors import UsageError
@@ -171,6 +173,22 @@ def test_bad_input(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("set_before", [None, "active"])
+def test_idle_threads_of_a_command_wait_passively(
+    set_before: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads without work leave the processor to others, unless the user says how they wait."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", set_before or "")
+    if set_before is None:
+        monkeypatch.delenv("OMP_WAIT_POLICY")
+    monkeypatch.setattr(command, "run", lambda _arguments: 0)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    with pytest.raises(SystemExit) as ended:
+        command.main()
+    assert ended.value.code == 0
+    assert os.environ["OMP_WAIT_POLICY"] == (set_before or "passive")
+
+
 def test_help_imports_nothing_heavy() -> None:
     """``--help`` answers without torch, hypothesis, onnx, numpy, pytest and rich."""
     code = (
@@ -186,12 +204,15 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_check_keeps_torch_out_of_its_own_process(folder: Path) -> None:
-    """Only the worker imports torch: a crash or a hang there cannot take the verdict along."""
+    """Only the worker imports torch: a crash or a hang there cannot take the verdict along.
+
+    Nor does the command's own process need numpy, which takes longer to import than all of its own.
+    """
     write(folder, {"attn.py": KERNEL})
     code = (
         "import sys; from conformance.__main__ import run; "
         "run(['check', 'attn.py', '--only', 'shape.output', '--profile', 'quick']); "
-        "sys.exit('torch' in sys.modules or 'hypothesis' in sys.modules)"
+        "sys.exit(', '.join({'torch', 'hypothesis', 'numpy'} & set(sys.modules)) or 0)"
     )
     write(folder, {"program.py": f"if __name__ == '__main__':\n    {code}\n"})
     done = subprocess.run(

@@ -289,7 +289,7 @@ def test_what_is_gross_near_a_failing_problem_is_named_before_precision_is_tried
         (entry,) = run.run(planned).diagnosis
     assert entry["name"] == "qk-norm-epsilon"
     assert not tried.called
-    (diagnostician,) = run._causes.diagnosticians.values()
+    (diagnostician,) = run._explainer().causes.diagnosticians.values()
     assert "whole" not in vars(diagnostician._observation)
 
 

@@ -3,14 +3,18 @@ from __future__ import annotations
 import gc
 import json
 import math
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 import torch
 from examples import BARE, SMALL, bare, core, run_clause
 from torch import Tensor
+from workspaces import KERNEL, UNSCALED, write
 
 import conformance
 from conformance.base.geometry import Geometry
@@ -60,6 +64,28 @@ def test_correct_candidate_passes() -> None:
     assert result.margin is not None
     assert 0.0 < result.margin <= 1.0
     assert result.seconds > 0.0
+
+
+_LOADS_WHAT: Final = """
+import sys
+from conformance.base.profile import PROFILES
+from conformance.identification.opening import resolve
+from conformance.running.runner import CandidateRun
+for candidate in resolve([sys.argv[1]]):
+    run = CandidateRun(candidate, profile=PROFILES["smoke"])
+    (scale,) = (one for one in run.planned() if one.id == "numerics.scale")
+    print(run.run(scale).status, "conformance.diagnosis" in sys.modules)
+"""
+
+
+def test_the_diagnosis_is_loaded_with_the_first_failure(tmp_path: Path) -> None:
+    """A run in which nothing fails spares the time and the memory that it takes."""
+    write(tmp_path, {"attn.py": KERNEL + UNSCALED})
+    target = str(tmp_path / "attn.py")
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADS_WHAT, target], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["passed False", "failed True"]
 
 
 def test_wrong_candidate_fails_with_everything_needed() -> None:
@@ -416,7 +442,7 @@ def test_reductions_are_shared_by_the_candidate() -> None:
     run = CandidateRun(plain(lambda query, _key, _value: query[..., :0]), profile=SMALL)
     for planned in run.planned():
         run.run(planned)
-    assert 0 <= run.reductions_left < SMALL.reductions
+    assert 0 <= run._explainer().reductions_left < SMALL.reductions
 
 
 def test_random_state_is_left_alone() -> None:

@@ -11,12 +11,11 @@ from typing import Any, Final, NoReturn
 
 from torch import Tensor
 
-from ...base.printable_text import capped, ending_text, printable
+from ...base.printable_text import capped, ending_text, printable, size_text
 from ...base.results import Violation
 from ...calls.calling import CandidateLost, RaisedElsewhere
 from ...errors import UsageError
 from ...graphs.protocol import Head, ProtocolError
-from ...graphs.server import size_text
 from . import kernel, zygote
 from .wire import OWN_NUMBERS, TOO_MUCH, Arena, Handed, field, new_arena, receive, send
 

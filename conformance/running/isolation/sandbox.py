@@ -25,8 +25,9 @@ from typing import Final, NoReturn
 import psutil
 import torch
 
+from ...base.printable_text import size_text
 from ...graphs.protocol import ProtocolError
-from ...graphs.server import grant_cpu, size_text
+from ...graphs.server import grant_cpu
 from . import kernel
 from .served import serve
 from .wire import OWN_NUMBERS, TOO_MUCH, Arena, send

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...base.patience import fair_clock
-from ...base.results import Violation
+from ...base.results import ClauseResult, Violation
 from ...calls.calling import (
     Answer,
     Arguments,
@@ -393,3 +393,18 @@ def with_scale_error(reduced: Violation, first: Violation) -> Violation:
         message=reduced.message + scale_sentence,
         measured={**reduced.measured, "scale_error": fitted},
     )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A failing problem of a clause, and the result without it."""
+
+    clause: Clause
+    subject: Subject
+    problem: Problem
+    violation: Violation
+    result: ClauseResult
+
+    def fails(self, asked: Subject) -> bool:
+        """Whether a subject fails the problem."""
+        return examine(self.clause, asked, self.problem).violation is not None

@@ -26,7 +26,6 @@ from ...clauses.registry import all_clauses, specification_hash
 from ...clauses.subject import Subject
 from ...declare.candidate import Candidate
 from ...declare.declaration import WHOLE_MODEL
-from ...diagnosis.mistakes import mistaken_conventions
 from ...errors import RAISED_AT, DeclarationError, UsageError
 from ...identification.opening import resolve_one
 from ...problems.edges import edge_problems
@@ -268,16 +267,22 @@ class CandidatePlan:
             notes=(*self.notes, *candidate.warnings),
             unchecked=self.unchecked,
             unjudged=candidate.unjudged,
-            mistaken=tuple(
-                f"{mistake.sentence} ({mistake.name})"
-                for mistake in mistaken_conventions(candidate.declaration.semantics)
-            ),
+            mistaken=_mistaken(candidate.declaration.semantics),
             isolation="" if self.isolated is None else self.isolated.held,
             site=site,
             reading=candidate.reading,
             sites=tuple(getattr(candidate.function, "described", ())),
             call_seconds=self.run.call_seconds,
         )
+
+
+def _mistaken(point: golden.Semantics) -> tuple[str, ...]:
+    """What nobody chooses on purpose at a point, in words; the standard one loads no diagnosis."""
+    if point == golden.STANDARD:
+        return ()
+    from ...diagnosis.mistakes import mistaken_conventions  # noqa: PLC0415
+
+    return tuple(f"{one.sentence} ({one.name})" for one in mistaken_conventions(point))
 
 
 def run_clause(

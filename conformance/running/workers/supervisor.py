@@ -23,11 +23,10 @@ from typing import Any, Final, Self
 
 from ...base.limits import NOT_FINISHED, NOT_RUN, Deadline
 from ...base.patience import Patience, process_state, starved_seconds
-from ...base.printable_text import ending_text
+from ...base.printable_text import ending_text, size_text
 from ...base.results import ClauseResult, result_from_json
 from ...base.trusted_path import looking_only_there, whole_path
 from ...errors import UsageError
-from ...graphs.server import size_text
 from ..clause_run import PlannedClause, Progress
 from ..isolation.zygote import new_client
 from .messages import Event, Inbox, LastWords, Loaded, Order, Ready, RunOptions

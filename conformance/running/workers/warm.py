@@ -24,13 +24,14 @@ with uncollected():
     from ...diagnosis.mistakes import NamedMistake, named_mistakes
     from ...errors import DeclarationError
     from ...problems.inputs import Inputs
+    from ..explainer import Explainer
     from ..runner import PREPARED, CandidateRun
     from .planning import plan_targets
     from .pool import PROMISED
     from .worker import ready
 
     QUICK = PROFILES["quick"]
-    WARMED = (plan_targets, named_mistakes(), ready())
+    WARMED = (plan_targets, named_mistakes(), ready(), Explainer)
 
 # The mistakes that are diagnosed in advance: the first any core can make, the next one with a mask.
 COMMONEST: Final = ("scale-missing", "mask-inverted")
