@@ -54,8 +54,9 @@ def _widths(module: nn.Module) -> list[tuple[int, int]]:
     """The widths that a query and a key may have."""
     axes = [size for one in module.parameters() if one.dim() > 1 for size in one.shape if size > 1]
     sizes = list(dict.fromkeys(axes))[:_MOST_SIZES]
-    rests = ((own, size - own) for size in sizes for own in (*sizes, size // 2) if own < size)
-    return list(dict.fromkeys([*itertools.product(sizes, repeat=2), *rests]))
+    pairs = [(own, theirs) for own in sizes for theirs in sizes]
+    pairs += [(own, size - own) for size in sizes for own in (*sizes, size // 2) if own < size]
+    return list(dict.fromkeys(pairs))
 
 
 def _forgets(module: nn.Module, way: Calling, pairs: Iterable[tuple[int, int]]) -> bool:

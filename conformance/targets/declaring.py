@@ -252,6 +252,28 @@ def how_to_answer(value: Any, target: str, inputs: str) -> str:
     return lines_to_paste(place, lines, "layer.py:layer")
 
 
+def how_to_call_model(value: Any, target: str) -> str:
+    """A file that calls a whole model of which no call was answered; "" for another target."""
+    where, _, name = target.rpartition(":")
+    if not where or not name.isidentifier():
+        return ""
+    built, made = _made(value, name)
+    parameters = inspect.signature(built.forward).parameters.values()
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind in POSITIONAL]
+    given = ", ".join(needed or ["input_ids"])
+    lines = ["import torch", "import conformance", "", *_loaded(where, name), "", ""]
+    lines += ["class Called(torch.nn.Module):", "    def __init__(self):"]
+    lines += ["        super().__init__()", f"        self.model = {made}", ""]
+    lines += [f"    def forward(self, {given}):", f"        return self.model({given})", "", ""]
+    lines += [
+        f"model = conformance.model(Called, inputs={{{given.partition(',')[0]!r}: 'tokens'}})"
+    ]
+    place = (
+        "a new file model.py, with a forward that takes tensors [B, …] and answers floats [B, …]"
+    )
+    return lines_to_paste(place, lines, "model.py:model")
+
+
 def _made(value: Any, name: str) -> tuple[torch.nn.Module, str]:
     """The module of what a target names, and the expression that makes it."""
     if isinstance(value, torch.nn.Module):

@@ -487,3 +487,38 @@ def test_loading_what_a_target_names(folder: Path) -> None:
     assert (object_of("sub/caller.py:near"), object_of("sub/caller.py:far")) == (2, 3)
     with pytest.raises(UsageError, match="names no object"):
         load("sub")
+
+
+CHOOSER = """
+from torch import nn
+
+
+class Chooser(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.tokens = nn.Embedding(50, width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 50)
+
+    def forward(self, input_ids, state):
+        x = self.tokens(input_ids) + state["added"]
+        x = self.norm(x + self.attention(x, x, x, need_weights=False)[0])
+        return self.head(x).argmax(-1)
+"""
+
+
+def test_a_model_that_no_call_gets_an_answer_from(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody takes a model of token ids for a layer; its lines work with a forward that answers."""
+    write(folder, {"chooser.py": CHOOSER})
+    assert run(["check", "chooser.py:Chooser", *FEW]) == 2
+    said, place, *lines = capsys.readouterr().err.splitlines()
+    assert "cannot be judged as a whole model: no call of it is answered" in said
+    assert place.startswith("  paste into a new file model.py, with a forward that takes tensors")
+    pasted = "\n".join(line.removeprefix("      ") for line in lines[:-1])
+    own = "x = self.model.tokens(input_ids)\n        return x + self.model.attention(x, x, x)[0]"
+    right = pasted.replace("input_ids, state):", "input_ids):")
+    write(folder, {"model.py": right.replace("return self.model(input_ids, state)", own)})
+    command = lines[-1].removeprefix("  and run: conformance ").split()
+    assert run([*command, "--only", "model.*", *FEW]) == 0
