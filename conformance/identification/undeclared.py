@@ -472,6 +472,8 @@ def _declared(
     facts = case.findings.facts
     told = [
         f"{name}: {facts[name].description}"
+        if not name.startswith("mask ")  # whose name and description both begin with its parameter
+        else f"{name.removeprefix('mask ')}: {facts[name].description.partition(': ')[2]}"
         for name in facts
         if name.split()[0] in _TOLD and facts[name].confidence != UNDETERMINED
     ]

@@ -438,6 +438,46 @@ def test_a_class_of_no_modules(folder: Path, capsys: pytest.CaptureFixture[str])
     assert run([*command.removeprefix("  and run: conformance ").split(), *FEW]) == 0
 
 
+OF_NUMPY = """
+import numpy as np
+
+
+class Heads:
+    def __init__(self, width, heads):
+        self.heads = heads
+        self.q, self.k, self.v, self.o = np.random.default_rng(0).normal(size=(4, width, width))
+
+    def __call__(self, x):
+        rows = x.shape[:2]
+        q, k, v = (
+            (x @ one).reshape(*rows, self.heads, -1).transpose(0, 2, 1, 3)
+            for one in (self.q, self.k, self.v)
+        )
+        scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = weights / weights.sum(-1, keepdims=True) @ v
+        return mixed.transpose(0, 2, 1, 3).reshape(*rows, -1) @ self.o
+"""
+
+
+def test_a_class_of_arrays_with_weights_of_its_own(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A layer in NumPy is judged with its weights, by the lines that are printed for it."""
+    write(folder, {"plain.py": OF_NUMPY})
+    assert run(["check", "plain.py", *FEW]) == 2
+    assert "Heads, a class: conformance check plain.py:Heads" in capsys.readouterr().err
+    assert run(["check", "plain.py:Heads", *FEW]) == 2
+    _, place, *lines, command = capsys.readouterr().err.splitlines()
+    assert place.startswith("  paste into a new file layer.py, with the right q, k, v, o and")
+    pasted = "\n".join(line.removeprefix("      ") for line in lines)
+    own = "import torch\nnames = 'qkvo'\nq, k, v, o = ("
+    own += "torch.from_numpy(vars(attention)[one].T.copy()) for one in names)"
+    right = pasted.replace("q, k, v, o = …", own).replace("num_heads=…", "num_heads=3")
+    write(folder, {"layer.py": right.replace("width=…, heads=…", "12, 3")})
+    assert run([*command.removeprefix("  and run: conformance ").split(), *FEW]) == 0
+
+
 ONE_CUBE = """
 import torch
 from torch import nn
