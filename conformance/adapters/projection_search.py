@@ -533,7 +533,7 @@ def _unfilled(search: ProjectionSearch) -> DeclarationError:
 
 def _unknown_roles(search: ProjectionSearch) -> str:
     titles = ", ".join(leaf.title for leaf in search.possible.leaves)
-    number = "" if search.heads is None else f" with {search.heads[0]} heads"
+    number = "" if search.heads is None else f" with {_heads(search.heads[0])}"
     return (
         f"the names in {search.request.shown} ({titles}) do not say which projection is which, "
         f"and no assignment{number} agrees with the golden reference{_because(search.trial)}: "
@@ -547,12 +547,16 @@ def _because(trial: Trial) -> str:
     return f" (a trial call {raised_text(trial.failure)})"
 
 
+def _heads(count: int) -> str:
+    return "1 head" if count == 1 else f"{count} heads"
+
+
 def _unfit(search: ProjectionSearch) -> str:
     shapes = ", ".join(
         f"{leaf.title} {list(leaf.out_and_in(transposed=leaf.transposed[0]))}"
         for leaf in search.possible.leaves
     )
-    number = "any number of heads" if search.heads is None else f"{search.heads[0]} heads"
+    number = "any number of heads" if search.heads is None else _heads(search.heads[0])
     freed = dataclasses.replace(search, heads=None, kv_heads=None)
     others = next(_hypotheses(freed), None) is not None
     lead = f"pass num_heads= and num_kv_heads=, or {INSIDE}" if others else OWN_WEIGHTS
