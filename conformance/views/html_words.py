@@ -171,11 +171,20 @@ def short(text: str, most: int) -> str:
 
 # Behind these a name may be broken: a browser breaks none of them by itself.
 _JOINT: Final = re.compile(r"(?<=[_./:])(?=\w)")
+_WORD: Final = re.compile(r"\s+|\S+")
 
 
-def joints(text: str) -> list[str]:
-    """The pieces of a text between which its names may be broken, and not inside of words."""
-    return _JOINT.split(str(text))
+def joints(text: str, whole: int = 0) -> list[str]:
+    """The pieces of a text between which its names may be broken, and not inside of words.
+
+    Names of at most ``whole`` characters are left whole.
+    """
+    pieces = [""]
+    for word in _WORD.findall(str(text)):
+        first, *others = _JOINT.split(word) if len(word) > whole else [word]
+        pieces[-1] += first
+        pieces += others
+    return pieces
 
 
 def duration(value: float | None) -> str:
