@@ -332,4 +332,5 @@ def test_short_names_are_left_whole(opener: Opener) -> None:
     entries = [candidate(EVERY, f"attention_of_a_long_name_{n}") for n in range(3)]
     opened = opener(render_html(record(*entries)), size=PHONE)
     assert opened.overflow == 0
-    assert opened.page.locator(".candidates th > a wbr, .candidates th > bdi wbr, .why wbr").count() == 0
+    names = ".candidates th > a wbr, .candidates th > bdi wbr, .why wbr"
+    assert opened.page.locator(names).count() == 0
