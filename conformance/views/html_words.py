@@ -171,7 +171,6 @@ def short(text: str, most: int) -> str:
 
 # Behind these a name may be broken: a browser breaks none of them by itself.
 _JOINT: Final = re.compile(r"(?<=[_./:])(?=\w)")
-_WORD: Final = re.compile(r"\s+|\S+")
 
 
 def joints(text: str, whole: int = 0) -> list[str]:
@@ -179,12 +178,8 @@ def joints(text: str, whole: int = 0) -> list[str]:
 
     Names of at most ``whole`` characters are left whole.
     """
-    pieces = [""]
-    for word in _WORD.findall(str(text)):
-        first, *others = _JOINT.split(word) if len(word) > whole else [word]
-        pieces[-1] += first
-        pieces += others
-    return pieces
+    longer = re.compile(rf"\S{{{whole + 1},}}")
+    return longer.sub(lambda word: _JOINT.sub("\0", word[0]), str(text)).split("\0")
 
 
 def duration(value: float | None) -> str:
