@@ -94,7 +94,7 @@ def test_the_shapes_of_a_dict_of_matrices() -> None:
     """Its keys are those that the function's code names."""
     keys = ("Wq", "Wk", "Wv", "Wo")
     assert matrices_given(of_bundle) == {"params": dict.fromkeys(keys, (24, 24)), "n_heads": 3}
-    made = with_matrices(of_bundle, params={key: (12, 12) for key in keys}, n_heads=3)
+    made = with_matrices(of_bundle, params=dict.fromkeys(keys, (12, 12)), n_heads=3)
     assert {name for name, _ in made.named_parameters()} == {f"params.{key}" for key in keys}
 
 
