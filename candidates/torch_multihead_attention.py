@@ -20,6 +20,7 @@ from ._load import NAN_SPREADS, like, load_bias, load_linear, merged_output, one
 DTYPES: Final = ("float32", "float64", "float16", "bfloat16")
 # Of those that answer NaN to a query without keys.
 WITH_NAN: Final = tuple(dtype for dtype in DTYPES if dtype != "bfloat16" or not NAN_SPREADS)
+AUTOCAST: Final = [] if NAN_SPREADS else ["autocast"]  # to bfloat16
 MASKS: Final[dict[str, Any]] = {
     "masks": ["drop", "bias"],
     "causal": "top-left",
@@ -181,7 +182,7 @@ def torch_multihead_attention_separate_widths(
 
 @conformance.layer(
     empty_rows="nan",
-    features=["dropout", "weights", "autocast"],
+    features=["dropout", "weights", *AUTOCAST],
     geometry=one_width,
     **{**MASKS, "dtypes": WITH_NAN},
 )
@@ -203,7 +204,7 @@ def _even_heads(geometry: Geometry) -> Geometry:
     causal="top-left",
     empty_rows="nan",
     dtypes=WITH_NAN,
-    features=["autocast"],
+    features=AUTOCAST,
     geometry=_even_heads,
 )
 def torch_multihead_attention_fast_path(

@@ -26,8 +26,9 @@ def with_matrices(
     """A module of a function that takes its weights as arguments, for :func:`conformance.module`.
 
     ``given`` are arguments by name: a tuple is the shape of a matrix, or of a bias, which becomes
-    a parameter of the module, drawn from a normal distribution; anything else is passed as it is.
-    What is left of the function's signature is that of ``forward``.
+    a parameter of the module, drawn from a normal distribution; a dict of tuples is a dict of
+    these; anything else is passed as it is. What is left of the function's signature is that of
+    ``forward``.
 
     Raises DeclarationError for a name that the function has not.
     """
@@ -37,27 +38,36 @@ def with_matrices(
             own = ", ".join(signature.parameters)
             msg = f"{function.__name__} has no parameter {word!r} (it has {own})"
             raise DeclarationError(msg)
-    shapes = {word: shape for word, shape in given.items() if isinstance(shape, tuple)}
 
     def forward(self: nn.Module, *inputs: Any, **options: Any) -> Any:
         bound = left.bind(self, *inputs, **options).arguments
-        own = {word: getattr(self, word) for word in given}
+        held = {word: getattr(self, word) for word in given}
+        own = {word: dict(one) if word in bundles else one for word, one in held.items()}
         return called(**own, **{word: bound[word] for word in kept if word in bound})
 
     called = function if arrays_of(function)[0] == "torch" else partial(on_arrays, function)
+    bundles = {word for word, value in given.items() if _is_bundle(value)}
     kept = {word: one for word, one in signature.parameters.items() if word not in given}
     first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     left = inspect.Signature([first, *kept.values()])
     forward.__signature__ = left  # type: ignore[attr-defined]  # as inspect documents it
     made: nn.Module = type(name or function.__name__, (nn.Module,), {"forward": forward})()
     generator = torch.Generator().manual_seed(_SEED)
+
+    def drawn(shape: tuple[int, ...]) -> nn.Parameter:
+        return nn.Parameter(torch.randn(shape, generator=generator) * max(shape) ** -0.5)
+
     for word, value in given.items():
-        if word in shapes:
-            drawn = torch.randn(value, generator=generator) * max(value) ** -0.5
-            made.register_parameter(word, nn.Parameter(drawn))
+        if word in bundles:
+            held = nn.ParameterDict({key: drawn(shape) for key, shape in value.items()})
+            setattr(made, word, held)
         else:
-            setattr(made, word, value)
+            setattr(made, word, drawn(value) if isinstance(value, tuple) else value)
     return made
+
+
+def _is_bundle(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, tuple) for one in value.values())
 
 
 def as_module(function: Callable[..., Any], expression: str) -> tuple[nn.Module, str] | None:
@@ -83,20 +93,44 @@ def matrices_given(function: Callable[..., Any]) -> dict[str, Any] | None:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # written in C
         return None
-    if not takes_matrices(parameters.values()):
-        return None
     weights = {word: role for word, one in parameters.items() if (role := _role_of_weight(one))}
     needed = [one for one in parameters.values() if one.default is one.empty]
-    inputs = [one for one in needed if one.name not in weights]
+    inputs = [one for one in needed if one.name not in weights][1:]  # behind the tokens
     sizes = Sizes(None, list(parameters))
     numbers = {
         one.name: sizes.value(one.name)
-        for one in needed
-        if one not in inputs[:1] and one.name not in weights and not option_of(one)
-        if type(sizes.value(one.name)) is int
+        for one in inputs
+        if not option_of(one) and type(sizes.value(one.name)) is int
     }
-    given = [{**shapes, **numbers} for shapes in _shapes(weights, sizes, numbers)]
-    return next((one for one in given if _answers(function, one)), None)
+    others = [one.name for one in inputs if one.name not in numbers]
+    bundle = ""
+    if not takes_matrices(parameters.values()):  # but maybe a dict of them
+        weights = _keys_of(function)
+        if weights and len(others) == 1 and {*"".join(weights.values())} >= _ALL:
+            bundle = others[0]
+        else:
+            return None
+    for shapes in _shapes(weights, sizes, numbers):
+        given = {**({bundle: shapes} if bundle else shapes), **numbers}
+        if _answers(function, given):
+            return given
+    return None
+
+
+def _keys_of(function: Callable[..., Any]) -> dict[str, str]:
+    """The roles of the texts in a function's code that speak of weights: keys of a dict of them."""
+    code = getattr(function, "__code__", None)
+    texts = [text for text in _texts_in(code) if text.isidentifier()] if code else []
+    names = [inspect.Parameter(text, inspect.Parameter.POSITIONAL_OR_KEYWORD) for text in texts]
+    return {one.name: role for one in names if (role := _role_of_weight(one))}
+
+
+def _texts_in(constant: Any) -> Iterator[str]:
+    """The texts among the constants of a function's code, and of the functions within it."""
+    if isinstance(constant, str):
+        yield constant
+    for one in getattr(constant, "co_consts", constant if isinstance(constant, tuple) else ()):
+        yield from _texts_in(one)
 
 
 def takes_matrices(parameters: Iterable[inspect.Parameter]) -> bool:

@@ -21,8 +21,9 @@ from ..declare.candidate import Candidate
 from ..declare.declaration import ALIGNMENTS
 from ..declare.decorators import fixed_layer, layer
 from ..declare.keywords import read_keywords
-from ..errors import DeclarationError
+from ..errors import DeclarationError, OtherAttentionError
 from . import multihead
+from .additive import ADDITIVE, adds_queries
 from .calling import (
     AdaptedModule,
     CallAdapter,
@@ -126,6 +127,7 @@ def _searched(built: nn.Module, request: ModuleRequest) -> Understood:
     try:
         understood = _as_declared(built, request)
     except DeclarationError:
+        _check_multiplies(built, request)
         assumed = (
             _assumed(built, request)
             or _prepared(built, request)
@@ -136,6 +138,7 @@ def _searched(built: nn.Module, request: ModuleRequest) -> Understood:
         return assumed
     if understood[1].golden:
         return understood
+    _check_multiplies(built, request)
     if not understood[1].answered:  # whatever else is assumed
         return _assumed(built, request, _ASSUMED[len(_CAUSAL) :]) or understood
     return (
@@ -145,6 +148,12 @@ def _searched(built: nn.Module, request: ModuleRequest) -> Understood:
         or _meant_causal(built, request, understood)
         or understood
     )
+
+
+def _check_multiplies(built: nn.Module, request: ModuleRequest) -> None:
+    """Raise OtherAttentionError where a module adds its queries to its keys."""
+    if adds_queries(built, _ways(built, request)):
+        raise OtherAttentionError(ADDITIVE.format(request.shown))
 
 
 # What may be assumed of a module of which it is not declared, and in words.

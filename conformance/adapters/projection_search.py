@@ -18,7 +18,7 @@ from ..base.geometry import read_pins
 from ..base.printable_text import raised_text
 from ..declare.declaration import ALIGNMENTS, MASK_FORMS
 from ..declare.promises import declare
-from ..errors import DeclarationError, OtherAttentionError, did_you_mean
+from ..errors import DeclarationError, did_you_mean
 from ..tolerance import contract_for, layer_bound
 from .calling import CallAdapter, Calling, call_to_fill
 from .packing import (
@@ -88,11 +88,6 @@ _STRICTNESSES: Final = 2  # float64, then float32
 _OTHER_ANSWERS: Final = (
     "by no reading of its weights are its answers those of standard attention, or of what is "
     "declared: the plainest is judged. If it is meant so, 'conformance identify' declares it"
-)
-_ADDITIVE: Final = (
-    "{} is no dot-product attention: a large query no longer changes its answer, as where a tanh "
-    "ends the sum of query and key (additive attention). The specification is that of softmax(q "
-    "k^T) v, so no clause speaks of it: there is nothing to declare"
 )
 _WORDS: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
@@ -423,8 +418,6 @@ def _decide(hypotheses: list[Hypothesis], search: ProjectionSearch) -> tuple[Hyp
         return agreeing[0], True
     if search.trial.calling.wanted and not search.trial.answered:
         raise _unfilled(search)
-    if _is_additive(hypotheses, search):
-        raise OtherAttentionError(_ADDITIVE.format(search.request.shown))
     if not search.possible.named:
         raise DeclarationError(_unknown_roles(search))
     if search.heads is None and len({hypothesis.sizes for hypothesis in hypotheses}) > 1:
@@ -435,13 +428,6 @@ def _decide(hypotheses: list[Hypothesis], search: ProjectionSearch) -> tuple[Hyp
         )
         raise DeclarationError(msg)
     return hypotheses[0], False
-
-
-def _is_additive(hypotheses: Iterable[Hypothesis], search: ProjectionSearch) -> bool:
-    """Whether a module answers as one that adds queries to keys instead of multiplying them."""
-    trial = search.trial
-    widths = dict.fromkeys(one.recipe.widths(trial.module, one.sizes) for one in hypotheses)
-    return any(map(trial.forgets_large_queries, list(widths)[:_MOST_TRIED]))
 
 
 def _agreeing(hypotheses: list[Hypothesis], search: ProjectionSearch) -> list[Hypothesis]:
@@ -547,7 +533,7 @@ def _unfilled(search: ProjectionSearch) -> DeclarationError:
 
 def _unknown_roles(search: ProjectionSearch) -> str:
     titles = ", ".join(leaf.title for leaf in search.possible.leaves)
-    number = "" if search.heads is None else f" with {search.heads[0]} heads"
+    number = "" if search.heads is None else f" with {_heads(search.heads[0])}"
     return (
         f"the names in {search.request.shown} ({titles}) do not say which projection is which, "
         f"and no assignment{number} agrees with the golden reference{_because(search.trial)}: "
@@ -561,12 +547,16 @@ def _because(trial: Trial) -> str:
     return f" (a trial call {raised_text(trial.failure)})"
 
 
+def _heads(count: int) -> str:
+    return "1 head" if count == 1 else f"{count} heads"
+
+
 def _unfit(search: ProjectionSearch) -> str:
     shapes = ", ".join(
         f"{leaf.title} {list(leaf.out_and_in(transposed=leaf.transposed[0]))}"
         for leaf in search.possible.leaves
     )
-    number = "any number of heads" if search.heads is None else f"{search.heads[0]} heads"
+    number = "any number of heads" if search.heads is None else _heads(search.heads[0])
     freed = dataclasses.replace(search, heads=None, kv_heads=None)
     others = next(_hypotheses(freed), None) is not None
     lead = f"pass num_heads= and num_kv_heads=, or {INSIDE}" if others else OWN_WEIGHTS

@@ -139,8 +139,6 @@ _GIVEN: Final = {"self": 1, "memory": 2}
 _MOST_LENGTHS: Final = 24
 _MOST_AT_A_LENGTH: Final = 12
 _NUMBER: Final = re.compile(r"\d+")
-# Of a query: what a tanh then makes of it is 1 or -1 in any dtype.
-_LARGE: Final = 1e6
 _DTYPES: Final = {torch.float64: ("float64", "float32"), torch.float32: ("float32",)}
 
 
@@ -230,24 +228,6 @@ class Trial:
             self._call(widths, lengths, answer.inputs[0].dtype, negated=place) for place in places
         )
         return all(other is None or not _is_same(answer.output, other.output) for other in others)
-
-    def forgets_large_queries(self, widths: tuple[int, int, int]) -> bool:
-        """Whether a query changes the answer, and one that is large enough no longer does.
-
-        So it is where a tanh ends the sum of query and key, as in additive attention (Bahdanau et
-        al. 2015). Of products with keys a large query makes one weight 1, which one its sign says.
-        """
-        answer = self.answer(widths)
-        if answer is None or self.calling.inputs == "self":
-            return False
-        lengths, dtype = (1, answer.inputs[1].shape[1]), answer.inputs[0].dtype
-        factors = (1.0, -1.0, _LARGE, -_LARGE)
-        asked = [self._call(widths, lengths, dtype, grown=factor) for factor in factors]
-        outputs = [one.output for one in asked if one is not None]
-        if len(outputs) < len(factors):
-            return False
-        plain, turned, large, other = outputs
-        return not _is_same(plain, turned) and _is_same(large, other)
 
     def settle(self, widths: Iterable[tuple[int, int, int]], head_sizes: Sequence[int]) -> bool:
         """Fill what the module needs besides its tokens with the first values that it takes.
@@ -414,13 +394,11 @@ class Trial:
         *,
         turned: int | slice | None = None,
         negated: int | None = None,
-        grown: float = 1.0,
         batch: int = _BATCH,
     ) -> TrialAnswer | None:
         """The answer to drawn tokens; the first item's have the other sign at ``turned`` places.
 
-        All items' have it at one place, and all tokens of the input ``negated``. Queries are
-        multiplied by ``grown``.
+        All items' have it at one place, and all tokens of the input ``negated``.
         """
         batch = batch if self.batched else 1
         inputs = draw(widths, lengths, self.calling.inputs, batch, dtype)
@@ -429,8 +407,6 @@ class Trial:
                 (tokens[0] if isinstance(turned, slice) else tokens[:, turned]).neg_()
         used = inputs[: _GIVEN.get(self.calling.inputs, 3)]
         used = tuple(-one if place == negated else one for place, one in enumerate(used))
-        if grown != 1.0:
-            used = (grown * used[0], *used[1:])
         if not self.batched:
             used = tuple(tokens[0] for tokens in used)
         try:

@@ -268,7 +268,7 @@ def read_text(path: Path) -> str:
         msg = f"there is no file {path} with expected failures"
         raise UsageError(msg) from None
     except (OSError, UnicodeDecodeError) as error:
-        msg = f"{path} cannot be read as TOML: {error}"
+        msg = f"{path} cannot be read as TOML: {getattr(error, 'strerror', None) or error}"
         raise UsageError(msg) from None
 
 

@@ -92,7 +92,7 @@ def read_declaration(path: Path) -> GraphDeclaration:
         msg = f"there is no file {path} with a graph's declaration"
         raise UsageError(msg) from None
     except (OSError, UnicodeDecodeError) as error:
-        msg = f"{path} cannot be read as TOML: {error}"
+        msg = f"{path} cannot be read as TOML: {getattr(error, 'strerror', None) or error}"
         raise UsageError(msg) from None
     where = str(path)
     types = {**_OWN, **PROMISES}

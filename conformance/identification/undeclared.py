@@ -61,7 +61,7 @@ from ..models.torch_doubts import (
 from ..models.torch_inputs import idle_inputs, items_stay_apart, queries_meet
 from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
 from ..models.whole_model import WholeModel
-from ..targets.declaring import declaration_lines, how_to_make, how_to_pass
+from ..targets.declaring import declaration_lines, how_to_call_model, how_to_make, how_to_pass
 from ..targets.loading import guarded
 from ..targets.resolving import Undeclared
 from ..targets.target_strings import split_target
@@ -165,11 +165,15 @@ def _unread(
     if inside is not None and queries_meet(inside.engine.module, inside.engine.calling):
         unmeant.append("an answer changes with the queries of other rows, as if they were keys")
     try:
-        plain = _plain(entry, built, read.why, unknown, request)
+        plain = _plain(entry, built, read.why, request)
+        if unknown and not understand(built, request)[1].answered:
+            _check_is_layer(entry, built, unknown)
     except UsageError:
-        if inside is None:
-            raise
-        return _of_model(inside, entry, "; ".join(unmeant))
+        if inside is not None:
+            return _of_model(inside, entry, "; ".join(unmeant))
+        if unknown:
+            _check_is_layer(entry, built, unknown)
+        raise
     if items_meet(built, *understand(built, request)[:2]):
         unmeant.append("an item of a batch changes the answer to another")
     explanations = [] if unmeant else _explained(plain)
@@ -472,6 +476,8 @@ def _declared(
     facts = case.findings.facts
     told = [
         f"{name}: {facts[name].description}"
+        if not name.startswith("mask ")  # whose name and description both begin with its parameter
+        else f"{name.removeprefix('mask ')}: {facts[name].description.partition(': ')[2]}"
         for name in facts
         if name.split()[0] in _TOLD and facts[name].confidence != UNDETERMINED
     ]
@@ -517,13 +523,9 @@ def _plain(
     entry: Undeclared,
     value: Any,
     unread: str,
-    unknown: str = "",
     request: ModuleRequest | None = None,
 ) -> Candidate:
-    """A module as its plainest reading; ``unknown`` says why it is no whole model, if asked.
-
-    ``request`` has what was searched of an instance before.
-    """
+    """A module as its plainest reading; ``request`` has what was searched of an instance before."""
 
     def wrap() -> Candidate:
         try:
@@ -531,17 +533,19 @@ def _plain(
         except ConstructionError as error:
             raise UsageError(how_to_make(error, entry.target)) from error
         except DeclarationError as error:
-            said = how_to_pass(error, entry.value, entry.target)
-            if unknown and _embeds(value):  # nobody takes it for a layer
-                said = f"{entry.target} cannot be judged as a whole model: {unknown}"
-            raise UsageError(said) from error
+            raise UsageError(how_to_pass(error, entry.value, entry.target)) from error
 
     wrapped: Candidate = guarded(f"{entry.target} cannot be taken as a layer", wrap)
     reading = Reading(unread=unread) if unread else None
     return dataclasses.replace(wrapped, target=entry.target, reading=reading)
 
 
-def _embeds(value: Any) -> bool:
-    return isinstance(value, nn.Module) and any(
-        isinstance(part, nn.Embedding) for part in value.modules()
-    )
+def _check_is_layer(entry: Undeclared, built: nn.Module, unknown: str) -> None:
+    """Raise UsageError for a module of token ids, which nobody takes for a layer.
+
+    ``unknown`` says why it is no whole model.
+    """
+    if any(isinstance(part, nn.Embedding) for part in built.modules()):
+        lines = how_to_call_model(entry.value, entry.target)
+        msg = f"{entry.target} cannot be judged as a whole model: {unknown}{lines}"
+        raise UsageError(msg)

@@ -274,7 +274,10 @@ def _dtype(graph: ModelGraph, name: str) -> np.dtype[Any]:
     try:
         return np.dtype(helper.tensor_dtype_to_np_dtype(graph.type(name)))
     except (KeyError, TypeError, ValueError):
-        msg = f"its input {name} is no tensor of numbers"
+        msg = (
+            f"its input {name} is no tensor of numbers: export it without what makes numbers of "
+            f"{name}, such as a tokenizer"
+        )
         raise UnknownInputError(msg) from None
 
 
@@ -331,7 +334,11 @@ def sequences_of(shapes: Mapping[str, Sequence[Axis]], roles: Mapping[str, str])
     own = [places[name] for name, role in roles.items() if role in ("tokens", "features")]
     found = list(dict.fromkeys(own))
     if len(found) > len(("padded", "attending")):
-        msg = "its inputs lie along more than two sequences"
+        shown = ", ".join(name for name, role in roles.items() if role in ("tokens", "features"))
+        msg = (
+            f"its inputs {shown} lie along more than two sequences: let the forward of a module of "
+            "yours take two of them, and give it constants for the others"
+        )
         raise UnknownInputError(msg)
     masked = [
         _nearest(places[name], found) for name, role in roles.items() if role in ("mask", "padding")

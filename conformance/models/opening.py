@@ -281,7 +281,10 @@ def _measured(model: WholeModel) -> WholeModel:
     model = _with_sizes(model, fixed, base)
     outputs = _letters(model, base)
     if not outputs:
-        msg = "none of its answers is a tensor of floats with one entry an item"
+        msg = (
+            "none of its answers is a tensor of floats with one entry an item: answer logits or "
+            "hidden states [B, …], and not what is chosen by them"
+        )
         raise UnknownInputError(msg)
     # Now that the axes of the answers are known, a size is also refused by a wrong shape.
     return _with_sizes(replace(model, outputs=outputs), fixed, base)
@@ -351,7 +354,10 @@ def _answered(model: WholeModel, fixed: Mapping[str, int | None]) -> tuple[int, 
         first = first or message
     if together:
         return together[0]
-    msg = f"it answers no call that was tried: it {first}"
+    msg = (
+        f"it answers no call that was tried: it {first}; declare the roles and the sizes of its "
+        "inputs"
+    )
     raise NoAnswerError(msg)
 
 

@@ -186,7 +186,7 @@ def torch_calling(
     without_effect = unhidden or without_effect
     if without_effect is not None:
         return _completed(module, *without_effect, declared)
-    said = f": it says {refusal}" if refusal else ""
+    said = f": it gave {refusal}" if refusal else ""
     msg = (
         f"no call of it is answered{said}; declare its inputs: conformance.model("
         f"module, inputs={{{wanted[0].name!r}: {{'role': …}}}}) with the roles "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +16,7 @@ from ..adapters.matrices import as_module, takes_matrices
 from ..adapters.packing import HEAD_NAMES
 from ..base.parameter_names import POSITIONAL, option_of, role_of, signature_in_docstring
 from ..base.printable_text import few
+from ..declare.declaration import ARRAYS
 from ..errors import (
     BELOW,
     TO_CHECK,
@@ -32,6 +34,8 @@ _FEWEST: Final = 2
 _ROLES: Final = {"q": "query", "k": "key", "v": "value"}
 # What a layer promises of its inputs, by how many it needs.
 _OWN_INPUTS: Final = {1: ', inputs="self"', 2: ', inputs="memory"'}
+_METHODS: Final = ("forward", "__call__")
+_WITH_WEIGHTS: Final = "a new file layer.py, with the right q, k, v, o and num_heads"
 
 
 def undeclared_in(module: ModuleType, where: str) -> str:
@@ -40,7 +44,7 @@ def undeclared_in(module: ModuleType, where: str) -> str:
     As lines to stand below a sentence; "" where it defines neither.
     """
     entries = [
-        *(_of_class(name, where) for name in _own(module, _is_layer)),
+        *(_of_class(name, getattr(module, name), where) for name in _own(module, _is_layer)),
         *(
             _of_function(name, getattr(module, name), f"{where}:{name}")
             for name in _own(module, _is_attention)
@@ -148,8 +152,9 @@ def _of_function(name: str, function: Callable[..., Any], target: str) -> str:
     return f"{TO_CHECK}{name}{_shown(parameters)}: conformance check {target}"
 
 
-def _of_class(name: str, where: str) -> str:
-    return f"{TO_CHECK}{name}, a torch.nn.Module: conformance check {where}:{name}"
+def _of_class(name: str, kind: type, where: str) -> str:
+    what = "torch.nn.Module" if issubclass(kind, torch.nn.Module) else "class"
+    return f"{TO_CHECK}{name}, a {what}: conformance check {where}:{name}"
 
 
 def _own(module: ModuleType, fits: Callable[[Any], bool]) -> list[str]:
@@ -164,7 +169,9 @@ def _own(module: ModuleType, fits: Callable[[Any], bool]) -> list[str]:
 
 
 def _is_layer(value: Any) -> bool:
-    return isinstance(value, type) and issubclass(value, torch.nn.Module)
+    """Whether it is a class of modules, or one of no library's whose instances are called."""
+    called = isinstance(value, type) and any(callable(vars(value).get(one)) for one in _METHODS)
+    return called or (isinstance(value, type) and issubclass(value, torch.nn.Module))
 
 
 def _is_attention(value: Any) -> bool:
@@ -194,11 +201,11 @@ def how_to_make(error: ConstructionError, target: str) -> str:
 def how_to_call(kind: type, target: str) -> str:
     """Why a class of no modules is not judged, and a file that calls an instance."""
     where, _, name = target.rpartition(":")
-    method = next((one for one in ("forward", "__call__") if callable(vars(kind).get(one))), "")
-    inputs = _inputs(
-        list(inspect.signature(vars(kind)[method]).parameters.values())[1:] if method else []
-    )
-    if not name.isidentifier() or not inputs:
+    method = next((one for one in _METHODS if callable(vars(kind).get(one))), "")
+    own = list(inspect.signature(vars(kind)[method]).parameters.values())[1:] if method else []
+    inputs = _inputs(own)
+    required = sum(one.default is one.empty for one in own)
+    if not name.isidentifier() or not (inputs or required in _OWN_INPUTS):
         return (
             f"{target} is a class, but no torch.nn.Module: write a function of query, key and "
             "value that calls an instance, in a file of yours, and name it as FILE.py:function"
@@ -206,12 +213,35 @@ def how_to_call(kind: type, target: str) -> str:
     needed = inspect.signature(kind).parameters.values()
     given = ", ".join(f"{one.name}=…" for one in needed if one.default is one.empty)
     lines = ["import conformance", "", *_loaded(where, name), f"attention = {name}({given})"]
-    call = ", ".join(f"{one}={role}" for one, role in inputs.items())
-    lines += ["", "", "def attend(query, key, value):"]
-    lines += [f"    return attention{'.forward' * (method == 'forward')}({call})"]
-    place = "a new file attend.py, with the right arguments"
+    called = f"attention{'.forward' * (method == 'forward')}"
     said = f"{target} is a class, but no torch.nn.Module"
+    if not inputs:
+        promises = f"{_OWN_INPUTS[required]}{_arrays_of(kind)}"
+        lines += _fixed("as tensors of torch", called, promises)
+        return f"{said}{lines_to_paste(_WITH_WEIGHTS, lines, 'layer.py:layer')}"
+    call = ", ".join(f"{one}={role}" for one, role in inputs.items())
+    lines += ["", "", "def attend(query, key, value):", f"    return {called}({call})"]
+    place = "a new file attend.py, with the right arguments"
     return f"{said}{lines_to_paste(place, lines, 'attend.py:attend')}"
+
+
+def _arrays_of(kind: type) -> str:
+    """What a layer promises of a class whose file has NumPy's or JAX's arrays and not torch's."""
+    modules = [one for one in vars(sys.modules[kind.__module__]).values() if inspect.ismodule(one)]
+    used = {one.__name__.partition(".")[0] for one in modules}
+    arrays = next((one for one in ARRAYS if one in used), "")
+    double = ', dtypes=["float64"]' * (arrays == "numpy")  # NumPy's own
+    return f', arrays="{arrays}"{double}' if arrays else ""
+
+
+def _fixed(of: str, called: str, promises: str) -> list[str]:
+    """The lines that declare a layer with the weights that it has."""
+    return [
+        f"# matrices [out, in], a head's rows together, {of}",
+        "q, k, v, o = …",
+        "weights = conformance.ProjectionWeights(q=q, k=k, v=v, o=o)",
+        f"layer = conformance.fixed_layer({called}, weights, num_heads=…{promises})",
+    ]
 
 
 def _loaded(where: str, name: str) -> list[str]:
@@ -252,6 +282,28 @@ def how_to_answer(value: Any, target: str, inputs: str) -> str:
     return lines_to_paste(place, lines, "layer.py:layer")
 
 
+def how_to_call_model(value: Any, target: str) -> str:
+    """A file that calls a whole model of which no call was answered; "" for another target."""
+    where, _, name = target.rpartition(":")
+    if not where or not name.isidentifier():
+        return ""
+    built, made = _made(value, name)
+    parameters = inspect.signature(built.forward).parameters.values()
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind in POSITIONAL]
+    given = ", ".join(needed or ["input_ids"])
+    lines = ["import torch", "import conformance", "", *_loaded(where, name), "", ""]
+    lines += ["class Called(torch.nn.Module):", "    def __init__(self):"]
+    lines += ["        super().__init__()", f"        self.model = {made}", ""]
+    lines += [f"    def forward(self, {given}):", f"        return self.model({given})", "", ""]
+    lines += [
+        f"model = conformance.model(Called, inputs={{{given.partition(',')[0]!r}: 'tokens'}})"
+    ]
+    place = (
+        "a new file model.py, with a forward that takes tensors [B, …] and answers floats [B, …]"
+    )
+    return lines_to_paste(place, lines, "model.py:model")
+
+
 def _made(value: Any, name: str) -> tuple[torch.nn.Module, str]:
     """The module of what a target names, and the expression that makes it."""
     if isinstance(value, torch.nn.Module):
@@ -271,11 +323,8 @@ def _around(value: Any, where: str, name: str) -> str:
     own = [f"{path} {list(one.shape)}" for path, one in built.named_parameters()]
     if own:
         inputs = _OWN_INPUTS.get(sum(one.default is one.empty for one in parameters), "")
-        lines += [f"# matrices [out, in], a head's rows together, of {few(own, _MOST)}"]
-        lines += ["q, k, v, o = …", "weights = conformance.ProjectionWeights(q=q, k=k, v=v, o=o)"]
-        lines += [f"layer = conformance.fixed_layer(attention, weights, num_heads=…{inputs})"]
-        place = "a new file layer.py, with the right q, k, v, o and num_heads"
-        return lines_to_paste(place, lines, "layer.py:layer")
+        lines += _fixed(f"of {few(own, _MOST)}", "attention", inputs)
+        return lines_to_paste(_WITH_WEIGHTS, lines, "layer.py:layer")
     inputs_of_heads = _inputs(parameters)
     if not inputs_of_heads:
         return ""

@@ -88,8 +88,7 @@ class _Piece:
     @property
     def only_defines(self) -> bool:
         """Whether an import of its file does nothing by it but define or import names."""
-        main = isinstance(self.statement, ast.If) and "__name__" in ast.unparse(self.statement.test)
-        return main or isinstance(self.statement, (*_IMPORTS, *_DEFINITIONS))
+        return _is_main(self.statement) or isinstance(self.statement, (*_IMPORTS, *_DEFINITIONS))
 
     @property
     def is_open(self) -> bool:
@@ -156,13 +155,15 @@ def import_for(path: Path, name: str | None) -> Part:
         part = script
     else:
         try:
-            return Part(import_path(path))
+            module = import_path(path)
         except UsageError as error:
             made = None if first is None or path.is_dir() else _of_file(path, first, str(error))
             if made is None:
                 msg = f"{error}{_judged_alone(path, str(error))}"
                 raise UsageError(msg) from error
             part = made
+        else:
+            return Part(module) if first is None else _with_main(module, path, first)
     vars(part.module)[_NOTES] = part.notes
     return part
 
@@ -207,8 +208,18 @@ def _read(path: Path) -> tuple[list[_Piece], list[str]]:
             unread.append(f"{place_text(cell.file, line)} is not run, being no Python: {said}")
             continue
         linecache.cache[cell.file] = _lines(cell.text)
-        pieces += [_Piece(statement, cell.file) for statement in tree.body]
+        pieces += [_Piece(one, cell.file) for each in tree.body for one in _as_main(each)]
     return pieces, unread
+
+
+def _is_main(statement: ast.stmt) -> bool:
+    """Whether it is the block that runs where its file is the main one."""
+    return isinstance(statement, ast.If) and "__name__ == '__main__'" in ast.unparse(statement.test)
+
+
+def _as_main(statement: ast.stmt) -> list[ast.stmt]:
+    """The statements of the block that runs where its file is the main one; any other itself."""
+    return statement.body if isinstance(statement, ast.If) and _is_main(statement) else [statement]
 
 
 def _made_by_loops(pieces: list[_Piece]) -> dict[str, str]:
@@ -243,6 +254,21 @@ def _of_script(path: Path, name: str) -> Part | None:
     return _of_file(path, name, f"{shown_path(path)} trains when it is imported", "that")
 
 
+def _with_main(module: ModuleType, path: Path, name: str) -> Part:
+    """A module with the values that a name needs and only its run as the main file gives."""
+    every = _pieces_of(path)
+    others = [piece for piece in every if not _is_main(piece.statement)]
+    mains = (piece for piece in every if piece not in others)
+    pieces = [_Piece(one, piece.file) for piece in mains for one in _as_main(piece.statement)]
+    used = {word for piece in _needed(others, {name}) for word in _used(piece.statement)}
+    missing = {word for piece in pieces for word in piece.binds} & used - vars(module).keys()
+    wanted = [piece for piece in _needed(pieces, missing) if piece.is_run] if missing else []
+    _run(_Running(module), wanted, watched=True)
+    made = sorted(missing & vars(module).keys())
+    said = f"set as {shown_path(path)} sets them where it is the main file: {few(made)}"
+    return Part(module, (said,) if made else ())
+
+
 def _attributes(statement: ast.stmt) -> set[str]:
     return {node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
 
@@ -271,7 +297,9 @@ def _of_file(path: Path, name: str, why: str, what: str = "what failed") -> Part
     _run(run, wanted)
     if name in run.failed or name not in vars(run.module):
         return None
-    others = [said for said in dict.fromkeys(run.failed.values()) if said not in why]
+    every = dict.fromkeys(run.failed.values())
+    others = [said for said in every if said.partition(": ")[2] not in why]
+    others += _with_main(run.module, path, name).notes
     return Part(run.module, (f"{why}; {name} is judged without {what}", *others))
 
 

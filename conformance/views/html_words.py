@@ -173,9 +173,13 @@ def short(text: str, most: int) -> str:
 _JOINT: Final = re.compile(r"(?<=[_./:])(?=\w)")
 
 
-def joints(text: str) -> list[str]:
-    """The pieces of a text between which its names may be broken, and not inside of words."""
-    return _JOINT.split(str(text))
+def joints(text: str, whole: int = 0) -> list[str]:
+    """The pieces of a text between which its names may be broken, and not inside of words.
+
+    Names of at most ``whole`` characters are left whole.
+    """
+    longer = re.compile(rf"\S{{{whole + 1},}}")
+    return longer.sub(lambda word: _JOINT.sub("\0", word[0]), str(text)).split("\0")
 
 
 def duration(value: float | None) -> str:

@@ -153,10 +153,9 @@ def _overview(candidates: Sequence[Record]) -> Fitting:
         counts = [
             f"{number} {column}" for column in COLUMNS if (number := count(candidate, column))
         ]
-        line = Text.assemble(_styled(candidate["verdict"]), ": ", ", ".join(counts))
-        line.append(
-            f", {wording.seconds(candidate['seconds'])}, worst margin {worst} {slug}".rstrip()
-        )
+        said = [*counts, wording.seconds(candidate["seconds"])]
+        said += [f"worst margin {worst} {slug}"] * bool(slug)
+        line = Text.assemble(_styled(candidate["verdict"]), ": ", ", ".join(said))
         rows.append((cells, [Text(name, style="bold"), indented(line, 2)]))
     heads = ["candidate", "verdict", *numeric(*columns, "seconds", "worst margin")]
     return fitting(heads, rows)

@@ -45,6 +45,12 @@ def of_arrays(x: Any, w_query: Any, w_key: Any, w_value: Any) -> Any:
     return weights / weights.sum(-1, keepdims=True) @ (x @ w_value)
 
 
+def of_bundle(x: Any, params: dict[str, Any], n_heads: int) -> Tensor:
+    """A dict of matrices ``[in, out]``, under names that the code spells out."""
+    q, k, v = (x @ params[name] for name in ("Wq", "Wk", "Wv"))
+    return _attend(q, k, v, n_heads) @ params["Wo"]
+
+
 def doubled(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, num_heads: int) -> Tensor:
     """The scale of all heads together."""
     return _attend(x @ wq, x @ wk, x @ wv, num_heads, scale=num_heads**-0.5) @ wo
@@ -58,7 +64,7 @@ def projected(q_proj: Any, k_proj: Any, v_proj: Any) -> None:
     """Takes what was projected: there is nothing else."""
 
 
-@pytest.mark.parametrize("function", [of_rows, of_heads, of_arrays])
+@pytest.mark.parametrize("function", [of_rows, of_heads, of_arrays, of_bundle])
 def test_a_right_function_is_read(function: Any) -> None:
     """The layer is what the answers show: no mistake is found and nothing stays unread."""
     (candidate,) = read_undeclared(Undeclared(value=function, target="attention.py:attend"))
@@ -82,6 +88,14 @@ def test_the_shapes_that_are_answered() -> None:
     assert given is not None
     shapes = {"c_attn_w": (24, 72), "c_attn_b": (72,), "out_w": (24, 24), "out_b": (24,)}
     assert given == {**shapes, "num_heads": 3}
+
+
+def test_the_shapes_of_a_dict_of_matrices() -> None:
+    """Its keys are those that the function's code names."""
+    keys = ("Wq", "Wk", "Wv", "Wo")
+    assert matrices_given(of_bundle) == {"params": dict.fromkeys(keys, (24, 24)), "n_heads": 3}
+    made = with_matrices(of_bundle, params=dict.fromkeys(keys, (12, 12)), n_heads=3)
+    assert {name for name, _ in made.named_parameters()} == {f"params.{key}" for key in keys}
 
 
 @pytest.mark.parametrize("function", [core, projected])

@@ -151,4 +151,4 @@ def test_a_function_of_a_package(folder: Path, capsys: pytest.CaptureFixture[str
 def test_a_function_in_c(capsys: pytest.CaptureFixture[str]) -> None:
     """Its docstring says what it takes: it is read and judged like any other."""
     assert run(["check", "torch.nn.functional:scaled_dot_product_attention", *FEW]) == 0
-    assert "attn_mask (argument 4): True attends" in " ".join(capsys.readouterr().out.split())
+    assert "attn_mask (bool): True attends" in " ".join(capsys.readouterr().out.split())

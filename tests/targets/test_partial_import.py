@@ -307,3 +307,40 @@ def test_whose_a_notebook_is(folder: Path) -> None:
     write(folder, {"study.ipynb": notebook("import torch", "class Mine:\n    size = 3")})
     assert why_foreign("study.ipynb:Mine") == ""
     assert why_foreign("study.ipynb:torch") != ""
+
+
+MAIN = """
+def width():
+    return size + more
+
+
+def loops():
+    return steps
+
+
+def writes():
+    return left
+
+
+if __name__ == "__main__":
+    size, more = 24, len("abc")
+    left = open("ran", "w").close()
+    for steps in range(3):
+        print(size)
+"""
+
+
+@pytest.mark.parametrize("file", ["script.py", "study.ipynb"])
+def test_values_that_only_the_main_file_sets(file: str, folder: Path) -> None:
+    """What a name needs of the block of the main file is there, as it runs in a notebook."""
+    write(folder, {file: notebook(MAIN) if file.endswith("ipynb") else MAIN})
+    part = part_of(folder, "width", file)
+    assert part.module.width() == 27
+    assert "steps" not in vars(part.module)
+    if file == "script.py":
+        assert part.notes == ("set as script.py sets them where it is the main file: more, size",)
+    with pytest.raises(NameError):
+        part_of(folder, "loops", file).module.loops()
+    with pytest.raises(NameError):
+        part_of(folder, "writes", file).module.writes()
+    assert not (folder / "ran").exists()

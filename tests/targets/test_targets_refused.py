@@ -438,6 +438,46 @@ def test_a_class_of_no_modules(folder: Path, capsys: pytest.CaptureFixture[str])
     assert run([*command.removeprefix("  and run: conformance ").split(), *FEW]) == 0
 
 
+OF_NUMPY = """
+import numpy as np
+
+
+class Heads:
+    def __init__(self, width, heads):
+        self.heads = heads
+        self.q, self.k, self.v, self.o = np.random.default_rng(0).normal(size=(4, width, width))
+
+    def __call__(self, x):
+        rows = x.shape[:2]
+        q, k, v = (
+            (x @ one).reshape(*rows, self.heads, -1).transpose(0, 2, 1, 3)
+            for one in (self.q, self.k, self.v)
+        )
+        scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = weights / weights.sum(-1, keepdims=True) @ v
+        return mixed.transpose(0, 2, 1, 3).reshape(*rows, -1) @ self.o
+"""
+
+
+def test_a_class_of_arrays_with_weights_of_its_own(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A layer in NumPy is judged with its weights, by the lines that are printed for it."""
+    write(folder, {"plain.py": OF_NUMPY})
+    assert run(["check", "plain.py", *FEW]) == 2
+    assert "Heads, a class: conformance check plain.py:Heads" in capsys.readouterr().err
+    assert run(["check", "plain.py:Heads", *FEW]) == 2
+    _, place, *lines, command = capsys.readouterr().err.splitlines()
+    assert place.startswith("  paste into a new file layer.py, with the right q, k, v, o and")
+    pasted = "\n".join(line.removeprefix("      ") for line in lines)
+    own = "import torch\nnames = 'qkvo'\nq, k, v, o = ("
+    own += "torch.from_numpy(vars(attention)[one].T.copy()) for one in names)"
+    right = pasted.replace("q, k, v, o = …", own).replace("num_heads=…", "num_heads=3")
+    write(folder, {"layer.py": right.replace("width=…, heads=…", "12, 3")})
+    assert run([*command.removeprefix("  and run: conformance ").split(), *FEW]) == 0
+
+
 ONE_CUBE = """
 import torch
 from torch import nn
@@ -487,3 +527,38 @@ def test_loading_what_a_target_names(folder: Path) -> None:
     assert (object_of("sub/caller.py:near"), object_of("sub/caller.py:far")) == (2, 3)
     with pytest.raises(UsageError, match="names no object"):
         load("sub")
+
+
+CHOOSER = """
+from torch import nn
+
+
+class Chooser(nn.Module):
+    def __init__(self, width=16):
+        super().__init__()
+        self.tokens = nn.Embedding(50, width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 50)
+
+    def forward(self, input_ids, state):
+        x = self.tokens(input_ids) + state["added"]
+        x = self.norm(x + self.attention(x, x, x, need_weights=False)[0])
+        return self.head(x).argmax(-1)
+"""
+
+
+def test_a_model_that_no_call_gets_an_answer_from(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody takes a model of token ids for a layer; its lines work with a forward that answers."""
+    write(folder, {"chooser.py": CHOOSER})
+    assert run(["check", "chooser.py:Chooser", *FEW]) == 2
+    said, place, *lines = capsys.readouterr().err.splitlines()
+    assert "cannot be judged as a whole model: no call of it is answered" in said
+    assert place.startswith("  paste into a new file model.py, with a forward that takes tensors")
+    pasted = "\n".join(line.removeprefix("      ") for line in lines[:-1])
+    own = "x = self.model.tokens(input_ids)\n        return x + self.model.attention(x, x, x)[0]"
+    right = pasted.replace("input_ids, state):", "input_ids):")
+    write(folder, {"model.py": right.replace("return self.model(input_ids, state)", own)})
+    command = lines[-1].removeprefix("  and run: conformance ").split()
+    assert run([*command, "--only", "model.*", *FEW]) == 0

@@ -325,3 +325,12 @@ def test_long_names_are_broken_at_their_joints(
     )
     assert len(pieces) > len(entries)
     assert set(pieces) == {1}
+
+
+def test_short_names_are_left_whole(opener: Opener) -> None:
+    """A name that fits on any line is broken nowhere, neither in the table nor above it."""
+    entries = [candidate(EVERY, f"attention_of_a_long_name_{n}") for n in range(3)]
+    opened = opener(render_html(record(*entries)), size=PHONE)
+    assert opened.overflow == 0
+    names = ".candidates th > a wbr, .candidates th > bdi wbr, .why wbr"
+    assert opened.page.locator(names).count() == 0
