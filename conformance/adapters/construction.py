@@ -58,6 +58,7 @@ _DROPOUTS: Final = frozenset("dropout drop p pdrop rate prob".split())
 _DROPPED: Final = 0.1
 _BIASES: Final = frozenset("bias biases".split())
 _COUNTS: Final = frozenset("n num number".split())
+_LAYER_NAMES: Final = frozenset("layers blocks depth".split())
 _HEAD_SIZE_NAMES: Final = frozenset("d_k d_v d_q dim_k dim_v qk_size v_size d_key d_value".split())
 _VALUES: Final = (
     (frozenset({"device"}), "cpu"),
@@ -67,13 +68,14 @@ _VALUES: Final = (
     (frozenset("init std range".split()), 0.02),
     (frozenset({"temperature"}), HEAD_SIZE**0.5),
     (frozenset("idx index id".split()), 0),
-    (frozenset("layers blocks depth".split()), 1),
     (frozenset({"layer"}), 0),
 )
 _WINDOW: Final = 4
 # What has two sides.
 _PICTURES: Final = frozenset("image img picture grid map resolution patch".split())
 _LARGE_HEAD: Final = 32
+# Of as many the second may differ from the first.
+_LAYERS: Final = 2
 # Of stored caches: more items than any problem has.
 _BATCH: Final = 8
 # Norms of groups and kernels want widths divisible by small powers of two.
@@ -173,7 +175,7 @@ def _instance_of(
     required = [one.name for one in named if one.default is inspect.Parameter.empty]
     names = [*required, *_further_keywords(kind, required, num_heads)]
     sizes = Sizes(num_heads, names, divisor, width)
-    small = _smaller_defaults(named, sizes)
+    small = _smaller_defaults(kind, named, sizes, num_heads, divisor)
     unknown = [name for name in names if sizes.value(name) is _UNKNOWN]
     objects = {
         name: _annotated(kind, name, num_heads, divisor) or _texts_compared(kind, name)
@@ -196,7 +198,7 @@ def _instance_of(
         arguments = dict(zip(names, values, strict=True))
         with contextlib.suppress(ConstructionError):
             made = _constructed(kind, {**arguments, **small})
-            if small and answering(made[0]) is not None:
+            if small and (answering(made[0]) is not None or _takes_ids(made[0])):
                 return made
         try:
             made = _constructed(kind, arguments)
@@ -242,20 +244,45 @@ def _further_keywords(
     return names[len(required) :]
 
 
-def _smaller_defaults(named: list[inspect.Parameter], sizes: Sizes) -> dict[str, int]:
-    """Small sizes for heads and widths that are large by default.
+def _smaller_defaults(
+    kind: type[nn.Module],
+    named: list[inspect.Parameter],
+    sizes: Sizes,
+    num_heads: int | None,
+    divisor: int,
+) -> dict[str, Any]:
+    """Small sizes for heads, widths and layers that are large or many by default.
 
-    Large ones take long, and have no more places for a mistake than small ones.
+    Large ones take long, and have no more places for a mistake than small ones. Settings that may
+    be left out are of the class that is annotated, or of that of the default.
     """
     numbers = {one.name: one.default for one in named if type(one.default) is int}
     heads = next((numbers[name] for name in numbers if name.lower() in HEAD_NAMES), sizes.heads)
-    small = {}
+    small: dict[str, Any] = {}
     for name, number in numbers.items():
         if number > _LARGE_HEAD and sizes.is_of_a_head(name):
             small[name] = sizes.head_size
         elif number > _LARGE_HEAD * heads and sizes.value(name) == sizes.width:
             small[name] = heads * HEAD_SIZE
+        elif number > _LAYERS and sizes.counts_layers(name):
+            small[name] = _LAYERS
+    for one in named:
+        if one.default is None or type(one.default).__module__ == kind.__module__:
+            settings = _annotated(kind, one.name, num_heads, divisor)
+            small |= {one.name: settings[0]} if settings else {}
     return small
+
+
+def _takes_ids(built: nn.Module) -> bool:
+    """Whether a module with a table answers a row of the ids of some tokens alone."""
+    if not any(isinstance(part, nn.Embedding) for part in built.modules()):
+        return False
+    try:
+        with torch.no_grad():
+            copy.deepcopy(built).eval()(torch.tensor([[0, 1, 0, 1, 1]]))
+    except Exception:  # noqa: BLE001 (the user's module may raise anything)
+        return False
+    return True
 
 
 def _constructed(kind: type[nn.Module], arguments: Mapping[str, Any]) -> tuple[nn.Module, str]:
@@ -292,7 +319,11 @@ def _annotated(
     First with the sizes that the names of its fields say, then as they are by default.
     """
     try:
-        hint = typing.get_type_hints(kind.__init__).get(name)
+        default = inspect.signature(kind).parameters[name].default
+        by_default = None if default in (None, inspect.Parameter.empty) else type(default)
+        hint = typing.get_type_hints(kind.__init__).get(name, by_default)
+        several = [one for one in typing.get_args(hint) if one is not type(None)]
+        hint = several[0] if len(several) == 1 else hint
         if not isinstance(hint, type) or hint.__module__.partition(".")[0] in _NO_SETTINGS:
             return ()
         taken = inspect.signature(hint).parameters.values()
@@ -432,6 +463,12 @@ class Sizes:
         of_a_head = bool(words & (_HEADS | {"kv", "qk"}) and words & _SIZES)
         return name.lower() in _HEAD_SIZE_NAMES or of_a_head
 
+    def counts_layers(self, name: str) -> bool:
+        """Whether a name says how many layers there are."""
+        words = set(words_of(name))
+        counted = bool(words & _LAYER_NAMES) or ("layer" in words and bool(words & _COUNTS))
+        return counted and not words & _SIZES
+
     def value(self, name: str) -> Any:
         """What a name says; a mark of its own where it says nothing."""
         words, lowered = set(words_of(name)), name.lower()
@@ -445,7 +482,7 @@ class Sizes:
             (bool(words & _DROPOUTS), _DROPPED),
             (bool(words & {"idx", "index"}), 0),
             (bool(words & _LENGTHS), LONGEST),
-            ("layer" in words and bool(words & _COUNTS), 1),
+            (self.counts_layers(name), 1),
             *((bool(words & some) and not sized, number) for some, number in _VALUES),
             (bool(words & _BIASES), True),
             (bool(words & _WIDTHS) and not words & {"max", "use"}, self.width),

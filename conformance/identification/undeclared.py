@@ -129,7 +129,8 @@ def _without_idle_streams(read: Candidate, built: nn.Module, request: ModuleRequ
         ]
     tokens = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0))
     inputs = (tokens,) * {"self": 1, "memory": 2}.get(calling.inputs, 3)
-    if tables := idle_tables(built, lambda module: calling(module, inputs, {})):
+    hides = read.declaration.always_causal
+    if tables := idle_tables(built, lambda module: calling(module, inputs, {}), hides=hides):
         said += [_of_tables(tables)]
     return dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, *said))))
 

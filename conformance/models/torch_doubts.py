@@ -33,7 +33,8 @@ _COUNTED: Final = {"query": "queries", "key": "keys"}
 def idle_tables_of(engine: TorchEngine, model: WholeModel) -> list[str]:
     """The parts whose tables change no answer, by name."""
     arguments = engine.calling.arguments(model.call(*first_sizes(model), None, 1).feeds)
-    return idle_tables(engine.module, lambda module: module(**arguments))
+    hides = all(model.causal_sites)
+    return idle_tables(engine.module, lambda module: module(**arguments), hides=hides)
 
 
 def mistaken_scales(engine: TorchEngine, model: WholeModel) -> dict[int, str]:

@@ -182,6 +182,13 @@ def test_a_table_without_effect_leaves_the_verdict_open() -> None:
     assert right.unjudged == ""
 
 
+@pytest.mark.parametrize("kind", [bare_modules.TriangleNotTaken, bare_modules.OfTriangle])
+def test_a_mask_for_a_way_not_taken_is_no_table_without_effect(kind: type[nn.Module]) -> None:
+    """Where later keys are hidden anyway, a stored triangle has nothing left to do."""
+    word, reason = verdict(kind)
+    assert word.startswith("conforms"), reason
+
+
 def test_projections_that_begin_as_zero_hide_nothing() -> None:
     """Of a class the harness draws them: behind zeros no mistake shows, and all seems idle."""
     word, reason = verdict(bare_modules.BeginsAsZero)

@@ -361,6 +361,32 @@ def angles(count: int, size: int) -> Tensor:
     return torch.arange(count)[:, None] * 10000.0 ** (-torch.arange(size // 2) / (size // 2))
 
 
+class TriangleNotTaken(Projected):
+    """Causal by a kernel, with a triangle that it keeps for platforms without the kernel."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.register_buffer("later", torch.full((64, 64), -torch.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to earlier tokens."""
+        parts = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        heads = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return self.o(heads.transpose(1, 2).flatten(2))
+
+
+class OfTriangle(nn.Module):
+    """The same within a residual sum and a norm."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__()
+        self.attn, self.norm = TriangleNotTaken(embed_dim, num_heads), nn.LayerNorm(embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the attention to the tokens."""
+        return x + self.attn(self.norm(x))
+
+
 class QueriesTurned(Projected):
     """Rotary positions of queries alone."""
 
