@@ -17,7 +17,7 @@ import re
 import textwrap
 import time
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -326,22 +326,48 @@ def _annotated(
         hint = several[0] if len(several) == 1 else hint
         if not isinstance(hint, type) or hint.__module__.partition(".")[0] in _NO_SETTINGS:
             return ()
-        taken = inspect.signature(hint).parameters.values()
     except Exception:  # noqa: BLE001 (whatever names in the user's annotations raise)
         return ()
-    fields = [one for one in taken if one.kind in _NAMED]
-    sizes = Sizes(num_heads, [field.name for field in fields], divisor)
+    return _sized_settings(hint, num_heads, divisor)
+
+
+def _sized_settings(settings: type, num_heads: int | None, divisor: int) -> tuple[Any, ...]:
+    """Settings of a class with the sizes that the names of its fields say, then by default.
+
+    Where it takes any keyword its fields are what it holds by default.
+    """
+    try:
+        taken = list(inspect.signature(settings).parameters.values())
+        given = {one.name: one.default for one in taken if one.kind in _NAMED}
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken):
+            given |= {name: own for name, own in vars(settings()).items() if name not in given}
+    except Exception:  # noqa: BLE001 (a user's class may raise anything)
+        return ()
+    sizes = Sizes(num_heads, list(given), divisor)
     said = {
-        field.name: sizes.value(field.name)
-        for field in fields
-        if field.default is field.empty or type(field.default) is int
+        name: sizes.value(name)
+        for name, default in given.items()
+        if default is inspect.Parameter.empty or type(default) is int
     }
     sized = {name: value for name, value in said.items() if value is not _UNKNOWN}
     made = []
-    for arguments in (sized, {}) if fields else ():
+    for arguments in (sized, {}) if given else ():
         with contextlib.suppress(Exception):  # a user's class may raise anything
-            made.append(hint(**arguments))
+            made.append(settings(**arguments))
     return tuple(made)
+
+
+def _settings_beside(
+    kind: type[nn.Module], read: Collection[str], num_heads: int | None, divisor: int
+) -> list[Any]:
+    """Settings of the classes in a class's file that hold all that its constructor reads."""
+    return [
+        made[0]
+        for one in getattr(kind.__init__, "__globals__", {}).values()
+        if isinstance(one, type) and one.__module__ == kind.__module__
+        if not issubclass(one, nn.Module) and (made := _sized_settings(one, num_heads, divisor))
+        if all(hasattr(made[0], name) for name in read)
+    ]
 
 
 def _of_parts(
@@ -631,6 +657,11 @@ def _of_settings(
                 continue
         if not own.read:
             break
+        for beside in _settings_beside(kind, own.read, num_heads, divisor):
+            with contextlib.suppress(ConstructionError):
+                made = _constructed(kind, {**others, name: beside})
+                if answering(made[0]) is not None or _takes_ids(made[0]):
+                    return made
         try:
             return _constructed(kind, {**others, name: own.values()})
         except ConstructionError as error:

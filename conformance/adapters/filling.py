@@ -39,6 +39,7 @@ _MASK_SHAPES: Final = (
     f"{_BATCH}, {_KEYS}",
     f"{_BATCH}, 1, 1, {_KEYS}",
     f"1, {_LENGTH}, {_KEYS}",
+    f"{_BATCH}, {_KEYS}, 1",
 )
 _MASK_VALUES: Final = (
     ("new_ones", ", dtype=torch.bool"),

@@ -22,8 +22,8 @@ from ..adapters.idle import awake, idle_tables
 from ..adapters.matrices import as_module
 from ..adapters.module import (
     assuming,
+    broken_law,
     idle_streams,
-    items_meet,
     module,
     of_instance,
     understand,
@@ -170,8 +170,8 @@ def _unread(
         if inside is None:
             raise
         return _of_model(inside, entry, "; ".join(unmeant))
-    if items_meet(built, *understand(built, request)[:2]):
-        unmeant.append("an item of a batch changes the answer to another")
+    if law := broken_law(built, *understand(built, request)[:2]):
+        unmeant.append(law)
     explanations = [] if unmeant else _explained(plain)
     known = any(map(_is_certain, explanations))
     said = next((str(one.entry["text"]) for one in explanations), "")

@@ -53,6 +53,12 @@ from .torch_inputs import TorchCalling, as_array, source_calling, torch_calling
 from .torch_sites import PARTS, TorchSite, find_torch_sites
 from .whole_model import WholeModel
 
+# Tokens by which one call is longer than another.
+_MORE: Final = 3
+_CHANNELS: Final = (
+    "its softmax runs over channels, whose products are sums over tokens (cross-covariance), and "
+    "the specification is of tokens that attend to tokens"
+)
 # Bytes of weights that are nudged at most, the smallest first: as for graphs.
 _NUDGED: Final = 1 << 26
 
@@ -448,8 +454,11 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
     found, uncut = find_torch_sites(engine.recording)
     sites: list[TorchSite] = []
     lost = list(uncut)
+    over_channels = _over_channels(engine, model, batch, both)
     for site in found:
         try:
+            if site.place in over_channels:
+                raise UnreadableError(_CHANNELS)
             made = runnable(engine.recording, dataclasses.replace(site, index=len(sites)))
         except UnreadableError as error:
             lost.append(Uncut(nodes=site.nodes, scope=site.scope, reason=str(error)))
@@ -463,6 +472,32 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
         for site in sites
     )
     return with_rules_told_apart(list(described)), tuple(lost)
+
+
+def _over_channels(
+    engine: TorchEngine, model: WholeModel, batch: int, lengths: tuple[int, int]
+) -> set[tuple[str, int]]:
+    """The places of attentions whose heads become longer, and not more rows, with more tokens."""
+    found: list[dict[tuple[str, int], tuple[int, int]]] = []
+    for more in (0, _MORE):
+        longer = (lengths[0] + more, lengths[1] + more)
+        if not model.takes(batch, longer):
+            return set()
+        recording = _recording(engine, model.call(batch, longer, None, 1))
+        if isinstance(recording, GraphRefused):
+            return set()
+        sizes = {}
+        for site in find_torch_sites(recording)[0]:
+            edge = site.edges["key"]
+            rows = recording.values[edge.number].tensor.shape[edge.letters.index("L")]
+            sizes[site.place] = (rows, site.head_size)
+        found.append(sizes)
+    short, long = found
+    return {
+        place
+        for place, (rows, size) in short.items()
+        if place in long and rows == long[place][0] and size != long[place][1]
+    }
 
 
 def _recording(engine: TorchEngine, call: ModelCall) -> ModuleRecording | GraphRefused:

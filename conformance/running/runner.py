@@ -185,6 +185,8 @@ class CandidateRun:
 
         A failure that does not occur again stays as it is.
         """
+        if not self._is_explained(failure):
+            return failure
         explained = partial(self._explained, failure, clause_run)
         return self._guarded(
             planned, lambda result: _though_unexplained(failure, lambda: explained(result))
@@ -298,11 +300,15 @@ class CandidateRun:
             status="failed", reason=violation.message, violation=violation
         )
         result = result.replace(counterexample={"problem": problem.as_json()})
-        if not self.explain or clause_run.deferred:
+        if not self._is_explained(result) or clause_run.deferred:
             return result
         clause_run.on_failure(result)
         failure = replace(failure, result=result)
         return _though_unexplained(result, lambda: self._reduced_result(failure, clause_run))
+
+    def _is_explained(self, failure: ClauseResult) -> bool:
+        """Whether a failure is made small and named: no recommendation of what was only read is."""
+        return self.explain and (self.candidate.reading is None or failure.level == "MUST")
 
     def _explained(
         self, result: ClauseResult, clause_run: ClauseRun, planned: ClauseResult

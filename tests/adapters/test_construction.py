@@ -169,6 +169,28 @@ def test_defaults_of_large_models_are_made_small() -> None:
     assert "depth=2" in how
 
 
+class Keyworded:
+    """Settings that take any keyword."""
+
+    def __init__(self, dim: int = 768, **more: int) -> None:
+        self.dim, self.num_heads = dim, more.get("num_heads", 16)
+
+
+class OfKeyworded(Attention):
+    """Its heads would be too small for the width alone."""
+
+    def __init__(self, config: Keyworded) -> None:
+        super().__init__(config.dim, config.num_heads)
+        self.config = config
+
+
+def test_settings_that_take_any_keyword_have_their_defaults_as_fields() -> None:
+    """A width without its number of heads would make heads of another size."""
+    built, _ = instance_of(OfKeyworded, None)
+    assert isinstance(built, OfKeyworded)
+    assert built.config.dim // built.config.num_heads == 8
+
+
 @pytest.mark.parametrize(
     ("kind", "shown"),
     [

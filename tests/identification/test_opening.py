@@ -189,6 +189,27 @@ def test_a_mask_for_a_way_not_taken_is_no_table_without_effect(kind: type[nn.Mod
     assert word.startswith("conforms"), reason
 
 
+def test_attention_of_channels_is_no_attention_of_tokens() -> None:
+    """Its products fit the specification with axes exchanged: nothing of it is green."""
+    assert "core" not in [one.kind for one in opened(bare_modules.OverChannels)]
+    assert verdict(bare_modules.OverChannels)[0] == "inconclusive"
+
+
+@pytest.mark.parametrize("kind", [bare_modules.MaskedAtTheEnd, bare_modules.OfSettings])
+def test_what_a_module_needs_is_made_of_its_file(kind: type[nn.Module]) -> None:
+    """Masks ``[B, L, 1]``, and settings of a class beside it, with their own defaults."""
+    (candidate,) = opened(kind)
+    assert (candidate.kind, candidate.declaration.always_causal) == ("layer", True)
+    assert verdict(kind)[0] in ("conforms", "inconclusive")
+
+
+def test_what_answers_at_random_says_nothing_of_items() -> None:
+    """Equal calls that differ are no sign that items of a batch meet."""
+    (candidate,) = opened(bare_modules.Dropping)
+    assert candidate.reading is not None
+    assert "equal calls are answered differently" in candidate.reading.mistakes[0]
+
+
 def test_projections_that_begin_as_zero_hide_nothing() -> None:
     """Of a class the harness draws them: behind zeros no mistake shows, and all seems idle."""
     word, reason = verdict(bare_modules.BeginsAsZero)

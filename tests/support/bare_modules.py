@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -359,6 +361,60 @@ def turned(heads: Tensor, table: Tensor) -> Tensor:
 def angles(count: int, size: int) -> Tensor:
     """The rotary angles of so many places."""
     return torch.arange(count)[:, None] * 10000.0 ** (-torch.arange(size // 2) / (size // 2))
+
+
+class OverChannels(Projected):
+    """Channels attend to channels, as their sums over tokens say, within a residual sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Cross-covariance attention."""
+        query, key, value = (heads_of(part(x)).mT for part in (self.q, self.k, self.v))
+        query, key = (nn.functional.normalize(part, dim=-1) for part in (query, key))
+        heads = (query @ key.mT).softmax(-1) @ value
+        return x + self.o(heads.permute(0, 3, 1, 2).flatten(2))
+
+
+class MaskedAtTheEnd(Projected):
+    """A required mask with an axis of its own at the end, and causality that is spelled oddly."""
+
+    def __init__(self, d_model: int, n_heads: int, casual: bool) -> None:  # noqa: FBT001 (as published)
+        super().__init__(d_model, n_heads)
+        self.casual = casual
+
+    def forward(self, x: Tensor, m: Tensor) -> Tensor:
+        """Hide tokens from each other where the mask is zero."""
+        kept = m.squeeze(-1)
+        seen = kept[:, None] * kept[:, :, None]
+        hidden = (seen.tril() if self.casual else seen) == 0
+        parts = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        return self.o(attend(*parts, hidden[:, None]).transpose(1, 2).flatten(2)) * m
+
+
+@dataclass
+class Settings:
+    """What the next class is built with, which nothing of its constructor names."""
+
+    width: int = 768
+    n_head: int = 12
+    dropout: float = 0.0
+    name: str = "large"
+
+
+class OfSettings(Projected):
+    """Drops weights in eval mode, too, where its settings say so; by default they do not."""
+
+    def __init__(self, config) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 (as published)
+        assert config.name == "large"
+        super().__init__(config.width, config.n_head)
+        self.dropout = config.dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to earlier tokens."""
+        parts = map(heads_of, (self.q(x), self.k(x), self.v(x)), [self.num_heads] * 3)
+        heads = nn.functional.scaled_dot_product_attention(
+            *parts, dropout_p=self.dropout, is_causal=True
+        )
+        return self.o(heads.transpose(1, 2).flatten(2))
 
 
 class TriangleNotTaken(Projected):
