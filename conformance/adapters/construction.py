@@ -646,22 +646,14 @@ def _of_settings(
         if set(own.names()) - set(seen) or _settle_method(log, failure):
             seen = list(dict.fromkeys((*seen, *own.names())))
             continue
-        if failure is not None:
-            missing = [one for one in log if one[2] is _UNKNOWN]
-            held, word, value = [*log[-1:], *missing[-1:]][-1] if log else ({}, "", None)
-            if log and word not in held and (missing or _is_of_int(failure)):
-                held[word] = {} if missing else (value, value)
-                continue
-            read = {*seen, *_settled(guesses)}
-            if _settle(log, [{}, False, 1, *(one for one in words if one not in read)]):
-                continue
+        read = {*seen, *_settled(guesses)}
+        if failure is not None and _guess(log, failure, [one for one in words if one not in read]):
+            continue
         if not own.read:
             break
-        for beside in _settings_beside(kind, own.read, num_heads, divisor):
-            with contextlib.suppress(ConstructionError):
-                made = _constructed(kind, {**others, name: beside})
-                if answering(made[0]) is not None or _takes_ids(made[0]):
-                    return made
+        beside = _settings_beside(kind, own.read, num_heads, divisor)
+        if (made := _answering_of(kind, [{**others, name: one} for one in beside])) is not None:
+            return made
         try:
             return _constructed(kind, {**others, name: own.values()})
         except ConstructionError as error:
@@ -669,6 +661,28 @@ def _of_settings(
                 raise ConstructionError(error.why, error.call, list(_settled(guesses))) from error
     why = f"{kind.__name__} needs {name} to be constructed, and that name says no size"
     raise ConstructionError(why, f"{kind.__name__}({name}=None)", [name])
+
+
+def _guess(log: list[_Reading], failure: Exception, words: list[str]) -> bool:
+    """Whether there is another guess of what was read when a constructor failed, now made."""
+    missing = [one for one in log if one[2] is _UNKNOWN]
+    held, word, value = [*log[-1:], *missing[-1:]][-1] if log else ({}, "", None)
+    if log and word not in held and (missing or _is_of_int(failure)):
+        held[word] = {} if missing else (value, value)
+        return True
+    return _settle(log, [{}, False, 1, *words])
+
+
+def _answering_of(
+    kind: type[nn.Module], choices: Sequence[Mapping[str, Any]]
+) -> tuple[nn.Module, str] | None:
+    """The first instance of some arguments that answers."""
+    for arguments in choices:
+        with contextlib.suppress(ConstructionError):
+            made = _constructed(kind, arguments)
+            if answering(made[0]) is not None or _takes_ids(made[0]):
+                return made
+    return None
 
 
 def _of_read_settings(

@@ -60,6 +60,9 @@ _ANGLES: Final = (
     f"torch.outer(torch.arange({_LENGTH}).double(), "
     "10000.0 ** (-torch.arange(0, {size}, 2).double() / {size}))"
 )
+_TABLES: Final = frozenset(
+    "embedding embeddings emb embed encoding encodings cos sin pe".split()
+)
 _WIDTHS: Final = ("", ".repeat(1, 2)", ".repeat_interleave(2, 1)")
 _AXES: Final = ("", "[None]", f".expand({_BATCH}, -1, -1)", "[None, None]", "[:, None]")
 _ZEROS: Final = "torch.zeros_like({query})"
@@ -88,6 +91,11 @@ def positions_for(name: str, head_sizes: Iterable[int | str]) -> list[str]:
         if word in words and not words & (set(turned) - {word}):
             return [f"{table}.{word}().to({{query}})" for table in tables]
     pairs = [f"({table}.cos().to({{query}}), {table}.sin().to({{query}}))" for table in tables]
+    pairs += [
+        f"torch.stack([{table}.cos(), {table}.sin()]).to({{query}})"
+        for table in tables
+        if _BATCH not in table
+    ]
     angles = [_sized(size) for size in head_sizes]
     single = ".to(torch.promote_types({query}.dtype, torch.float32))"
     made = [f"torch.complex({one}.cos(){single}, {one}.sin(){single})" for one in angles]
@@ -95,7 +103,7 @@ def positions_for(name: str, head_sizes: Iterable[int | str]) -> list[str]:
     made += [f"{table}.to({{query}})" for table in tables]
     if words & {"freqs", "freq", "cis", "rope", "rotary", "rot"}:
         return [*made, *pairs, *_IDS]
-    if words & {"embedding", "embeddings", "emb", "embed", "cos", "sin", "pe"}:
+    if words & _TABLES:
         return [*pairs, _ZEROS, *made, *_IDS]
     ids = _IDS[::-1] if words & {"start", "offset", "step"} else _IDS
     return [*ids, *pairs, *made, _ZEROS]

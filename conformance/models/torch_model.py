@@ -455,10 +455,13 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
     sites: list[TorchSite] = []
     lost = list(uncut)
     over_channels = _over_channels(engine, model, batch, both)
-    for site in found:
+    lost += [
+        Uncut(nodes=site.nodes, scope=site.scope, reason=_CHANNELS)
+        for site in found
+        if site.place in over_channels
+    ]
+    for site in (one for one in found if one.place not in over_channels):
         try:
-            if site.place in over_channels:
-                raise UnreadableError(_CHANNELS)
             made = runnable(engine.recording, dataclasses.replace(site, index=len(sites)))
         except UnreadableError as error:
             lost.append(Uncut(nodes=site.nodes, scope=site.scope, reason=str(error)))
