@@ -60,9 +60,7 @@ _ANGLES: Final = (
     f"torch.outer(torch.arange({_LENGTH}).double(), "
     "10000.0 ** (-torch.arange(0, {size}, 2).double() / {size}))"
 )
-_TABLES: Final = frozenset(
-    "embedding embeddings emb embed encoding encodings cos sin pe".split()
-)
+_TABLES: Final = frozenset("embedding embeddings emb embed encoding encodings cos sin pe".split())
 _WIDTHS: Final = ("", ".repeat(1, 2)", ".repeat_interleave(2, 1)")
 _AXES: Final = ("", "[None]", f".expand({_BATCH}, -1, -1)", "[None, None]", "[:, None]")
 _ZEROS: Final = "torch.zeros_like({query})"

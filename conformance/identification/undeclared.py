@@ -132,7 +132,11 @@ def _without_idle_streams(read: Candidate, built: nn.Module, request: ModuleRequ
     hides = read.declaration.always_causal
     if tables := idle_tables(built, lambda module: calling(module, inputs, {}), hides=hides):
         said += [_of_tables(tables)]
-    return dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, *said))))
+    reading = read.reading
+    if reading is not None and not read.declaration.masks:
+        reading = dataclasses.replace(reading, idle_masks=tuple(calling.guessed_masks))
+    unjudged = "; ".join(filter(None, (read.unjudged, *said)))
+    return dataclasses.replace(read, unjudged=unjudged, reading=reading)
 
 
 def _of_tables(names: Sequence[str]) -> str:

@@ -227,7 +227,15 @@ def _callings(
     orders = (False,) if said == {True} else (False, True)
     for optional in _subsets([p for p in wanted if not _is_required(p, declared)]):
         taken = [p.name for p in wanted if _is_required(p, declared) or p in optional]
-        meanings = [_meanings(module, name, declared.get(name, {})) for name in taken]
+        known = {one.name for one in optional}  # what may be left out is not made
+        meanings = [
+            [
+                meaning
+                for meaning in _meanings(module, name, declared.get(name, {}))
+                if name not in known or meaning.role != _MADE
+            ]
+            for name in taken
+        ]
         for chosen in itertools.islice(_alike_first(meanings), _MOST_TRIALS):
             meant = dict(zip(taken, chosen, strict=True))
             fills = tuple((name, one.kind) for name, one in meant.items() if one.role == _MADE)
@@ -373,10 +381,9 @@ def _tables_for(module: nn.Module, name: str) -> list[str]:
     sizes: dict[int, None] = {}
     for part in module.modules():
         heads = positive_attribute(part, HEAD_NAMES)
-        matrices = [one for one in part.parameters() if one.dim() > 1] if heads else []
-        sizes |= dict.fromkeys(
-            len(one) // heads[1] for one in matrices if heads and len(one) % heads[1] == 0
-        )
+        matrices = (one for one in part.parameters() if one.dim() > 1)
+        widths = [size for one in matrices for size in one.shape[::-1]] if heads else []
+        sizes |= dict.fromkeys(w // heads[1] for w in widths if heads and w % heads[1] == 0)
     return positions_for(name, list(sizes)[:_MOST_SIZES] or [HEAD_SIZE])
 
 

@@ -402,6 +402,8 @@ def certain_results(loaded: Loaded, results: Sequence[ClauseResult]) -> list[Cla
             return result
         if result.id in _OF_MEMORY and result.violation and result.violation.kind == "raised":
             return result.replace(status="not-applicable", reason=f"{_REFUSED}: {result.reason}")
+        if result.violation and result.violation.kind == "not-raised":
+            return result.replace(status="not-applicable", reason=f"{_ANSWERS}: {result.reason}")
         return result.replace(status="untestable", reason=f"{_GUESSED}: {result.reason}")
 
     return [as_certain(result) for result in results]
@@ -414,6 +416,7 @@ _OF_MEMORY: Final = frozenset(
 # How a reading that is wrong shows in the calls of any clause: a size was guessed, or an input.
 _OF_WHAT_WAS_PROMISED: Final = ("raised", "shape")
 _REFUSED: Final = "it refuses tensors that lie otherwise in memory"
+_ANSWERS: Final = "nobody said that it refuses sizes that do not fit each other"
 _GUESSED: Final = "what is promised was guessed, and is not kept"
 
 

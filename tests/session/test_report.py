@@ -168,6 +168,15 @@ def test_what_a_wrong_reading_explains_is_no_failure_of_a_law(kind: str, status:
     assert (read.status, declared.status) == (status, "failed")
 
 
+def test_what_answers_sizes_that_do_not_fit_fails_where_it_is_declared_alone() -> None:
+    """Of code that was only read nobody said that it refuses any: its right answers stand."""
+    violation = Violation(kind="not-raised", message="4 keys with a mask for 3: an answer")
+    failed = result("failed", "shape.rejects-mismatch").replace(violation=violation)
+    (declared,) = certain_results(loaded(), [failed])
+    (read,) = certain_results(loaded(reading=Reading()), [failed])
+    assert (declared.status, read.status) == ("failed", "not-applicable")
+
+
 def test_stale_expectation_fails() -> None:
     """An expectation that nothing answers to reddens its candidate."""
     assert verdict(loaded(), [PASSED], [STALE]) == (
