@@ -41,7 +41,7 @@ _OPTIONS: Final[dict[str, frozenset[str]]] = {
     "causal": frozenset("causal autoregressive".split()),
     "scale": frozenset("scale scaling temperature".split()),
     "mask": frozenset(
-        "mask masks masking keep drop bias padding pad lengths lens len seqlens valid "
+        "mask masks masking keep drop bias biases padding pad lengths lens len seqlens valid "
         "adjacency adj edges".split()
     ),
 }
