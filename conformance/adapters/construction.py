@@ -419,24 +419,27 @@ def _parts_beside(kind: type[nn.Module], name: str, num_heads: int | None) -> li
 
 
 def _texts_compared(kind: type[nn.Module], name: str) -> tuple[str, ...]:
-    """The texts that a constructor's source compares a parameter with: it takes one of them."""
-    try:
-        source = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__)))
-    except (OSError, TypeError, SyntaxError):
-        return ()
-    compared = [
-        [node.left, *node.comparators] for node in ast.walk(source) if isinstance(node, ast.Compare)
-    ]
-    return tuple(
-        dict.fromkeys(
-            leaf.value
-            for sides in compared
-            if any(isinstance(side, ast.Name) and side.id == name for side in sides)
-            for side in sides
-            for leaf in ast.walk(side)
-            if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
-        )
-    )
+    """The texts that a constructor compares a parameter with: it takes one of them."""
+    return tuple(dict.fromkeys(text for names, text in _compared(kind) if name in names))
+
+
+def _compared(kind: type) -> Iterator[tuple[set[str], str]]:
+    """The texts that a class's constructors compare or look up something with, and its names."""
+    for one in itertools.takewhile(lambda one: one is not nn.Module, kind.__mro__):
+        try:
+            source = ast.parse(textwrap.dedent(inspect.getsource(vars(one)["__init__"])))
+        except (KeyError, OSError, TypeError, SyntaxError):
+            continue
+        for node in ast.walk(source):
+            sides: list[ast.expr | None] = []
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+            elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
+                sides = [node.slice, *node.value.keys]
+            names = {side.id for side in sides if isinstance(side, ast.Name)}
+            for leaf in (leaf for side in sides if side is not None for leaf in ast.walk(side)):
+                if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str):
+                    yield names, leaf.value
 
 
 def answering(built: nn.Module, *, batched: bool = True) -> Trial | None:
@@ -632,7 +635,7 @@ def _of_settings(
     """An instance of a class with a parameter for an object, or a dict, of settings."""
     guesses: dict[str, Any] = {}
     seen: list[str] = []
-    words = _words_in(kind)
+    words = sorted({text for _, text in _compared(kind) if text.isidentifier()})
     for _ in range(_MOST_SETTINGS):
         log: list[_Reading] = []
         settings = _Settings(Sizes(num_heads, seen, divisor), guesses, log)
@@ -712,16 +715,6 @@ def _settle_method(log: list[_Reading], failure: Exception | None) -> bool:
 def _is_of_int(failure: Exception) -> bool:
     """Whether a number was taken for settings: it has no items or attributes."""
     return isinstance(failure, (TypeError, AttributeError)) and "'int' object" in str(failure)
-
-
-def _words_in(kind: type) -> list[str]:
-    """The words that a class's constructors compare with, or look up."""
-    own = itertools.takewhile(lambda one: one is not nn.Module, kind.__mro__)
-    codes = [getattr(vars(one).get("__init__"), "__code__", None) for one in own]
-    held = [part for code in codes if code is not None for part in code.co_consts]
-    many = (part if isinstance(part, (tuple, frozenset)) else [part] for part in held)
-    words = {word for some in many for word in some if isinstance(word, str)}
-    return sorted(filter(str.isidentifier, words))
 
 
 def _settle(log: list[_Reading], chain: list[Any]) -> bool:
