@@ -391,11 +391,12 @@ def certain_results(loaded: Loaded, results: Sequence[ClauseResult]) -> list[Cla
         return list(results)
     named = {str(entry["name"]) for one in results for entry in one.diagnosis if _is_known(entry)}
     laws = _LAWS if reading.unread else _LAWS | _LAWS_OF_WHAT_WAS_READ
+    guessed = _OF_WHAT_WAS_UNREAD if reading.unread else _OF_WHAT_WAS_PROMISED
 
     def is_certain(result: ClauseResult) -> bool:
         names = {result.explained_by, *(str(entry["name"]) for entry in result.diagnosis)}
         kind = "" if result.violation is None else result.violation.kind
-        return bool(names & named) or (result.id in laws and kind not in _OF_WHAT_WAS_PROMISED)
+        return bool(names & named) or (result.id in laws and kind not in guessed)
 
     def as_certain(result: ClauseResult) -> ClauseResult:
         if result.status != "failed" or result.level != "MUST" or is_certain(result):
@@ -413,8 +414,10 @@ def certain_results(loaded: Loaded, results: Sequence[ClauseResult]) -> list[Cla
 _OF_MEMORY: Final = frozenset(
     "shape.strided shape.expanded shape.bounds mask.strided gradients.strided".split()
 )
-# How a reading that is wrong shows in the calls of any clause: a size was guessed, or an input.
+# How a reading that is wrong shows in the calls of any clause: a size was guessed, or an input. What
+# stands around an attention that was not read may overflow where attention does not.
 _OF_WHAT_WAS_PROMISED: Final = ("raised", "shape")
+_OF_WHAT_WAS_UNREAD: Final = (*_OF_WHAT_WAS_PROMISED, "finite")
 _REFUSED: Final = "it refuses tensors that lie otherwise in memory"
 _ANSWERS: Final = "nobody said that it refuses sizes that do not fit each other"
 _GUESSED: Final = "what is promised was guessed, and is not kept"
