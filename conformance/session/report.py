@@ -414,8 +414,8 @@ def certain_results(loaded: Loaded, results: Sequence[ClauseResult]) -> list[Cla
 _OF_MEMORY: Final = frozenset(
     "shape.strided shape.expanded shape.bounds mask.strided gradients.strided".split()
 )
-# How a reading that is wrong shows in the calls of any clause: a size was guessed, or an input. What
-# stands around an attention that was not read may overflow where attention does not.
+# How a reading that is wrong shows in the calls of any clause: a size was guessed, or an input.
+# What stands around an attention that was not read may overflow where attention does not.
 _OF_WHAT_WAS_PROMISED: Final = ("raised", "shape")
 _OF_WHAT_WAS_UNREAD: Final = (*_OF_WHAT_WAS_PROMISED, "finite")
 _REFUSED: Final = "it refuses tensors that lie otherwise in memory"
