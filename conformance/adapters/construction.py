@@ -209,6 +209,7 @@ def _instance_of(
             return made
         first = first or made
     first = first or _of_read_settings(kind, objects, num_heads, divisor, choices)
+    first = first or _of_sizes_left_out(kind, named, sizes, choices)
     if first is not None:
         return first
     if unknown and failure is not None:
@@ -674,6 +675,21 @@ def _guess(log: list[_Reading], failure: Exception, words: list[str]) -> bool:
         held[word] = {} if missing else (value, value)
         return True
     return _settle(log, [{}, False, 1, *words])
+
+
+def _of_sizes_left_out(
+    kind: type[nn.Module],
+    named: Sequence[inspect.Parameter],
+    sizes: Sizes,
+    choices: Mapping[str, Sequence[Any]],
+) -> tuple[nn.Module, str] | None:
+    """An instance with the sizes that a constructor says may be None, where it refuses that."""
+    given = {name: values[0] for name, values in choices.items()}
+    said = {one.name: sizes.value(one.name) for one in named if one.default is None}
+    further = {name: value for name, value in said.items() if value == sizes.width}
+    with contextlib.suppress(ConstructionError):
+        return _constructed(kind, {**given, **further}) if further else None
+    return None
 
 
 def _answering_of(

@@ -155,12 +155,17 @@ def named_answers(answer: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def torch_calling(
-    module: nn.Module, declared: Mapping[str, Any], *, gives_masks: bool = True
+    module: nn.Module,
+    declared: Mapping[str, Any],
+    *,
+    gives_masks: bool = True,
+    makes: bool = True,
 ) -> tuple[TorchCalling, ModuleRecording]:
     """How a module is called, and one such call.
 
     ``declared``: for some parameters a role, or a table as in :func:`conformance.model`.
-    ``gives_masks`` says that masks of one's own code are given that may be left out.
+    ``gives_masks`` says that masks of one's own code are given that may be left out, and ``makes``
+    that tables of positions are made for what requires them.
 
     Raises UnknownInputError where nothing says what a parameter is, UsageError for a declaration
     that contradicts the module.
@@ -186,7 +191,7 @@ def torch_calling(
     # A mask is an input, though it may be refused, or one of a length that is a head's size.
     ways = itertools.takewhile(
         lambda way: unhidden is None or way[0].given >= unhidden[0].given,
-        _callings(module, wanted, declared),
+        _callings(module, wanted, declared, makes=makes),
     )
     for calling, length in ways:
         made, why = _tried(module, calling, length)
@@ -218,6 +223,8 @@ def _callings(
     module: nn.Module,
     wanted: Sequence[inspect.Parameter],
     declared: Mapping[str, Mapping[str, Any]],
+    *,
+    makes: bool,
 ) -> Iterator[tuple[TorchCalling, int]]:
     """How a module may be called and at which length, the likeliest first."""
     parameters = inspect.signature(module.forward).parameters
@@ -227,7 +234,8 @@ def _callings(
     orders = (False,) if said == {True} else (False, True)
     for optional in _subsets([p for p in wanted if not _is_required(p, declared)]):
         taken = [p.name for p in wanted if _is_required(p, declared) or p in optional]
-        known = {one.name for one in optional}  # what may be left out is not made
+        # What may be left out is not made.
+        known = {one.name for one in (optional if makes else wanted)}
         meanings = [
             [
                 meaning

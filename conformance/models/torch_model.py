@@ -59,6 +59,7 @@ _CHANNELS: Final = (
     "its softmax runs over channels, whose products are sums over tokens (cross-covariance), and "
     "the specification is of tokens that attend to tokens"
 )
+_ONE_KEY: Final = "its mask has no axis of keys, as it was called"
 # Bytes of weights that are nudged at most, the smallest first: as for graphs.
 _NUDGED: Final = 1 << 26
 
@@ -385,10 +386,10 @@ def open_torch_model(
     that contradicts it.
     """
     module.eval()
-    calling, recording = torch_calling(module, declared or {})
+    calling, recording = torch_calling(module, declared or {}, makes=surely)
     sites, uncut = find_torch_sites(recording)
     if uncut and not sites:  # what was given may be no mask of the form that it takes
-        calling, recording = torch_calling(module, declared or {}, gives_masks=False)
+        calling, recording = torch_calling(module, declared or {}, gives_masks=False, makes=surely)
         sites, uncut = find_torch_sites(recording)
     if not surely and not is_torch_model(recording, sites, uncut, calling.inputs):
         return None
@@ -463,6 +464,9 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
     for site in (one for one in found if one.place not in over_channels):
         try:
             made = runnable(engine.recording, dataclasses.replace(site, index=len(sites)))
+            if any("K" not in mask.axes for mask in made.masks if mask.role != "bias"):
+                lost.append(Uncut(nodes=site.nodes, scope=site.scope, reason=_ONE_KEY))
+                continue
         except UnreadableError as error:
             lost.append(Uncut(nodes=site.nodes, scope=site.scope, reason=str(error)))
         else:
