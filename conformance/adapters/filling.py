@@ -107,6 +107,11 @@ def positions_for(name: str, head_sizes: Iterable[int | str]) -> list[str]:
     return [*ids, *pairs, *made, _ZEROS]
 
 
+def with_pairs(fills: Fills) -> Fills:
+    """Fillings whose tables hold each angle twice in a row, where they hold all angles twice."""
+    return tuple((name, source.replace(_WIDTHS[1], _WIDTHS[2])) for name, source in fills)
+
+
 def _sized(size: int | str) -> str:
     return _ANGLES.replace("{size}", str(size))
 

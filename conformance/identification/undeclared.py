@@ -57,6 +57,7 @@ from ..models.torch_doubts import (
     mistaken_scales,
     packed_otherwise,
     standardised,
+    unlike_rotations,
 )
 from ..models.torch_inputs import idle_inputs, items_stay_apart, queries_meet
 from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
@@ -275,6 +276,7 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
             *packed_otherwise(made.engine, made.model),
             *misplaced_rules(made.model.described),
             *growing_biases(made.engine),
+            *unlike_rotations(made.engine, made.model),
             *([doubt] if doubt else []),
         ]
     )

@@ -214,6 +214,13 @@ def test_what_answers_at_random_says_nothing_of_items() -> None:
     assert "equal calls are answered differently" in candidate.reading.mistakes[0]
 
 
+def test_turned_queries_and_keys_meet_by_their_distance() -> None:
+    """Of equal tokens scores depend on distances alone: else the layouts of angles are mixed."""
+    assert verdict(bare_modules.TurnedInBlock)[0].startswith("conforms")
+    word, reason = verdict(bare_modules.PairsOfHalves)
+    assert (word, "more than their distance" in reason) == ("inconclusive", True)
+
+
 def test_projections_that_begin_as_zero_hide_nothing() -> None:
     """Of a class the harness draws them: behind zeros no mistake shows, and all seems idle."""
     word, reason = verdict(bare_modules.BeginsAsZero)

@@ -463,6 +463,30 @@ class ValuesTurned(Projected):
         return self.o(attend(*parts).transpose(1, 2).flatten(2))
 
 
+class TurnedInBlock(Projected):
+    """Rotary positions of queries and keys within a residual sum and a norm."""
+
+    def turn(self, heads: Tensor) -> Tensor:
+        """Halves of a head are the parts of complex numbers."""
+        return turned(heads, angles(heads.shape[-2], heads.shape[-1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the attention to the tokens."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        heads = attend(self.turn(query), self.turn(key), value).transpose(1, 2).flatten(2)
+        return nn.functional.layer_norm(x + self.o(heads), x.shape[-1:])
+
+
+class PairsOfHalves(TurnedInBlock):
+    """Neighbours are turned together, by angles that lie as for halves."""
+
+    def turn(self, heads: Tensor) -> Tensor:
+        """Mix two layouts of rotary positions."""
+        table = angles(heads.shape[-2], heads.shape[-1]).repeat(1, 2)
+        pairs = torch.stack([-heads[..., 1::2], heads[..., ::2]], -1).flatten(-2)
+        return heads * table.cos() + pairs * table.sin()
+
+
 class Angles(nn.Module):
     """Rotary positions as a part with a table."""
 
