@@ -77,7 +77,7 @@ _LARGE_HEAD: Final = 32
 # Of as many the second may differ from the first.
 _LAYERS: Final = 2
 # Of stored caches: more items than any problem has.
-_BATCH: Final = 8
+_BATCH: Final = 64
 # Norms of groups and kernels want widths divisible by small powers of two.
 _USUAL_DIVISOR: Final = 64
 _MOST_DIVISOR: Final = 256

@@ -283,9 +283,13 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
     apart = items_stay_apart(made.engine.module, made.engine.calling, length)
     unread = "" if apart else "an item of a batch changes the answer to another, as it was called"
     normed = standardised(made.engine, made.model)
+    masks = {entry.name for entry in made.model.inputs if entry.role == "mask"}
     return [
         _with_notes(
-            _held_to_standard(_as_it_works(candidate, doubts), unread, scaled, normed), drawn
+            _with_own_fill(
+                _held_to_standard(_as_it_works(candidate, doubts), unread, scaled, normed), masks
+            ),
+            drawn,
         )
         for candidate in located
     ]
@@ -371,6 +375,20 @@ def _held_to_standard(
             reading = dataclasses.replace(reading, mistakes=(said,))
     declaration = dataclasses.replace(candidate.declaration, semantics=semantics)
     return dataclasses.replace(candidate, declaration=declaration, reading=reading)
+
+
+def _with_own_fill(candidate: Candidate, masks: Collection[str]) -> Candidate:
+    """A candidate whose finite fill is meant where no input says what it hides, nor causality.
+
+    ``masks`` are the inputs that hide tokens.
+    """
+    site, reading = candidate.site, candidate.reading
+    if site is None or reading is None or not site["mask"]:
+        return candidate
+    if site["causal"] or site["misplaced"] or not {*site["mask_inputs"]}.isdisjoint(masks):
+        return candidate
+    meant = (*reading.meant, "mask_fill")
+    return dataclasses.replace(candidate, reading=dataclasses.replace(reading, meant=meant))
 
 
 def _short_name(target: str) -> str:

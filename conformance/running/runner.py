@@ -427,10 +427,12 @@ class CandidateRun:
 
     def _catalogued(self, diagnosis: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """A diagnosis, of what nobody declared with whether the catalogue has each name."""
-        if self.candidate.reading is None:
+        reading, known = self.candidate.reading, self._causes.are_unmeant
+        if reading is None:
             return diagnosis
-        known = self._causes.are_unmeant
-        return [{**entry, "catalogued": known(str(entry["name"]))} for entry in diagnosis]
+        return [
+            {**entry, "catalogued": known(str(entry["name"]), reading.meant)} for entry in diagnosis
+        ]
 
     def _of_exception(self, failing: _Failure, clause_run: ClauseRun) -> list[dict[str, Any]]:
         """Why a call raises: for a mistake that others answer wrongly by, or for its sizes."""

@@ -221,6 +221,14 @@ def test_turned_queries_and_keys_meet_by_their_distance() -> None:
     assert (word, "more than their distance" in reason) == ("inconclusive", True)
 
 
+def test_a_finite_fill_of_what_no_input_hides_is_meant() -> None:
+    """A module may hide tokens from themselves by any number; nobody's mask is leaked."""
+    core = next(one for one in opened(bare_modules.HidesItself) if one.kind == "core")
+    assert core.reading is not None
+    assert "mask_fill" in core.reading.meant
+    assert verdict(bare_modules.HidesItself)[0] != "fails"
+
+
 def test_projections_that_begin_as_zero_hide_nothing() -> None:
     """Of a class the harness draws them: behind zeros no mistake shows, and all seems idle."""
     word, reason = verdict(bare_modules.BeginsAsZero)

@@ -417,6 +417,17 @@ class OfSettings(Projected):
         return self.o(heads.transpose(1, 2).flatten(2))
 
 
+class HidesItself(Projected):
+    """No token attends to itself, as far as a finite number hides it, within a residual sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to the others."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        logits = query @ key.mT / query.shape[-1] ** 0.5
+        logits = logits.masked_fill(torch.eye(x.shape[1], dtype=torch.bool), -100)
+        return x + self.o((logits.softmax(-1) @ value).transpose(1, 2).flatten(2))
+
+
 class TriangleNotTaken(Projected):
     """Causal by a kernel, with a triangle that it keeps for platforms without the kernel."""
 
