@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -301,7 +302,13 @@ def _is_given(parameter: inspect.Parameter, *, own_code: bool) -> bool:
         return True
     own = parameter.name in _OPTIONAL or parameter.name.endswith(_PADDING)
     left_out = may_be_left_out(parameter) and not parameter.name.startswith("tgt")
-    return left_out and (own or (own_code and option_of(parameter) == "mask"))
+    mask = own_code and option_of(parameter) == "mask" and not _takes_several(parameter)
+    return left_out and (own or mask)
+
+
+def _takes_several(parameter: inspect.Parameter) -> bool:
+    """Whether an annotation says that a parameter takes several tensors, and not one."""
+    return re.search(r"(list|sequence|tuple)\[", str(parameter.annotation).lower()) is not None
 
 
 def _is_required(parameter: inspect.Parameter, declared: Mapping[str, Any]) -> bool:

@@ -340,3 +340,22 @@ def test_tables_of_positions_are_made_for_tokens() -> None:
         }
         cos, sin = calling.arguments(feeds)["encoding"]
         assert cos.shape == sin.shape == (length, 8)
+
+
+class OfSeveral(nn.Module):
+    """A block that adds each of a list of biases to its logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.norm = nn.Linear(16, 48), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor, biases: list[Tensor] | None = None) -> Tensor:
+        """Of tokens."""
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        return x + (q @ k.mT / 4 + sum(biases or [])).softmax(-1) @ v
+
+
+def test_one_tensor_is_no_list_of_them() -> None:
+    """Its items would be taken for the biases of all."""
+    calling, _ = torch_calling(OfSeveral().eval(), {})
+    assert [entry.name for entry in calling.inputs] == ["x"]
