@@ -16,7 +16,7 @@ from ..adapters.filling import with_pairs
 from ..adapters.idle import idle_tables
 from ..graphs.protocol import Array
 from ..graphs.weights.wiring import UnreadableError
-from .recording import ModuleRecording
+from .recording import Call, ModuleRecording
 from .replayed_core import runnable
 from .site import is_standard
 from .torch_edges import TorchEdge
@@ -142,29 +142,21 @@ def _turning_otherwise(engine: TorchEngine, feeds: Mapping[str, Array]) -> list[
         if len(heads) < len(_COUNTED) or _alike(heads[0], heads[0][:, :1], _SAME).all():
             continue
         scores = heads[0] @ heads[1][0].mT
-        if not _alike(scores[:, 1:, 1:], scores[:, :-1, :-1], _ROOM * scores.abs().max()).all():
+        room = _ROOM * float(scores.abs().max())
+        if not _alike(scores[:, 1:, 1:], scores[:, :-1, :-1], room).all():
             found.append(site.index)
     return found
 
 
 def _is_of_equal(recording: ModuleRecording, edge: TorchEdge) -> bool:
-    """Whether the nearest projection of what enters an attention is the same for all tokens."""
+    """Whether a projection of what enters an attention is the same for all tokens."""
     length = recording.values[edge.number].tensor.shape[edge.letters.index("L")]
-    values, waiting, visited = recording.values, [edge.number], {edge.number}
-    while waiting:
-        call = values[waiting.pop()].made_by
-        if call is None:
-            continue
-        if call.name in _PROJECTIONS and any(values[one].kind == "weight" for one in call.reads):
-            made = values[call.results[0]].tensor
-            return any(
-                size == length and bool(_alike(made, made.narrow(axis, 0, 1), _SAME).all())
-                for axis, size in enumerate(made.shape)
-            )
-        fresh = set(call.reads) - visited
-        visited |= fresh
-        waiting += sorted(fresh)
-    return False
+    made = [recording.values[call.results[0]].tensor for call in _above(recording, edge.number)]
+    return any(
+        size == length and bool(_alike(one, one.narrow(axis, 0, 1), _SAME).all())
+        for one in made
+        for axis, size in enumerate(one.shape)
+    )
 
 
 def standardised(engine: TorchEngine, model: WholeModel) -> set[int]:
@@ -197,14 +189,20 @@ def _alike(one: Tensor, other: Tensor, part: float) -> Tensor:
 def _projecting(engine: TorchEngine, number: int) -> list[Tensor]:
     """The weights of the nearest projections that a value is made by, their biases included."""
     values = engine.recording.values
-    found, waiting, visited = list[Tensor](), [number], {number}
+    read = [values[one] for call in _above(engine.recording, number) for one in call.reads]
+    return [one.tensor for one in read if one.kind == "weight"]
+
+
+def _above(recording: ModuleRecording, number: int) -> list[Call]:
+    """The nearest projections that a value is made by."""
+    values = recording.values
+    found, waiting, visited = list[Call](), [number], {number}
     while waiting:
         call = values[waiting.pop()].made_by
         if call is None:
             continue
-        read = [values[one] for one in call.reads]
-        if call.name in _PROJECTIONS and any(one.kind == "weight" for one in read):
-            found += [one.tensor for one in read if one.kind == "weight"]
+        if call.name in _PROJECTIONS and any(values[one].kind == "weight" for one in call.reads):
+            found.append(call)
             continue
         fresh = set(call.reads) - visited
         visited |= fresh
