@@ -410,15 +410,17 @@ def certain_results(loaded: Loaded, results: Sequence[ClauseResult]) -> list[Cla
     return [as_certain(result) for result in results]
 
 
-# How tensors lie in memory: code that raises for some of them answers none wrongly.
+# How tensors lie in memory, and what calls share: code that raises there answers none wrongly. A
+# cache that a module keeps for inference takes no two calls before a backward pass.
 _OF_MEMORY: Final = frozenset(
-    "shape.strided shape.expanded shape.bounds mask.strided gradients.strided".split()
+    "shape.strided shape.expanded shape.bounds mask.strided gradients.strided "
+    "gradients.interleaved gradients.accumulate".split()
 )
 # How a reading that is wrong shows in the calls of any clause: a size was guessed, or an input.
 # What stands around an attention that was not read may overflow where attention does not.
 _OF_WHAT_WAS_PROMISED: Final = ("raised", "shape")
 _OF_WHAT_WAS_UNREAD: Final = (*_OF_WHAT_WAS_PROMISED, "finite")
-_REFUSED: Final = "it refuses tensors that lie otherwise in memory"
+_REFUSED: Final = "it refuses what nobody said that it takes"
 _ANSWERS: Final = "nobody said that it refuses sizes that do not fit each other"
 _GUESSED: Final = "what is promised was guessed, and is not kept"
 

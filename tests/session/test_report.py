@@ -177,6 +177,14 @@ def test_what_is_not_finite_breaks_a_law_of_what_was_read_alone() -> None:
     assert (read.status, unread.status) == ("failed", "untestable")
 
 
+@pytest.mark.parametrize("slug", ["shape.strided", "gradients.interleaved"])
+def test_what_raises_answers_nothing_wrongly(slug: str) -> None:
+    """Tensors that lie otherwise, and calls that share a cache, were promised by nobody."""
+    raised = Violation(kind="raised", message="raised RuntimeError")
+    (read,) = certain_results(loaded(reading=Reading()), [result("failed", slug, violation=raised)])
+    assert (read.status, "nobody said that it takes" in read.reason) == ("not-applicable", True)
+
+
 def test_what_answers_sizes_that_do_not_fit_fails_where_it_is_declared_alone() -> None:
     """Of code that was only read nobody said that it refuses any: its right answers stand."""
     violation = Violation(kind="not-raised", message="4 keys with a mask for 3: an answer")
