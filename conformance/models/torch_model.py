@@ -376,17 +376,22 @@ def open_torch_model(
     declared: Mapping[str, Any] | None = None,
     *,
     surely: bool = False,
+    gives_masks: bool = True,
 ) -> TorchModel | None:
     """The whole model that a module is; None where it is one attention, or none.
 
     surely
         Whether the user says that it is a model: then no structure has to show it.
+    gives_masks
+        Whether it gets the masks that its own code lets callers leave out.
 
     Raises UnknownInputError where nobody can tell how it is called, UsageError for a declaration
     that contradicts it.
     """
     module.eval()
-    calling, recording = torch_calling(module, declared or {}, makes=surely)
+    calling, recording = torch_calling(
+        module, declared or {}, gives_masks=gives_masks, makes=surely
+    )
     sites, uncut = find_torch_sites(recording)
     if uncut and not sites:  # what was given may be no mask of the form that it takes
         calling, recording = torch_calling(module, declared or {}, gives_masks=False, makes=surely)
@@ -398,6 +403,8 @@ def open_torch_model(
     model = measured_model(model, declared or {}, library_of(module))
     engine.calling = dataclasses.replace(calling, inputs=model.inputs)
     described, uncut_now = _described(engine, model)
+    if gives_masks and not engine.sites and _ONE_KEY in {one.reason for one in uncut_now}:
+        return open_torch_model(module, shown, declared, surely=surely, gives_masks=False)
     model = _against_its_name(engine, dataclasses.replace(model, described=described), uncut_now)
     return TorchModel(model=model, engine=engine, uncut=uncut_now)
 
