@@ -18,6 +18,7 @@ from torch import nn
 from .._golden import golden
 from ..adapters import multihead
 from ..adapters.construction import instance_of, materialised
+from ..adapters.filling import shown_fill
 from ..adapters.idle import awake, idle_tables
 from ..adapters.matrices import as_module
 from ..adapters.module import (
@@ -284,12 +285,15 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
     unread = "" if apart else "an item of a batch changes the answer to another, as it was called"
     normed = standardised(made.engine, made.model)
     masks = {entry.name for entry in made.model.inputs if entry.role == "mask"}
+    fills = [f"{name}={shown_fill(source)}" for name, source in made.engine.calling.fills]
+    given = f"besides its tokens it gets {', '.join(fills)}" if fills else ""
     return [
         _with_notes(
             _with_own_fill(
                 _held_to_standard(_as_it_works(candidate, doubts), unread, scaled, normed), masks
             ),
             drawn,
+            given,
         )
         for candidate in located
     ]

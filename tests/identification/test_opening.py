@@ -189,6 +189,14 @@ def test_a_mask_for_a_way_not_taken_is_no_table_without_effect(kind: type[nn.Mod
     assert word.startswith("conforms"), reason
 
 
+def test_tables_that_were_made_are_told() -> None:
+    """Whoever reads the verdict sees in which layout a block got its angles."""
+    told = [
+        note for one in opened(bare_modules.GivenAngles) for note in one.declaration.assumptions
+    ]
+    assert any("besides its tokens it gets cos=" in note for note in told)
+
+
 def test_attention_of_channels_is_no_attention_of_tokens() -> None:
     """Its products fit the specification with axes exchanged: nothing of it is green."""
     assert "core" not in [one.kind for one in opened(bare_modules.OverChannels)]

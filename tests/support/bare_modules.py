@@ -488,6 +488,19 @@ class TurnedInBlock(Projected):
         return nn.functional.layer_norm(x + self.o(heads), x.shape[-1:])
 
 
+class GivenAngles(TurnedInBlock):
+    """The same, by tables that the caller makes."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]  # more
+        """Add the attention to the tokens."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        query, key = (
+            part * cos + torch.cat(part.chunk(2, -1)[::-1], -1) * sin for part in (query, key)
+        )
+        heads = attend(query, key, value).transpose(1, 2).flatten(2)
+        return nn.functional.layer_norm(x + self.o(heads), x.shape[-1:])
+
+
 class PairsOfHalves(TurnedInBlock):
     """Neighbours are turned together, by angles that lie as for halves."""
 
