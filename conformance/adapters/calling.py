@@ -18,7 +18,7 @@ from ..base.parameter_names import POSITIONAL, option_of, role_of
 from ..declare.declaration import MASK_FORMS, Declaration
 from ..errors import DeclarationError, did_you_mean
 from .answers import output_of, weights_in
-from .filling import Fills, filled
+from .filling import Fills, filled, masks_that_hide_nothing
 
 CallAdapter = Mapping[str, str | tuple[str, ...]] | Callable[..., Any]
 _COUNTS: Final = {1: "self", 2: "memory", 3: "separate"}
@@ -92,6 +92,12 @@ class Calling:
         if declaration.masks or declaration.always_causal:
             theirs.update(mask_parameters(forward))
         return theirs
+
+    @property
+    def guessed_masks(self) -> list[str]:
+        """The parameters that are filled with ones or zeros, though nothing says they are masks."""
+        masks = {*masks_that_hide_nothing()} - {"None"}
+        return [name for name, source in self.fills if name in self.guessed and source in masks]
 
     def _given(self, forward: Callable[..., Any]) -> set[str]:
         """The parameters of the tokens, and of positions that are filled in."""

@@ -17,7 +17,7 @@ import re
 import textwrap
 import time
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -58,6 +58,7 @@ _DROPOUTS: Final = frozenset("dropout drop p pdrop rate prob".split())
 _DROPPED: Final = 0.1
 _BIASES: Final = frozenset("bias biases".split())
 _COUNTS: Final = frozenset("n num number".split())
+_LAYER_NAMES: Final = frozenset("layers blocks depth".split())
 _HEAD_SIZE_NAMES: Final = frozenset("d_k d_v d_q dim_k dim_v qk_size v_size d_key d_value".split())
 _VALUES: Final = (
     (frozenset({"device"}), "cpu"),
@@ -67,15 +68,16 @@ _VALUES: Final = (
     (frozenset("init std range".split()), 0.02),
     (frozenset({"temperature"}), HEAD_SIZE**0.5),
     (frozenset("idx index id".split()), 0),
-    (frozenset("layers blocks depth".split()), 1),
     (frozenset({"layer"}), 0),
 )
 _WINDOW: Final = 4
 # What has two sides.
 _PICTURES: Final = frozenset("image img picture grid map resolution patch".split())
 _LARGE_HEAD: Final = 32
+# Of as many the second may differ from the first.
+_LAYERS: Final = 2
 # Of stored caches: more items than any problem has.
-_BATCH: Final = 8
+_BATCH: Final = 64
 # Norms of groups and kernels want widths divisible by small powers of two.
 _USUAL_DIVISOR: Final = 64
 _MOST_DIVISOR: Final = 256
@@ -173,7 +175,7 @@ def _instance_of(
     required = [one.name for one in named if one.default is inspect.Parameter.empty]
     names = [*required, *_further_keywords(kind, required, num_heads)]
     sizes = Sizes(num_heads, names, divisor, width)
-    small = _smaller_defaults(named, sizes)
+    small = _smaller_defaults(kind, named, sizes, num_heads, divisor)
     unknown = [name for name in names if sizes.value(name) is _UNKNOWN]
     objects = {
         name: _annotated(kind, name, num_heads, divisor) or _texts_compared(kind, name)
@@ -196,7 +198,7 @@ def _instance_of(
         arguments = dict(zip(names, values, strict=True))
         with contextlib.suppress(ConstructionError):
             made = _constructed(kind, {**arguments, **small})
-            if small and answering(made[0]) is not None:
+            if small and (answering(made[0]) is not None or _takes_ids(made[0])):
                 return made
         try:
             made = _constructed(kind, arguments)
@@ -207,6 +209,7 @@ def _instance_of(
             return made
         first = first or made
     first = first or _of_read_settings(kind, objects, num_heads, divisor, choices)
+    first = first or _of_sizes_left_out(kind, named, sizes, choices)
     if first is not None:
         return first
     if unknown and failure is not None:
@@ -242,20 +245,45 @@ def _further_keywords(
     return names[len(required) :]
 
 
-def _smaller_defaults(named: list[inspect.Parameter], sizes: Sizes) -> dict[str, int]:
-    """Small sizes for heads and widths that are large by default.
+def _smaller_defaults(
+    kind: type[nn.Module],
+    named: list[inspect.Parameter],
+    sizes: Sizes,
+    num_heads: int | None,
+    divisor: int,
+) -> dict[str, Any]:
+    """Small sizes for heads, widths and layers that are large or many by default.
 
-    Large ones take long, and have no more places for a mistake than small ones.
+    Large ones take long, and have no more places for a mistake than small ones. Settings that may
+    be left out are of the class that is annotated, or of that of the default.
     """
     numbers = {one.name: one.default for one in named if type(one.default) is int}
     heads = next((numbers[name] for name in numbers if name.lower() in HEAD_NAMES), sizes.heads)
-    small = {}
+    small: dict[str, Any] = {}
     for name, number in numbers.items():
         if number > _LARGE_HEAD and sizes.is_of_a_head(name):
             small[name] = sizes.head_size
         elif number > _LARGE_HEAD * heads and sizes.value(name) == sizes.width:
             small[name] = heads * HEAD_SIZE
+        elif number > _LAYERS and sizes.counts_layers(name):
+            small[name] = _LAYERS
+    for one in named:
+        if one.default is None or type(one.default).__module__ == kind.__module__:
+            settings = _annotated(kind, one.name, num_heads, divisor)
+            small |= {one.name: settings[0]} if settings else {}
     return small
+
+
+def _takes_ids(built: nn.Module) -> bool:
+    """Whether a module with a table answers a row of the ids of some tokens alone."""
+    if not any(isinstance(part, nn.Embedding) for part in built.modules()):
+        return False
+    try:
+        with torch.no_grad():
+            copy.deepcopy(built).eval()(torch.tensor([[0, 1, 0, 1, 1]]))
+    except Exception:  # noqa: BLE001 (the user's module may raise anything)
+        return False
+    return True
 
 
 def _constructed(kind: type[nn.Module], arguments: Mapping[str, Any]) -> tuple[nn.Module, str]:
@@ -292,25 +320,55 @@ def _annotated(
     First with the sizes that the names of its fields say, then as they are by default.
     """
     try:
-        hint = typing.get_type_hints(kind.__init__).get(name)
+        default = inspect.signature(kind).parameters[name].default
+        by_default = None if default in (None, inspect.Parameter.empty) else type(default)
+        hint = typing.get_type_hints(kind.__init__).get(name, by_default)
+        several = [one for one in typing.get_args(hint) if one is not type(None)]
+        hint = several[0] if len(several) == 1 else hint
         if not isinstance(hint, type) or hint.__module__.partition(".")[0] in _NO_SETTINGS:
             return ()
-        taken = inspect.signature(hint).parameters.values()
     except Exception:  # noqa: BLE001 (whatever names in the user's annotations raise)
         return ()
-    fields = [one for one in taken if one.kind in _NAMED]
-    sizes = Sizes(num_heads, [field.name for field in fields], divisor)
+    return _sized_settings(hint, num_heads, divisor)
+
+
+def _sized_settings(settings: type, num_heads: int | None, divisor: int) -> tuple[Any, ...]:
+    """Settings of a class with the sizes that the names of its fields say, then by default.
+
+    Where it takes any keyword its fields are what it holds by default.
+    """
+    try:
+        taken = list(inspect.signature(settings).parameters.values())
+        given = {one.name: one.default for one in taken if one.kind in _NAMED}
+        if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken):
+            given |= {name: own for name, own in vars(settings()).items() if name not in given}
+    except Exception:  # noqa: BLE001 (a user's class may raise anything)
+        return ()
+    sizes = Sizes(num_heads, list(given), divisor)
     said = {
-        field.name: sizes.value(field.name)
-        for field in fields
-        if field.default is field.empty or type(field.default) is int
+        name: sizes.value(name)
+        for name, default in given.items()
+        if default is inspect.Parameter.empty or type(default) is int
     }
     sized = {name: value for name, value in said.items() if value is not _UNKNOWN}
     made = []
-    for arguments in (sized, {}) if fields else ():
+    for arguments in (sized, {}) if given else ():
         with contextlib.suppress(Exception):  # a user's class may raise anything
-            made.append(hint(**arguments))
+            made.append(settings(**arguments))
     return tuple(made)
+
+
+def _settings_beside(
+    kind: type[nn.Module], read: Collection[str], num_heads: int | None, divisor: int
+) -> list[Any]:
+    """Settings of the classes in a class's file that hold all that its constructor reads."""
+    return [
+        made[0]
+        for one in getattr(kind.__init__, "__globals__", {}).values()
+        if isinstance(one, type) and one.__module__ == kind.__module__
+        if not issubclass(one, nn.Module) and (made := _sized_settings(one, num_heads, divisor))
+        if all(hasattr(made[0], name) for name in read)
+    ]
 
 
 def _of_parts(
@@ -362,24 +420,27 @@ def _parts_beside(kind: type[nn.Module], name: str, num_heads: int | None) -> li
 
 
 def _texts_compared(kind: type[nn.Module], name: str) -> tuple[str, ...]:
-    """The texts that a constructor's source compares a parameter with: it takes one of them."""
-    try:
-        source = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__)))
-    except (OSError, TypeError, SyntaxError):
-        return ()
-    compared = [
-        [node.left, *node.comparators] for node in ast.walk(source) if isinstance(node, ast.Compare)
-    ]
-    return tuple(
-        dict.fromkeys(
-            leaf.value
-            for sides in compared
-            if any(isinstance(side, ast.Name) and side.id == name for side in sides)
-            for side in sides
-            for leaf in ast.walk(side)
-            if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
-        )
-    )
+    """The texts that a constructor compares a parameter with: it takes one of them."""
+    return tuple(dict.fromkeys(text for names, text in _compared(kind) if name in names))
+
+
+def _compared(kind: type) -> Iterator[tuple[set[str], str]]:
+    """The texts that a class's constructors compare or look up something with, and its names."""
+    for one in itertools.takewhile(lambda one: one is not nn.Module, kind.__mro__):
+        try:
+            source = ast.parse(textwrap.dedent(inspect.getsource(vars(one)["__init__"])))
+        except (KeyError, OSError, TypeError, SyntaxError):
+            continue
+        for node in ast.walk(source):
+            sides: list[ast.expr | None] = []
+            if isinstance(node, ast.Compare):
+                sides = [node.left, *node.comparators]
+            elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
+                sides = [node.slice, *node.value.keys]
+            names = {side.id for side in sides if isinstance(side, ast.Name)}
+            for leaf in (leaf for side in sides if side is not None for leaf in ast.walk(side)):
+                if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str):
+                    yield names, leaf.value
 
 
 def answering(built: nn.Module, *, batched: bool = True) -> Trial | None:
@@ -432,6 +493,12 @@ class Sizes:
         of_a_head = bool(words & (_HEADS | {"kv", "qk"}) and words & _SIZES)
         return name.lower() in _HEAD_SIZE_NAMES or of_a_head
 
+    def counts_layers(self, name: str) -> bool:
+        """Whether a name says how many layers there are."""
+        words = set(words_of(name))
+        counted = bool(words & _LAYER_NAMES) or ("layer" in words and bool(words & _COUNTS))
+        return counted and not words & _SIZES
+
     def value(self, name: str) -> Any:
         """What a name says; a mark of its own where it says nothing."""
         words, lowered = set(words_of(name)), name.lower()
@@ -445,7 +512,7 @@ class Sizes:
             (bool(words & _DROPOUTS), _DROPPED),
             (bool(words & {"idx", "index"}), 0),
             (bool(words & _LENGTHS), LONGEST),
-            ("layer" in words and bool(words & _COUNTS), 1),
+            (self.counts_layers(name), 1),
             *((bool(words & some) and not sized, number) for some, number in _VALUES),
             (bool(words & _BIASES), True),
             (bool(words & _WIDTHS) and not words & {"max", "use"}, self.width),
@@ -569,7 +636,7 @@ def _of_settings(
     """An instance of a class with a parameter for an object, or a dict, of settings."""
     guesses: dict[str, Any] = {}
     seen: list[str] = []
-    words = _words_in(kind)
+    words = sorted({text for _, text in _compared(kind) if text.isidentifier()})
     for _ in range(_MOST_SETTINGS):
         log: list[_Reading] = []
         settings = _Settings(Sizes(num_heads, seen, divisor), guesses, log)
@@ -583,17 +650,14 @@ def _of_settings(
         if set(own.names()) - set(seen) or _settle_method(log, failure):
             seen = list(dict.fromkeys((*seen, *own.names())))
             continue
-        if failure is not None:
-            missing = [one for one in log if one[2] is _UNKNOWN]
-            held, word, value = [*log[-1:], *missing[-1:]][-1] if log else ({}, "", None)
-            if log and word not in held and (missing or _is_of_int(failure)):
-                held[word] = {} if missing else (value, value)
-                continue
-            read = {*seen, *_settled(guesses)}
-            if _settle(log, [{}, False, 1, *(one for one in words if one not in read)]):
-                continue
+        read = {*seen, *_settled(guesses)}
+        if failure is not None and _guess(log, failure, [one for one in words if one not in read]):
+            continue
         if not own.read:
             break
+        beside = _settings_beside(kind, own.read, num_heads, divisor)
+        if (made := _answering_of(kind, [{**others, name: one} for one in beside])) is not None:
+            return made
         try:
             return _constructed(kind, {**others, name: own.values()})
         except ConstructionError as error:
@@ -601,6 +665,43 @@ def _of_settings(
                 raise ConstructionError(error.why, error.call, list(_settled(guesses))) from error
     why = f"{kind.__name__} needs {name} to be constructed, and that name says no size"
     raise ConstructionError(why, f"{kind.__name__}({name}=None)", [name])
+
+
+def _guess(log: list[_Reading], failure: Exception, words: list[str]) -> bool:
+    """Whether there is another guess of what was read when a constructor failed, now made."""
+    missing = [one for one in log if one[2] is _UNKNOWN]
+    held, word, value = [*log[-1:], *missing[-1:]][-1] if log else ({}, "", None)
+    if log and word not in held and (missing or _is_of_int(failure)):
+        held[word] = {} if missing else (value, value)
+        return True
+    return _settle(log, [{}, False, 1, *words])
+
+
+def _of_sizes_left_out(
+    kind: type[nn.Module],
+    named: Sequence[inspect.Parameter],
+    sizes: Sizes,
+    choices: Mapping[str, Sequence[Any]],
+) -> tuple[nn.Module, str] | None:
+    """An instance with the sizes that a constructor says may be None, where it refuses that."""
+    given = {name: values[0] for name, values in choices.items()}
+    said = {one.name: sizes.value(one.name) for one in named if one.default is None}
+    further = {name: value for name, value in said.items() if value == sizes.width}
+    with contextlib.suppress(ConstructionError):
+        return _constructed(kind, {**given, **further}) if further else None
+    return None
+
+
+def _answering_of(
+    kind: type[nn.Module], choices: Sequence[Mapping[str, Any]]
+) -> tuple[nn.Module, str] | None:
+    """The first instance of some arguments that answers."""
+    for arguments in choices:
+        with contextlib.suppress(ConstructionError):
+            made = _constructed(kind, arguments)
+            if answering(made[0]) is not None or _takes_ids(made[0]):
+                return made
+    return None
 
 
 def _of_read_settings(
@@ -630,16 +731,6 @@ def _settle_method(log: list[_Reading], failure: Exception | None) -> bool:
 def _is_of_int(failure: Exception) -> bool:
     """Whether a number was taken for settings: it has no items or attributes."""
     return isinstance(failure, (TypeError, AttributeError)) and "'int' object" in str(failure)
-
-
-def _words_in(kind: type) -> list[str]:
-    """The words that a class's constructors compare with, or look up."""
-    own = itertools.takewhile(lambda one: one is not nn.Module, kind.__mro__)
-    codes = [getattr(vars(one).get("__init__"), "__code__", None) for one in own]
-    held = [part for code in codes if code is not None for part in code.co_consts]
-    many = (part if isinstance(part, (tuple, frozenset)) else [part] for part in held)
-    words = {word for some in many for word in some if isinstance(word, str)}
-    return sorted(filter(str.isidentifier, words))
 
 
 def _settle(log: list[_Reading], chain: list[Any]) -> bool:

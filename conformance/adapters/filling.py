@@ -39,6 +39,7 @@ _MASK_SHAPES: Final = (
     f"{_BATCH}, {_KEYS}",
     f"{_BATCH}, 1, 1, {_KEYS}",
     f"1, {_LENGTH}, {_KEYS}",
+    f"{_BATCH}, {_KEYS}, 1",
 )
 _MASK_VALUES: Final = (
     ("new_ones", ", dtype=torch.bool"),
@@ -59,6 +60,7 @@ _ANGLES: Final = (
     f"torch.outer(torch.arange({_LENGTH}).double(), "
     "10000.0 ** (-torch.arange(0, {size}, 2).double() / {size}))"
 )
+_TABLES: Final = frozenset("embedding embeddings emb embed encoding encodings cos sin pe".split())
 _WIDTHS: Final = ("", ".repeat(1, 2)", ".repeat_interleave(2, 1)")
 _AXES: Final = ("", "[None]", f".expand({_BATCH}, -1, -1)", "[None, None]", "[:, None]")
 _ZEROS: Final = "torch.zeros_like({query})"
@@ -87,6 +89,11 @@ def positions_for(name: str, head_sizes: Iterable[int | str]) -> list[str]:
         if word in words and not words & (set(turned) - {word}):
             return [f"{table}.{word}().to({{query}})" for table in tables]
     pairs = [f"({table}.cos().to({{query}}), {table}.sin().to({{query}}))" for table in tables]
+    pairs += [
+        f"torch.stack([{table}.cos(), {table}.sin()]).to({{query}})"
+        for table in tables
+        if _BATCH not in table
+    ]
     angles = [_sized(size) for size in head_sizes]
     single = ".to(torch.promote_types({query}.dtype, torch.float32))"
     made = [f"torch.complex({one}.cos(){single}, {one}.sin(){single})" for one in angles]
@@ -94,10 +101,15 @@ def positions_for(name: str, head_sizes: Iterable[int | str]) -> list[str]:
     made += [f"{table}.to({{query}})" for table in tables]
     if words & {"freqs", "freq", "cis", "rope", "rotary", "rot"}:
         return [*made, *pairs, *_IDS]
-    if words & {"embedding", "embeddings", "emb", "embed", "cos", "sin", "pe"}:
+    if words & _TABLES:
         return [*pairs, _ZEROS, *made, *_IDS]
     ids = _IDS[::-1] if words & {"start", "offset", "step"} else _IDS
     return [*ids, *pairs, *made, _ZEROS]
+
+
+def with_pairs(fills: Fills) -> Fills:
+    """Fillings whose tables hold each angle twice in a row, where they hold all angles twice."""
+    return tuple((name, source.replace(_WIDTHS[1], _WIDTHS[2])) for name, source in fills)
 
 
 def _sized(size: int | str) -> str:

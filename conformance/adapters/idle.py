@@ -28,23 +28,28 @@ def awake(module: nn.Module) -> nn.Module:
     return copied
 
 
-def idle_tables(module: nn.Module, answer: Callable[[nn.Module], Any]) -> list[str]:
+def idle_tables(module: nn.Module, answer: Callable[[nn.Module], Any], *, hides: bool) -> list[str]:
     """The parts of a module that are called, and keep tables with which no answer changes by a bit.
 
     ``answer`` calls a copy. Rotary positions of a part that turn queries and keys by the same
-    angles are such tables. What a part makes anew in every call is no table.
+    angles are such tables. What a part makes anew in every call is no table. Nor is a mask, of two
+    numbers, where the module ``hides`` keys without it: some have one for a way not taken.
     """
     with contextlib.suppress(Exception), torch.no_grad():  # the user's module may raise anything
-        called = _called(awake(module), answer)
+        called = _called(awake(module), answer, 3 if hides else 1)
         before = answer(awake(module))
         return [name for name in called if _is_idle(module, name, answer, before)]
     return []
 
 
-def _called(module: nn.Module, answer: Callable[[nn.Module], Any]) -> list[str]:
-    """The parts with tables whose forward runs."""
+def _called(module: nn.Module, answer: Callable[[nn.Module], Any], least: int) -> list[str]:
+    """The parts whose forward runs, with tables that hold at ``least`` so many numbers."""
     names: dict[str, None] = {}
-    parts = {name: part for name, part in module.named_modules() if name and any(_tables(part))}
+    parts = {
+        name: part
+        for name, part in module.named_modules()
+        if name and any(len(table.unique()) >= least for _, table in _tables(part))
+    }
     handles = [
         part.register_forward_hook(lambda *_call, name=name: names.setdefault(name))
         for name, part in parts.items()

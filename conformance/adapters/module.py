@@ -325,17 +325,22 @@ def idle_streams(built: nn.Module, calling: Calling, width: int) -> list[str]:
     return idle
 
 
-def items_meet(built: nn.Module, calling: Calling, finding: ModuleProjections) -> bool:
-    """Whether an item changes the answer to another, whichever of batch and tokens comes first."""
+def broken_law(built: nn.Module, calling: Calling, finding: ModuleProjections) -> str:
+    """What of an answer's causes holds for no reading of a module, in words; "" where none does.
+
+    Equal calls are answered alike, and by no other item, whichever of batch and tokens comes first.
+    """
     if calling.function is not None:
-        return False
+        return ""
     widths = finding.recipe.widths(built, finding.sizes)
     for turned in (False, True):
         way = dataclasses.replace(calling, sequence_first=turned)
         trial = Trial(built, way, batched=True, names=())
         if trial.answer(widths) is None or trial.keeps_items_apart(widths):
-            return False
-    return True
+            return ""
+        if not trial.repeats(widths):
+            return "equal calls are answered differently, though it is in evaluation mode"
+    return "an item of a batch changes the answer to another"
 
 
 def _streams(built: nn.Module) -> list[str]:

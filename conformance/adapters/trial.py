@@ -217,6 +217,15 @@ class Trial:
             self._apart = self._apart or self._call(widths, lengths, dtype, batch=1) is None
         return self._apart is not False
 
+    def repeats(self, widths: tuple[int, int, int]) -> bool:
+        """Whether the same call is answered alike twice."""
+        answer = self.answer(widths)
+        if answer is None:
+            return True
+        query, key, _ = answer.inputs
+        again = self._call(widths, (query.shape[1], key.shape[1]), query.dtype)
+        return again is None or _is_same(answer.output, again.output)
+
     def heeds_every_input(self, widths: tuple[int, int, int]) -> bool:
         """Whether each of several inputs changes the answer: what changes none is no input."""
         answer = self.answer(widths)

@@ -41,7 +41,7 @@ _OPTIONS: Final[dict[str, frozenset[str]]] = {
     "causal": frozenset("causal autoregressive".split()),
     "scale": frozenset("scale scaling temperature".split()),
     "mask": frozenset(
-        "mask masks masking keep drop bias padding pad lengths lens len seqlens valid "
+        "mask masks masking keep drop bias biases padding pad lengths lens len seqlens valid "
         "adjacency adj edges".split()
     ),
 }
@@ -180,19 +180,22 @@ def undeclared_options(
     accepted: Iterable[str] = (),
     *,
     inputs: int = len("qkv"),
+    masks: Container[str] = (),
 ) -> Iterator[OptionParameter]:
     """The parameters that speak of an option and are not declared.
 
     ``declared`` are the names that calls may give, ``accepted`` globs of those that may stay
-    unchecked. The first ``inputs`` take query, key and value by their places.
+    unchecked. The first ``inputs`` take query, key and value by their places. ``masks`` are what
+    calls give as masks that hide nothing, though no name says so.
     """
     accepted = tuple(accepted)
     for place, parameter in enumerate(signature.parameters.values()):
-        option = option_of(parameter)
+        option = "mask" if parameter.name in masks else option_of(parameter)
         if option == "input" and place < inputs:
             continue
         open_ended = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        if option and not open_ended and parameter.name not in declared:
+        is_given = parameter.name in declared and parameter.name not in masks
+        if option and not open_ended and not is_given:
             may_stay = any(fnmatchcase(parameter.name, glob) for glob in accepted)
             yield OptionParameter(name=parameter.name, option=option, accepted=may_stay)
 

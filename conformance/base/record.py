@@ -230,12 +230,14 @@ class Reading:
 
     ``unread`` says why its answers were not explained, "" where they were. ``mistakes`` are what it
     does otherwise than is promised, as seen when it was read. ``meant`` are fields of its semantics
-    that something else of it shows to be meant.
+    that something else of it shows to be meant. ``idle_masks`` are parameters that calls give as
+    masks that hide nothing, though nothing says what they are.
     """
 
     unread: str = ""
     mistakes: tuple[str, ...] = ()
     meant: tuple[str, ...] = ()
+    idle_masks: tuple[str, ...] = ()
 
 
 class CandidateEntry(TypedDict, total=False):

@@ -290,8 +290,11 @@ def gradients_with_empty_rows(subject: Subject, problem: Problem) -> Finding:
     """Gradients through every row, those without keys among them: finite, and golden for zeros."""
     inputs = inputs_for_gradients(subject, problem)
     empty = _empty_rows(subject, inputs)
-    finite = subject.oracle.empty_rule(inputs) in FINITE_RULES
-    if not finite or not bool(empty.any()) or has_short_heads(subject, inputs):
+    rule = subject.oracle.empty_rule(inputs)
+    # What is only finite or not may be large: hidden keys may be zeros, which a norm divides.
+    overflows = subject.dtype == "float16" or rule == "zeros"
+    short = overflows and has_short_heads(subject, inputs)
+    if rule not in FINITE_RULES or not bool(empty.any()) or short:
         return Finding(binding=False)
     generator = generator_for(problem, 32)
     drawn = torch.randn(inputs.output_shape, generator=generator)
@@ -307,7 +310,7 @@ def gradients_with_empty_rows(subject: Subject, problem: Problem) -> Finding:
     if broken is not None:
         return Finding(violation=broken)
     has_golden = subject.candidate.golden_known and not has_golden_gradients(subject.candidate)
-    if not has_golden or subject.oracle.empty_rule(inputs) != "zeros":
+    if not has_golden or rule != "zeros":
         return Finding()
     expected = subject.gradients.oracle.answer(inputs, upstream)
     finding = compare_gradients(subject, inputs.replace(generic=False), expected, gradients)

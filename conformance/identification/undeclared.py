@@ -18,12 +18,13 @@ from torch import nn
 from .._golden import golden
 from ..adapters import multihead
 from ..adapters.construction import instance_of, materialised
+from ..adapters.filling import shown_fill
 from ..adapters.idle import awake, idle_tables
 from ..adapters.matrices import as_module
 from ..adapters.module import (
     assuming,
+    broken_law,
     idle_streams,
-    items_meet,
     module,
     of_instance,
     understand,
@@ -57,6 +58,7 @@ from ..models.torch_doubts import (
     mistaken_scales,
     packed_otherwise,
     standardised,
+    unlike_rotations,
 )
 from ..models.torch_inputs import idle_inputs, items_stay_apart, queries_meet
 from ..models.torch_model import TorchModel, open_torch_model, torch_model_candidates
@@ -130,9 +132,14 @@ def _without_idle_streams(read: Candidate, built: nn.Module, request: ModuleRequ
         ]
     tokens = torch.randn(2, 5, width, generator=torch.Generator().manual_seed(0))
     inputs = (tokens,) * {"self": 1, "memory": 2}.get(calling.inputs, 3)
-    if tables := idle_tables(built, lambda module: calling(module, inputs, {})):
+    hides = read.declaration.always_causal
+    if tables := idle_tables(built, lambda module: calling(module, inputs, {}), hides=hides):
         said += [_of_tables(tables)]
-    return dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, *said))))
+    reading = read.reading
+    if reading is not None and not read.declaration.masks:
+        reading = dataclasses.replace(reading, idle_masks=tuple(calling.guessed_masks))
+    unjudged = "; ".join(filter(None, (read.unjudged, *said)))
+    return dataclasses.replace(read, unjudged=unjudged, reading=reading)
 
 
 def _of_tables(names: Sequence[str]) -> str:
@@ -174,8 +181,8 @@ def _unread(
         if unknown:
             _check_is_layer(entry, built, unknown)
         raise
-    if items_meet(built, *understand(built, request)[:2]):
-        unmeant.append("an item of a batch changes the answer to another")
+    if law := broken_law(built, *understand(built, request)[:2]):
+        unmeant.append(law)
     explanations = [] if unmeant else _explained(plain)
     known = any(map(_is_certain, explanations))
     said = next((str(one.entry["text"]) for one in explanations), "")
@@ -275,15 +282,23 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
             *packed_otherwise(made.engine, made.model),
             *misplaced_rules(made.model.described),
             *growing_biases(made.engine),
+            *unlike_rotations(made.engine, made.model),
             *([doubt] if doubt else []),
         ]
     )
     apart = items_stay_apart(made.engine.module, made.engine.calling, length)
     unread = "" if apart else "an item of a batch changes the answer to another, as it was called"
     normed = standardised(made.engine, made.model)
+    masks = {entry.name for entry in made.model.inputs if entry.role == "mask"}
+    fills = [f"{name}={shown_fill(source)}" for name, source in made.engine.calling.fills]
+    given = f"besides its tokens it gets {', '.join(fills)}" if fills else ""
     return [
         _with_notes(
-            _held_to_standard(_as_it_works(candidate, doubts), unread, scaled, normed), drawn
+            _with_own_fill(
+                _held_to_standard(_as_it_works(candidate, doubts), unread, scaled, normed), masks
+            ),
+            drawn,
+            given,
         )
         for candidate in located
     ]
@@ -369,6 +384,20 @@ def _held_to_standard(
             reading = dataclasses.replace(reading, mistakes=(said,))
     declaration = dataclasses.replace(candidate.declaration, semantics=semantics)
     return dataclasses.replace(candidate, declaration=declaration, reading=reading)
+
+
+def _with_own_fill(candidate: Candidate, masks: Collection[str]) -> Candidate:
+    """A candidate whose finite fill is meant where no input says what it hides, nor causality.
+
+    ``masks`` are the inputs that hide tokens.
+    """
+    site, reading = candidate.site, candidate.reading
+    if site is None or reading is None or not site["mask"]:
+        return candidate
+    if site["causal"] or site["misplaced"] or not {*site["mask_inputs"]}.isdisjoint(masks):
+        return candidate
+    meant = (*reading.meant, "mask_fill")
+    return dataclasses.replace(candidate, reading=dataclasses.replace(reading, meant=meant))
 
 
 def _short_name(target: str) -> str:

@@ -6,7 +6,9 @@ where it stood before, by its bits. Numbers that stand there twice say nothing.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -114,15 +116,15 @@ def _mixes_rows(places: Tensor, source: Tensor, letters: str) -> bool:
     rows = places.movedim((letters.index("L"), letters.index("D")), (-2, -1)).flatten(0, -3)
     if rows.shape[-2] == 1 or bool((rows < 0).all()) or source.dim() < 2:  # noqa: PLR2004 (tokens)
         return False
-    return all(_mixes(rows, _tokens(rows, source, axis)) for axis in range(source.dim()))
+    # Channels may lie along several axes, such as pairs that positions turn.
+    runs = itertools.combinations(range(source.dim() + 1), 2)
+    return all(_mixes(rows, _tokens(rows, source.shape, *run)) for run in runs)
 
 
-def _tokens(places: Tensor, source: Tensor, axis: int) -> Tensor:
-    """The places in a source but for the axis that channels lie along, as numbers."""
-    below = 1
-    for size in source.shape[axis + 1 :]:
-        below *= size
-    return places // (below * source.shape[axis]) * below + places % below
+def _tokens(places: Tensor, shape: Sequence[int], first: int, end: int) -> Tensor:
+    """The places in a source but for the axes that channels lie along, as numbers."""
+    below, count = math.prod(shape[end:]), math.prod(shape[first:end])
+    return places // (below * count) * below + places % below
 
 
 def _mixes(rows: Tensor, tokens: Tensor) -> bool:

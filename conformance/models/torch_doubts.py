@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..adapters.filling import with_pairs
 from ..adapters.idle import idle_tables
 from ..graphs.protocol import Array
 from ..graphs.weights.wiring import UnreadableError
-from .recording import ModuleRecording
+from .recording import Call, ModuleRecording
 from .replayed_core import runnable
 from .site import is_standard
+from .torch_edges import TorchEdge
 from .torch_model import TorchEngine, first_sizes
 from .torch_sites import PARTS, TorchSite
 from .whole_model import WholeModel
@@ -33,7 +37,8 @@ _COUNTED: Final = {"query": "queries", "key": "keys"}
 def idle_tables_of(engine: TorchEngine, model: WholeModel) -> list[str]:
     """The parts whose tables change no answer, by name."""
     arguments = engine.calling.arguments(model.call(*first_sizes(model), None, 1).feeds)
-    return idle_tables(engine.module, lambda module: module(**arguments))
+    hides = all(model.causal_sites)
+    return idle_tables(engine.module, lambda module: module(**arguments), hides=hides)
 
 
 def mistaken_scales(engine: TorchEngine, model: WholeModel) -> dict[int, str]:
@@ -91,6 +96,69 @@ def _grows_with_distance(biases: Tensor) -> bool:
     return bool(same.all() and (slopes > 0).all())
 
 
+def unlike_rotations(engine: TorchEngine, model: WholeModel) -> list[str]:
+    """What is said of attentions whose positions turn queries and keys, and not by their distance.
+
+    Such positions enter behind the projections, which are the same for equal tokens; then the
+    scores of equal tokens depend on distances alone (Su et al. 2021, 3.1). Of one sequence alone.
+    """
+    if model.has_two_sequences or not model.is_sequential:
+        return []
+    feeds = model.call(*first_sizes(model), None, 1).feeds
+    tokens = {one.name for one in engine.calling.inputs if one.role in ("tokens", "features")}
+    equal = {
+        name: np.broadcast_to(value[:, :1], value.shape) if name in tokens else value
+        for name, value in feeds.items()
+    }
+    found = _turning_otherwise(engine, equal)
+    if found and engine.calling.fills:  # tables of the other form may be meant
+        before = engine.calling
+        engine.calling = dataclasses.replace(before, fills=with_pairs(before.fills))
+        found = _turning_otherwise(engine, equal)
+        engine.calling = before if found else engine.calling
+    return [
+        f"attention #{index}: positions turn queries and keys, and the scores of equal tokens "
+        "depend on more than their distance"
+        for index in found
+    ]
+
+
+def _turning_otherwise(engine: TorchEngine, feeds: Mapping[str, Array]) -> list[int]:
+    """The attentions of a call of equal tokens whose scores are not those of distances."""
+    try:
+        recording = engine.recorded(feeds)
+    except Exception:  # noqa: BLE001 (the user's module may raise anything)
+        return []
+    found = []
+    for site in engine.placed(recording):
+        heads = []
+        for part in _COUNTED:
+            edge = site.edges[part]
+            if not {"L", "D"} <= set(edge.letters) or not _is_of_equal(recording, edge):
+                break
+            rows = recording.values[edge.number].tensor.detach().double()
+            places = (edge.letters.index("L"), edge.letters.index("D"))
+            heads.append(rows.movedim(places, (-2, -1)).flatten(0, -3))
+        if len(heads) < len(_COUNTED) or _alike(heads[0], heads[0][:, :1], _SAME).all():
+            continue
+        scores = heads[0] @ heads[1][0].mT
+        room = _ROOM * float(scores.abs().max())
+        if not _alike(scores[:, 1:, 1:], scores[:, :-1, :-1], room).all():
+            found.append(site.index)
+    return found
+
+
+def _is_of_equal(recording: ModuleRecording, edge: TorchEdge) -> bool:
+    """Whether a projection of what enters an attention is the same for all tokens."""
+    length = recording.values[edge.number].tensor.shape[edge.letters.index("L")]
+    made = [recording.values[call.results[0]].tensor for call in _above(recording, edge.number)]
+    return any(
+        size == length and bool(_alike(one, one.narrow(axis, 0, 1), _SAME).all())
+        for one in made
+        for axis, size in enumerate(one.shape)
+    )
+
+
 def standardised(engine: TorchEngine, model: WholeModel) -> set[int]:
     """The attentions whose queries and keys are as large whatever their projections are, by index.
 
@@ -121,14 +189,20 @@ def _alike(one: Tensor, other: Tensor, part: float) -> Tensor:
 def _projecting(engine: TorchEngine, number: int) -> list[Tensor]:
     """The weights of the nearest projections that a value is made by, their biases included."""
     values = engine.recording.values
-    found, waiting, visited = list[Tensor](), [number], {number}
+    read = [values[one] for call in _above(engine.recording, number) for one in call.reads]
+    return [one.tensor for one in read if one.kind == "weight"]
+
+
+def _above(recording: ModuleRecording, number: int) -> list[Call]:
+    """The nearest projections that a value is made by."""
+    values = recording.values
+    found, waiting, visited = list[Call](), [number], {number}
     while waiting:
         call = values[waiting.pop()].made_by
         if call is None:
             continue
-        read = [values[one] for one in call.reads]
-        if call.name in _PROJECTIONS and any(one.kind == "weight" for one in read):
-            found += [one.tensor for one in read if one.kind == "weight"]
+        if call.name in _PROJECTIONS and any(values[one].kind == "weight" for one in call.reads):
+            found.append(call)
             continue
         fresh = set(call.reads) - visited
         visited |= fresh

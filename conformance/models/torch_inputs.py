@@ -9,8 +9,9 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,6 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from ..adapters.calling import roles_by_name
+from ..adapters.construction import HEAD_SIZE
+from ..adapters.filling import Fills, filled, masks_that_hide_nothing, positions_for
+from ..adapters.packing import HEAD_NAMES, positive_attribute
 from ..base.parameter_names import may_be_left_out, option_of, words_of
 from ..errors import UsageError
 from ..graphs.protocol import Array
@@ -37,6 +41,7 @@ _SWITCHED_OFF: Final = ("use_cache",)
 _PICTURES: Final = (32, 16, 64, 224, 28, 8)
 _DURATIONS: Final = (40, 16, 64, 100, 3000)
 _MOST_WIDTHS: Final = 8
+_MOST_SIZES: Final = 2
 # Sides of pictures that a number may speak of.
 _SHORTEST: Final = 3
 _LONGEST: Final = 512
@@ -63,16 +68,31 @@ class TorchCalling:
         Keywords that every call gets, such as ``use_cache=False``.
     sequence_first
         Whether features are ``[L, B, E]``, as torch's own modules take them by default.
+    fills
+        What else a call needs: tables of positions, and masks that hide nothing, for its tokens.
     """
 
     inputs: tuple[ModelInput, ...]
     fixed: Mapping[str, Any]
     dtype: torch.dtype
     sequence_first: bool = False
+    fills: Fills = ()
 
     def arguments(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
         """The keywords of a call with these values of its inputs."""
-        return {name: self._tensor(name, value) for name, value in feeds.items()} | dict(self.fixed)
+        given = {name: self._tensor(name, value) for name, value in feeds.items()}
+        return given | dict(self.fixed) | filled(self.fills, self._tokens(feeds))
+
+    @property
+    def given(self) -> int:
+        """How many parameters a call gets for its tokens."""
+        return len(self.inputs) + len(self.fills)
+
+    def _tokens(self, feeds: Mapping[str, Array]) -> list[Tensor]:
+        """Zeros as large as each sequence, ``[B, L, E]``."""
+        entries = [entry for entry in self.inputs if entry.role in ("tokens", "features")]
+        shapes = [(*feeds[entry.name].shape, 1)[:3] for entry in entries if entry.name in feeds]
+        return [torch.zeros(shape, dtype=self.dtype) for shape in shapes]
 
     def _tensor(self, name: str, value: Array) -> Tensor:
         tensor = torch.from_numpy(np.array(value))
@@ -136,12 +156,17 @@ def named_answers(answer: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def torch_calling(
-    module: nn.Module, declared: Mapping[str, Any], *, gives_masks: bool = True
+    module: nn.Module,
+    declared: Mapping[str, Any],
+    *,
+    gives_masks: bool = True,
+    makes: bool = True,
 ) -> tuple[TorchCalling, ModuleRecording]:
     """How a module is called, and one such call.
 
     ``declared``: for some parameters a role, or a table as in :func:`conformance.model`.
-    ``gives_masks`` says that masks of one's own code are given that may be left out.
+    ``gives_masks`` says that masks of one's own code are given that may be left out, and ``makes``
+    that tables of positions are made for what requires them.
 
     Raises UnknownInputError where nothing says what a parameter is, UsageError for a declaration
     that contradicts the module.
@@ -164,17 +189,17 @@ def torch_calling(
     refusal, ends = "", time.process_time() + _SECONDS
     without_effect: tuple[TorchCalling, ModuleRecording] | None = None
     unhidden: tuple[TorchCalling, ModuleRecording] | None = None
-    # A mask is an input, though it may be refused.
+    # A mask is an input, though it may be refused, or one of a length that is a head's size.
     ways = itertools.takewhile(
-        lambda way: unhidden is None or len(way[0].inputs) >= len(unhidden[0].inputs),
-        _callings(module, wanted, declared),
+        lambda way: unhidden is None or way[0].given >= unhidden[0].given,
+        _callings(module, wanted, declared, makes=makes),
     )
     for calling, length in ways:
         made, why = _tried(module, calling, length)
         if made is None or not _chooses(made, calling):
             refusal = refusal or why
         elif _masks_show(module, calling, length) and items_stay_apart(module, calling, length):
-            if _masks_hide(module, calling, length):
+            if _masks_hide(module, calling, length) and _takes_others(module, calling, length):
                 return _completed(module, calling, made, declared)
             if unhidden is None:
                 unhidden, ends = (calling, made), min(ends, time.process_time() + _SECONDS_MORE)
@@ -199,6 +224,8 @@ def _callings(
     module: nn.Module,
     wanted: Sequence[inspect.Parameter],
     declared: Mapping[str, Mapping[str, Any]],
+    *,
+    makes: bool,
 ) -> Iterator[tuple[TorchCalling, int]]:
     """How a module may be called and at which length, the likeliest first."""
     parameters = inspect.signature(module.forward).parameters
@@ -208,26 +235,50 @@ def _callings(
     orders = (False,) if said == {True} else (False, True)
     for optional in _subsets([p for p in wanted if not _is_required(p, declared)]):
         taken = [p.name for p in wanted if _is_required(p, declared) or p in optional]
-        meanings = [_meanings(module, name, declared.get(name, {})) for name in taken]
+        # What may be left out is not made.
+        known = {one.name for one in (optional if makes else wanted)}
+        meanings = [
+            [
+                meaning
+                for meaning in _meanings(module, name, declared.get(name, {}))
+                if name not in known or meaning.role != _MADE
+            ]
+            for name in taken
+        ]
         for chosen in itertools.islice(_alike_first(meanings), _MOST_TRIALS):
-            inputs = tuple(_along(dict(zip(taken, chosen, strict=True))))
+            meant = dict(zip(taken, chosen, strict=True))
+            fills = tuple((name, one.kind) for name, one in meant.items() if one.role == _MADE)
+            meant = {name: one for name, one in meant.items() if one.role != _MADE}
+            inputs = tuple(_along(meant))
             if not any(entry.role in ("tokens", "features", "image") for entry in inputs):
                 continue
-            turns = orders if all(one.shape[0] == "batch" for one in chosen) else orders[1:]
+            of_items = all(one.shape[0] == "batch" for one in meant.values())
+            turns = orders if of_items else orders[1:]
             for length, turned in itertools.product(_LENGTHS, turns):
                 calling = TorchCalling(
-                    inputs=inputs, fixed=fixed, dtype=dtype, sequence_first=turned
+                    inputs=inputs, fixed=fixed, dtype=dtype, sequence_first=turned, fills=fills
                 )
                 yield calling, length
 
 
 def _alike_first(meanings: Sequence[list[_Meaning]]) -> Iterator[tuple[_Meaning, ...]]:
-    """All choices of a meaning for each; at first the same for all that may mean the same."""
-    kinds = [list(kind) for kind in dict.fromkeys(map(tuple, meanings))]
-    for chosen in itertools.product(*kinds):
-        yield tuple(chosen[kinds.index(one)] for one in meanings)
+    """All choices of a meaning for each; at first the same for all that may mean the same.
+
+    Tables of cosines and of sines are of one form.
+    """
+    likely = [tuple(_form(meaning) for meaning in one) for one in meanings]
+    kinds = list(dict.fromkeys(likely))
+    for places in itertools.product(*(range(len(kind)) for kind in kinds)):
+        yield tuple(
+            own[places[kinds.index(kind)]] for own, kind in zip(meanings, likely, strict=True)
+        )
     if len(kinds) < len(meanings):
         yield from itertools.product(*meanings)
+
+
+def _form(meaning: _Meaning) -> _Meaning:
+    made = meaning.kind.replace(".sin()", ".cos()") if meaning.role == _MADE else meaning.kind
+    return replace(meaning, kind=made)
 
 
 def _checked(
@@ -251,7 +302,13 @@ def _is_given(parameter: inspect.Parameter, *, own_code: bool) -> bool:
         return True
     own = parameter.name in _OPTIONAL or parameter.name.endswith(_PADDING)
     left_out = may_be_left_out(parameter) and not parameter.name.startswith("tgt")
-    return left_out and (own or (own_code and option_of(parameter) == "mask"))
+    mask = own_code and option_of(parameter) == "mask" and not _takes_several(parameter)
+    return left_out and (own or mask)
+
+
+def _takes_several(parameter: inspect.Parameter) -> bool:
+    """Whether an annotation says that a parameter takes several tensors, and not one."""
+    return re.search(r"(list|sequence|tuple)\[", str(parameter.annotation).lower()) is not None
 
 
 def _is_required(parameter: inspect.Parameter, declared: Mapping[str, Any]) -> bool:
@@ -266,7 +323,10 @@ def _subsets(optional: Sequence[inspect.Parameter]) -> Iterator[Sequence[inspect
 
 @dataclass(frozen=True)
 class _Meaning:
-    """What a parameter may be: its role, its shape in letters or sizes, and its format."""
+    """What a parameter may be: its role, its shape in letters or sizes, and its format.
+
+    Of what is made for tokens the format is the expression that makes it.
+    """
 
     role: str
     shape: tuple[Any, ...]
@@ -300,8 +360,12 @@ _BY_NAME: Final[Mapping[str, Sequence[_Meaning]]] = {
 }
 
 
-# Tables of rotary positions are made for a size and a form that nothing here says.
-_TABLES: Final = frozenset("cos sin cis freqs freq rope rotary rot".split())
+_MADE: Final = "made"
+_TABLES: Final = frozenset(
+    "cos sin cis freqs freq rope rotary rot start encoding encodings pe".split()
+)
+# How many masks that hide nothing are tried where none of those that hide is taken.
+_MOST_IDLE: Final = 7
 
 
 def _meanings(module: nn.Module, name: str, entry: Mapping[str, Any]) -> list[_Meaning]:
@@ -311,15 +375,31 @@ def _meanings(module: nn.Module, name: str, entry: Mapping[str, Any]) -> list[_M
         return _declared_meanings(module, entry)
     for word, meanings in _BY_NAME.items():
         if word in joined:
-            return list(meanings)
+            idle = itertools.islice(masks_that_hide_nothing(), _MOST_IDLE)
+            return [*meanings, *_made(idle if word == "mask" else _tables_for(module, name))]
     if _TABLES & {*words_of(name)}:
-        return []
+        return _made(_tables_for(module, name))
     pictures, features = _pictures(module), _features(module)
     if any(word in joined for word in ("pixel", "image", "input_features")):
         return pictures or features
     embeds = any(isinstance(part, nn.Embedding) for part in module.modules())
     ids = [_IDS] if embeds else []
-    return [*ids, *features, *pictures, *_MASKS]
+    return [*ids, *features, *pictures, *_MASKS, *_made(_tables_for(module, name))]
+
+
+def _made(sources: Iterable[str]) -> list[_Meaning]:
+    return [_Meaning(_MADE, (), source) for source in sources]
+
+
+def _tables_for(module: nn.Module, name: str) -> list[str]:
+    """Positions, and tables of them for heads of the sizes that the parts of a module have."""
+    sizes: dict[int, None] = {}
+    for part in module.modules():
+        heads = positive_attribute(part, HEAD_NAMES)
+        matrices = (one for one in part.parameters() if one.dim() > 1)
+        widths = [size for one in matrices for size in one.shape[::-1]] if heads else []
+        sizes |= dict.fromkeys(w // heads[1] for w in widths if heads and w % heads[1] == 0)
+    return positions_for(name, list(sizes)[:_MOST_SIZES] or [HEAD_SIZE])
 
 
 def _declared_meanings(module: nn.Module, entry: Mapping[str, Any]) -> list[_Meaning]:
@@ -450,6 +530,12 @@ def _tried(
     if np.isnan(floats[0]).any():  # a mask of the other sign hides everything
         return None, "NaN"
     return recording, ""
+
+
+def _takes_others(module: nn.Module, calling: TorchCalling, length: int) -> bool:
+    """Whether a call of another length is answered, too: else some size was met by chance."""
+    others = (_tried(module, calling, other)[0] for other in _LENGTHS if other != length)
+    return any(other is not None for other in others)
 
 
 def _chooses(made: ModuleRecording, calling: TorchCalling) -> bool:

@@ -53,6 +53,13 @@ from .torch_inputs import TorchCalling, as_array, source_calling, torch_calling
 from .torch_sites import PARTS, TorchSite, find_torch_sites
 from .whole_model import WholeModel
 
+# Tokens by which one call is longer than another.
+_MORE: Final = 3
+_CHANNELS: Final = (
+    "its softmax runs over channels, whose products are sums over tokens (cross-covariance), and "
+    "the specification is of tokens that attend to tokens"
+)
+_ONE_KEY: Final = "its mask has no axis of keys, as it was called"
 # Bytes of weights that are nudged at most, the smallest first: as for graphs.
 _NUDGED: Final = 1 << 26
 
@@ -369,20 +376,25 @@ def open_torch_model(
     declared: Mapping[str, Any] | None = None,
     *,
     surely: bool = False,
+    gives_masks: bool = True,
 ) -> TorchModel | None:
     """The whole model that a module is; None where it is one attention, or none.
 
     surely
         Whether the user says that it is a model: then no structure has to show it.
+    gives_masks
+        Whether it gets the masks that its own code lets callers leave out.
 
     Raises UnknownInputError where nobody can tell how it is called, UsageError for a declaration
     that contradicts it.
     """
     module.eval()
-    calling, recording = torch_calling(module, declared or {})
+    calling, recording = torch_calling(
+        module, declared or {}, gives_masks=gives_masks, makes=surely
+    )
     sites, uncut = find_torch_sites(recording)
     if uncut and not sites:  # what was given may be no mask of the form that it takes
-        calling, recording = torch_calling(module, declared or {}, gives_masks=False)
+        calling, recording = torch_calling(module, declared or {}, gives_masks=False, makes=surely)
         sites, uncut = find_torch_sites(recording)
     if not surely and not is_torch_model(recording, sites, uncut, calling.inputs):
         return None
@@ -391,6 +403,8 @@ def open_torch_model(
     model = measured_model(model, declared or {}, library_of(module))
     engine.calling = dataclasses.replace(calling, inputs=model.inputs)
     described, uncut_now = _described(engine, model)
+    if gives_masks and not engine.sites and _ONE_KEY in {one.reason for one in uncut_now}:
+        return open_torch_model(module, shown, declared, surely=surely, gives_masks=False)
     model = _against_its_name(engine, dataclasses.replace(model, described=described), uncut_now)
     return TorchModel(model=model, engine=engine, uncut=uncut_now)
 
@@ -448,9 +462,18 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
     found, uncut = find_torch_sites(engine.recording)
     sites: list[TorchSite] = []
     lost = list(uncut)
-    for site in found:
+    over_channels = _over_channels(engine, model, batch, both)
+    lost += [
+        Uncut(nodes=site.nodes, scope=site.scope, reason=_CHANNELS)
+        for site in found
+        if site.place in over_channels
+    ]
+    for site in (one for one in found if one.place not in over_channels):
         try:
             made = runnable(engine.recording, dataclasses.replace(site, index=len(sites)))
+            if any("K" not in mask.axes for mask in made.masks if mask.role != "bias"):
+                lost.append(Uncut(nodes=site.nodes, scope=site.scope, reason=_ONE_KEY))
+                continue
         except UnreadableError as error:
             lost.append(Uncut(nodes=site.nodes, scope=site.scope, reason=str(error)))
         else:
@@ -463,6 +486,32 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
         for site in sites
     )
     return with_rules_told_apart(list(described)), tuple(lost)
+
+
+def _over_channels(
+    engine: TorchEngine, model: WholeModel, batch: int, lengths: tuple[int, int]
+) -> set[tuple[str, int]]:
+    """The places of attentions whose heads become longer, and not more rows, with more tokens."""
+    found: list[dict[tuple[str, int], tuple[int, int]]] = []
+    for more in (0, _MORE):
+        longer = (lengths[0] + more, lengths[1] + more)
+        if not model.takes(batch, longer):
+            return set()
+        recording = _recording(engine, model.call(batch, longer, None, 1))
+        if isinstance(recording, GraphRefused):
+            return set()
+        sizes = {}
+        for site in find_torch_sites(recording)[0]:
+            edge = site.edges["key"]
+            rows = recording.values[edge.number].tensor.shape[edge.letters.index("L")]
+            sizes[site.place] = (rows, site.head_size)
+        found.append(sizes)
+    short, long = found
+    return {
+        place
+        for place, (rows, size) in short.items()
+        if place in long and rows == long[place][0] and size != long[place][1]
+    }
 
 
 def _recording(engine: TorchEngine, call: ModelCall) -> ModuleRecording | GraphRefused:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, TypeVar
 
 from ..base.mistake import CHOSEN_UNDECLARED, parts_of
@@ -65,9 +65,17 @@ class Causes:
         self._lost: dict[Subject, Entry] = {}
         self._blamers: dict[Subject, Blamer] = {}
 
-    def are_unmeant(self, name: str) -> bool:
-        """Whether a name is that of mistakes that nobody means: the catalogue's, and the like."""
-        known = {mistake.name for mistake in self._mistakes} - CHOSEN_UNDECLARED
+    def are_unmeant(self, name: str, meant: Collection[str] = ()) -> bool:
+        """Whether a name is that of mistakes that nobody means: the catalogue's, and the like.
+
+        Those of fields of the semantics that are ``meant`` are none.
+        """
+        chosen = {
+            mistake.name
+            for mistake in self._mistakes
+            if mistake.changes and mistake.changes.keys() <= {*meant}
+        }
+        known = {mistake.name for mistake in self._mistakes} - CHOSEN_UNDECLARED - chosen
         for one in self.diagnosticians.values():
             known |= one.misplacing
         return {*parts_of(name)} <= known

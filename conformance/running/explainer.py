@@ -179,10 +179,12 @@ class Explainer:
 
     def _catalogued(self, diagnosis: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """A diagnosis, of what nobody declared with whether the catalogue has each name."""
-        if self._candidate.reading is None:
+        reading, known = self._candidate.reading, self.causes.are_unmeant
+        if reading is None:
             return diagnosis
-        known = self.causes.are_unmeant
-        return [{**entry, "catalogued": known(str(entry["name"]))} for entry in diagnosis]
+        return [
+            {**entry, "catalogued": known(str(entry["name"]), reading.meant)} for entry in diagnosis
+        ]
 
     def _of_exception(self, failing: Failure, clause_run: ClauseRun) -> list[dict[str, Any]]:
         """Why a call raises: for a mistake that others answer wrongly by, or for its sizes."""

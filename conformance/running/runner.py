@@ -166,6 +166,8 @@ class CandidateRun:
 
         A failure that does not occur again stays as it is.
         """
+        if not self._is_explained(failure):
+            return failure
         explained = partial(self._explained, failure, clause_run)
         return self._guarded(
             planned,
@@ -279,12 +281,16 @@ class CandidateRun:
             status="failed", reason=violation.message, violation=violation
         )
         result = result.replace(counterexample={"problem": problem.as_json()})
-        if not self.explain or clause_run.deferred:
+        if not self._is_explained(result) or clause_run.deferred:
             return result
         clause_run.on_failure(result)
         failure = replace(failure, result=result)
         explainer = self._explainer()
         return explainer.though_unexplained(result, lambda: explainer.result(failure, clause_run))
+
+    def _is_explained(self, failure: ClauseResult) -> bool:
+        """Whether a failure is made small and named: no recommendation of what was only read is."""
+        return self.explain and (self.candidate.reading is None or failure.level == "MUST")
 
     def _explained(
         self, result: ClauseResult, clause_run: ClauseRun, planned: ClauseResult

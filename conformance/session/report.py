@@ -391,29 +391,37 @@ def certain_results(loaded: Loaded, results: Sequence[ClauseResult]) -> list[Cla
         return list(results)
     named = {str(entry["name"]) for one in results for entry in one.diagnosis if _is_known(entry)}
     laws = _LAWS if reading.unread else _LAWS | _LAWS_OF_WHAT_WAS_READ
+    guessed = _OF_WHAT_WAS_UNREAD if reading.unread else _OF_WHAT_WAS_PROMISED
 
     def is_certain(result: ClauseResult) -> bool:
         names = {result.explained_by, *(str(entry["name"]) for entry in result.diagnosis)}
         kind = "" if result.violation is None else result.violation.kind
-        return bool(names & named) or (result.id in laws and kind not in _OF_WHAT_WAS_PROMISED)
+        return bool(names & named) or (result.id in laws and kind not in guessed)
 
     def as_certain(result: ClauseResult) -> ClauseResult:
         if result.status != "failed" or result.level != "MUST" or is_certain(result):
             return result
         if result.id in _OF_MEMORY and result.violation and result.violation.kind == "raised":
             return result.replace(status="not-applicable", reason=f"{_REFUSED}: {result.reason}")
+        if result.violation and result.violation.kind == "not-raised":
+            return result.replace(status="not-applicable", reason=f"{_ANSWERS}: {result.reason}")
         return result.replace(status="untestable", reason=f"{_GUESSED}: {result.reason}")
 
     return [as_certain(result) for result in results]
 
 
-# How tensors lie in memory: code that raises for some of them answers none wrongly.
+# How tensors lie in memory, and what calls share: code that raises there answers none wrongly. A
+# cache that a module keeps for inference takes no two calls before a backward pass.
 _OF_MEMORY: Final = frozenset(
-    "shape.strided shape.expanded shape.bounds mask.strided gradients.strided".split()
+    "shape.strided shape.expanded shape.bounds mask.strided gradients.strided "
+    "gradients.interleaved gradients.accumulate".split()
 )
 # How a reading that is wrong shows in the calls of any clause: a size was guessed, or an input.
+# What stands around an attention that was not read may overflow where attention does not.
 _OF_WHAT_WAS_PROMISED: Final = ("raised", "shape")
-_REFUSED: Final = "it refuses tensors that lie otherwise in memory"
+_OF_WHAT_WAS_UNREAD: Final = (*_OF_WHAT_WAS_PROMISED, "finite")
+_REFUSED: Final = "it refuses what nobody said that it takes"
+_ANSWERS: Final = "nobody said that it refuses sizes that do not fit each other"
 _GUESSED: Final = "what is promised was guessed, and is not kept"
 
 

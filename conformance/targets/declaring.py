@@ -328,7 +328,12 @@ def _around(value: Any, where: str, name: str) -> str:
     inputs_of_heads = _inputs(parameters)
     if not inputs_of_heads:
         return ""
-    call = ", ".join(_given(inputs_of_heads, parameters))
+    left = (
+        f"{one.name}=None"
+        for one in parameters
+        if one.default is one.empty and one.kind in POSITIONAL and one.name not in inputs_of_heads
+    )
+    call = ", ".join((*_given(inputs_of_heads, parameters), *left))
     lines += ["", "", "@conformance.core()"]
     lines += ["def core(query, key, value):", f"    return attention({call})"]
     return lines_to_paste("a new file core.py", lines, "core.py:core")

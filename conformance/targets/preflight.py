@@ -76,7 +76,8 @@ def unchecked_options(
     # An adapted module's call says itself which parameters take its tokens.
     inputs = 0 if isinstance(forward, AdaptedModule) else len("qkv")
     every = (*declaration.unchecked, *accepted)
-    return tuple(undeclared_options(signature, expected, every, inputs=inputs))
+    masks = () if candidate.reading is None else candidate.reading.idle_masks
+    return tuple(undeclared_options(signature, expected, every, inputs=inputs, masks=masks))
 
 
 def _unchecked_of_model(model: Any, accepted: Iterable[str]) -> tuple[OptionParameter, ...]:

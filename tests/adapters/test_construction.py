@@ -43,6 +43,30 @@ class Configured(Attention):
         self.flash = getattr(config, "flash_of_some_kind", "absent")
 
 
+class Sized:
+    """Settings with the sizes of a large model."""
+
+    def __init__(self, dim: int = 768, n_heads: int = 16, n_layers: int = 12) -> None:
+        self.dim, self.n_heads, self.n_layers = dim, n_heads, n_layers
+
+
+class Decoder(nn.Module):
+    """A model of ids whose settings may be left out."""
+
+    def __init__(self, params: Sized | None = None, depth: int = 12) -> None:
+        super().__init__()
+        own = params or Sized()
+        self.table = nn.Embedding(10, own.dim)
+        self.layers = nn.ModuleList(Attention(own.dim, own.n_heads) for _ in range(depth))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Of ids."""
+        x: Tensor = self.table(ids)
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
 class FromDict(Attention):
     """Reads its sizes of a dict."""
 
@@ -134,6 +158,37 @@ class LargeHeads(Attention):
         """Of tokens that are projected first."""
         answer: Tensor = self.narrower(super().forward(self.wider(x)))
         return answer
+
+
+def test_defaults_of_large_models_are_made_small() -> None:
+    """Sizes, those of settings that may be left out, too, and layers; the model answers ids."""
+    built, how = instance_of(Decoder, None)
+    assert isinstance(built, Decoder)
+    assert built.table.weight.shape[1] < Sized().dim
+    assert len(built.layers) == 2
+    assert "depth=2" in how
+
+
+class Keyworded:
+    """Settings that take any keyword."""
+
+    def __init__(self, dim: int = 768, **more: int) -> None:
+        self.dim, self.num_heads = dim, more.get("num_heads", 16)
+
+
+class OfKeyworded(Attention):
+    """Its heads would be too small for the width alone."""
+
+    def __init__(self, config: Keyworded) -> None:
+        super().__init__(config.dim, config.num_heads)
+        self.config = config
+
+
+def test_settings_that_take_any_keyword_have_their_defaults_as_fields() -> None:
+    """A width without its number of heads would make heads of another size."""
+    built, _ = instance_of(OfKeyworded, None)
+    assert isinstance(built, OfKeyworded)
+    assert built.config.dim // built.config.num_heads == 8
 
 
 @pytest.mark.parametrize(

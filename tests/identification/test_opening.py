@@ -182,6 +182,61 @@ def test_a_table_without_effect_leaves_the_verdict_open() -> None:
     assert right.unjudged == ""
 
 
+@pytest.mark.parametrize("kind", [bare_modules.TriangleNotTaken, bare_modules.OfTriangle])
+def test_a_mask_for_a_way_not_taken_is_no_table_without_effect(kind: type[nn.Module]) -> None:
+    """Where later keys are hidden anyway, a stored triangle has nothing left to do."""
+    word, reason = verdict(kind)
+    assert word.startswith("conforms"), reason
+
+
+def test_tables_that_were_made_are_told() -> None:
+    """Whoever reads the verdict sees in which layout a block got its angles."""
+    told = [
+        note for one in opened(bare_modules.GivenAngles) for note in one.declaration.assumptions
+    ]
+    assert any("besides its tokens it gets cos=" in note for note in told)
+
+
+def test_attention_of_channels_is_no_attention_of_tokens() -> None:
+    """Its products fit the specification with axes exchanged: nothing of it is green."""
+    assert "core" not in [one.kind for one in opened(bare_modules.OverChannels)]
+    assert verdict(bare_modules.OverChannels)[0] == "inconclusive"
+
+
+@pytest.mark.parametrize("kind", [bare_modules.MaskedAtTheEnd, bare_modules.OfSettings])
+def test_what_a_module_needs_is_made_of_its_file(kind: type[nn.Module]) -> None:
+    """Masks ``[B, L, 1]``, and settings of a class beside it, with their own defaults."""
+    (candidate,) = opened(kind)
+    assert (candidate.kind, candidate.declaration.always_causal) == ("layer", True)
+    word, reason = verdict(kind)
+    if kind is bare_modules.OfSettings:
+        assert word == "conforms"
+    else:
+        assert (word, "`m` was not checked" in reason) == ("inconclusive", True)
+
+
+def test_what_answers_at_random_says_nothing_of_items() -> None:
+    """Equal calls that differ are no sign that items of a batch meet."""
+    (candidate,) = opened(bare_modules.Dropping)
+    assert candidate.reading is not None
+    assert "equal calls are answered differently" in candidate.reading.mistakes[0]
+
+
+def test_turned_queries_and_keys_meet_by_their_distance() -> None:
+    """Of equal tokens scores depend on distances alone: else the layouts of angles are mixed."""
+    assert verdict(bare_modules.TurnedInBlock)[0].startswith("conforms")
+    word, reason = verdict(bare_modules.PairsOfHalves)
+    assert (word, "more than their distance" in reason) == ("inconclusive", True)
+
+
+def test_a_finite_fill_of_what_no_input_hides_is_meant() -> None:
+    """A module may hide tokens from themselves by any number; nobody's mask is leaked."""
+    core = next(one for one in opened(bare_modules.HidesItself) if one.kind == "core")
+    assert core.reading is not None
+    assert "mask_fill" in core.reading.meant
+    assert verdict(bare_modules.HidesItself)[0] != "fails"
+
+
 def test_projections_that_begin_as_zero_hide_nothing() -> None:
     """Of a class the harness draws them: behind zeros no mistake shows, and all seems idle."""
     word, reason = verdict(bare_modules.BeginsAsZero)

@@ -25,6 +25,15 @@ def reshaped(tokens: Tensor) -> Tensor:
     return tokens.reshape(batch, HEADS, length, width // HEADS)
 
 
+def turned_by_pairs(tokens: Tensor) -> Tensor:
+    """Heads whose channels are turned as complex numbers, two to a pair."""
+    heads = by_token(tokens)
+    pairs = torch.view_as_complex(heads.unflatten(-1, (-1, 2)))
+    angles = torch.arange(float(heads.shape[2]))[:, None].expand(-1, pairs.shape[-1])
+    turned = pairs * torch.polar(torch.ones_like(angles), angles)
+    return torch.view_as_real(turned).flatten(-2)
+
+
 def merged(heads: Tensor) -> Tensor:
     """``[B, H, L, D]`` as ``[B, L, E]``."""
     return heads.transpose(1, 2).flatten(2)
@@ -52,6 +61,7 @@ class Block(Projected):
     ("split", "merge", "said"),
     [
         (by_token, merged, ""),
+        (turned_by_pairs, merged, ""),
         (reshaped, merged, "the heads of the query are split so that tokens are mixed"),
         (by_token, merged_as_is, "its heads are merged so that tokens are mixed"),
     ],

@@ -310,3 +310,52 @@ def test_tokens_are_never_all_the_same() -> None:
     """Where no table is seen there are two ids, whatever the second of them means."""
     calling, _ = torch_calling(Looked(lambda table, ids: ids[..., None] * table[0]).eval(), {})
     assert calling.inputs[0].count == 2
+
+
+class Turned(nn.Module):
+    """A block whose queries and keys are turned by a required table; its mask may be None."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_heads = 2
+        self.qkv, self.norm = nn.Linear(16, 48), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor, encoding: Tensor, mask: Tensor | None) -> Tensor:
+        """Of tokens; the table holds cosines and sines."""
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        q, k = (part * encoding[0] + part.roll(4, -1) * encoding[1] for part in (q, k))
+        logits = q @ k.mT / 8**0.5
+        heads = (logits if mask is None else logits + mask).softmax(-1) @ v
+        return x + heads.transpose(1, 2).flatten(2)
+
+
+def test_tables_of_positions_are_made_for_tokens() -> None:
+    """Of the size of its heads, for calls of any length; masks are given where one is taken."""
+    calling, _ = torch_calling(Turned().eval(), {})
+    assert [entry.role for entry in calling.inputs] == ["features", "mask"]
+    for length in (5, 9):
+        feeds = {
+            entry.name: entry.drawn(2, length, None, np.random.default_rng(0))
+            for entry in calling.inputs
+        }
+        cos, sin = calling.arguments(feeds)["encoding"]
+        assert cos.shape == sin.shape == (length, 8)
+
+
+class OfSeveral(nn.Module):
+    """A block that adds each of a list of biases to its logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.norm = nn.Linear(16, 48), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor, biases: list[Tensor] | None = None) -> Tensor:
+        """Of tokens."""
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        return x + (q @ k.mT / 4 + sum(biases or [])).softmax(-1) @ v
+
+
+def test_one_tensor_is_no_list_of_them() -> None:
+    """Its items would be taken for the biases of all."""
+    calling, _ = torch_calling(OfSeveral().eval(), {})
+    assert [entry.name for entry in calling.inputs] == ["x"]

@@ -358,9 +358,9 @@ class Spent(nn.Module):
 @pytest.mark.parametrize(
     ("calls", "which"),
     [
-        (4, "it answers no call that was tried"),
-        (5, "answered a call once, and not again"),
-        (20, "answered a call once, and not again"),
+        (5, "it answers no call that was tried"),
+        (6, "answered a call once, and not again"),
+        (22, "answered a call once, and not again"),
     ],
 )
 def test_who_answers_a_call_once_alone_is_refused(calls: int, which: str) -> None:

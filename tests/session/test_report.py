@@ -168,6 +168,32 @@ def test_what_a_wrong_reading_explains_is_no_failure_of_a_law(kind: str, status:
     assert (read.status, declared.status) == (status, "failed")
 
 
+def test_what_is_not_finite_breaks_a_law_of_what_was_read_alone() -> None:
+    """Around an attention that was not read a norm may overflow where attention does not."""
+    wrong = Violation(kind="finite", message="neither of two answers is finite")
+    law = result("failed", "state.repeatable", violation=wrong)
+    (read,) = certain_results(loaded(reading=Reading()), [law])
+    (unread,) = certain_results(loaded(reading=Reading(unread="it is none that is known")), [law])
+    assert (read.status, unread.status) == ("failed", "untestable")
+
+
+@pytest.mark.parametrize("slug", ["shape.strided", "gradients.interleaved"])
+def test_what_raises_answers_nothing_wrongly(slug: str) -> None:
+    """Tensors that lie otherwise, and calls that share a cache, were promised by nobody."""
+    raised = Violation(kind="raised", message="raised RuntimeError")
+    (read,) = certain_results(loaded(reading=Reading()), [result("failed", slug, violation=raised)])
+    assert (read.status, "nobody said that it takes" in read.reason) == ("not-applicable", True)
+
+
+def test_what_answers_sizes_that_do_not_fit_fails_where_it_is_declared_alone() -> None:
+    """Of code that was only read nobody said that it refuses any: its right answers stand."""
+    violation = Violation(kind="not-raised", message="4 keys with a mask for 3: an answer")
+    failed = result("failed", "shape.rejects-mismatch").replace(violation=violation)
+    (declared,) = certain_results(loaded(), [failed])
+    (read,) = certain_results(loaded(reading=Reading()), [failed])
+    assert (declared.status, read.status) == ("failed", "not-applicable")
+
+
 def test_stale_expectation_fails() -> None:
     """An expectation that nothing answers to reddens its candidate."""
     assert verdict(loaded(), [PASSED], [STALE]) == (

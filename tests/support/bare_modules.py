@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -361,6 +363,97 @@ def angles(count: int, size: int) -> Tensor:
     return torch.arange(count)[:, None] * 10000.0 ** (-torch.arange(size // 2) / (size // 2))
 
 
+class OverChannels(Projected):
+    """Channels attend to channels, as their sums over tokens say, within a residual sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Cross-covariance attention."""
+        query, key, value = (heads_of(part(x)).mT for part in (self.q, self.k, self.v))
+        query, key = (nn.functional.normalize(part, dim=-1) for part in (query, key))
+        heads = (query @ key.mT).softmax(-1) @ value
+        return x + self.o(heads.permute(0, 3, 1, 2).flatten(2))
+
+
+class MaskedAtTheEnd(Projected):
+    """A required mask with an axis of its own at the end, and causality that is spelled oddly."""
+
+    def __init__(self, d_model: int, n_heads: int, casual: bool) -> None:  # noqa: FBT001 (as published)
+        super().__init__(d_model, n_heads)
+        self.casual = casual
+
+    def forward(self, x: Tensor, m: Tensor) -> Tensor:
+        """Hide tokens from each other where the mask is zero."""
+        kept = m.squeeze(-1)
+        seen = kept[:, None] * kept[:, :, None]
+        hidden = (seen.tril() if self.casual else seen) == 0
+        parts = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        return self.o(attend(*parts, hidden[:, None]).transpose(1, 2).flatten(2)) * m
+
+
+@dataclass
+class Settings:
+    """What the next class is built with, which nothing of its constructor names."""
+
+    width: int = 768
+    n_head: int = 12
+    dropout: float = 0.0
+    name: str = "large"
+
+
+class OfSettings(Projected):
+    """Drops weights in eval mode, too, where its settings say so; by default they do not."""
+
+    def __init__(self, config) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001 (as published)
+        assert config.name == "large"
+        super().__init__(config.width, config.n_head)
+        self.dropout = config.dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to earlier tokens."""
+        parts = map(heads_of, (self.q(x), self.k(x), self.v(x)), [self.num_heads] * 3)
+        heads = nn.functional.scaled_dot_product_attention(
+            *parts, dropout_p=self.dropout, is_causal=True
+        )
+        return self.o(heads.transpose(1, 2).flatten(2))
+
+
+class HidesItself(Projected):
+    """No token attends to itself, as far as a finite number hides it, within a residual sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to the others."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        logits = query @ key.mT / query.shape[-1] ** 0.5
+        logits = logits.masked_fill(torch.eye(x.shape[1], dtype=torch.bool), -100)
+        return x + self.o((logits.softmax(-1) @ value).transpose(1, 2).flatten(2))
+
+
+class TriangleNotTaken(Projected):
+    """Causal by a kernel, with a triangle that it keeps for platforms without the kernel."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.register_buffer("later", torch.full((64, 64), -torch.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to earlier tokens."""
+        parts = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        heads = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        return self.o(heads.transpose(1, 2).flatten(2))
+
+
+class OfTriangle(nn.Module):
+    """The same within a residual sum and a norm."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__()
+        self.attn, self.norm = TriangleNotTaken(embed_dim, num_heads), nn.LayerNorm(embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the attention to the tokens."""
+        return x + self.attn(self.norm(x))
+
+
 class QueriesTurned(Projected):
     """Rotary positions of queries alone."""
 
@@ -379,6 +472,43 @@ class ValuesTurned(Projected):
         heads = map(heads_of, (self.q(x), self.k(x), self.v(x)))
         parts = (turned(part, angles(x.shape[1], part.shape[-1])) for part in heads)
         return self.o(attend(*parts).transpose(1, 2).flatten(2))
+
+
+class TurnedInBlock(Projected):
+    """Rotary positions of queries and keys within a residual sum and a norm."""
+
+    def turn(self, heads: Tensor) -> Tensor:
+        """Halves of a head are the parts of complex numbers."""
+        return turned(heads, angles(heads.shape[-2], heads.shape[-1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Add the attention to the tokens."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        heads = attend(self.turn(query), self.turn(key), value).transpose(1, 2).flatten(2)
+        return nn.functional.layer_norm(x + self.o(heads), x.shape[-1:])
+
+
+class GivenAngles(TurnedInBlock):
+    """The same, by tables that the caller makes."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # type: ignore[override]  # more
+        """Add the attention to the tokens."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        query, key = (
+            part * cos + torch.cat(part.chunk(2, -1)[::-1], -1) * sin for part in (query, key)
+        )
+        heads = attend(query, key, value).transpose(1, 2).flatten(2)
+        return nn.functional.layer_norm(x + self.o(heads), x.shape[-1:])
+
+
+class PairsOfHalves(TurnedInBlock):
+    """Neighbours are turned together, by angles that lie as for halves."""
+
+    def turn(self, heads: Tensor) -> Tensor:
+        """Mix two layouts of rotary positions."""
+        table = angles(heads.shape[-2], heads.shape[-1]).repeat(1, 2)
+        pairs = torch.stack([-heads[..., 1::2], heads[..., ::2]], -1).flatten(-2)
+        return heads * table.cos() + pairs * table.sin()
 
 
 class Angles(nn.Module):

@@ -112,12 +112,12 @@ def _declaring(remote: Remote, number: int, entry: Any, weights: Any) -> Candida
 def _reading(entry: Any) -> Reading | None:
     if entry is None:
         return None
-    mistakes, meant = (
+    mistakes, meant, idle = (
         tuple(printable(str(one)) for one in field(entry, name, list))
-        for name in ("mistakes", "meant")
+        for name in ("mistakes", "meant", "idle_masks")
     )
     unread = printable(field(entry, "unread", str))
-    return Reading(unread=unread, mistakes=mistakes, meant=meant)
+    return Reading(unread=unread, mistakes=mistakes, meant=meant, idle_masks=idle)
 
 
 def _option(entry: Any) -> OptionParameter:
