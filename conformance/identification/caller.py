@@ -238,6 +238,11 @@ class Caller:
         pinned = (("query_length", str(length)), ("key_length", str(length)))
         return dataclasses.replace(self, sizes=SizeRule(changes=(*pinned, *self.sizes.changes)))
 
+    def with_head_size(self, size: int) -> Caller:
+        """A copy whose probes all have heads of so many channels."""
+        pinned = ("head_size", str(size))
+        return dataclasses.replace(self, sizes=SizeRule(changes=(pinned, *self.sizes.changes)))
+
     @property
     def kind(self) -> str:
         """``core`` or ``layer``."""

@@ -67,6 +67,7 @@ from ..targets.declaring import declaration_lines, how_to_call_model, how_to_mak
 from ..targets.loading import guarded
 from ..targets.resolving import Undeclared
 from ..targets.target_strings import split_target
+from ..tolerance.model import SAME_FACTOR
 from .by_signature import read_by_signature
 from .deviations import Investigation, deviations
 from .implementation import Implementation, implementation_of
@@ -81,6 +82,8 @@ _TOLD: Final = (
     "alternatives sizes".split()
 )
 _MISTAKES: Final = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
+# The largest head that a number in place of a scale may be made for.
+_LARGEST_HEAD: Final = 512
 # What declarations call the object that they declare.
 _NAME: Final = "undeclared"
 
@@ -457,13 +460,31 @@ def _of_case(
         return _NoDeclaration("its answers depend on neither queries nor keys")
     if case.point.scale != "none":  # some models are trained without any
         case.held = frozenset({"scale"})
+    size = _size_of_scale(case)
+    if size is not None:
+        case.caller = case.caller.with_head_size(size)
+        case.point = case.point.replace(scale=golden.STANDARD.scale)
     made = case.judge.made
     unmeant = [one for one in made if _is_unmeant(one)]
     if case.beyond and len(unmeant) < len(made):
         meant = not (unmeant or any(one.mistaken for one in deviations(case)))
         return _NoDeclaration(f"it computes {'; '.join(case.beyond)}", is_meant=meant)
     said = dict.fromkeys(one.sentence for one in made)
-    return _declared(entry, implementation, case, tuple(said))
+    read = _declared(entry, implementation, case, tuple(said))
+    if size is None:
+        return read
+    alone = f"its scale is that of heads of {size} channels whatever their size: it was asked there"
+    return dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, alone))))
+
+
+def _size_of_scale(case: Investigation) -> int | None:
+    """The one head size at which a core's scale, a number by no rule, is that of equation 1."""
+    scale = case.point.scale
+    if case.caller.kind != "core" or not isinstance(scale, float) or scale <= 0.0:
+        return None
+    size = round(scale**-2)
+    fits = 1 < size <= _LARGEST_HEAD and abs(size * scale**2 - 1.0) <= SAME_FACTOR
+    return size if fits and case.caller.draw().geometry.head_size != size else None
 
 
 def _is_meant(point: golden.Semantics) -> bool:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import math
@@ -18,6 +19,7 @@ from workspaces import KERNEL, UNSCALED, write
 
 import conformance
 from conformance.base.geometry import Geometry
+from conformance.base.record import Reading
 from conformance.base.results import ClauseResult, Violation
 from conformance.clauses import registry
 from conformance.clauses.registry import Finding, clause
@@ -97,6 +99,20 @@ def test_wrong_candidate_fails_with_everything_needed() -> None:
     assert result.margin is not None
     assert result.margin > 1.0
     assert result.counterexample is not None
+
+
+@pytest.mark.parametrize("reading", [None, Reading()])
+def test_recommendations_are_named_where_they_were_declared_alone(reading: Reading | None) -> None:
+    """Of code that was only read no verdict depends on their names, which take seconds."""
+    candidate = dataclasses.replace(plain(wrong_scale), reading=reading)
+    run = CandidateRun(candidate, profile=SMALL, only=("numerics.scale",))
+    planned, *_ = run.planned()
+    required, recommended = (
+        run.run(dataclasses.replace(planned, level=level)) for level in ("MUST", "SHOULD")
+    )
+    assert (required.status, recommended.status) == ("failed", "failed")
+    assert required.diagnosis
+    assert bool(recommended.diagnosis) is (reading is None)
 
 
 @pytest.mark.parametrize(
