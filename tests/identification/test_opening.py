@@ -189,6 +189,13 @@ def test_a_mask_for_a_way_not_taken_is_no_table_without_effect(kind: type[nn.Mod
     assert word.startswith("conforms"), reason
 
 
+def test_a_scale_that_is_right_at_one_size_leaves_the_verdict_open() -> None:
+    """Nobody said which size the heads have: all else is judged at the one that fits the scale."""
+    word, reason = verdict(bare_modules.ScaledForOneSize)
+    assert word == "inconclusive"
+    assert "its scale is that of heads of 64 channels whatever their size" in reason
+
+
 def test_tables_that_were_made_are_told() -> None:
     """Whoever reads the verdict sees in which layout a block got its angles."""
     told = [
