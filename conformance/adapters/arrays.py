@@ -23,6 +23,8 @@ def on_arrays(function: Any, *inputs: Any, **options: Any) -> Any:
 
 
 def _as_array(value: Any) -> Any:
+    if isinstance(value, dict):  # of weights
+        return {name: _as_array(part) for name, part in value.items()}
     return value.detach().numpy() if isinstance(value, torch.Tensor) else value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import product
 from typing import Any, Final
 
 import torch
@@ -42,11 +43,16 @@ def with_matrices(
     def forward(self: nn.Module, *inputs: Any, **options: Any) -> Any:
         bound = left.bind(self, *inputs, **options).arguments
         held = {word: getattr(self, word) for word in given}
-        own = {word: dict(one) if word in bundles else one for word, one in held.items()}
-        return called(**own, **{word: bound[word] for word in kept if word in bound})
+        for word, keys in bundles.items():
+            held[word] = {key: held[word][stored] for key, stored in keys.items()}
+        return called(**held, **{word: bound[word] for word in kept if word in bound})
 
     called = function if arrays_of(function)[0] == "torch" else partial(on_arrays, function)
-    bundles = {word for word, value in given.items() if _is_bundle(value)}
+    bundles = {
+        word: {key: _STORED.get(key, key) for key in value}
+        for word, value in given.items()
+        if _is_bundle(value)
+    }
     kept = {word: one for word, one in signature.parameters.items() if word not in given}
     first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
     left = inspect.Signature([first, *kept.values()])
@@ -59,11 +65,17 @@ def with_matrices(
 
     for word, value in given.items():
         if word in bundles:
-            held = nn.ParameterDict({key: drawn(shape) for key, shape in value.items()})
-            setattr(made, word, held)
+            drawn_as = {bundles[word][key]: drawn(shape) for key, shape in value.items()}
+            setattr(made, word, nn.ParameterDict(drawn_as))
         else:
             setattr(made, word, drawn(value) if isinstance(value, tuple) else value)
     return made
+
+
+# What matrix and bias are called in a dict of both, as ``linear(x, **c_attn)`` takes them.
+_KEYS: Final = (("w", "b"), ("weight", "bias"), ("kernel", "bias"))
+# The names by which a layer's matrix and bias are known.
+_STORED: Final = {name: own for pair in _KEYS for name, own in zip(pair, _KEYS[1], strict=True)}
 
 
 def _is_bundle(value: Any) -> bool:
@@ -114,7 +126,16 @@ def matrices_given(function: Callable[..., Any]) -> dict[str, Any] | None:
         given = {**({bundle: shapes} if bundle else shapes), **numbers}
         if _answers(function, given):
             return given
+    for keys, shapes in product(() if bundle else _KEYS, _shapes(weights, sizes, numbers)):
+        given = {**{word: _with_bias(shape, keys) for word, shape in shapes.items()}, **numbers}
+        if _answers(function, given):
+            return given
     return None
+
+
+def _with_bias(shape: tuple[int, ...], keys: tuple[str, str]) -> dict[str, tuple[int, ...]]:
+    """The shapes of a matrix ``(in, out)`` and of its bias."""
+    return dict(zip(keys, (shape, shape[1:]), strict=True))
 
 
 def _keys_of(function: Callable[..., Any]) -> dict[str, str]:

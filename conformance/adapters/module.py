@@ -132,6 +132,7 @@ def _searched(built: nn.Module, request: ModuleRequest) -> Understood:
             _assumed(built, request)
             or _prepared(built, request)
             or _golden_but_for_one(built, request)
+            or _alone(built, request)
         )
         if assumed is None:
             raise
@@ -140,7 +141,8 @@ def _searched(built: nn.Module, request: ModuleRequest) -> Understood:
         return understood
     _check_multiplies(built, request)
     if not understood[1].answered:  # whatever else is assumed
-        return _assumed(built, request, _ASSUMED[len(_CAUSAL) :]) or understood
+        golden = _assumed(built, request, _ASSUMED[len(_CAUSAL) :])
+        return golden or _alone(built, request) or understood
     return (
         _assumed(built, request)
         or _prepared(built, request)
@@ -148,6 +150,21 @@ def _searched(built: nn.Module, request: ModuleRequest) -> Understood:
         or _meant_causal(built, request, understood)
         or understood
     )
+
+
+def _alone(built: nn.Module, request: ModuleRequest) -> Understood | None:
+    """A module that answers one sequence alone, though none of its answers is golden."""
+    assumed, words = _ALONE
+    if not request.promises.keys().isdisjoint(assumed):
+        return None
+    asked = request.promising(assumed)
+    with contextlib.suppress(DeclarationError):
+        understood = _as_declared(built, asked)
+        calling, finding, promises = _meant_causal(built, asked, understood) or understood
+        if finding.answered:
+            finding = dataclasses.replace(finding, assumptions=(words, *finding.assumptions))
+            return calling, finding, promises
+    return None
 
 
 def _check_multiplies(built: nn.Module, request: ModuleRequest) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from .._golden import golden
 from ..adapters import multihead
+from ..adapters.arrays import arrays_of
 from ..adapters.construction import instance_of, materialised
 from ..adapters.filling import shown_fill
 from ..adapters.idle import awake, idle_tables
@@ -39,6 +40,7 @@ from ..calls import torch_state
 from ..calls.integrity import watching_calls
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
+from ..declare.declaration import OF_TENSORS
 from ..diagnosis.mistakes import NamedMistake, mistaken_conventions, named_mistakes
 from ..diagnosis.ranks import diagnostician
 from ..diagnosis.statement_search import Explanation
@@ -118,8 +120,19 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
     request = ModuleRequest(shown=shown)
     read = _read(entry, built, request)
     if isinstance(read, Candidate):
-        return [_with_notes(_without_idle_streams(read, built, request), how)]
-    return [_with_notes(one, how) for one in _unread(entry, built, read, unknown, request)]
+        found = [_without_idle_streams(read, built, request)]
+    else:
+        found = _unread(entry, built, read, unknown, request)
+    return [_with_notes(_of_arrays(one, entry.value), how) for one in found]
+
+
+def _of_arrays(candidate: Candidate, value: Any) -> Candidate:
+    """A layer without what tensors alone can show, where its function is one of NumPy's arrays."""
+    if isinstance(value, (nn.Module, type)) or arrays_of(value)[0] == "torch":
+        return candidate
+    declared = candidate.declaration
+    shown = dataclasses.replace(declared, features=declared.features - OF_TENSORS)
+    return dataclasses.replace(candidate, declaration=shown)
 
 
 def _without_idle_streams(read: Candidate, built: nn.Module, request: ModuleRequest) -> Candidate:

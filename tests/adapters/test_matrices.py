@@ -51,6 +51,21 @@ def of_bundle(x: Any, params: dict[str, Any], n_heads: int) -> Tensor:
     return _attend(q, k, v, n_heads) @ params["Wo"]
 
 
+def _rows(x: Any, w: Any, b: Any) -> Any:
+    return x @ w + b
+
+
+def of_pairs(x: Any, c_attn: dict[str, Any], c_proj: dict[str, Any], n_head: int) -> Any:
+    """A dict of a matrix and its bias for each projection, in NumPy, of one sequence."""
+    parts = np.split(_rows(x, **c_attn), 3, axis=-1)
+    answers = []
+    for q, k, v in zip(*(np.split(part, n_head, axis=-1) for part in parts), strict=True):
+        logits = q @ k.T / np.sqrt(q.shape[-1])
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        answers.append(weights / weights.sum(-1, keepdims=True) @ v)
+    return _rows(np.hstack(answers), **c_proj)
+
+
 def doubled(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, num_heads: int) -> Tensor:
     """The scale of all heads together."""
     return _attend(x @ wq, x @ wk, x @ wv, num_heads, scale=num_heads**-0.5) @ wo
@@ -64,7 +79,7 @@ def projected(q_proj: Any, k_proj: Any, v_proj: Any) -> None:
     """Takes what was projected: there is nothing else."""
 
 
-@pytest.mark.parametrize("function", [of_rows, of_heads, of_arrays, of_bundle])
+@pytest.mark.parametrize("function", [of_rows, of_heads, of_arrays, of_bundle, of_pairs])
 def test_a_right_function_is_read(function: Any) -> None:
     """The layer is what the answers show: no mistake is found and nothing stays unread."""
     (candidate,) = read_undeclared(Undeclared(value=function, target="attention.py:attend"))
@@ -73,6 +88,14 @@ def test_a_right_function_is_read(function: Any) -> None:
     assert not candidate.reading.mistakes
     assert not candidate.reading.unread
     assert any("with_matrices(attend, " in one for one in candidate.declaration.assumptions)
+
+
+def test_a_function_of_arrays_has_no_gradients_to_judge() -> None:
+    """NumPy keeps no history: nothing is left open for the lack of gradients."""
+    (candidate,) = read_undeclared(Undeclared(value=of_pairs, target="attention.py:attend"))
+    assert "gradients" not in candidate.declaration.features
+    (candidate,) = read_undeclared(Undeclared(value=of_rows, target="attention.py:attend"))
+    assert "gradients" in candidate.declaration.features
 
 
 def test_a_wrong_function_is_caught() -> None:
