@@ -60,6 +60,7 @@ class Causes:
         """Drop what was found: it is found again."""
         self._spent = 0.0  # seconds of all searches for names
         self._few: dict[Subject, FewCalls] = {}
+        self._answering: dict[tuple[Subject, object], Subject] = {}
         self.diagnosticians: dict[Subject, Diagnostician] = {}
         self._chance, self._sizes = Chance(), RefusedSizes()
         self._lost: dict[Subject, Entry] = {}
@@ -116,7 +117,9 @@ class Causes:
         if told is None:
             return mistaken
         if told.wrong and not mistaken:
-            answering = told.answering(subject)
+            # Its answers are searched once, however many clauses ask sizes that it refuses.
+            equal = told.condition.equal if told.condition else ()
+            answering = self._answering.setdefault((subject, equal), told.answering(subject))
             mistaken = self.of_exception(answering, problem, clause_run, SHORT_SEARCH)
         return told.with_names(mistaken)
 

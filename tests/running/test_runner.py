@@ -28,6 +28,7 @@ from conformance.declare.candidate import Candidate
 from conformance.diagnosis import Diagnostician
 from conformance.problems.problem import Problem, problem_from_json
 from conformance.problems.space import Space
+from conformance.running import causes
 from conformance.running.clause_run import ClauseRun
 from conformance.running.runner import CandidateRun, examine
 
@@ -526,3 +527,26 @@ def test_a_clause_that_was_laid_aside_goes_on_from_there() -> None:
     rest = parts.run(planned, asked["parts"].append)
     assert asked["parts"] == asked["whole"]
     assert rest.replace(seconds=0.0) == at_once.replace(seconds=0.0)
+
+
+def test_answers_beside_refused_sizes_are_searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten clauses fail because a core takes as many keys as queries alone, and scales wrongly."""
+
+    def of_one_length(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if query.shape[-2] != key.shape[-2]:
+            msg = f"{query.shape[-2]} queries and {key.shape[-2]} keys"
+            raise ValueError(msg)
+        return wrong_scale(query, key, value)
+
+    searched: list[Subject] = []
+    make = causes.diagnostician
+
+    def counted(subject: Subject, *known: Any) -> Diagnostician:
+        searched.append(subject)
+        return make(subject, *known)
+
+    monkeypatch.setattr(causes, "diagnostician", counted)
+    report = conformance.check(plain(of_one_length), only=["shape.*", "equivariance.*"])
+    assert report.verdict == "fails"
+    failed = [one for one in report.record["candidates"][0]["clauses"] if one["status"] == "failed"]
+    assert 1 <= len(searched) <= len(failed) / 3
