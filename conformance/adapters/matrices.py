@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import product
+from keyword import iskeyword
 from typing import Any, Final
 
 import torch
@@ -141,7 +142,11 @@ def _with_bias(shape: tuple[int, ...], keys: tuple[str, str]) -> dict[str, tuple
 def _keys_of(function: Callable[..., Any]) -> dict[str, str]:
     """The roles of the texts in a function's code that speak of weights: keys of a dict of them."""
     code = getattr(function, "__code__", None)
-    texts = [text for text in _texts_in(code) if text.isidentifier()] if code else []
+    texts = [
+        text
+        for text in (_texts_in(code) if code else ())
+        if text.isidentifier() and not iskeyword(text)
+    ]
     names = [inspect.Parameter(text, inspect.Parameter.POSITIONAL_OR_KEYWORD) for text in texts]
     return {one.name: role for one in names if (role := _role_of_weight(one))}
 

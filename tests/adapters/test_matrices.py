@@ -131,3 +131,15 @@ def test_names_that_a_function_has_not() -> None:
     """A wrong name is refused with the right ones."""
     with pytest.raises(conformance.DeclarationError, match=r"no parameter 'w' \(it has q, k, v"):
         with_matrices(core, w=(2, 3))
+
+
+def test_words_of_python_are_no_names_of_weights() -> None:
+    """An annotation leaves "return" among a function's texts, which no parameter is called."""
+
+    def outer(x: Tensor, notes: Any, lookup: Any) -> Any:  # noqa: ARG001 (nothing is called)
+        def inner(y: Tensor) -> Tensor:
+            return y
+
+        return inner(x)
+
+    assert matrices_given(outer) is None

@@ -14,7 +14,8 @@ from torch import Tensor
 import conformance
 from candidates.eager import EagerCore, EagerLayer
 from conformance.declare.candidate import Candidate
-from conformance.declare.declaration import SEQUENCE_KEYWORDS, SEQUENCES, Declaration
+from conformance.declare.declaration import SEQUENCES, Declaration
+from conformance.declare.head_layouts import SEQUENCE_KEYWORDS
 
 MASK_DTYPES: Final = {"keep": torch.bool, "drop": torch.bool, "keep_int": torch.int64}
 TYPES: Final = {"causal": bool, "scale": float, "softcap": float, "dropout": float}

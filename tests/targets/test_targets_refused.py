@@ -289,7 +289,7 @@ from torch import nn
 class Backed(nn.Module):
     def __init__(self, dim, num_heads, backend):
         super().__init__()
-        self.attention = {"torch": nn.MultiheadAttention}[backend](dim, num_heads)
+        self.attention = {7: nn.MultiheadAttention}[backend](dim, num_heads)
 
 
 class Configured(nn.Module):
@@ -303,7 +303,7 @@ class Configured(nn.Module):
 @pytest.mark.parametrize(
     ("name", "call", "guess", "right"),
     [
-        ("Backed", "Backed(dim=24, num_heads=3, backend=24)", "backend=24", "backend='torch'"),
+        ("Backed", "Backed(dim=24, num_heads=3, backend=24)", "backend=24", "backend=7"),
         (
             "Configured",
             "Configured(config=SimpleNamespace(kind=1))",

@@ -16,7 +16,7 @@ from torch import Tensor
 import conformance
 from conformance.base.files import SCRATCH
 from conformance.diagnosis.diagnostician import Diagnostician
-from conformance.running import runner
+from conformance.running import explainer
 from conformance.session.checking import check as check_targets
 from conformance.session.order import SOONEST
 from conformance.tools import judge as tools_judge
@@ -83,8 +83,8 @@ def test_an_object_is_checked_where_it_is() -> None:
     [
         (Diagnostician, "explain"),
         (Diagnostician, "explained_by"),
-        (runner, "smallest_failure"),
-        (runner, "describe"),
+        (explainer, "smallest_failure"),
+        (explainer, "describe"),
     ],
 )
 def test_an_error_while_naming_costs_no_report(
