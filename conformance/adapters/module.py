@@ -161,7 +161,7 @@ def _alone(built: nn.Module, request: ModuleRequest) -> Understood | None:
     with contextlib.suppress(DeclarationError):
         understood = _as_declared(built, asked)
         calling, finding, promises = _meant_causal(built, asked, understood) or understood
-        if finding.answered:
+        if finding.answered and not _takes_items(built, finding, calling):
             finding = dataclasses.replace(finding, assumptions=(words, *finding.assumptions))
             return calling, finding, promises
     return None
