@@ -48,8 +48,6 @@ Arguments = dict[str, Any]
 class StructuredMask:
     """A form of masks.
 
-    shape
-        The axes of its table, in letters.
     draw
         Arguments of a pattern, of those in ``patterns`` or of the likeliest for another.
     read
@@ -58,7 +56,6 @@ class StructuredMask:
         The arguments of a table, with a batch axis where they have one.
     """
 
-    shape: str
     draw: Callable[[str, Structure, Generator], Arguments]
     read: Callable[[Arguments, Structure], Tensor]
     arguments: Callable[[Tensor, Structure], Arguments]
@@ -236,28 +233,21 @@ def _blocks_of(table: Tensor, structure: Structure) -> Arguments:
 
 STRUCTURED_MASKS: Final[Mapping[str, StructuredMask]] = {
     "segments": StructuredMask(
-        shape="B1QK",
         draw=_draw_segments,
         read=_read_segments,
         arguments=_segments_of,
         patterns=("random", "padding", "full", _EMPTY),
     ),
-    "prefix": StructuredMask(
-        shape="B1QK", draw=_draw_prefix, read=_read_prefix, arguments=_prefix_of
-    ),
-    "chunks": StructuredMask(
-        shape="11QK", draw=_draw_chunks, read=_read_chunks, arguments=_chunk_of
-    ),
-    "tree": StructuredMask(shape="B1QK", draw=_draw_tree, read=_read_tree, arguments=_parents_of),
+    "prefix": StructuredMask(draw=_draw_prefix, read=_read_prefix, arguments=_prefix_of),
+    "chunks": StructuredMask(draw=_draw_chunks, read=_read_chunks, arguments=_chunk_of),
+    "tree": StructuredMask(draw=_draw_tree, read=_read_tree, arguments=_parents_of),
     "indices": StructuredMask(
-        shape="B1QK",
         draw=_draw_indices,
         read=_read_indices,
         arguments=_indices_of,
         patterns=("random", "dense", "padding", "full", _EMPTY),
     ),
     "blocks": StructuredMask(
-        shape="BHQK",
         draw=_draw_blocks,
         read=_read_blocks,
         arguments=_blocks_of,
