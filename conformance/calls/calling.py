@@ -338,12 +338,6 @@ def within_each_call(context: contextlib.AbstractContextManager[Any]) -> Iterato
         _WITHIN_CALLS.remove(context)
 
 
-def say_alive() -> None:
-    """Do what is done before each call where the harness itself works for long without one."""
-    for act in _BEFORE_CALLS:
-        act()
-
-
 def guarded(
     function: Forward,
     positional: tuple[Any, ...],
@@ -353,7 +347,8 @@ def guarded(
     grad_mode: bool = False,
 ) -> Any:
     """Call the candidate's code; what it raises becomes a CandidateFailure of kind ``raised``."""
-    say_alive()
+    for act in _BEFORE_CALLS:
+        act()
     try:
         return _watched(function, positional, keywords, grad_mode=grad_mode)
     except (KeyboardInterrupt, CandidateFailure, RanksUnusableError):

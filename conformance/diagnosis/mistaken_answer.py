@@ -350,25 +350,30 @@ def listed(subject: Subject, key: Any, make: Callable[[], Iterable[Any]]) -> lis
     return subject.listed(key, make) if isinstance(subject, DiagnosedSubject) else list(make())
 
 
-_BEFORE_ACTS: Final[list[Callable[[], None]]] = []
+_TIME_CHECKS: Final[list[Callable[[], None]]] = []
 
 
 @contextlib.contextmanager
-def before_each_act(check: Callable[[], None]) -> Iterator[None]:
-    """Do something before each mistake that is acted out meanwhile; what it raises ends that."""
-    _BEFORE_ACTS.append(check)
+def limited_by(check: Callable[[], None]) -> Iterator[None]:
+    """Search meanwhile until ``check`` raises, which is asked before each acted mistake."""
+    _TIME_CHECKS.append(check)
     try:
         yield
     finally:
-        _BEFORE_ACTS.remove(check)
+        _TIME_CHECKS.remove(check)
+
+
+def check_time() -> None:
+    """Raise what ends a search whose time is up; for steps that act out nothing for long."""
+    for check in tuple(_TIME_CHECKS):
+        check()
 
 
 def act(
     oracle: Oracle, declared: golden.Semantics, made: Sequence[NamedMistake], inputs: Inputs
 ) -> MistakenAnswer:
     """What a candidate answers that makes some mistakes; NotExpressible where it cannot."""
-    for check in tuple(_BEFORE_ACTS):
-        check()
+    check_time()
     if inputs.point is not declared and inputs.point != declared:
         inputs = inputs.replace(point=declared)
     made = made_on(declared, made, inputs)

@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import torch
 
-from ..calls.calling import say_alive
 from ..clauses.registry import Clause
 from ..clauses.subject import Subject
 from ..operators import GUESSED
@@ -35,6 +34,7 @@ from .mistaken_answer import (
     DiagnosedSubject,
     MistakenAnswer,
     act,
+    check_time,
 )
 from .mistakes import NamedMistake, NotExpressible, touches_any
 from .narrowing import MOST_CONDITIONS, Narrowed, made_under
@@ -235,7 +235,7 @@ class StatementSearch:
     @cached_property
     def _making(self) -> tuple[NamedMistake, ...]:
         """Stages with operators that make a few gross errors, in all rounds: no others make all."""
-        say_alive()
+        check_time()
         return edits_making(self._search.observed)
 
     def _edited(self) -> Iterator[list[Combination]]:
@@ -284,7 +284,7 @@ class StatementSearch:
         The shortest of those that the plainest answer gives which gives one.
         """
         for said in islice(self._reader.statements(self.observed), most):
-            say_alive()  # whoever waits may give up: thousands of statements ask for no call
+            check_time()  # thousands of statements ask for no call
             for one in self._search.among(said).explaining():
                 yield [(one,)]
 

@@ -21,7 +21,7 @@ from ..calls import torch_state
 from ..calls.calling import CandidateFailure, before_each_call, guarded
 from ..calls.integrity import watching_calls
 from ..declare.signatures import SIGNATURES
-from ..diagnosis.mistaken_answer import before_each_act
+from ..diagnosis.mistaken_answer import limited_by
 from ..errors import UsageError
 from ..targets.declaring import how_to_pass
 from ..targets.resolving import object_of
@@ -155,7 +155,7 @@ def while_time_to_name() -> Iterator[None]:
         if time.process_time() > ends:
             raise OutOfTimeError
 
-    with before_each_call(in_time), before_each_act(in_time):
+    with before_each_call(in_time), limited_by(in_time):
         yield
 
 

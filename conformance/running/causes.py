@@ -18,7 +18,7 @@ from ..diagnosis.answer_facts import lost_search_entry, unnamed_entry, which_go_
 from ..diagnosis.chance import Chance
 from ..diagnosis.earlier_calls import changed_inputs_entry, strides_entry
 from ..diagnosis.exports.blame import Blamer
-from ..diagnosis.mistaken_answer import DiagnosedSubject
+from ..diagnosis.mistaken_answer import DiagnosedSubject, limited_by
 from ..diagnosis.mistakes import NamedMistake
 from ..diagnosis.ranks import diagnostician
 from ..diagnosis.refused_sizes import Asks, RefusedCall, RefusedSizes
@@ -200,12 +200,17 @@ class Causes:
         def before_call() -> None:
             nonlocal calls
             calls += 1
-            if clause_run.is_over or calls > most or fair_clock() >= began + longest:
+            if calls > most:
+                raise _GivenUp
+            in_time()
+
+        def in_time() -> None:
+            if clause_run.is_over or fair_clock() >= began + longest:
                 raise _GivenUp
 
         known = self.diagnosticians[subject]
         try:
-            with before_each_call(before_call):
+            with before_each_call(before_call), limited_by(in_time):
                 return explain(known)
         except _GivenUp:
             self._lost[subject] = self._so_far(known, calls - 1)

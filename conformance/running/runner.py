@@ -15,7 +15,7 @@ from ..base.results import BLAMED_ON_PLATFORM, ClauseResult
 from ..base.selection import is_selected
 from ..calls import torch_state
 from ..calls.arrays import no_such_numbers
-from ..calls.calling import say_alive, within_each_call
+from ..calls.calling import within_each_call
 from ..calls.devices import canonical, why_unusable
 from ..calls.integrity import Seal, seal_as_loaded
 from ..calls.platform_faults import Spared, platform_fault
@@ -313,10 +313,8 @@ class CandidateRun:
     def _explainer(self) -> Explainer:
         """What makes failures small and names them; loaded with the first one."""
         if self._explained_by is None:
-            say_alive()  # loading takes as long as many calls
             from .explainer import Explainer  # noqa: PLC0415 (most runs need none of it)
 
-            say_alive()
             self._explained_by = Explainer(
                 self.candidate, reductions=self.profile.reductions, memory=self.memory
             )

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 import conformance
 from conformance.calls.calling import (
     CandidateFailure,
-    before_each_call,
     build_forward,
-    say_alive,
 )
 from conformance.declare.candidate import Candidate
 from conformance.problems.materialise import materialise
@@ -202,18 +200,3 @@ def test_answer_is_kept_apart_from_a_reused_buffer() -> None:
     before = first.clone()
     call_forward(kernel, inputs.with_tokens(value=inputs.value + 1))
     assert torch.equal(first, before)
-
-
-def test_long_work_without_a_call_says_that_it_goes_on() -> None:
-    """What is done before each call is done there, too, and what it raises ends the work."""
-
-    class GivenUpError(Exception):
-        pass
-
-    def give_up() -> None:
-        raise GivenUpError
-
-    say_alive()
-    with before_each_call(give_up), pytest.raises(GivenUpError):
-        say_alive()
-    say_alive()

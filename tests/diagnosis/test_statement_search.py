@@ -176,7 +176,7 @@ def test_reading_ends_when_whoever_waits_gives_up() -> None:
         return answer
 
     known = Diagnostician(Subject(core(halved, **BARE_FLOAT32), "float32"), [])
-    told = patch("conformance.diagnosis.statement_search.say_alive", side_effect=GivenUpError)
+    told = patch("conformance.diagnosis.statement_search.check_time", side_effect=GivenUpError)
     with told, pytest.raises(GivenUpError):
         _ = known.explanations
 

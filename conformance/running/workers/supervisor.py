@@ -31,10 +31,11 @@ from ..clause_run import PlannedClause, Progress
 from ..isolation.zygote import new_client
 from .messages import Event, Inbox, LastWords, Loaded, Order, Ready, RunOptions
 from .usage import MemoryLimit, kill_group
-from .worker import ALIVE, BROKEN_DEVICE, KEPT, SAFE_PATH, SAFE_PATH_BY_US, serve
+from .worker import ALIVE, BROKEN_DEVICE, KEPT, OURS, SAFE_PATH, SAFE_PATH_BY_US, serve
 
 DEFAULT_TIMEOUT: Final = 30.0
 _AFTER_A_HANG: Final = 5.0
+_OWN_WORK: Final = 60.0  # seconds that the harness itself may compute between two calls
 _LOADING_FACTOR: Final = 2.0  # importing a library and building a module takes longer than a call
 _START_LIMIT: Final = 300.0  # importing torch from a cold disk
 _FAREWELL: Final = 2.0
@@ -89,6 +90,7 @@ class Supervisor:
         self._memory: MemoryLimit | None = None
         self._lost = ""  # how the last clause lost the worker, also after its failure was found
         self._abandoned = False
+        self._is_ours = False  # whether the candidate's last call has ended, where ends are told
         self._starved_before = 0.0  # of workers that have ended
         # Failing problems that go to the database when no candidate is left that could read it.
         self.kept: list[tuple[bytes, bytes]] = []
@@ -195,7 +197,7 @@ class Supervisor:
                 raise UsageError(str(payload))
             if tag == "broken":
                 raise HarnessError(str(payload))
-            if tag != ALIVE:
+            if tag not in (ALIVE, OURS):
                 on_event(tag, payload)
 
     def run_candidate(
@@ -270,7 +272,7 @@ class Supervisor:
         """Take in what a worker says of a clause before its result."""
         if tag == KEPT:
             self.kept += payload
-        elif tag != ALIVE:
+        elif tag not in (ALIVE, OURS):
             progress.receive(tag, payload)
 
     def _result(self, clause: PlannedClause, tag: str, payload: Any) -> ClauseResult:
@@ -321,6 +323,7 @@ class Supervisor:
     def _send(self, command: str, payload: Any) -> None:
         if self._inbox is None:
             raise HarnessError(_GONE)
+        self._is_ours = False
         try:
             self._inbox.connection.send((command, payload))
         except (BrokenPipeError, ConnectionResetError):
@@ -335,6 +338,7 @@ class Supervisor:
         if inbox is None or process is None:
             raise HarnessError(_GONE)
         pid, last = process.pid or 0, math.inf if self._deadline is None else self._deadline.last
+        limit = max(limit, _OWN_WORK) if self._is_ours else limit
         patience = Patience(limit, lambda: process_state(pid))
         while True:
             is_alive = process.is_alive()
@@ -367,6 +371,8 @@ class Supervisor:
             self._kill()
             msg = "wrote over what its process sends, and was stopped"
             raise WorkerLost(msg, kind="crashed") from error
+        if tag in (ALIVE, OURS):
+            self._is_ours = tag == OURS
         return tag, payload
 
     def _pause(self, patience: Patience, last: float) -> float:

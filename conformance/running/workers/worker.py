@@ -14,8 +14,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -33,6 +33,7 @@ SAFE_PATH_BY_US: Final = "set by conformance"  # any text sets it; the user's ow
 ALIVE: Final = (
     "alive"  # the event that a call of a candidate begins: each has a time limit of its own
 )
+OURS: Final = "ours"  # the event that a call has ended, and the harness works until the next
 KEPT: Final = "kept"  # the event that brings entries of the database, to be written after the run
 # The exit status of a worker whose device a candidate has broken: it says which in its last line.
 BROKEN_DEVICE: Final = 86
@@ -217,29 +218,67 @@ def _result(connection: Connection, plan: CandidatePlan, index: int, order: Orde
     from .planning import run_clause  # noqa: PLC0415 (loads torch)
 
     clause = plan.planned[index]
-    with _alive(connection):
-        result = run_clause(plan.run, clause, order, lambda tag, what: _send(connection, tag, what))
+    with _alive(connection) as calls:
+
+        def on_event(tag: str, what: Any) -> None:
+            _send(connection, tag, what)
+            if tag == "failure":
+                calls.tell_ends()
+
+        result = run_clause(plan.run, clause, order, on_event)
     if result.status in ("failed", "error"):
         _leave_a_broken_device(clause.device)
     return result
 
 
+class _Calls(ExitStack):
+    """Tells the supervisor that a call of the candidate begins, unless that was told just now.
+
+    Where a failure is explained the ends of calls are told, too: the harness may compute for
+    longer between two calls than the candidate may take for one.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__()
+        self._connection: Final = connection
+        self._began, self._ends_told = 0.0, False
+
+    def tell_begin(self) -> None:
+        now = time.monotonic()
+        if self._ends_told or now - self._began >= _ALIVE_EVERY:
+            self._began = now
+            _send(self._connection, ALIVE, None)
+
+    def tell_ends(self) -> None:
+        """Tell from now on when the candidate has answered, and that it does not work now."""
+        from ...calls.calling import within_each_call  # noqa: PLC0415 (loads torch)
+
+        self._end()
+        if not self._ends_told:
+            self._ends_told = True
+            self.enter_context(within_each_call(_AtEnd(self._end)))
+
+    def _end(self) -> None:
+        _send(self._connection, OURS, None)
+
+
+class _AtEnd(AbstractContextManager[None]):
+    """Does something whenever it is left."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act: Final = act
+
+    def __exit__(self, *_: object) -> None:
+        self._act()
+
+
 @contextmanager
-def _alive(connection: Connection) -> Iterator[None]:
-    """Say meanwhile that a call begins, unless that was said a moment ago."""
+def _alive(connection: Connection) -> Iterator[_Calls]:
+    """Tell the supervisor of the calls that are made meanwhile."""
     from ...calls.calling import before_each_call  # noqa: PLC0415 (loads torch)
 
-    last = 0.0
-
-    def before_call() -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= _ALIVE_EVERY:
-            last = now
-            _send(connection, ALIVE, None)
-
-    with before_each_call(before_call):
-        yield
+    with _Calls(connection) as calls, before_each_call(calls.tell_begin):
+        yield calls
 
 
 def _leave_a_broken_device(device: str) -> None:
@@ -262,7 +301,8 @@ def _perform(connection: Connection, plan: CandidatePlan, job: str, argument: An
         _send(connection, step, name)
 
     try:
-        with _alive(connection):
+        with _alive(connection) as calls:
+            calls.tell_ends()
             done = named(job)(plan, argument, on_step)
     except UsageError as error:
         _send(connection, "refused", str(error))
