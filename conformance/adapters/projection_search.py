@@ -32,7 +32,7 @@ from .packing import (
     supports,
 )
 from .projections import INSIDE, OWN_WEIGHTS, Options, how_to_name, options, recipes
-from .trial import LENGTHS, PROBES, Inputs, Trial
+from .trial import LENGTHS, PROBES, Inputs, Trial, TrialAnswer
 
 Semantics = golden.Semantics
 
@@ -185,7 +185,7 @@ class ModuleProjections:
     always: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Hypothesis:
     """One reading of a module: ``choice`` numbers its assignment of roles."""
 
@@ -207,6 +207,9 @@ class ProjectionSearch:
     hypotheses: tuple[Hypothesis, ...] = ()
     notes: tuple[str, ...] = ()
     read: dict[Hypothesis, golden.ProjectionWeights] = dataclasses.field(default_factory=dict)
+    # What is read of value and output alone, and whether it may be so, by points.
+    value_paths: dict[Hypothesis, Any] = dataclasses.field(default_factory=dict)
+    right_values: dict[Any, bool] = dataclasses.field(default_factory=dict)
 
     def weights(self, hypothesis: Hypothesis) -> golden.ProjectionWeights:
         """The drawn projections as a hypothesis reads them."""
@@ -214,6 +217,15 @@ class ProjectionSearch:
             read = hypothesis.recipe.read(self.trial.module, hypothesis.sizes)
             self.read[hypothesis] = read
         return self.read[hypothesis]
+
+    def value_path(self, hypothesis: Hypothesis) -> Any:
+        """What a hypothesis reads that values pass, to be compared with another's."""
+        if hypothesis not in self.value_paths:
+            weights = self.weights(hypothesis)
+            passed = (weights.v, weights.v_bias, weights.o, weights.o_bias)
+            numbers = (b"" if one is None else one.numpy().tobytes() for one in passed)
+            self.value_paths[hypothesis] = (hypothesis.sizes, *numbers)
+        return self.value_paths[hypothesis]
 
 
 def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleProjections:
@@ -280,7 +292,12 @@ def _opened(module: nn.Module, request: ModuleRequest, calling: Calling) -> Proj
             hypotheses = tuple(itertools.islice(_hypotheses(search), _MOST_HYPOTHESES))
             _settle(search.trial, hypotheses)
         request.known[key] = dataclasses.replace(
-            search, hypotheses=hypotheses, notes=tuple(notes), read={}
+            search,
+            hypotheses=hypotheses,
+            notes=tuple(notes),
+            read={},
+            value_paths={},
+            right_values={},
         )
     search = cast("ProjectionSearch", request.known[key])
     return dataclasses.replace(search, request=request)
@@ -435,8 +452,13 @@ def _agreeing(hypotheses: list[Hypothesis], search: ProjectionSearch) -> list[Hy
 
     Bounds cost more than answers, so they are computed from the nearest answer on, until one fails.
     """
-    distances = [_distance(hypothesis, search) for hypothesis in hypotheses]
-    nearest = sorted(range(len(hypotheses)), key=distances.__getitem__)
+    of_logits = ("scale", "rotary", "qk_norm", "causal_alignment")
+    plain = {name: getattr(golden.STANDARD, name) for name in of_logits}
+    point = search.request.semantics.replace(**plain)
+    indices = range(len(hypotheses))
+    possible = [index for index in indices if _has_right_values(hypotheses[index], search, point)]
+    distances = {index: _distance(hypotheses[index], search) for index in possible}
+    nearest = sorted(possible, key=distances.__getitem__)
     for strictness in range(_STRICTNESSES):
         near = []
         for index in nearest:
@@ -455,14 +477,52 @@ def _agreeing(hypotheses: list[Hypothesis], search: ProjectionSearch) -> list[Hy
     return []
 
 
+# So far from an answer, in units of its largest element, is no rounding of half precision.
+_FAR: Final = 0.05
+
+
+def _has_right_values(
+    hypothesis: Hypothesis, search: ProjectionSearch, point: golden.Semantics
+) -> bool:
+    """Whether the matrices of value and output may be those that a hypothesis says.
+
+    Where all tokens are the same and the weights of each query sum to one, neither queries and keys
+    nor what is done to the logits matter: hypotheses that differ there are tried once, at a point
+    that stands for all that do.
+    """
+    key = search.value_path(hypothesis), point
+    if key not in search.right_values:
+        weights, sizes = search.weights(hypothesis), hypothesis.sizes
+        answer = search.trial.answer_to_equal_tokens(_widths(weights))
+        search.right_values[key] = True
+        if answer is not None and not _leaves_rows_empty(answer):
+            evaluated = evaluate(answer.inputs, weights, sizes, point)
+            sums = evaluated.core.weights.sum(-1)
+            if torch.allclose(sums, torch.ones_like(sums)):
+                largest = evaluated.output.abs().max().item()
+                is_near = distance(answer.output, evaluated) <= _FAR * largest
+                search.right_values[key] = is_near
+    return search.right_values[key]
+
+
+def _leaves_rows_empty(answer: TrialAnswer) -> bool:
+    """Whether some queries may have no keys, where a module is causal."""
+    query, key, _ = answer.inputs
+    return query.shape[1] > key.shape[1]
+
+
 def _distance(hypothesis: Hypothesis, search: ProjectionSearch) -> float:
     weights = search.weights(hypothesis)
-    answer = search.trial.answer((weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]))
+    answer = search.trial.answer(_widths(weights))
     if answer is None:
         return math.inf
     semantics, causal = search.request.semantics, search.request.always_causal
     evaluated = evaluate(answer.inputs, weights, hypothesis.sizes, semantics, causal=causal)
     return distance(answer.output, evaluated)
+
+
+def _widths(weights: golden.ProjectionWeights) -> tuple[int, int, int]:
+    return weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]
 
 
 def answers_golden(
@@ -481,7 +541,7 @@ def holds(
 ) -> bool:
     """Whether the answer on trial is golden by the bound of one of its dtypes."""
     weights = recipe.read(trial.module, sizes)
-    answer = trial.answer((weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]))
+    answer = trial.answer(_widths(weights))
     if answer is None or strictness >= len(answer.dtypes):
         return False
     dtype = answer.dtypes[strictness]

@@ -174,6 +174,7 @@ class Trial:
     only: int | None = None
     seconds: float = 3.0
     _answers: dict[tuple[int, ...], TrialAnswer | None] = field(default_factory=dict)
+    _equal: dict[tuple[int, ...], TrialAnswer | None] = field(default_factory=dict)
     _ends: dict[tuple[int, ...], tuple[int, str] | None] = field(default_factory=dict)
     _apart: bool | None = None
     _ends_at: float = 0.0
@@ -315,6 +316,17 @@ class Trial:
             self._answers[widths] = next((answer for answer in calls if answer is not None), None)
         return self._answers[widths]
 
+    def answer_to_equal_tokens(self, widths: tuple[int, int, int]) -> TrialAnswer | None:
+        """The answer where all tokens of an input are the same, at the lengths of ``answer``."""
+        if widths not in self._equal:
+            answer = self.answer(widths)
+            if answer is not None:
+                query, key, _ = answer.inputs
+                lengths = query.shape[1], key.shape[1]
+                answer = self._call(widths, lengths, query.dtype, equal=True)
+            self._equal[widths] = answer
+        return self._equal[widths]
+
     def longest(self, widths: tuple[int, int, int]) -> tuple[int, str] | None:
         """The most tokens it takes, where there is an end, and its tensor of that size, or "".
 
@@ -403,16 +415,20 @@ class Trial:
         *,
         turned: int | slice | None = None,
         negated: int | None = None,
+        equal: bool = False,
         batch: int = _BATCH,
     ) -> TrialAnswer | None:
         """The answer to drawn tokens; the first item's have the other sign at ``turned`` places.
 
-        All items' have it at one place, and all tokens of the input ``negated``.
+        All items' have it at one place, and all tokens of the input ``negated``. With ``equal`` the
+        first token of each sequence stands for all of it.
         """
         batch = batch if self.batched else 1
         inputs = draw(widths, lengths, self.calling.inputs, batch, dtype)
-        if turned is not None:
-            for tokens in {id(tokens): tokens for tokens in inputs}.values():
+        for tokens in {id(tokens): tokens for tokens in inputs}.values():
+            if equal:
+                tokens.copy_(tokens[:, :1].expand_as(tokens).clone())
+            if turned is not None:
                 (tokens[0] if isinstance(turned, slice) else tokens[:, turned]).neg_()
         used = inputs[: _GIVEN.get(self.calling.inputs, 3)]
         used = tuple(-one if place == negated else one for place, one in enumerate(used))
