@@ -31,6 +31,7 @@ def facts_of(function: Callable[..., Tensor], **promises: Any) -> tuple[dict[str
     return entry["facts"], entry["text"]
 
 
+@pytest.mark.nightly
 def test_constant_factor_is_told() -> None:
     """Where a part of the answer is three quarters of what is expected, it is said to be that."""
 
@@ -65,6 +66,7 @@ def test_what_the_weights_of_a_layer_sum_to_is_told() -> None:
     assert "values that are all one become 0.5" in entry["text"]
 
 
+@pytest.mark.nightly
 def test_constant_difference_is_told() -> None:
     """Where a part of the answer is too large by a quarter, it is said to be that."""
 
@@ -79,6 +81,7 @@ def test_constant_difference_is_told() -> None:
     assert "+0.25 throughout" in text
 
 
+@pytest.mark.nightly
 def test_affected_head_is_told() -> None:
     """Where one head alone is wrong, that one is named, and where its answer is zero."""
 
@@ -95,6 +98,7 @@ def test_affected_head_is_told() -> None:
     assert "stay so" not in text  # beside "the answer is zero there"
 
 
+@pytest.mark.nightly
 def test_what_wrong_problems_share_is_told() -> None:
     """A mistake that shows only with a mask is said to."""
 
@@ -124,6 +128,7 @@ def test_answers_at_random_are_told() -> None:
     assert "a second call" in text
 
 
+@pytest.mark.nightly
 def test_nan_is_told() -> None:
     """How many elements are not finite is counted."""
 
@@ -195,6 +200,7 @@ def strange_where(holds: Callable[[Tensor, Tensor], bool]) -> Callable[..., Tens
         (lambda query, _key: query.shape[3] % 4 != 0, "where 4 does not divide the head size"),
     ],
 )
+@pytest.mark.nightly
 def test_plain_sizes_that_decide_are_said(
     holds: Callable[[Tensor, Tensor], bool], words: str
 ) -> None:
@@ -204,6 +210,7 @@ def test_plain_sizes_that_decide_are_said(
     assert entry["facts"]["never_with"] == []
 
 
+@pytest.mark.nightly
 def test_the_size_from_which_on_an_answer_is_wrong_is_said() -> None:
     """What no name explains, and one wrong problem shows alone, is told with its number of keys."""
     strange = strange_where(lambda _query, key: key.shape[2] > 100)

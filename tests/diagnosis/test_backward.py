@@ -151,6 +151,7 @@ def test_what_is_cut_off_in_a_layer_is_read_at_once(candidate: Candidate, name: 
     assert entry["name"] == name
 
 
+@pytest.mark.nightly
 def test_what_no_name_explains_is_told_by_facts() -> None:
     """An unknown mistake comes with the gradients that it makes wrong."""
 
@@ -170,12 +171,14 @@ def test_what_no_name_explains_is_told_by_facts() -> None:
     assert entry["facts"]["finite"] is False
 
 
+@pytest.mark.nightly
 def test_gradients_that_are_no_numbers_are_said_to_be_behind_whole_tiles() -> None:
     """What a short tile leaves is NaN: by the size of the tile, and only where a whole one is."""
     name = "gradient of query: tokens behind the last whole tile of 16 are NaN"
     assert names(gradients.NanBehindTheLastTile) == [name]
 
 
+@pytest.mark.nightly
 def test_weights_that_pass_a_softmax_in_each_tile_are_read() -> None:
     """The gradient of the value alone is made of them."""
 
@@ -190,6 +193,7 @@ def test_weights_that_pass_a_softmax_in_each_tile_are_read() -> None:
     assert names(core(SoftmaxOfTiles())) == [name]
 
 
+@pytest.mark.nightly
 def test_gradients_that_are_rounded_are_said_to_be() -> None:
     """The format of gradients is said where the right ones, rounded to it, are all there is."""
     name = "gradients of query, key, value, bias: rounded to bfloat16"
@@ -221,6 +225,7 @@ class StoredLogSumExp(torch.autograd.Function):
         return tuple(each.to(upstream.dtype) for each in found)
 
 
+@pytest.mark.nightly
 def test_numbers_of_their_own_dtype_are_not_said_to_be_rounded_to_it() -> None:
     """Every gradient of half precision is a number of it: that explains nothing."""
     promises = {**BARE_FLOAT32, "dtypes": ["bfloat16"], "features": ["gradients"]}
@@ -362,6 +367,7 @@ def test_gradients_where_values_are_zero_have_the_cause_of_the_answers() -> None
     assert names == [["mask-adds-100-before-scale"]] * len(only)
 
 
+@pytest.mark.nightly
 def test_gradients_of_the_one_wrong_answer_have_its_cause() -> None:
     """Single queries, which no problem of the battery has beside a mask, lose their mask."""
 
@@ -377,6 +383,7 @@ def test_gradients_of_the_one_wrong_answer_have_its_cause() -> None:
     assert [entry["name"] for entry in result.diagnosis] == ["mask-ignored"]
 
 
+@pytest.mark.nightly
 def test_gradients_of_what_two_options_make_wrong_have_the_cause_of_the_answers() -> None:
     """The battery has no call with both, and the failing problem's own answer is right."""
 
@@ -405,6 +412,7 @@ def test_gradients_of_what_two_options_make_wrong_have_the_cause_of_the_answers(
     assert text.startswith("the sinks are under the softcap")
 
 
+@pytest.mark.nightly
 def test_a_gradient_of_what_is_not_read_is_no_second_cause() -> None:
     """The keys of a layer that reads queries in their place alone require none."""
 

@@ -143,6 +143,7 @@ def test_a_race_of_threads_that_a_call_starts_is_named(monkeypatch: pytest.Monke
     assert {cause.name for cause in report.causes} == {"race"}
 
 
+@pytest.mark.nightly
 def test_a_candidate_whose_answers_differ_on_one_processor_too_has_no_race() -> None:
     """What a clock or memory that nobody wrote decides is said not to repeat."""
     numbers = random.Random(1)  # noqa: S311 (no secret)

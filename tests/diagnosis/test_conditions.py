@@ -70,6 +70,7 @@ class TurnedTopLeft(Prepared):
         (TurnedTopLeft, {"semantics": Semantics(rotary="halves")}, "causal-top-left"),
     ],
 )
+@pytest.mark.nightly
 def test_a_mistake_is_named_alike_whatever_else_is_declared(
     broken: type, declared: dict[str, Any], name: str
 ) -> None:
@@ -88,6 +89,7 @@ def some_rows(query: Tensor, key: Tensor, value: Tensor, *, keep: Any = None) ->
     return scaled_dot_product_attention(query, key, value, attn_mask=keep)
 
 
+@pytest.mark.nightly
 def test_only_what_decides_is_said() -> None:
     """What nearly every problem has in common is not said to be needed, what decides is."""
     promises = {**PROMISES, "causal": None, "empty_rows": "any"}
@@ -103,6 +105,7 @@ def beyond_fifty(query: Tensor, key: Tensor, value: Tensor, *, keep: Any = None)
     return grown * scaled_dot_product_attention(query, key, value, attn_mask=keep)
 
 
+@pytest.mark.nightly
 def test_sizes_are_not_blamed_for_extreme_logits() -> None:
     """All calls with such logits have several items and keys: that is not why they go wrong."""
     promises = {**PROMISES, "causal": None, "empty_rows": "any"}
@@ -117,6 +120,7 @@ def test_conditions_need_answers_that_differ_in_them_alone() -> None:
     assert never_with([], []) == []
 
 
+@pytest.mark.nightly
 def test_what_goes_wrong_with_dropout_alone_is_named() -> None:
     """A call that asks for dropout often takes another path, on which other mistakes are made."""
 

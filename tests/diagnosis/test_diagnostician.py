@@ -118,6 +118,7 @@ def test_mistakes_of_the_catalogue_have_names(mistake: str, clause: str, name: s
     assert [entry["name"] for entry in result.diagnosis] == [name]
 
 
+@pytest.mark.nightly
 def test_the_way_of_a_name_that_breaks_the_clause_is_looked_for() -> None:
     """Ways of one mistake explain the same answers, and one of them alone breaks a law."""
     for mistake in (one for one in named_mistakes() if one.name == "bias-of-first-item"):
@@ -154,6 +155,7 @@ def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return (query @ key.mT).softmax(-1) @ value
 
 
+@pytest.mark.nightly
 def test_candidates_of_one_declaration_share_what_follows_from_it() -> None:
     """Inputs, goldens and acted answers are made once; each candidate has its own name.
 
@@ -273,6 +275,7 @@ def test_rows_that_a_mistake_leaves_without_keys_are_no_second_cause() -> None:
     assert run.explained_by(law) in names
 
 
+@pytest.mark.nightly
 def test_what_is_gross_near_a_failing_problem_is_named_before_precision_is_tried() -> None:
     """Where the battery shows small errors alone, a mistake that explains those and the gross ones.
 
@@ -401,6 +404,7 @@ def test_by_which_rule_heads_are_normalised_is_said_with_what_to_change() -> Non
     assert entry["fix"].endswith("by the root of the mean of its squares")
 
 
+@pytest.mark.nightly
 def test_a_name_holds_where_options_meet_of_few_answers_too() -> None:
     """A mask that is joined by exclusive or is inverted by itself, and not beside causality."""
 

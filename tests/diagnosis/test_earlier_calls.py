@@ -134,6 +134,7 @@ def attend(query, key, value, *, scale=None):
 """
 
 
+@pytest.mark.nightly
 def test_what_a_call_with_another_option_leaves_is_said(tmp_path: Path) -> None:
     """Calls behind one with an option of its own are wrong, which no size explains."""
     entry = diagnosis(SCALED, tmp_path)
@@ -141,6 +142,7 @@ def test_what_a_call_with_another_option_leaves_is_said(tmp_path: Path) -> None:
     assert entry["after"]["problem"]["scale"] is not None
 
 
+@pytest.mark.nightly
 def test_mask_kept_by_the_number_of_queries(tmp_path: Path) -> None:
     """A mask that is kept for calls with as many queries is told with the call that makes it."""
     entry = diagnosis(MASKS, tmp_path)
@@ -149,6 +151,7 @@ def test_mask_kept_by_the_number_of_queries(tmp_path: Path) -> None:
     assert entry["after"]["problem"]["causal"]
 
 
+@pytest.mark.nightly
 def test_a_module_that_is_slow_to_execute_is_not_executed_again_and_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +171,7 @@ def test_table_kept_from_a_shorter_call(tmp_path: Path) -> None:
     assert entry["name"].startswith("state: something of an earlier call with fewer ")
 
 
+@pytest.mark.nightly
 def test_second_call_is_dissected(tmp_path: Path) -> None:
     """What the second call of a layer computes instead is read like any other mistake."""
     subject = subject_of(COUNTS, tmp_path)
@@ -223,6 +227,7 @@ def test_a_cache_that_is_never_cleared_is_one_cause(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.nightly
 def test_what_chance_decides_is_no_state(tmp_path: Path, seed: int) -> None:
     """Nor is it called random numbers of torch, whose seed decides nothing."""
     random.seed(seed)
@@ -287,6 +292,7 @@ def attend(query, key, value):
 """
 
 
+@pytest.mark.nightly
 def test_which_earlier_call_decides_is_said_of_laws_too(tmp_path: Path) -> None:
     """A law that fails before any answer is judged has the name of the answers: one cause."""
     only = ("shape.strided", "equivariance.tokens", "numerics.golden", "numerics.scale")
@@ -337,6 +343,7 @@ def attend(query, key, value):
 """
 
 
+@pytest.mark.nightly
 def test_what_any_call_changes_is_not_said_of_other_values_alone(tmp_path: Path) -> None:
     """The same call again is answered wrongly as well."""
     entry = diagnosis(SHRINKING, tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 import torch
 from examples import BARE_FLOAT32, core, problem
 from torch import Tensor
@@ -90,6 +91,7 @@ def test_sizes_that_are_next_to_each_other_are_said_as_such() -> None:
     assert in_words([above]) == above.words
 
 
+@pytest.mark.nightly
 def test_rows_at_a_regular_step_and_in_every_second_tile_are_told() -> None:
     """The widest step at which all wrong queries lie; tiles of which every second one is wrong."""
 

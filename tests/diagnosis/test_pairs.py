@@ -124,6 +124,7 @@ def overflowing(_call: DeclaredCall, output: Tensor) -> Tensor:
     return torch.cat([output[..., :-1, :], torch.full_like(output[..., -1:, :], 1e39)], dim=-2)
 
 
+@pytest.mark.nightly
 def test_two_that_explain_as_much_beside_one_are_named_if_they_answer_alike() -> None:
     """Two names of one mistake are both true; of two that differ in open rows one may be false."""
     both = "values-normalised", "scale-of-query-length"
@@ -217,6 +218,7 @@ def test_right_answers_beside_some_that_have_nan_have_no_name() -> None:
     assert beside_nan(masks=[], causal="top-left") == []
 
 
+@pytest.mark.nightly
 def test_a_loss_of_precision_is_no_cause_of_nan() -> None:
     """It explains the answers that are numbers, and not the failure of one that has none."""
 
@@ -241,6 +243,7 @@ def test_a_loss_of_precision_is_no_cause_of_nan() -> None:
 @pytest.mark.parametrize(
     ("less", "name"), [(0.0, "scores-in-bfloat16"), (1e-5, "epsilon-in-the-denominator")]
 )
+@pytest.mark.nightly
 def test_small_errors_are_named_beside_answers_that_have_nan(less: float, name: str) -> None:
     """What precision or a small number loses elsewhere is not told by what is NaN."""
 
@@ -270,6 +273,7 @@ def test_small_errors_are_named_beside_answers_that_have_nan(less: float, name: 
     ],
     ids=["filled", "only with a mask", "read"],
 )
+@pytest.mark.nightly
 def test_a_finite_number_for_hidden_keys_joins_what_is_read_of_the_logits(
     of_all: float, instead: Callable[[Tensor], Any], said: str
 ) -> None:

@@ -134,6 +134,7 @@ def _axis_lost(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return weights / weights.sum(-1) @ value
 
 
+@pytest.mark.nightly
 def test_what_no_condition_separates_is_counted() -> None:
     """A lost axis raises unless several sizes meet by chance: nothing is said of single ones."""
     entry = _explained(_axis_lost)

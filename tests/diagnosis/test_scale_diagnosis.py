@@ -91,6 +91,7 @@ def test_scale_of_one_head_size_says_which() -> None:
     assert "(seen at head size 3 only)" in entry["text"]
 
 
+@pytest.mark.nightly
 def test_where_a_scale_is_right_is_said_with_what_to_do() -> None:
     """Off at head sizes that three divides, and by more than any rounding."""
 

@@ -105,6 +105,7 @@ class PaddingReadFromKeys(EagerCore):
 
 
 @pytest.mark.one_in(2)
+@pytest.mark.nightly
 def test_what_decides_is_read_from_values_that_tell_it_apart() -> None:
     """Integers have keys that add up to zero and are not zero: other values would not tell."""
     candidate = core(PaddingReadFromKeys(), masks=[], dtypes=["float32"], features=[])
@@ -161,6 +162,7 @@ class FrequenciesReversed(Prepared):
     ],
     ids=["offsets", "angles"],
 )
+@pytest.mark.nightly
 def test_what_is_read_elsewhere_is_named(candidate: conformance.Candidate, text: str) -> None:
     """Masks by a wrong offset, angles of another pair of channels."""
     entry, *others = Diagnostician(Subject(candidate, "float32")).explain()
@@ -182,6 +184,7 @@ class PaddedWithTheCap(EagerCore):
         return (output, weights) if call.return_weights else output
 
 
+@pytest.mark.nightly
 def test_returned_weights_are_those_of_the_mistake() -> None:
     """A clause that judges them fails as the candidate does, so that it gets the name."""
     candidate = core(PaddedWithTheCap(), causal=None, features=["softcap", "weights"])

@@ -43,6 +43,7 @@ def test_a_mistake_made_wherever_it_can_be_is_named_before_anything_is_read(
     assert "(only where values are as wide as keys)" in entry["text"]
 
 
+@pytest.mark.nightly
 def test_the_number_at_which_a_size_decides_is_asked_for() -> None:
     """A limit between the sizes that are looked at is said exactly: the candidate is asked."""
 
@@ -54,6 +55,7 @@ def test_the_number_at_which_a_size_decides_is_asked_for() -> None:
     assert "(only with more than 100 keys)" in entry["text"]
 
 
+@pytest.mark.nightly
 def test_a_condition_on_sizes_is_asked_at_sizes_that_nobody_saw() -> None:
     """Of sixteen keys alone: the next multiples of 16 that 32 does not divide are right."""
 
@@ -66,6 +68,7 @@ def test_a_condition_on_sizes_is_asked_at_sizes_that_nobody_saw() -> None:
     assert "(only with exactly 16 keys)" in entry["text"]
 
 
+@pytest.mark.nightly
 def test_what_is_true_of_one_option_alone_is_not_said() -> None:
     """Queries past a tile that lose the scale of the call: no factor that holds for one scale."""
 
@@ -84,6 +87,7 @@ def test_what_is_true_of_one_option_alone_is_not_said() -> None:
     assert "(only for queries from index 16 on)" in entry["text"]
 
 
+@pytest.mark.nightly
 def test_what_one_key_with_a_mask_refutes_is_not_said() -> None:
     """Masks inverted, the first of several keys seen nonetheless, and it alone without a mask.
 
@@ -109,6 +113,7 @@ def test_what_one_key_with_a_mask_refutes_is_not_said() -> None:
 RIGHT = EagerCore()
 
 
+@pytest.mark.nightly
 def test_a_condition_is_learnt_before_much_is_read() -> None:
     """A known mistake under one condition: one answer is read, and few are asked for."""
 

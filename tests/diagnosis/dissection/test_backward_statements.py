@@ -216,6 +216,7 @@ def entry(candidate: Candidate) -> dict[str, Any]:
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(("wrong", "said"), SAID.items())
+@pytest.mark.nightly
 def test_a_wrong_gradient_is_stated(wrong: type[HandWritten], said: str) -> None:
     """Each gradient by itself, with its number and condition; one part for what is alike."""
     assert entry(core(wrong()))["text"] == said
@@ -263,6 +264,7 @@ def _causal(scores: Tensor, causal: bool) -> Tensor:  # noqa: FBT001
     ],
     ids=["always", "turned round"],
 )
+@pytest.mark.nightly
 def test_other_causality_in_the_pass_back_alone_is_stated(
     again: Callable[[bool], bool], said: str, *, keeps_sums: bool
 ) -> None:
@@ -283,6 +285,7 @@ def test_other_causality_in_the_pass_back_alone_is_stated(
         (RotatedOnBackward, "heads are turned on by their angles instead of back"),
     ],
 )
+@pytest.mark.nightly
 def test_ways_back_through_norm_and_rotation_are_stated(wrong: Candidate, said: str) -> None:
     """What becomes of the gradients of prepared heads is a step of the backward pass."""
     assert entry(wrong)["text"] == f"in the gradients of the query and the key {said}"
@@ -308,6 +311,7 @@ def test_behind_norm_and_rotation_mistakes_have_their_usual_names() -> None:
     assert entry(wrong)["name"] == "gradient-of-key-cut"
 
 
+@pytest.mark.nightly
 def test_more_problems_tell_alike_statements_apart() -> None:
     """Tiles of 64 and of 128 lose the same of 130 keys: other lengths decide which it is."""
     assert entry(LargeTilesOverwrittenBackward)["text"].endswith("tile of 128")

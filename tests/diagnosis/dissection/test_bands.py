@@ -89,6 +89,7 @@ def test_what_a_window_shows_instead_is_stated(wrong: str) -> None:
     assert entry["fix"]
 
 
+@pytest.mark.nightly
 def test_tiles_of_queries_that_lose_a_place_each() -> None:
     """With more queries than a tile has, each tile stands one key too early."""
     of_tiles = banded(

@@ -31,6 +31,7 @@ def test_a_mask_of_exchanged_axes_is_told_with_the_masks_that_show_it() -> None:
     assert "differs between heads" in entry["text"]
 
 
+@pytest.mark.nightly
 def test_a_window_that_hides_no_cached_key_is_told() -> None:
     """As where it is laid over the new keys alone; its other side hides what it should."""
 
@@ -124,6 +125,7 @@ def test_places_of_rows_that_are_folded_heads_are_told(
     assert entry["name"].endswith(f"where a group's heads are folded into rows {said}")
 
 
+@pytest.mark.nightly
 def test_keys_before_the_tile_of_the_query_are_told_by_its_place() -> None:
     """Of a causal call with more keys than queries: the query stands at one of the last keys."""
 

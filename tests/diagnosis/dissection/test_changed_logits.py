@@ -30,12 +30,14 @@ from conformance.diagnosis.mistaken_answer import DiagnosedSubject
         (MaximumFlooredAtMinusTenThousand, "the largest one, or -10000 where that is larger"),
     ],
 )
+@pytest.mark.nightly
 def test_what_stands_in_place_of_the_largest_logit_is_read(candidate: Candidate, said: str) -> None:
     """It shows where exponentials vanish or overflow, and is confirmed elsewhere."""
     (entry,) = diagnose(Subject(candidate, "float32"))
     assert entry["name"] == f"exponentials: less {said}"
 
 
+@pytest.mark.nightly
 def test_what_an_additive_mask_hides_is_no_largest_logit() -> None:
     """Minus infinity is lower than all others, where a mask of truth values leaves the logit."""
     failing = problem(
@@ -97,6 +99,7 @@ def test_a_floor_that_half_precision_cannot_hold_is_none() -> None:
     ],
     ids=["added", "at least", "tiny"],
 )
+@pytest.mark.nightly
 def test_a_number_beside_the_sum_of_plain_exponentials_is_read(
     more: Callable[[Tensor], Tensor], said: str
 ) -> None:
@@ -139,6 +142,7 @@ def test_a_bias_by_place_is_read_as_a_table() -> None:
         ((1, 2, 3), "the largest one of the batch item, hidden keys included"),
     ],
 )
+@pytest.mark.nightly
 def test_the_largest_logit_of_many_rows_lets_low_ones_vanish(
     axes: tuple[int, ...], said: str
 ) -> None:
@@ -182,6 +186,7 @@ def test_a_call_of_lengths_that_are_not_declared_is_no_raised_one() -> None:
     assert not any(subject.calls.values())
 
 
+@pytest.mark.nightly
 def test_what_extreme_values_alone_show_is_told() -> None:
     """Of the battery alone: rows vanish, or lose a part that a small number in the sum takes."""
 

@@ -66,6 +66,7 @@ def test_the_number_of_a_statement_is_the_one_that_was_computed() -> None:
     assert entry["text"] == "the outputs of the heads are 0.37 times what they should be"
 
 
+@pytest.mark.nightly
 def test_a_statement_says_for_which_calls_it_holds() -> None:
     """What goes wrong for many keys alone is told with that condition."""
 
@@ -149,6 +150,7 @@ GRAPHS: Final[dict[str, tuple[Parts, str]]] = {
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("which", GRAPHS)
+@pytest.mark.nightly
 def test_a_wrong_graph_is_stated_with_its_numbers(which: str, tmp_path: Path) -> None:
     """What a node of a layer's graph does otherwise is read as from a function."""
     parts, said = GRAPHS[which]

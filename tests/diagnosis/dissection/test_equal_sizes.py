@@ -77,6 +77,7 @@ def test_a_mistake_of_equal_sizes(
 
 
 @pytest.mark.parametrize("form", ["keep", "bias"])
+@pytest.mark.nightly
 def test_a_mask_of_items_that_meets_as_many_queries(form: str) -> None:
     """A mask ``[B, K]`` that is broadcast as ``[Q, K]`` is told by the axes that are exchanged."""
 

@@ -132,6 +132,7 @@ def test_where_one_tile_ends_is_no_size_of_tiles() -> None:
     ],
     ids=["last", "ring", "window", "several"],
 )
+@pytest.mark.nightly
 def test_the_part_of_a_cache_that_is_used_is_stated(
     left: Callable[[int, int], slice], name: str
 ) -> None:

@@ -91,6 +91,7 @@ def test_widths_of_heads_that_share_keys_are_read(width: float, words: str) -> N
     assert f"1/√({words})" in read
 
 
+@pytest.mark.nightly
 def test_other_numbers_of_heads_are_not_spoken_of() -> None:
     """Where heads may be more or fewer, numbers of three of them explain nothing."""
     wide = core(sinks_of_any, **{**BARE, "dtypes": ["float32"]})
@@ -124,6 +125,7 @@ def test_a_table_of_distances_is_read() -> None:
     assert torch.allclose(table.values.float(), made, atol=model.LOGIT_READ_TO)
 
 
+@pytest.mark.nightly
 def test_a_bias_of_a_layer_by_far_distances_is_told() -> None:
     """Buckets that grow with the distance, as T5 has them, go on behind those that are read."""
 

@@ -58,6 +58,7 @@ def two_tiles_at_most(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return scaled(query, key[:, :, :128]).softmax(-1) @ value[:, :, :128]
 
 
+@pytest.mark.nightly
 def test_keys_past_a_fixed_number_are_no_last_tile() -> None:
     """Where two tiles of keys are read of however many, it is not the last one that is lost."""
     entry = said(two_tiles_at_most)
@@ -290,6 +291,7 @@ def test_other_functions_of_logits_are_told(weights_of: Logits, name: str) -> No
     assert said(lambda q, k, v: weights_of(scaled(q, k)) @ v)["name"] == name
 
 
+@pytest.mark.nightly
 def test_exponentials_divided_over_the_queries_are_told() -> None:
     """They are relative to the largest of their own row, which is another axis."""
 

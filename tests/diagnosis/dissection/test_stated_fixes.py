@@ -48,6 +48,7 @@ def test_a_sink_outside_the_maximum(of_sinks: bool) -> None:  # noqa: FBT001 (a 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("inverted", [torch.bitwise_not, lambda mask: 255 - mask])
+@pytest.mark.nightly
 def test_a_mask_that_hides_every_key(inverted: Callable[[Tensor], Tensor]) -> None:
     """Equal logits for all keys are told as such, and nothing is said to be added."""
 
@@ -136,6 +137,7 @@ def test_angles_of_the_other_pairs(neighbours: bool, layout: str) -> None:  # no
     assert layout in fix.split(", not ")[0]
 
 
+@pytest.mark.nightly
 def test_frequencies_of_a_part_of_the_channels_are_counted_in_that_part() -> None:
     """Where half of the channels are turned, exponents are divided by half of the head size."""
 
