@@ -12,6 +12,7 @@ from little_graphs import node, saved
 from onnxruntime.quantization import (
     CalibrationDataReader,
     QuantFormat,
+    QuantType,
     quantize_dynamic,
     quantize_static,
 )
@@ -193,8 +194,12 @@ def test_a_rule_that_is_moved_fails_in_8_bits_too(steps: str, ahead: int, tmp_pa
     """Rounding to integers hides no token that is seen too early, and blames no right rule."""
     path, target = saved(causal_graph(ahead), tmp_path / "whole.onnx"), tmp_path / "graph.onnx"
     if steps == "known":
-        form = QuantFormat.QOperator
-        quantize_static(path, target, Calls(), form, op_types_to_quantize=["MatMul"])
+        quantize_static(
+            *(path, target, Calls()),
+            quant_format=QuantFormat.QOperator,
+            op_types_to_quantize=["MatMul"],
+            activation_type=QuantType.QUInt8,  # signed ones are not multiplied on every processor
+        )
     else:
         quantize_dynamic(path, target)
     (_, whole), *_ = model_candidates(target, find_sites(target), None)

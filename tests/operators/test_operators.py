@@ -88,6 +88,7 @@ def _beside(name: str, result: Tensor) -> Any:
     return BESIDES.get(name, -2.0 * result)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name)
 def test_each_operator_acts_on_every_stage_that_it_is_offered_for(stage: golden.Stage) -> None:
     """It keeps the shape but for axes in front, changes some result, and leaves the given one."""
