@@ -197,7 +197,7 @@ class Supervisor:
                 raise UsageError(str(payload))
             if tag == "broken":
                 raise HarnessError(str(payload))
-            if tag not in (ALIVE, OURS):
+            if tag != ALIVE:
                 on_event(tag, payload)
 
     def run_candidate(

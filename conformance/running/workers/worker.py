@@ -301,8 +301,7 @@ def _perform(connection: Connection, plan: CandidatePlan, job: str, argument: An
         _send(connection, step, name)
 
     try:
-        with _alive(connection) as calls:
-            calls.tell_ends()
+        with _alive(connection):
             done = named(job)(plan, argument, on_step)
     except UsageError as error:
         _send(connection, "refused", str(error))
