@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..eager import EagerCore
-from ._kit import core
+from ._kit import InexactCore, core
 
 PACKED: Final[dict[str, Any]] = {
     "layout": "packed-qkv",
@@ -21,6 +21,7 @@ VARLEN: Final[dict[str, Any]] = {
     "masks": [],
     "features": ["scale", "gqa"],
 }
+PADDED: Final[dict[str, Any]] = {**VARLEN, "padded": True}
 
 
 class PackedCore:
@@ -327,3 +328,76 @@ class GradientsEndWithSequenceWithoutKeys(_GradientsUnwritten):
         behind = (keys == 0).cumsum(0) > 0
         query = _left(query, behind.repeat_interleave(queries), 0.0)
         return query, _left(key, behind.repeat_interleave(keys), 0.0)
+
+
+class PaddedCore(VarlenCore):
+    """Sequences with rows between them that belong to none; a mistake replaces a step."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        cu_seqlens_q_padded: Tensor,
+        cu_seqlens_k_padded: Tensor,
+        **options: Any,
+    ) -> Tensor:
+        """Attend ``[rows_q, H, D]`` to ``[rows_k, Hkv, D]``; returns ``[rows_q, H, Dv]``."""
+        longest = max_seqlen_q, max_seqlen_k
+        output = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])
+        rows = self.padded_spans(cu_seqlens_q, cu_seqlens_q_padded)
+        keys = self.padded_key_spans(cu_seqlens_k, cu_seqlens_k_padded)
+        for own, seen, written in zip(rows, keys, self.written(rows), strict=True):
+            one = query[own], key[seen], value[seen]
+            output[written] = self.one(*one, longest=longest, **options)
+        return output
+
+    def padded_spans(self, offsets: Tensor, padded: Tensor) -> list[slice]:
+        """The rows of each sequence, from where it begins, as many as it has tokens."""
+        counts = offsets.diff().tolist()
+        starts = padded[:-1].tolist()
+        return [slice(start, start + n) for start, n in zip(starts, counts, strict=True)]
+
+    def padded_key_spans(self, offsets: Tensor, padded: Tensor) -> list[slice]:
+        """The keys of each sequence."""
+        return self.padded_spans(offsets, padded)
+
+    def written(self, rows: list[slice]) -> list[slice]:
+        """Where the answer of each sequence is written."""
+        return rows
+
+
+@core("varlen.golden", **PADDED)
+class PaddingIgnored(PaddedCore):
+    """Sequences are cut where they would begin if no row lay between them."""
+
+    def padded_spans(self, offsets: Tensor, padded: Tensor) -> list[slice]:
+        del padded
+        return self.spans(offsets)
+
+
+@core("varlen.golden", **PADDED)
+class PaddingAttended(PaddedCore):
+    """The keys of a sequence reach to the row where the next one begins."""
+
+    attention = InexactCore()
+
+    def padded_key_spans(self, offsets: Tensor, padded: Tensor) -> list[slice]:
+        del offsets
+        return self.key_spans(padded)
+
+
+@core("varlen.golden", **PADDED)
+class AnswersMovedUp(PaddedCore):
+    """The answers of all sequences are written one after another, without the rows between."""
+
+    def written(self, rows: list[slice]) -> list[slice]:
+        ends = [0]
+        for own in rows:
+            ends.append(ends[-1] + own.stop - own.start)
+        return [slice(first, last) for first, last in pairwise(ends)]

@@ -230,3 +230,37 @@ def sequences_from_the_last(
         table = admitted(q, k, None, causal=causal)
         answers.append((soften(q @ k.mT * factor(q, scale), table) @ v).transpose(0, 1))
     return torch.cat(answers[::-1])
+
+
+@core(name="sequences_with_rows_between", padded=True, **SEQUENCES)
+def sequences_with_rows_between(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    cu_seqlens_q_padded: Tensor,
+    cu_seqlens_k_padded: Tensor,
+    causal: bool = False,
+    scale: float | None = None,
+    **longest: int,
+) -> Tensor:
+    """The rows of all sequences are gathered, attended one after another, and scattered."""
+    rows, keys = (
+        torch.cat([torch.arange(n) + first for n, first in zip(counts, starts, strict=True)])
+        for counts, starts in (
+            (cu_seqlens_q.diff().tolist(), cu_seqlens_q_padded[:-1].tolist()),
+            (cu_seqlens_k.diff().tolist(), cu_seqlens_k_padded[:-1].tolist()),
+        )
+    )
+    answers = sequences_from_the_last.function(
+        *(query[rows], key[keys], value[keys]),
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        causal=causal,
+        scale=scale,
+        **longest,
+    )
+    whole = query.new_zeros(*query.shape[:2], value.shape[2])
+    return whole.index_put((rows,), answers)

@@ -46,8 +46,11 @@ def core(
     passed, and every problem is causal. ``layout`` is how it takes its heads where that is another
     way: ``"BSHD"``, ``"packed-qkv"``, ``"packed-kv"`` or ``"varlen"``
     (:mod:`conformance.declare.head_layouts`), the last with ``offsets="shared"`` where queries and
-    keys have one ``cu_seqlens`` and ``max_seqlen``. One that takes contiguous tensors alone
-    declares ``strides="contiguous"``: it may raise for others, but not answer wrongly.
+    keys have one ``cu_seqlens`` and ``max_seqlen``, and with ``padded=True`` where rows that belong
+    to no sequence lie between them: ``cu_seqlens_q_padded`` and ``cu_seqlens_k_padded`` then say at
+    which row each sequence begins, and the answer has the query's rows. One that takes contiguous
+    tensors alone declares ``strides="contiguous"``: it may raise for others, but not answer
+    wrongly.
 
     ``keywords`` are its own names: ``{"keep": "attn_mask", "scale": "sm_scale", "window":
     ("window_left", "window_right")}``; a parameter without a default gets what changes nothing.

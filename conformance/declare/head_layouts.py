@@ -35,7 +35,8 @@ class HeadLayout:
     impossible
         Features that have no form in this layout, and why.
     sequence_keywords
-        What says where sequences begin, and how many tokens the longest has.
+        What says where sequences begin, how many tokens the longest has, and, where rows that
+        belong to no sequence lie between them, at which row each begins.
     """
 
     axes: str = OWN_AXES
@@ -61,6 +62,11 @@ class HeadLayout:
         """Whether sequences of different lengths lie one after another, without an item axis."""
         return "T" in self.axes
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether rows that belong to no sequence lie between the sequences."""
+        return any(word.endswith("_padded") for word in self.sequence_keywords)
+
     def arranged(self, heads: Tensor) -> Tensor:
         """A view of heads ``[B, H, S, D]`` with the axes of this layout."""
         return heads if self.axes == OWN_AXES else heads.permute(*map(OWN_AXES.index, self.axes))
@@ -74,7 +80,7 @@ _OF_SEQUENCES: Final = {
     "kv_cache": "sequences of a batch lie one after another",
     "weights": "queries of different sequences have different numbers of keys",
 }
-HEAD_LAYOUTS: Final[Mapping[str, HeadLayout]] = {
+_HEAD_LAYOUTS: Final[dict[str, HeadLayout]] = {
     "BHSD": HeadLayout(),
     "BSHD": HeadLayout(axes="BSHD"),
     # One tensor [B, S, 3, H, D].
@@ -107,6 +113,18 @@ HEAD_LAYOUTS: Final[Mapping[str, HeadLayout]] = {
         impossible=_OF_SEQUENCES,
         sequence_keywords=("cu_seqlens", "max_seqlen"),
     ),
+}
+# Those of sequences with rows between them that belong to none, as cuDNN and TransformerEngine pad.
+HEAD_LAYOUTS: Final[Mapping[str, HeadLayout]] = _HEAD_LAYOUTS | {
+    f"{name}-padded": dataclasses.replace(
+        layout,
+        sequence_keywords=(
+            *layout.sequence_keywords,
+            *(f"{word}_padded" for word in layout.sequence_keywords if word.startswith("cu_")),
+        ),
+    )
+    for name, layout in _HEAD_LAYOUTS.items()
+    if layout.has_sequences
 }
 
 

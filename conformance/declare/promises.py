@@ -91,15 +91,18 @@ def declare(
     ranks: Ranks | None = None,
     block_size: tuple[int, int] | None = None,
     offsets: str = "each",
+    padded: bool = False,
     expected_failures: GivenExpectations = None,
 ) -> Declaration:
     """Check every promise and put them together; raises DeclarationError with one sentence."""
-    _flags(always_causal=always_causal, batched=batched, tf32=tf32)
+    _flags(always_causal=always_causal, batched=batched, tf32=tf32, padded=padded)
     forms = _words("masks", masks, (*MASK_FORMS, *STRUCTURED_FORMS))
     pins = _for_structured(forms, read_pins(geometry), kind, always_causal=always_causal)
     _choice("offsets", offsets, OFFSETS)
     if offsets == "shared":
-        layout = _with_shared_offsets(layout)
+        layout = _of_sequences(layout, "-shared", "offsets is 'shared'")
+    if padded:
+        layout = _of_sequences(layout, "-padded", "padded is True")
     if not (isinstance(layout, str) and layout == "BHSD"):
         pins, forms = _read_layout(kind, layout, forms, pins, batched=batched)
     named = _words("features", features, FEATURES)
@@ -183,12 +186,12 @@ def declare(
     )
 
 
-def _with_shared_offsets(layout: object) -> str:
-    """The layout of sequences of which queries and keys have the same offsets."""
-    if layout not in ("varlen", "varlen-shared"):
-        msg = f"offsets is 'shared' with layout={layout!r}: only layout='varlen' has offsets"
+def _of_sequences(layout: object, ending: str, promise: str) -> str:
+    """The layout of sequences with a promise about their offsets; DeclarationError for others."""
+    if not (isinstance(layout, str) and layout.startswith("varlen")):
+        msg = f"{promise} with layout={layout!r}: only layout='varlen' has offsets"
         raise DeclarationError(msg)
-    return "varlen-shared"
+    return layout if ending in layout else layout + ending
 
 
 def _for_structured(forms: tuple[str, ...], pins: Pins, kind: str, *, always_causal: bool) -> Pins:

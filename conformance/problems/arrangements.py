@@ -12,7 +12,7 @@ last query and key, after it where the diagonal starts at the first of both.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -82,7 +82,7 @@ def present_tokens(tokens: Tensors, inputs: Inputs) -> Tensors:
     layout, names = inputs.head_layout, ("query", "key", "value")
     if layout.has_sequences:
         return tuple(
-            _joined(tensor, there(inputs, name, tensor))
+            _joined(tensor, places(inputs, name, tensor), between=torch.nan)
             for name, tensor in zip(names, tokens, strict=True)
         )
     own = {name: layout.arranged(tensor) for name, tensor in zip(names, tokens, strict=True)}
@@ -107,7 +107,7 @@ def canonical_tokens(tensors: Tensors, inputs: Inputs) -> tuple[Tensor, Tensor, 
         single = [tensor] if len(names) == 1 else tensor.unbind(packed_axis)
         parts |= dict(zip(names, single, strict=True))
     query, key, value = (
-        _apart(parts[name], there(inputs, name, getattr(inputs, name)))
+        _apart(parts[name], places(inputs, name, getattr(inputs, name)).rows)
         if layout.has_sequences
         else layout.restored(parts[name])
         for name in ("query", "key", "value")
@@ -125,7 +125,7 @@ def present_output(output: Tensor, inputs: Inputs) -> Tensor:
     if inputs.is_layer:
         return output
     if inputs.head_layout.has_sequences:
-        return _joined(output, there(inputs, "query", output))
+        return _joined(output, places(inputs, "query", output), between=0.0)
     return inputs.head_layout.arranged(output)
 
 
@@ -134,7 +134,7 @@ def canonical_output(output: Tensor, inputs: Inputs) -> Tensor:
     if inputs.is_layer:
         return output
     if inputs.head_layout.has_sequences:
-        return _apart(output, there(inputs, "query", inputs.query))
+        return _apart(output, rows_of_queries(inputs))
     return inputs.head_layout.restored(output)
 
 
@@ -145,7 +145,7 @@ def presented_shape(inputs: Inputs) -> tuple[int, ...]:
         return shape
     sizes = dict(zip(OWN_AXES, shape, strict=False))
     if inputs.head_layout.has_sequences:
-        sizes["T"] = int(there(inputs, "query", inputs.query).sum())
+        sizes["T"] = places(inputs, "query", inputs.query).total
     return tuple(sizes[letter] for letter in inputs.head_layout.axes)
 
 
@@ -156,15 +156,55 @@ def expressible(inputs: Inputs) -> bool:
     )
 
 
-def _joined(heads: Tensor, rows: Tensor) -> Tensor:
-    """The tokens that are there, one after another: ``[B, H, L, D]`` to ``[total, H, D]``."""
-    return heads.transpose(1, 2)[rows]
+def _joined(heads: Tensor, at: Places, between: float) -> Tensor:
+    """The tokens that are there, one after another: ``[B, H, L, D]`` to ``[total, H, D]``.
+
+    Rows that no sequence has hold the number ``between``.
+    """
+    present = at.rows >= 0
+    tokens = heads.transpose(1, 2)[present]
+    if len(tokens) == at.total:
+        return tokens
+    whole = tokens.new_full((at.total, *tokens.shape[1:]), between)
+    return whole.index_put((at.rows[present],), tokens)
 
 
 def _apart(tokens: Tensor, rows: Tensor) -> Tensor:
     """The inverse of :func:`_joined`."""
+    present = rows >= 0
     whole = tokens.new_zeros((*rows.shape, *tokens.shape[1:]))
-    return whole.index_put(rows.nonzero(as_tuple=True), tokens).transpose(1, 2)
+    return whole.index_put(present.nonzero(as_tuple=True), tokens[rows[present]]).transpose(1, 2)
+
+
+class Places(NamedTuple):
+    """Rows of tokens ``[B, L]`` in a tensor of all sequences, -1 for none, and its length."""
+
+    rows: Tensor
+    total: int
+
+
+# How many rows follow each sequence that belong to none, in turn.
+_GAPS: Final = (1, 0, 2)
+
+
+def places(inputs: Inputs, name: str, heads: Tensor, *, padded: bool | None = None) -> Places:
+    """Where tokens lie, with rows between the sequences or without; None is as declared."""
+    present = there(inputs, name, heads)
+    has_gaps = inputs.head_layout.has_gaps if padded is None else padded
+    starts = _starts(present.sum(dim=-1), padded=has_gaps)
+    rows = starts[:-1, None] + present.cumsum(dim=-1) - 1
+    return Places(rows.masked_fill(~present, -1), int(starts[-1]))
+
+
+def rows_of_queries(inputs: Inputs) -> Tensor:
+    """At which row of the answer each query lies: int64 ``[B, Lq]``, -1 for no query."""
+    return places(inputs, "query", inputs.query).rows
+
+
+def _starts(counts: Tensor, *, padded: bool) -> Tensor:
+    """The row at which each sequence begins, and the number of all rows: ``[B + 1]``."""
+    gaps = torch.tensor(_GAPS)[torch.arange(len(counts)) % len(_GAPS)] * padded
+    return torch.cat([counts.new_zeros(1), (counts + gaps).cumsum(0)])
 
 
 def there(inputs: Inputs, name: str, heads: Tensor) -> Tensor:
@@ -186,18 +226,18 @@ def sequence_keywords(inputs: Inputs) -> dict[str, Any]:
     words = inputs.head_layout.sequence_keywords
     # Offsets that do not lie next to each other are refused by every kernel that reads them.
     layout = inputs.mask_layout if inputs.mask_layout in CANARIES else ""
-    counts = [
-        there(inputs, name, getattr(inputs, name)).sum(dim=-1)
-        for name in ("query", "key")[: len(words) // 2]
-    ]
-    offsets = [_offsets(each, layout) for each in counts]
+    has_gaps = inputs.head_layout.has_gaps
+    names = ("query", "key")[: len(words) // (3 if has_gaps else 2)]
+    counts = [there(inputs, name, getattr(inputs, name)).sum(dim=-1) for name in names]
+    offsets = [_offsets(each, layout, padded=False) for each in counts]
     longest = [max([0, *each.tolist()]) for each in counts]
-    return dict(zip(words, (*offsets, *longest), strict=True))
+    padded = [_offsets(each, layout, padded=True) for each in counts if has_gaps]
+    return dict(zip(words, (*offsets, *longest, *padded), strict=True))
 
 
-def _offsets(counts: Tensor, layout: str) -> Tensor:
+def _offsets(counts: Tensor, layout: str, *, padded: bool) -> Tensor:
     """Where each sequence begins, and where the last ends: int32 ``[B + 1]``."""
-    starts = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(torch.int32)
+    starts = _starts(counts, padded=padded).to(torch.int32)
     return arrange_mask(starts, layout) if layout else starts
 
 

@@ -60,7 +60,7 @@ def inputs_of(
     """Some inputs of a core with a layout; the sequences of varlen differ in length."""
     candidate = conformance.core(layout=layout, causal=causal, geometry=geometry)(never)
     geometry = fitted_geometry(SIZES, candidate, Space())
-    plan = mask if layout == "varlen" else None
+    plan = mask if HEAD_LAYOUTS[layout].has_sequences else None
     problem = Problem(geometry=geometry, dtype="float32", seed=seed, mask=plan)
     return Subject(candidate, "float32").inputs(problem)
 
@@ -71,11 +71,11 @@ def test_tokens_come_back_as_they_were(layout: str) -> None:
     inputs = inputs_of(layout)
     positional = arguments(inputs)[0]
     query, key, value = canonical_tokens(positional, inputs)
-    if layout == "varlen":
+    if HEAD_LAYOUTS[layout].has_sequences:
         assert inputs.keep is not None
         there = inputs.keep.any(dim=-1).unsqueeze(-1)
         assert torch.equal(query, inputs.query * there)
-        assert positional[0].shape[0] == int(there.sum()) < 3 * 5
+        assert positional[0].shape[0] == presented_shape(inputs)[0]
         return
     assert torch.equal(query, inputs.query)
     assert torch.equal(key, inputs.key)
@@ -208,6 +208,7 @@ def test_offsets_count_the_tokens_of_each_sequence() -> None:
             {"layout": "packed-qkv", "geometry": {"num_heads": 4, "num_kv_heads": 2}},
             "makes them one size",
         ),
+        ({"padded": True}, "padded is True with layout='BHSD'"),
         ({"layout": "SBHD"}, "layout is 'SBHD', which is unknown"),
     ],
 )
@@ -217,3 +218,22 @@ def test_promise_that_a_layout_cannot_keep_is_refused(
     """One sentence says what a layout has no room for."""
     with pytest.raises(DeclarationError, match=message):
         conformance.core(**promises)(never)
+
+
+def test_rows_between_sequences_are_poison_and_are_not_read_back() -> None:
+    """Offsets say at which row a sequence begins; NaN lies between, where no answer is read."""
+    inputs = inputs_of("varlen-padded")
+    (query, key, value), keywords = arguments(inputs)
+    own = {}
+    for letter, tensor in (("q", query), ("k", key), ("k", value)):
+        counts = keywords[f"cu_seqlens_{letter}"].diff().tolist()
+        begins = keywords[f"cu_seqlens_{letter}_padded"].tolist()
+        rows = torch.zeros(len(tensor), dtype=torch.bool)
+        for begin, count in zip(begins[:-1], counts, strict=True):
+            rows[begin : begin + count] = True
+        assert int(rows.sum()) < len(tensor) == begins[-1]
+        assert torch.equal(tensor.isnan().all(dim=(1, 2)), ~rows)
+        own[letter] = rows
+    output = torch.randn(presented_shape(inputs))
+    other = output.masked_fill(~own["q"][:, None, None], 7.0)
+    assert torch.equal(canonical_output(output, inputs), canonical_output(other, inputs))

@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ...problems.arrangements import there
+from ...problems.arrangements import (
+    canonical_output,
+    places,
+    present_output,
+    sequence_keywords,
+    there,
+)
 from ...problems.inputs import Inputs
 from ._steps import require
 from .named_mistake import (
@@ -66,6 +72,41 @@ def _padded_for_packed(output: Tensor, inputs: Inputs) -> Tensor:
     packed = torch.zeros_like(answers)
     packed[rows] = padded.flatten(0, 1)[: int(counts.sum())]
     return packed.transpose(1, 2)
+
+
+def _read_without_gaps(heads: Tensor, inputs: Inputs, name: str) -> Tensor:
+    """Tokens of the rows where each would lie if no rows lay between the sequences."""
+    rows = places(inputs, name, heads).rows
+    read = places(inputs, name, heads, padded=False).rows
+    tokens = heads.new_full((int(rows.max()) + 1, *heads.transpose(1, 2).shape[2:]), torch.nan)
+    tokens[rows[rows >= 0]] = heads.transpose(1, 2)[rows >= 0]
+    found = torch.zeros_like(heads).transpose(1, 2)
+    found[rows >= 0] = tokens[read[rows >= 0]]
+    return found.transpose(1, 2)
+
+
+def _written_without_gaps(output: Tensor, inputs: Inputs) -> Tensor:
+    written = places(inputs, "query", output, padded=False).rows
+    answer = torch.zeros_like(present_output(output, inputs))
+    answer[written[written >= 0]] = output.transpose(1, 2)[written >= 0]
+    return canonical_output(answer, inputs)
+
+
+def _with_keys_between(output: Tensor, inputs: Inputs) -> Tensor:
+    """NaN where rows lie behind the keys of a sequence: a weight of zero does not hide them."""
+    *_, begins = sequence_keywords(inputs).values()
+    has_more = begins.diff() > there(inputs, "key", inputs.key).sum(dim=-1)
+    rows = there(inputs, "query", inputs.query) & has_more[:, None]
+    return output.masked_fill(rows[:, None, :, None], torch.nan)
+
+
+def _of_gaps(name: str) -> Callable[..., tuple[NamedMistake, ...]]:
+    return named(
+        name,
+        "varlen.golden",
+        needs="sequences",
+        where=lambda inputs: inputs.head_layout.has_gaps,
+    )
 
 
 LAYOUT: Final[tuple[NamedMistake, ...]] = (
@@ -192,6 +233,27 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         "answers that are padded to the longest sequence are returned as if they were packed",
         "take each sequence's own rows out of the padded answer before they are joined",
         Edit("output", change=_padded_for_packed),
+    ),
+    *_of_gaps("sequences-cut-without-rows-between")(
+        "sequences are cut as if no rows lay between them",
+        "sequence i begins at row cu_seqlens_padded[i], and is as long as cu_seqlens says",
+        (
+            *(
+                Edit(f"given_{name}", change=partial(_read_without_gaps, name=name))
+                for name in ("query", "key", "value")
+            ),
+            Edit("output", change=_written_without_gaps),
+        ),
+    ),
+    *_of_gaps("answers-without-rows-between")(
+        "answers are written as if no rows lay between the sequences",
+        "write the answers of sequence i from row cu_seqlens_padded[i] on",
+        Edit("output", change=_written_without_gaps),
+    ),
+    *_of_gaps("rows-between-attended")(
+        "rows that belong to no sequence are attended, or multiplied by a weight of zero",
+        "leave them out: sequence i has cu_seqlens[i + 1] - cu_seqlens[i] keys",
+        Edit("output", change=_with_keys_between),
     ),
 )
 

@@ -16,7 +16,7 @@ from ...clauses.subject import Subject
 from ...clauses.whole_models import drawn_call
 from ...declare.declaration import WHOLE_MODEL
 from ...oracle.comparison import MOST_ELEMENTS, compare, keeping, table
-from ...problems.arrangements import there
+from ...problems.arrangements import rows_of_queries
 from ...problems.inputs import Inputs
 from ...problems.materialise import PROJECTION_NAMES
 from ...problems.problem import Problem
@@ -228,7 +228,7 @@ def _call(
         if answer is not None:
             shown[name] = table(answer)
     if call.inputs.head_layout.has_sequences:  # which places of the answers that is packed into
-        shown["rows"] = table(there(call.inputs, "query", call.inputs.query))
+        shown["rows"] = table(rows_of_queries(call.inputs))
     return shown
 
 

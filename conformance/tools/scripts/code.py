@@ -206,7 +206,7 @@ def _source(source: Record, data: Record) -> str:
 
 
 def _rows(data: Record, number: int) -> str:
-    """Which rows of a packed answer there are."""
+    """At which row of a packed answer each query lies."""
     rows = data["calls"][number].get("rows")
     return "" if rows is None else f", rows={tensor_code(rows)}"
 
