@@ -107,6 +107,9 @@ def test_a_law_that_breaks_by_rounding_has_the_cause_of_the_wrong_answers(
         ("SequencesOfEqualLength", "varlen.golden", "sequences-of-equal-length"),
         ("SingleQueryBroadcast", "varlen.golden", "sequences-read-the-first"),
         ("PaddedRowsTakenForPacked", "numerics.options", "sequences-answered-padded"),
+        ("PaddingIgnored", "varlen.causal", "sequences-cut-without-rows-between"),
+        ("PaddingAttended", "varlen.golden", "rows-between-attended"),
+        ("AnswersMovedUp", "varlen.golden", "answers-without-rows-between"),
     ],
 )
 def test_mistakes_of_the_catalogue_have_names(mistake: str, clause: str, name: str) -> None:
