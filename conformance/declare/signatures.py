@@ -222,6 +222,7 @@ SIGNATURES: Final[Mapping[str, PublicSignature]] = {
         promises={
             "arrays": "jax",
             "layout": "BSHD",
+            "geometry": {"value_head_size": "head_size"},
             "mask_shapes": ("BHQK", "B1QK", "11QK", "B11K", "B"),
             "causal": "top-left",
             "features": ("scale", "window", "gqa"),
