@@ -29,7 +29,6 @@ from .mistakes import NamedMistake, NotExpressible
 class BatteryAnswer:
     """Inputs and the answer of the candidate ``subject``, as float64 of whatever shape.
 
-
     ``problem`` is the unmodified problem behind ``inputs``, else None.
     """
 
@@ -51,7 +50,6 @@ class BatteryAnswer:
     @cached_property
     def _rows_open(self) -> Tensor | None:
         """Rows about which nothing is promised; None if no row is open.
-
 
         Open are queries that no sequence has, and rows without keys if they may return anything.
         """
@@ -99,7 +97,6 @@ class BatteryAnswer:
     def margin(self) -> float:
         """The largest error in bounds; infinite for an answer of another kind.
 
-
         Another kind means another shape, or NaN and infinities in other places. The margin is too
         small for a right answer tested by a quick bound, and may be too small for gross errors as
         well.
@@ -122,7 +119,7 @@ class BatteryAnswer:
 
     @cached_property
     def wrong(self) -> Tensor | None:
-        """Elements outside the bound, bool of the answer's shape; None for an answer of another shape."""
+        """Elements outside the bound, bool of the answer's shape; None if the shape is wrong."""
         if not self.fits:
             return None
         expected = self.exact.output
@@ -165,7 +162,7 @@ class BatteryAnswer:
         return _size(bound if bool(chosen.all()) else bound[chosen])
 
     def agrees(self, acted: MistakenAnswer) -> bool:
-        """Whether the answer lies within the bound of an acted mistake and much closer than to golden."""
+        """Whether the answer lies within the bound of an acted mistake, much closer than to golden."""
         if acted.output.shape != self.output.shape:
             return False
         with torch.inference_mode(), np.errstate(all="ignore"):
@@ -173,7 +170,6 @@ class BatteryAnswer:
 
     def _soon_agrees(self, acted: MistakenAnswer) -> bool:
         """Whether the answer surely agrees, judged by the acted mistake alone.
-
 
         Errors within its bound are as small as rounding permits, whatever elements are judged.
         """
@@ -223,7 +219,6 @@ class BatteryAnswer:
     def _much_closer(self, acted: MistakenAnswer, error: Array, judged: Array | None) -> bool:
         """Whether a mistake is much closer than golden, or as close as rounding permits.
 
-
         ``judged`` are the elements that count, None for all.
         """
         if not self.fits:
@@ -245,7 +240,6 @@ class BatteryAnswer:
     def leaves_little(self, acted: MistakenAnswer) -> bool:
         """Whether a mistake surely leaves next to nothing of the error of each wrong element.
 
-
         The squares of the errors are then small in any unit. :meth:`closeness` says more, but needs
         the bound, which is expensive.
         """
@@ -261,12 +255,11 @@ class BatteryAnswer:
 
     @torch.inference_mode()
     def closeness(self, acted: MistakenAnswer) -> tuple[float, float, float]:
-        """Return the squared error of wrong elements that a mistake leaves, their total, and a count.
-
+        """Return the squared error of wrong elements that a mistake leaves, the total, a count.
 
         Errors are in units of the bound of the declared point; an answer of another shape leaves
         nothing of a total of one. Elements at which the mistake is not judged do not count; the
-        third number grows with them.
+        count is the number of judged wrong elements less the number of unjudged wrong elements.
         """
         if self.wrong is None:
             return 0.0, 1.0, 1.0
@@ -356,7 +349,7 @@ class RowComparison:
 
 
 def _rows(answer: BatteryAnswer, acted: MistakenAnswer, right: Tensor, judged: Tensor) -> Rows:
-    """The rows by whether they are those of an acted answer; those that are judged."""
+    """Sort the judged rows by agreement with an acted answer."""
     exact, wrong = answer.exact, judged & ~right
     mistaken = _close(answer, acted, exact, judged)
     if not bool(wrong.any()):
@@ -374,7 +367,6 @@ def _rows(answer: BatteryAnswer, acted: MistakenAnswer, right: Tensor, judged: T
 def _close(answer: BatteryAnswer, acted: MistakenAnswer, exact: Golden, rows: Tensor) -> Tensor:
     """Return the rows within the bound of ``exact`` around an acted answer.
 
-
     If none of ``rows`` can be, return no row: that spares the bound, which is expensive.
     """
     far = ((answer.output - acted.output).abs() > exact.most_bound).any(dim=-1)
@@ -384,9 +376,9 @@ def _close(answer: BatteryAnswer, acted: MistakenAnswer, exact: Golden, rows: Te
 
 
 def _much_closer(output: Tensor, acted: MistakenAnswer, expected: Tensor, bound: Tensor) -> Tensor:
-    """Rows that are much closer to the mistake than to the golden, or as close as rounding lets.
+    """Return rows much closer to the mistake than to golden, or as close as rounding permits.
 
-    Those that are not finite are both.
+    Rows that are not finite count as both.
     """
     left = torch.nan_to_num((output - acted.output).abs()).amax(dim=-1)
     before = (output - expected).abs().amax(dim=-1)
@@ -423,7 +415,7 @@ class StandIn(Subject):
         return lambda: None
 
     def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
-        """Return the acted answer; raise CandidateFailure for a wrong shape, as a candidate's call does."""
+        """Return the acted answer; raise CandidateFailure for a wrong shape."""
         del forward, call_arguments
         acted = self.acting(inputs)
         self.is_open |= acted.empties_rows(self.declaration.semantics)
@@ -450,7 +442,6 @@ def fails_so(
     problem: Problem,
 ) -> bool | None:
     """Whether a candidate that answers as ``acting`` fails a clause on a problem.
-
 
     None if undecided: the mistakes cannot be acted out on what the clause needs, or leave rows
     without keys, whose answer is open.
@@ -479,7 +470,6 @@ def _lies_within(error: Array, bound: Array, judged: Array | None) -> bool:
 
 def _largest(actual: Array, expected: Array, bound: Array | float, judged: Array) -> float:
     """Return the largest judged error in bounds; infinite where a number is expected and missing.
-
 
     A bound that is NaN allows nothing.
     """

@@ -102,7 +102,6 @@ _COPIES: Final = 16
 def keeps_state(subject: Subject, problem: Problem) -> bool:
     """Whether a built candidate answers the same call differently the second time.
 
-
     All fresh copies, where copies can be made, must do the same.
     """
     inputs = subject.inputs(problem)
@@ -143,7 +142,6 @@ _TWICE: Final = 2
 def state_entry(subject: Subject) -> dict[str, Any] | None:
     """Return the entry that says what an earlier call leaves in the next answer; None if unknown.
 
-
     Two rounds of two calls are made at unseen sizes: the second answer must be right when something
     of the first call replaces its own.
     """
@@ -168,7 +166,7 @@ def state_entry(subject: Subject) -> dict[str, Any] | None:
 
 
 def _options(subject: Subject, problem: Problem) -> Iterator[Problem]:
-    """Yield a problem unchanged, with its first possible mask, and with its first possible scale."""
+    """Yield a problem unchanged, with its first possible mask, and with its first scale."""
     yield problem
     near = neighbours(subject, problem, (OWN,))
     yield from [one for one in near if one.mask is not None and one.scale is None][:1]
@@ -257,7 +255,7 @@ _OTHERWISE: Final[tuple[dict[str, Any], ...]] = (
 
 
 def _earlier_calls(subject: Subject, problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Yield calls that may leave something for a failing call, with the words for their difference."""
+    """Yield calls that may leave something for a failing call, with their difference in words."""
     yield "other values", problem.replace(overrides=None, seed=problem.seed + _OTHER_SEED)
     for field, plural in _RESIZED:
         size = getattr(problem.geometry, field)
@@ -282,7 +280,6 @@ def _earlier_calls(subject: Subject, problem: Problem) -> Iterator[tuple[str, Pr
 
 def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
     """Return the entry of an answer that is wrong only after earlier calls; None for other answers.
-
 
     A fresh copy answers rightly, and wrongly after an earlier call, with other values as well. If
     no such call is found, the entry says that earlier calls decide.
@@ -313,7 +310,6 @@ def _makes_wrong(subject: Subject, problem: Problem, earlier: Problem) -> bool:
 class Copying(Subject):
     """A subject whose calls get copies of their inputs, except of the ``out`` buffer.
 
-
     Copies have the strides of the inputs, or are ``contiguous``.
     """
 
@@ -342,7 +338,6 @@ class Copying(Subject):
 def _clone_with_strides(tensor: Tensor) -> Tensor:
     """Copy a tensor with its gaps, which clone() would close; gradients pass.
 
-
     An expanded axis is copied in full, so that the copy can be written to.
     """
     if not all(tensor.stride()):
@@ -357,7 +352,6 @@ def changed_inputs_entry(
     subject: Subject, clause: str, fails: Callable[[Subject], bool]
 ) -> dict[str, Any] | None:
     """Return the entry of a call that writes into its inputs but is right with copies of them.
-
 
     ``fails`` asks a subject the problem that fails the clause.
     """
@@ -375,7 +369,6 @@ def changed_inputs_entry(
 def strides_entry(subject: Subject, fails: Callable[[Subject], bool]) -> dict[str, Any] | None:
     """Return the entry of a call that is right for contiguous inputs alone.
 
-
     ``fails`` asks a subject the problem that fails the clause.
     """
     right = not fails(Copying(subject, contiguous=True))
@@ -384,7 +377,6 @@ def strides_entry(subject: Subject, fails: Callable[[Subject], bool]) -> dict[st
 
 def ignores_strides(subject: Subject) -> bool:
     """Whether an answer is right for contiguous inputs and wrong for transposed ones.
-
 
     The memory beside their elements is empty, so no gap can be read by mistake.
     """
@@ -410,7 +402,6 @@ def answers_to_clause(
 ) -> tuple[list[BatteryAnswer], bool]:
     """Return the answers to a clause's calls, and whether it fails with every call answered.
 
-
     Calls that write into a buffer of the caller are left out: inputs alone do not repeat them.
     """
     recording, fails = Recording(), True
@@ -428,7 +419,6 @@ def answers_to_clause(
 def compares_wrong_answers(subject: Subject, clause: Clause, problem: Problem) -> bool:
     """Whether a failing clause meets a wrong answer to an ordinary call.
 
-
     Shared tensors and unusual memory layouts do not count: they are other mistakes.
     """
     answers, fails = answers_to_clause(subject, clause, problem)
@@ -438,7 +428,7 @@ def compares_wrong_answers(subject: Subject, clause: Clause, problem: Problem) -
 
 
 def _confirmed(subject: Subject, problem: Problem, earlier: Problem) -> bool:
-    """Whether the effect of the earlier call persists with other values, and first calls are right."""
+    """Whether the effect of an earlier call persists with other values, and first calls are right."""
     shown = False
     for turn, changes in enumerate(_OTHERWISE):
         other, before = (
@@ -455,7 +445,6 @@ def _confirmed(subject: Subject, problem: Problem, earlier: Problem) -> bool:
 
 def right_anew(subject: Subject, *calls: Inputs) -> bool | None:
     """Whether a fresh copy answers the first inputs rightly after the other calls.
-
 
     None if there is no copy or no answer.
     """
@@ -487,7 +476,6 @@ def _copy(subject: Subject) -> Subject | None:
 
 def loaded_anew(candidate: Candidate) -> Candidate | None:
     """Return the candidate from a copy of its module that was executed just now.
-
 
     State kept by its own module is gone, state kept by other modules is not. None if its code must
     not run in this process, or if no copy can be made or identified.

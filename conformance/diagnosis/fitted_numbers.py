@@ -1,6 +1,5 @@
 """Read from whole answers the numbers by which a stage of the program is changed.
 
-
 A family changes one stage by one number, for example the scores times a number. A grid of numbers
 is run together, and Newton's steps refine the best number: per head where an answer keeps the heads
 apart. The number is reported in closed form where a closed form is near.
@@ -78,7 +77,6 @@ _CLOSE: Final = torch.linspace(-4, 4, 321, dtype=torch.float64)
 @dataclass(frozen=True, eq=False)
 class Family:
     """A stage changed by a number: ``change(result, number, **others)``, results by their names.
-
 
     ``words`` hold ``{}`` for the number; ``grid`` holds the numbers to try first, per head or for
     all heads. ``linear`` families have answers linear in the number. ``right`` gives the number
@@ -305,7 +303,7 @@ def families() -> Iterator[Family]:
 
 
 def _limits() -> Iterator[Family]:
-    """Yield families in which small weights count as zero: below a number, or a part of the row maximum."""
+    """Yield families in which weights below a number, or a part of the row maximum, count as zero."""
     fix = "let every key that is not hidden have its weight, however small"
     for words, stage, change in (
         ("weights below {} count as zero", "weights", _without_small),
@@ -358,7 +356,10 @@ def _filled(
     by_all: bool,
     empty_too: bool,
 ) -> Tensor:
-    """Give keys hidden by the mask (``by_all``: hidden at all) a number, or add it to their logits."""
+    """Give hidden keys a number as their logit, or add it to their logits.
+
+    Hidden are keys that the mask hides, with ``by_all`` all hidden keys.
+    """
     plain = modified if distance_bias is None else modified + distance_bias
     plain = torch.where(biased.isneginf(), plain, biased)
     hidden = biased.isneginf() | ~by_mask
@@ -370,7 +371,7 @@ def _filled(
 
 
 def fills() -> Iterator[Family]:
-    """Yield families in which hidden keys have a finite logit, visible where other logits are as low."""
+    """Yield families in which hidden keys have a finite logit; shows where other logits are as low."""
     fix = "give keys that are hidden a logit of minus infinity"
     for by_all, empty_too, added in product((True, False), (False, True), (False, True)):
         keys = "hidden keys" if by_all else "keys that the mask hides"
@@ -446,7 +447,7 @@ def _stretched(frequencies: Tensor, number: Any) -> Tensor:
 
 
 def _of_rotations() -> Iterator[Family]:
-    """Yield rotary families, bases first: stretched frequencies would hide which head size they fit."""
+    """Yield rotary families, bases first: a base tells head sizes apart."""
     bases = torch.logspace(-5, 9, 281, dtype=torch.float64)
     for words, stage, change, grid in (
         ("the base of the rotary positions is {}", "frequencies", _of_base, bases),
@@ -498,7 +499,6 @@ def _may_be_mixed_in(move: Operator) -> bool:
 class NumberFit:
     """Fits numbers of families to a stage read from a run: the answer or the weights.
 
-
     ``told`` marks the elements that count.
     """
 
@@ -510,7 +510,6 @@ class NumberFit:
     @classmethod
     def of(cls, answer: BatteryAnswer, known: Combination = ()) -> NumberFit | None:
         """Fit an answer besides known mistakes, without rows that have no keys.
-
 
         None if no other row is wrong or the known mistakes give an answer of another shape.
         """
@@ -524,7 +523,7 @@ class NumberFit:
         return cls(run, stage, answer.output, told) if bool(wrong.any()) else None
 
     def _summed(self, squares: Tensor) -> Tensor:
-        """Sum over all axes but heads: ``[.., H]``; ``[.., 1]`` for layers, which merge their heads."""
+        """Sum over all axes but heads: ``[.., H]``; ``[.., 1]`` for layers, whose heads merge."""
         if self.stage == "answer":
             return squares.flatten(-3).sum(-1, keepdim=True)
         return squares.sum(-1).sum(-1).sum(-2)
@@ -552,7 +551,6 @@ class NumberFit:
 
     def numbers(self, family: Family) -> list[float]:
         """Return the number of all heads, or a number per head; empty if none makes what was read.
-
 
         A head may not determine its number, for example where all its scores lie below a limit.
         """
@@ -676,7 +674,7 @@ _YARN: Final = 0.1
 
 
 def _growths(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
-    """Yield numbers that grow with the logarithm of a length: to a base, with a floor, or as a multiple."""
+    """Yield numbers that grow with the logarithm of a length: to a base, floored, or as a multiple."""
     for words, size in _LENGTHS:
         own = math.log(max(size(sizes), 1))
         forms: list[tuple[str, float, float, float]] = []
@@ -728,7 +726,6 @@ def numbers_making(
 ) -> Iterator[NamedMistake]:
     """Yield changes by numbers that make the first of the answers on which they can show.
 
-
     Several answers to values that are not generic are tried, since a number may not show in the
     first.
     """
@@ -752,7 +749,6 @@ def numbers_making(
 def is_wrong_by_head(reading: Reading) -> bool:
     """Whether numbers that differ between heads make the weights that were read.
 
-
     The numbers multiply the scores or the distances that are added to the scores.
     """
     run, told = with_every_key(reading.attention.run), torch.isfinite(reading.weights)
@@ -763,7 +759,7 @@ def is_wrong_by_head(reading: Reading) -> bool:
 
 
 def bases_read(reading: Reading) -> Iterator[float]:
-    """Yield bases of the rotary positions that make the weights that were read, the plainest first."""
+    """Yield bases of the rotary positions that make the read weights, the plainest first."""
     told = torch.isfinite(reading.weights)
     run = reading.attention.run.edited(point=reading.call.semantics)
     for read in NumberFit(run, "weights", reading.weights, told).numbers(next(_of_rotations())):

@@ -1,6 +1,5 @@
 """Acts a mistake out: the golden answer of a candidate that makes it, step by step.
 
-
 The steps are inputs, point of the semantics, heads, attention proper and answer; a mistake may
 change each of them. Mistakes that are made together change the steps one after another.
 """
@@ -55,7 +54,6 @@ def array_of(tensor: Tensor) -> Array:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MistakenAnswer:
     """The answer of a candidate that makes several mistakes.
-
 
     ``given`` are the inputs of the call, ``inputs`` and ``semantics`` those that the mistakes
     answer by. ``stepwise`` says that a later step differs as well, for which no bound was derived.
@@ -131,8 +129,7 @@ class MistakenAnswer:
 
     @cached_property
     def _is_small_before(self) -> bool:
-        """Whether operands and scores of the attention proper stay far below the largest finite number.
-
+        """Whether operands and scores of the attention proper stay far below the largest number.
 
         The square root leaves room for products; the test spares a search the exact check.
         """
@@ -153,8 +150,7 @@ class MistakenAnswer:
     def unjudged(
         self, declaration: Declaration, right: Callable[[], Tensor | None]
     ) -> Tensor | None:
-        """Return the rows whose answer is open, broadcastable to the answer; None if no row is open.
-
+        """Return the rows whose answer is open, broadcastable to the answer; None for no row.
 
         Open are rows that may overflow or lie below any fill, rows without keys if nothing is
         promised about them, and rows that the mistake leaves without keys, except where ``right()``
@@ -190,7 +186,7 @@ class MistakenAnswer:
         return rows if spared is None or spared.shape != rows.shape else rows & ~(emptied & spared)
 
     def empties_rows(self, declared: golden.Semantics) -> bool:
-        """Whether the mistake leaves rows without keys that should have keys: their answer is open."""
+        """Whether the mistake takes all keys from rows that have keys: their answer is open."""
         had_keys = self.given.allowed(declared).any(dim=-1)
         empty = self.core.empty
         return had_keys.shape == empty.shape and bool((empty & had_keys).any())
@@ -202,7 +198,6 @@ class MistakenAnswer:
 
 class ActedAnswers:
     """The answers of single mistakes, remembered for the searches of one subject.
-
 
     Answers in ``common`` are shared with other subjects.
     """
@@ -222,7 +217,7 @@ class ActedAnswers:
         return self._counts[id(inputs)]
 
     def of(self, mistake: NamedMistake, inputs: Inputs) -> MistakenAnswer:
-        """Return the answer of a candidate that makes one mistake; raise NotExpressible if impossible."""
+        """Return the answer of a candidate that makes one mistake; NotExpressible if impossible."""
         key = id(mistake), id(inputs)
         if key not in self._answers:
             self._counts[id(inputs)] += 1
@@ -274,7 +269,6 @@ class _QuickOracle(Oracle):
 class CommonAnswers:
     """Problems and answers that follow from a declaration alone, shared by all its candidates.
 
-
     A diagnosis chooses problems by the declaration, so tensors, golden answers, bounds and the
     answers of catalogue mistakes are the same for the next candidate.
     """
@@ -312,7 +306,7 @@ class CommonAnswers:
             self.acted[id(mistake), id(inputs)] = acted
 
     def is_of_catalogue(self, mistake: NamedMistake) -> bool:
-        """Whether a mistake belongs to the catalogue, which every search tries and which is never freed."""
+        """Whether a mistake belongs to the catalogue, which every search tries."""
         return id(mistake) in self._catalogue
 
 
@@ -331,7 +325,7 @@ class DiagnosedSubject(Subject):
         self.calls: dict[Inputs, str] = {}  # what each call said that raised, "" of an answer
 
     def forward(self, inputs: Inputs) -> Any:
-        """Return the forward for the inputs, with its own weights: a layer may change its weights."""
+        """Return the forward for inputs with their own weights: a layer may change its weights."""
         return super().forward(inputs.with_own_weights())
 
     def listed(self, key: Any, make: Callable[[], Iterable[Any]]) -> list[Any]:
@@ -375,7 +369,7 @@ def check_time() -> None:
 def act(
     oracle: Oracle, declared: golden.Semantics, made: Sequence[NamedMistake], inputs: Inputs
 ) -> MistakenAnswer:
-    """Return the answer of a candidate that makes the mistakes; raise NotExpressible if impossible."""
+    """Return the answer of a candidate that makes the mistakes; NotExpressible if impossible."""
     check_time()
     if inputs.point is not declared and inputs.point != declared:
         inputs = inputs.replace(point=declared)
@@ -409,7 +403,6 @@ def mistaken_call(declared: golden.Semantics, made: Combination, inputs: Inputs)
 def _asked(declared: golden.Semantics, made: Combination, inputs: Inputs) -> DeclaredCall:
     """Return the call that mistakes take for the given one, without their edits.
 
-
     A mask that is read with the opposite polarity is inverted before other mistakes change it.
     """
     point = declared
@@ -432,7 +425,6 @@ def mistaken_attention(
     call: DeclaredCall, made: Combination, *, every_key: bool, declared: Golden | None = None
 ) -> tuple[golden.Attention, golden.Attention]:
     """Return the attention proper before and after the changes that mistakes make to it.
-
 
     ``every_key`` includes keys and values that no query reads. ``call`` comes from
     :func:`mistaken_call`; ``declared`` is the golden answer to it, if known.

@@ -100,7 +100,6 @@ ROUNDED_SHORT: Final = ("float32", "float64")
 def spread_over(observed: Sequence[BatteryAnswer]) -> list[tuple[Inputs, Tensor]]:
     """Choose a few of all answers and a few of the wrong ones, which may be rare.
 
-
     Gross errors that only calls with options show must be explained as well.
     """
     wrong = [answer for answer in observed if answer.margin > 1.0]
@@ -145,7 +144,6 @@ def precision_entry(subject: Subject, observed: Observed) -> dict[str, Any] | No
 
 def _may_be_of_precision(subject: Subject, observed: Observed, wrong: Observed) -> bool:
     """Whether the answers, including the ``wrong`` ones, leave any loss of precision possible.
-
 
     Each loss must explain these answers as well as later ones.
     """
@@ -212,7 +210,6 @@ def _explains_half(wrong: _Lossy, loss: PrecisionLoss) -> bool:
 def loses_alike(subject: Subject, entry: dict[str, Any], observed: Observed) -> bool:
     """Whether answers are wrong and the loss of a known entry makes all the wrong ones.
 
-
     The loss was identified on other answers: these may be few and small.
     """
     wrong = [pair for pair in observed if not agrees(subject, *pair)]
@@ -231,9 +228,9 @@ def loses_alike(subject: Subject, entry: dict[str, Any], observed: Observed) -> 
 def _entry_of(
     wrong: Sequence[_Lossy], losses: Sequence[PrecisionLoss], dtype: str
 ) -> dict[str, Any] | None:
-    """The simplest of some losses that explains the answers, if one does.
+    """Return the simplest of the losses that explains the answers, or None.
 
-    Each answer speaks for itself: a sum of squares may hide all but the largest error.
+    Each answer is tested alone as well: a sum of squares may hide all but the largest error.
     """
     few = wrong[:FIRST_TRIED]
     # Each answer must be explained: a loss that fails on a few is not tried on the rest.
@@ -358,7 +355,7 @@ def _small(subject: Subject, others: Observed) -> Iterator[tuple[Inputs, Tensor]
 
 
 def agrees(subject: Subject, inputs: Inputs, output: Tensor, *, factor: float = 1.0) -> bool:
-    """Whether an answer is the golden one, at a multiple of the scale."""
+    """Whether an answer is the golden one at a multiple of the scale."""
     known = subject.golden(inputs)
     if known.output.shape != output.shape:
         return False
@@ -374,7 +371,6 @@ def agrees(subject: Subject, inputs: Inputs, output: Tensor, *, factor: float = 
 def _coarse_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
     """Return the coarsest format that holds every answer, among formats coarser than the tensors'.
 
-
     A right answer is a number of a format with 13 bits fewer once in thousands of cases.
     """
     telling = _telling(subject, observed)
@@ -386,7 +382,6 @@ def _coarse_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None
 
 def _bits_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     """Return how many bits all wrong answers keep, if fewer than their dtype has.
-
 
     The probability that one more number ends in as many zeros by chance halves with each bit.
     """
@@ -447,8 +442,6 @@ def _computed_in(name: str) -> str:
 
 
 class _Lossy:
-    """A wrong answer that losses of precision are tried on."""
-
     def __init__(self, subject: Subject, inputs: Inputs, output: Tensor) -> None:
         self._subject = subject
         self._inputs = inputs
@@ -482,7 +475,6 @@ class _Lossy:
 def _unexplained(wrong: Sequence[_Lossy], acted: LossyOutput, most: float) -> float:
     """Return the part of the squared errors that a loss leaves: 0 if it explains everything.
 
-
     Infinite as soon as the part exceeds ``most``; later answers are then not computed.
     """
     total, left = sum(one.total for one in wrong), 0.0
@@ -500,7 +492,7 @@ def _acted(
     evaluation: golden.Attention | golden.MultiHeadAttention,
     loss: LossyOutput,
 ) -> Tensor:
-    """The whole answer of a candidate that loses precision in its attention proper."""
+    """Return the whole answer of a candidate that loses precision in its attention proper."""
     if isinstance(evaluation, golden.Attention):
         return loss(evaluation)
     semantics = subject.declaration.semantics

@@ -37,7 +37,6 @@ _MOST_TOGETHER: Final = 1 << 18
 class Searched:
     """A stage (or several, changed alike) with its noun and the calls where a change can show.
 
-
     ``of`` is "layer" for stages that cores lack; ``needs`` is that of a mistake. Stages that are
     only ``moved`` take no other operators.
     """
@@ -164,7 +163,6 @@ _SAID: Final = {
 def stage_edits(kind: str) -> tuple[NamedMistake, ...]:
     """Return every stage with every operator, as mistakes of candidates of a kind.
 
-
     Includes stages that read another result in place of the right one.
     """
     searched = (one for one in _SEARCHED if one.of in ("", kind))
@@ -219,7 +217,6 @@ def fitting(
 ) -> Iterator[NamedMistake]:
     """Yield the edits that make the wrong rows of an answer; known mistakes do not make these rows.
 
-
     With ``some``, an edit must leave keys to at least one wrong row: the answer of other rows is
     open. Operators on one stage are run together as problems of equal sizes, far quicker than
     acting each mistake out.
@@ -238,7 +235,6 @@ def fitting(
 
 def run_besides(answer: BatteryAnswer, known: Sequence[NamedMistake]) -> golden.Run | None:
     """Return the run of an answer's call with known mistakes and every key; None if impossible.
-
 
     The run also holds the inputs, past and point that edits may read.
     """
@@ -365,7 +361,6 @@ def _making(
 ) -> Iterator[NamedMistake]:
     """Yield the edits whose answers match the wrong rows of an answer.
 
-
     Rows that an edit leaves without keys do not count unless they match as well.
     """
     exact, output, right = answer.exact, answer.output, run[_answer_of(run)]
@@ -454,7 +449,7 @@ def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
 
 
 def _of_both_masks() -> Iterator[NamedMistake]:
-    """Yield masks that hide keys of another place besides their own, or that average several masks."""
+    """Yield masks that hide keys of another place as well, or that average several masks."""
     of_bias: list[tuple[str, Operator, Callable[..., Any]]] = [
         (f"{one.words}, and its own hides keys as well", one, _beside(one.change))
         for one in moves(_AXES["by_mask"])
@@ -477,7 +472,7 @@ def _of_both_masks() -> Iterator[NamedMistake]:
 
 
 def _of_misread_masks() -> Iterator[NamedMistake]:
-    """Yield masks that are indexed wrongly as they were given: with an axis of one, or with all axes."""
+    """Yield masks that are indexed wrongly as given: with an axis of one, or with all axes."""
     for operator in misread_masks():
         yield NamedMistake(
             name=f"mask: {operator.words}",

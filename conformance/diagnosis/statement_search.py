@@ -1,6 +1,5 @@
 """Explains answers that no mistake of the catalogue explains alone.
 
-
 Proposed are statements read from answers, and mistakes under conditions. Proposals are confirmed on
 fresh problems: pairs of options and sizes, and neighbours, with other values, of the plainest
 problem at which the mistake shows. Answers that contradict a proposal are learnt from in the next
@@ -120,8 +119,7 @@ def cannot_be_made(subject: Subject, made: Combination, inputs: Inputs) -> bool:
 def changes_gradients(
     subject: Subject, clause: Clause, problem: Problem, made: Combination
 ) -> bool:
-    """Whether mistakes change the answer that a clause of gradients asks for, or one to other values.
-
+    """Whether mistakes change the answer that a clause of gradients asks for.
 
     Several clauses draw a cache or sinks that the problem lacks. Values that are all zero hide a
     change of the weights, so other values are tried.
@@ -153,7 +151,6 @@ def _acted(subject: Subject, made: Combination, inputs: Inputs) -> MistakenAnswe
 class Explanation:
     """An entry of the report with the mistakes that it names; no mistakes for a loss of precision.
 
-
     ``others`` are further combinations that make the same mistakes and explain as much.
     """
 
@@ -179,8 +176,7 @@ def of_precision(entry: dict[str, Any] | None) -> list[Explanation]:
 
 
 class StatementSearch:
-    """Searches for explanations of the ``observed`` answers and of further answers of the candidate.
-
+    """Searches for explanations of the ``observed`` and further answers of a candidate.
 
     The ``reader`` remembers for other searches what was read of a candidate. Results of an
     ``earlier`` search are reused. ``counts`` selects the further answers that need an explanation.
@@ -209,8 +205,7 @@ class StatementSearch:
         self._kept: list[NamedMistake] = []
 
     def in_every_call(self) -> Iterator[list[Combination]]:
-        """Yield explanations made in every call: catalogue limits, edited stages, numbers, statements.
-
+        """Yield explanations made in every call: of the catalogue, edits, numbers, statements.
 
         Each step gives confirmed explanations of every answer. Reading is expensive, so statements
         come last.
@@ -221,7 +216,7 @@ class StatementSearch:
         yield self._first_confirmed(partial(self._stated, 1), rounds=1)
 
     def under_conditions(self) -> Iterator[list[Combination]]:
-        """Yield explanations under conditions and statements of several answers, few conditions first."""
+        """Yield explanations under conditions, few first, and statements of several answers."""
         yield self._first_confirmed(self._soon_named)
         yield self._first_confirmed(partial(self._edited_under, 1), rounds=1)
         yield self._first_confirmed(self._fitted_under, rounds=1)
@@ -238,7 +233,7 @@ class StatementSearch:
 
     @cached_property
     def _making(self) -> tuple[NamedMistake, ...]:
-        """Stages with operators that make a few gross errors; others cannot make all, in any round."""
+        """Stages with operators that make a few gross errors; no others can make all errors."""
         check_time()
         return edits_making(self._search.observed)
 
@@ -279,7 +274,6 @@ class StatementSearch:
 
     def _stated(self, most: int | None = None) -> Iterator[list[Combination]]:
         """Yield statements read from ``most`` answers (None: all) that explain every answer.
-
 
         The reader gives the shortest statements of the plainest answer first.
         """
@@ -344,7 +338,7 @@ class StatementSearch:
 
     @cached_property
     def _unseen(self) -> list[BatteryAnswer]:
-        """Answers to problems in which all pairs of options and sizes occur, with values of the round."""
+        """Answers to problems with all pairs of options and sizes, with values of the round."""
         unseen = answers_to_pairs(self.subject, OTHER_VALUES * (self._rounds + 1))
         return list(filter(self._counts, unseen))
 
@@ -367,7 +361,6 @@ class StatementSearch:
 
     def _answers_around(self, made: Combination) -> list[BatteryAnswer]:
         """Return answers to calls that differ in one respect from a call with the mistakes.
-
 
         They separate the conditions from others that hold for as many observed calls; conditions on
         sizes are tested at unobserved sizes. If only certain rows are concerned, the calls have
@@ -405,7 +398,6 @@ class StatementSearch:
     def _exactly(self, group: Sequence[Narrowed]) -> list[Combination]:
         """Find the exact limits of sizes and scales; drop mistakes that then explain less.
 
-
         Observed answers leave a range for a limit, within which the candidate is asked. A mistake
         may have left rows open where its conditions do not hold: there it explains nothing.
         """
@@ -429,7 +421,6 @@ class StatementSearch:
         self, limit: SizeLimit, wherever: NamedMistake, plainest: BatteryAnswer
     ) -> SizeLimit:
         """Find the size at which answers change.
-
 
         The limit is returned unchanged if the candidate cannot be called with the sizes in between.
         """
@@ -480,7 +471,7 @@ class StatementSearch:
         )
 
     def _is_made(self, wherever: NamedMistake, answer: BatteryAnswer | None) -> bool | None:
-        """Whether an answer is that of a mistake (True) or right (False); None for neither or both."""
+        """Whether an answer is mistaken (True) or right (False); None for neither or both."""
         if answer is None:
             return None
         right, explained = answer.margin <= 1.0, explains(self.subject, (wherever,), answer)
@@ -545,7 +536,6 @@ def weights_follow(
     of_answers: Callable[[], list[Explanation]],
 ) -> str:
     """Return the name of a mistake that a clause meets where weights are returned, or "".
-
 
     ``in_their_place`` gives what is returned instead of the weights; ``of_answers`` gives
     explanations of the answers that are returned together with the weights.

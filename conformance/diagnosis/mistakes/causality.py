@@ -1,6 +1,5 @@
 """Mistakes of causality: lost, reversed or misplaced.
 
-
 Also packed sequences (one after another in one tensor) that are separated at wrong places.
 """
 
@@ -28,7 +27,6 @@ _BLOCKS: Final = (2, 4, 8, 16, 32)
 
 def _triangle(admitted: Callable[[Tensor], Tensor], corner: str = "") -> golden.Edit:
     """Replace the causal table by a predicate of the distance from query to key.
-
 
     The diagonal lies as declared, or starts or ends in ``corner``.
     """
@@ -62,7 +60,6 @@ def _is_masked(inputs: Inputs) -> bool:
 class _Packed:
     """Tokens of all sequences in a row: each sequence's length and start ``[B]``.
 
-
     ``item`` is the sequence of each token ``[T]``.
     """
 
@@ -86,7 +83,6 @@ class _Packed:
 @dataclass(frozen=True)
 class _Sequences:
     """Packed queries and keys; ``at_end`` aligns the diagonal at the last token of both.
-
 
     Each reading returns which keys belong to each query, and how far ahead each key is: both ``[Tq,
     Tk]``.
@@ -131,7 +127,6 @@ class _Sequences:
     def between(self, starts: Tensor, ends: Tensor, *, moved: bool = True) -> tuple[Tensor, Tensor]:
         """Read the keys of each sequence from ``starts`` ``[B]`` to before ``ends``.
 
-
         ``moved`` counts places from the wrong start, else from the right start.
         """
         keys, queries, total = self.keys, self.queries, len(self.keys.item)
@@ -144,7 +139,6 @@ class _Sequences:
 
     def bounded(self, first: int, last: int, *, moved: bool = True) -> tuple[Tensor, Tensor]:
         """Read keys from ``first`` after the start of each sequence to ``last`` after its end.
-
 
         The first sequence begins with the first key, and each sequence keeps one key.
         """
@@ -191,7 +185,7 @@ def _cut_at(counts: Tensor, total: int) -> _Packed:
 
 
 def _joined(tokens: _Packed, groups: Tensor) -> _Packed:
-    """Tokens cut where the group of a sequence is not that of the one before."""
+    """Cut tokens where the group of a sequence differs from the group of the sequence before."""
     joined = groups[:, None] == groups.unique()
     return _cut_at((tokens.counts[:, None] * joined).sum(0), len(tokens.item))
 
