@@ -428,7 +428,7 @@ def compares_wrong_answers(subject: Subject, clause: Clause, problem: Problem) -
 
 
 def _confirmed(subject: Subject, problem: Problem, earlier: Problem) -> bool:
-    """Whether the effect of an earlier call persists with other values, and first calls are right."""
+    """Whether an earlier call has its effect with other values, and first calls are right."""
     shown = False
     for turn, changes in enumerate(_OTHERWISE):
         other, before = (

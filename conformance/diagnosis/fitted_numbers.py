@@ -303,7 +303,7 @@ def families() -> Iterator[Family]:
 
 
 def _limits() -> Iterator[Family]:
-    """Yield families in which weights below a number, or a part of the row maximum, count as zero."""
+    """Yield families in which weights below a number, or a part of the row maximum, are zero."""
     fix = "let every key that is not hidden have its weight, however small"
     for words, stage, change in (
         ("weights below {} count as zero", "weights", _without_small),
@@ -371,7 +371,7 @@ def _filled(
 
 
 def fills() -> Iterator[Family]:
-    """Yield families in which hidden keys have a finite logit; shows where other logits are as low."""
+    """Yield families in which hidden keys have a finite logit, visible among low logits."""
     fix = "give keys that are hidden a logit of minus infinity"
     for by_all, empty_too, added in product((True, False), (False, True), (False, True)):
         keys = "hidden keys" if by_all else "keys that the mask hides"
@@ -674,7 +674,7 @@ _YARN: Final = 0.1
 
 
 def _growths(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
-    """Yield numbers that grow with the logarithm of a length: to a base, floored, or as a multiple."""
+    """Yield numbers that grow with the logarithm of a length: to a base, floored, or multiples."""
     for words, size in _LENGTHS:
         own = math.log(max(size(sizes), 1))
         forms: list[tuple[str, float, float, float]] = []
