@@ -162,7 +162,7 @@ class BatteryAnswer:
         return _size(bound if bool(chosen.all()) else bound[chosen])
 
     def agrees(self, acted: MistakenAnswer) -> bool:
-        """Whether the answer is within the bound of an acted mistake, much closer than to golden."""
+        """Whether the answer is within the bound of an acted mistake, and closer than to golden."""
         if acted.output.shape != self.output.shape:
             return False
         with torch.inference_mode(), np.errstate(all="ignore"):

@@ -456,7 +456,7 @@ def _told(wrong: int, comparable: int, right: int) -> bool:
 
 
 def _spoken(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> list[Condition]:
-    """Return the conditions that facts are about, with the number of keys up to which all is right."""
+    """Return the conditions that facts are about, and a limit of keys up to which all is right."""
     fixed = [one for one in CONDITIONS if one.name != "many keys"]
     least = min((answer.inputs.geometry.key_length for answer in wrong), default=0)
     below = [n for answer in right if (n := answer.inputs.geometry.key_length) < least]

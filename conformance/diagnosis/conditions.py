@@ -186,7 +186,7 @@ def size_limits(made: Sequence[Geometry], spared: Sequence[Geometry]) -> Iterato
 
 
 def limits(made: Sequence[int], spared: Sequence[int]) -> Iterator[tuple[int, bool]]:
-    """Yield numbers, with True for a lower limit, that separate all ``made`` from part of ``spared``.
+    """Yield numbers, with True for lower limits, that separate all ``made`` from some ``spared``.
 
     Of equally good numbers the plainest is taken.
     """

@@ -172,7 +172,7 @@ class Narrowing:
         return True
 
     def narrowed(self, mistake: NamedMistake, most: int = MOST_CONDITIONS) -> Narrowed | None:
-        """Return the mistake limited to where it is made; None if it leaves a wrong row unexplained.
+        """Return the mistake limited to where it is made; None if it misses a wrong row.
 
         None as well if more than ``most`` conditions are needed. Right answers most alike the wrong
         ones come first, which ends hopeless cases early: more rows never need fewer conditions.
@@ -289,7 +289,7 @@ def _each_once(rows: Sequence[Tensor]) -> Tensor:
 
 
 def _telling_apart(made: Tensor, spared: Tensor, most: int) -> tuple[Limitation, ...] | None:
-    """Return the fewest literals that all rows of ``made`` meet and no row of ``spared`` does.
+    """Return the fewest literals that all rows of ``made`` meet and no row of ``spared``.
 
     None if ``most`` literals do not suffice. Ties go to the plainest.
     """
@@ -478,7 +478,7 @@ def _range_of(field: str, same: Sequence[Limitation]) -> str:
 
 
 def _rows_of(parts: Sequence[Part]) -> Callable[[Inputs, Tensor], Tensor]:
-    """Return the function of the rows in every part: bool of the answer's shape without channels."""
+    """Return a function of the rows in every part: bool of the answer's shape without channels."""
 
     def rows(inputs: Inputs, output: Tensor) -> Tensor:
         shape = output.shape[:-1]

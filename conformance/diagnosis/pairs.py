@@ -178,7 +178,7 @@ class PairSearch:
         return sorted(found, key=lambda one: len(one.sentence))[:MOST_PARTIAL]
 
     def confirmed(self, search: MistakeSearch, pairs: Sequence[Combination]) -> list[Explanation]:
-        """Return the pairs, in the right order, that also explain the answers to all pairs of options.
+        """Return the pairs, in the right order, that also explain answers to all pairs of options.
 
         Empty if pairs of several names differ on these answers: then a pair only explains what one
         of its mistakes leaves open.

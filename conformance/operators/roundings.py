@@ -1,4 +1,4 @@
-"""Roundings: each number of a result brought to a format that holds fewer."""
+"""Roundings: each number of a result converted to a format that holds fewer numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT_BITS: Final = 13
 
 
 def to_format(name: str) -> Rounding:
-    """Round to a number format and back; what is too large becomes the largest finite number."""
+    """Round to a format and back; finite numbers that overflow become the largest finite number."""
     working = FORMATS[name]
     limits = torch.finfo(working)
 
@@ -40,7 +40,7 @@ def to_tf32(tensor: Tensor) -> Tensor:
 
 
 def to_cut_tf32(tensor: Tensor) -> Tensor:
-    """Cut the last bits off."""
+    """Cut off the last bits, as TensorFloat-32 without rounding."""
     return _cut(tensor.float().contiguous().view(torch.int32))
 
 
@@ -49,7 +49,7 @@ def _cut(bits: Tensor) -> Tensor:
 
 
 def to_integers(steps: int, axes: tuple[int, ...]) -> Rounding:
-    """Round to so many steps up to the largest size of all that lie along some axes."""
+    """Round to multiples of the largest magnitude along the axes divided by ``steps``."""
 
     def rounded(tensor: Tensor) -> Tensor:
         if not tensor.numel():
@@ -72,6 +72,6 @@ ROUNDINGS: Final[dict[str, Rounding]] = {
 
 
 def roundings_below() -> Iterator[Operator]:
-    """Roundings to formats of sixteen bits."""
+    """Yield roundings to formats of sixteen bits."""
     for name in ("bfloat16", "float16"):
         yield Operator(f"rounded to {name}", to_format(name))
