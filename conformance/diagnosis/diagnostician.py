@@ -353,7 +353,7 @@ class Diagnostician:
         return kept if kept and passes_anew(*asked) else ""
 
     def _name_here(self, one: Explanation, clause: Clause, problem: Problem) -> str:
-        """Return the name that makes a clause fail: of the only mistake that does alone, else all."""
+        """Return the name that makes a clause fail: of the only mistake that does alone, or of all."""
         alone = self._failing_alone(one.made, clause, problem)
         return str(alone[0].name if len(alone) == 1 else one.entry["name"])
 

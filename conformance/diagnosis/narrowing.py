@@ -262,8 +262,8 @@ def _made_traits(answer: BatteryAnswer) -> Tensor:
     return torch.cat(columns, dim=-1)
 
 
-# Indices and parts of rows, which follow from shapes and sizes alone: a cache, no table that decides
-# verdicts.
+# Indices and parts of rows, which follow from shapes and sizes alone: a cache, no table that
+# decides verdicts.
 _rows_of_shapes: Final[dict[Any, tuple[Tensor, Tensor | None, Tensor, Tensor]]] = {}
 MOST_SHAPES: Final = 256
 

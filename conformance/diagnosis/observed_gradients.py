@@ -1,4 +1,4 @@
-"""The gradients that a candidate computes on some problems, and what they should be."""
+"""The gradients that a candidate computes on problems, with the exact ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _BIAS: Final = Space(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ObservedGradients:
-    """The gradients of one problem, and what they should be."""
+    """The observed and the exact gradients of one problem."""
 
     problem: Problem
     inputs: Inputs
@@ -61,7 +61,7 @@ class ObservedGradients:
 
     @cached_property
     def passes(self) -> golden.Run:
-        """The right run of both passes, of which every wrong one is an edit."""
+        """The right run of both passes, of which every wrong run is an edit."""
         return both_passes(self.inputs, self.point, self.upstream)
 
     @cached_property
@@ -76,9 +76,9 @@ class ObservedGradients:
 
 
 def battery_gradients(subject: Subject) -> list[ObservedGradients]:
-    """The gradients on a battery of problems; what the candidate refuses is left out.
+    """Return the gradients on a battery of problems, without refused calls.
 
-    So are queries without keys whose gradients are not finite: a clause of their own judges them.
+    Queries without keys whose gradients are not finite are left out: another clause judges them.
     """
     return [
         each
@@ -90,10 +90,10 @@ def battery_gradients(subject: Subject) -> list[ObservedGradients]:
 def further_gradients(
     subject: Subject, observed: Sequence[ObservedGradients], *, time: int = 1
 ) -> list[ObservedGradients]:
-    """The gradients on problems that have not been observed: other values, and other sizes.
+    """Return the gradients on unseen problems: other values and other sizes.
 
-    Among them are the neighbours of the plainest wrong one, but for those that drop weights where
-    it does not: other clauses judge their gradients. Each ``time`` has values of its own.
+    Included are neighbours of the plainest wrong problem, except calls with dropout if it has none:
+    other clauses judge these. Each ``time`` has its own values.
     """
     candidate, dtype = subject.candidate, subject.dtype
     wrong = sorted((each for each in observed if each.wrong), key=_size, reverse=True)
@@ -123,7 +123,7 @@ def further_gradients(
 def gradients_at_unseen_sizes(
     subject: Subject, mistake: NamedMistake, observed: Sequence[ObservedGradients]
 ) -> list[ObservedGradients]:
-    """The gradients at sizes that were not observed and at which a mistake may be made."""
+    """Return the gradients at unseen sizes at which a mistake may be made."""
     seen = {each.inputs.geometry for each in observed}
     made = [each for each in observed if each.wrong and mistake.where(each.inputs)]
     if not made:
@@ -133,7 +133,7 @@ def gradients_at_unseen_sizes(
 
 
 def observe_gradients(subject: Subject, problem: Problem) -> ObservedGradients | None:
-    """The gradients of one problem; None where there are none, or none that can be judged."""
+    """Return the gradients of one problem; None if absent or not to be judged."""
     with subject.recorded(None):
         try:
             inputs = with_full_rows(subject, problem)

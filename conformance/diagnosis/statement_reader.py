@@ -1,7 +1,7 @@
-"""Reads what a candidate computes, and states it.
+"""Reads from a candidate's answers what it computes instead, and states it.
 
-The answers to unit values are the weights that a candidate gives to each value. What no stage with
-an operator or a number makes is told by them: biases by place, and caches that are lost in part.
+The answers to unit values are the weights that a candidate gives to each value. They tell what no
+operator or number at a stage makes: biases by place, and partly lost caches.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ class StatementReader:
         return reading if reading is not None and reading.explained else None
 
     def _by_place(self, reading: Reading) -> Iterator[NamedMistake]:
-        """A bias by place, read again at many heads and lengths: no table tells more than it has.
+        """Yield a bias by place, read again at many heads and lengths to fill its table.
 
-        Places are counted from either corner, where both fit.
+        Places are counted from both corners, if both fit.
         """
         for corner in alignments(reading):
             if corner in self._placed or place_table(reading, bottom_right=corner) is None:
@@ -140,7 +140,7 @@ class StatementReader:
 
     @cached_property
     def _has_fixed_lengths(self) -> bool:
-        """Whether the candidate takes one number of keys alone: a window of so many places."""
+        """Whether the candidate takes only one number of keys, as a fixed window does."""
         sizes = (_PLACES_OF_LAYERS, _FAR_PLACES_OF_LAYERS)
         asked = (fitted_problem(self.subject, BatteryEntry(sizes=each, seed=67)) for each in sizes)
         lengths = {one.geometry.key_length for one in asked if one is not None}
@@ -160,9 +160,9 @@ class StatementReader:
 
 
 def _where_hidden_keys_win(subject: Subject) -> Iterator[Inputs]:
-    """Queries whose only kept key is so low that hidden ones weigh about as much, if they do.
+    """Yield queries whose only kept key is so low that hidden keys weigh about as much.
 
-    One for each form of a mask that gives hidden keys a weight, however low the kept one must be.
+    One for each form of mask that gives hidden keys a weight.
     """
     options = Space(values=("normal",), mask="always").options(subject.candidate)
     base = fitted_problem(subject, BatteryEntry(sizes=_ONE_QUERY, seed=41))
@@ -176,7 +176,7 @@ def _where_hidden_keys_win(subject: Subject) -> Iterator[Inputs]:
 
 
 def _at_the_turn(subject: Subject, drawn: Inputs) -> Inputs | None:
-    """How low the only kept key is where hidden ones weigh about as much; found by halving."""
+    """Lower the only kept key, by bisection, until hidden keys weigh about as much."""
     least, most, target = 0.0, 0.0, 1.0
     while target < _HIGHEST_TURN:
         inputs = single_key_inputs(drawn, live=0, target=target, low=True)[0]
@@ -198,17 +198,17 @@ def _at_the_turn(subject: Subject, drawn: Inputs) -> Inputs | None:
 def statements(
     subject: Subject, observed: Sequence[BatteryAnswer], known: Combination = ()
 ) -> list[NamedMistake]:
-    """All that a :class:`StatementReader` reads from some answers."""
+    """Return all that a :class:`StatementReader` reads from answers."""
     return list(chain.from_iterable(StatementReader(subject, known).statements(observed)))
 
 
 def _is_legible(reading: Reading) -> bool:
-    """Whether some query has weights that are all numbers."""
+    """Whether a query has only finite weights."""
     return bool(torch.isfinite(reading.weights).all(dim=-1).any())
 
 
 def _keeps_few(answer: BatteryAnswer) -> bool:
-    """Whether a mask keeps the same single key for all queries, or none for some."""
+    """Whether a mask keeps the same single key for all queries, or leaves rows without keys."""
     inputs = answer.inputs
     few = not inputs.generic or bool(answer.exact.empty_rows.any())
     return inputs.masked and few and inputs.geometry.key_length > 1
@@ -219,13 +219,13 @@ def _readable_layer(inputs: Inputs) -> bool:
 
 
 def _is_tiny(inputs: Inputs) -> bool:
-    """Whether sizes are so small that many statements fit what is read."""
+    """Whether sizes are so small that many statements fit."""
     sizes = inputs.geometry
     return min(sizes.query_length, sizes.key_length, sizes.head_size) < ENOUGH
 
 
 def _plainest(answers: Sequence[BatteryAnswer]) -> list[BatteryAnswer]:
-    """Of some answers the plainest of each range of key lengths and each condition."""
+    """Return the plainest answer of each range of key lengths and each condition."""
     ordered = sorted(answers, key=_size)
     chosen: dict[str, BatteryAnswer] = {}
     for answer in ordered:
@@ -238,7 +238,7 @@ def _plainest(answers: Sequence[BatteryAnswer]) -> list[BatteryAnswer]:
 
 
 def _size(answer: BatteryAnswer) -> tuple[bool, bool, bool, int, int]:
-    """How hard an answer is to read: unusual values, no numbers, one query or key, features."""
+    """Order answers by difficulty: unusual values, NaN, a single query or key, features."""
     inputs, sizes = answer.inputs, answer.inputs.geometry
     features = sum(condition.holds(inputs) for condition in CONDITIONS)
     return (

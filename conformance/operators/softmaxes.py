@@ -186,7 +186,8 @@ def _rounded_features(
 
 
 _SHARE: Final = "1 / (1 + exp(sink - log-sum-exp of the row)), the share of the keys"
-# Wrong factors for weights without a sink, from a row's log-sum-exp, its largest logit and the sink.
+# Wrong factors for weights without a sink, from a row's log-sum-exp, its largest logit and the
+# sink.
 _OF_SINKS: Final[tuple[tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]], ...]] = (
     (
         "made with exp(sink) beside exponentials that are relative to the row's largest logit",

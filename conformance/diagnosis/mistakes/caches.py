@@ -1,4 +1,4 @@
-"""Caches lost or put elsewhere, and what a call gives, lost because something else is given."""
+"""Caches lost or misplaced, and arguments of a call lost because another is given."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _cache: Final = partial(named, primary="cache.golden", where=has_cache)
 
 
 def _with_keys(order: Callable[[Tensor, int], Tensor]) -> Edits:
-    """Keys and values in another order, from their places and the number of cached ones."""
+    """Reorder keys and values by their places and the number of cached keys."""
 
     def change(tokens: Tensor, inputs: Inputs) -> Tensor:
         index = order(torch.arange(tokens.shape[-2]), inputs.past)
@@ -53,7 +53,7 @@ def _with_keys(order: Callable[[Tensor, int], Tensor]) -> Edits:
 
 
 def _with_mask(change: Callable[[Tensor, int], Tensor]) -> Edits:
-    """Another mask where there is a cache; what it hides of a bias is kept by ``keep``."""
+    """Use another mask if there is a cache; ``keep`` holds the hidden keys of a bias."""
 
     def of_call(table: Tensor, inputs: Inputs) -> Tensor:
         return change(table, inputs.past)
@@ -73,12 +73,12 @@ def _without_cache(where: Where) -> InputsChange:
 
 
 def _every_cached(mask: Tensor, past: int) -> Tensor:
-    """Every cached key seen as it is: kept, or with a bias of nothing."""
+    """Show every cached key: kept, or with a bias of zero."""
     return torch.cat([_nothing(mask, past), mask[..., past:]], dim=-1)
 
 
 def _columns_from_the_first(mask: Tensor, past: int) -> Tensor:
-    """The first columns for the new keys, none for the cached ones."""
+    """Use the first mask columns for the new keys, none for the cached keys."""
     new = mask.shape[-1] - past
     return torch.cat([_nothing(mask, past), mask[..., :new]], dim=-1)
 
@@ -94,7 +94,7 @@ def _of_first_item(mask: Tensor, past: int) -> Tensor:
 
 
 def _new_key_left(place: int) -> golden.Edit:
-    """Of the new keys only one is seen, beside all that are cached."""
+    """Show one of the new keys, besides all cached keys."""
 
     def change(admitted: Tensor, inputs: Inputs) -> Tensor:
         keys = torch.arange(admitted.shape[-1])
@@ -230,7 +230,7 @@ _MASKS: Final = {"mask", "bias", "lengths"}
 
 
 def _nan_where_hidden(output: Tensor, empty: Tensor, structure: Tensor, attended: Tensor) -> Tensor:
-    """Rows that an additive mask hides every key of, though causality and window do not."""
+    """Return NaN in rows that an additive mask alone empties."""
     lost = empty & (structure & ~attended).any(dim=-1)
     return output.masked_fill(lost.unsqueeze(-1), math.nan)
 
@@ -247,7 +247,7 @@ def _both(one: Where, two: Where) -> Where:
 
 
 def _lost_to_options() -> Iterator[NamedMistake]:
-    """An option that is dropped on the path that another one takes."""
+    """Yield options that are dropped if another option is given."""
     for name, other in itertools.permutations(_OPTIONS, 2):
         if {name, other} <= _MASKS or other == "scale-argument":
             continue
@@ -275,7 +275,7 @@ _LOST_TO_CACHE: Final = {"causal": "cache.decode-equals-full", "bias": "mask.bia
 
 
 def _lost_to_cache() -> Iterator[NamedMistake]:
-    """What is dropped where a part of the keys is cached, and the cache dropped for the rest."""
+    """Yield options dropped with a cache, and the cache dropped with options."""
     for name, (words, present, absent) in _OPTIONS.items():
         primary = _LOST_TO_CACHE.get(name, "cache.golden")
         yield from named(f"{name}-lost-to-cache", primary, special_of=f"{name}-ignored")(

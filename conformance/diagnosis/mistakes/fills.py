@@ -1,4 +1,4 @@
-"""Hidden logits that are filled instead of hidden, and queries that no key is left for."""
+"""Hidden logits that are filled instead of hidden, and queries without any key."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _hidden(logits: Tensor, admitted: Tensor) -> Tensor:
 
 
 def _with_ruled(weights: Tensor, made: Tensor, empty: Tensor, point: golden.Semantics) -> Tensor:
-    """Weights that are made otherwise, but for rows without keys, which keep their rule."""
+    """Replace weights except in rows without keys, which keep their rule."""
     ruled = torch.zeros_like(weights) if point.empty_rows == "zeros" else weights
     return torch.where(empty.unsqueeze(-1), ruled, made)
 
@@ -49,10 +49,10 @@ def _kept_rule(weights: Tensor, empty: Tensor, point: golden.Semantics) -> Tenso
 def treated(
     part: str, change: Callable[..., Tensor], *, last: bool = False, ruled: bool = False
 ) -> Edits:
-    """Something else is done to logits that one part hides; the other part hides as it should.
+    """Change the logits that one part of the masks hides; the other part hides rightly.
 
-    It is done to what the other part hides, too, where it comes ``last``. Rows without keys keep
-    what their rule gives them where they are ``ruled``.
+    With ``last`` the change also reaches logits that the other part hides. With ``ruled`` rows
+    without keys keep the result of their rule.
     """
 
     def masked(biased: Tensor, scale: float, allowed: Tensor, rest: Tensor | None = None) -> Tensor:
@@ -90,12 +90,12 @@ _CUT_BUT_FOR_ADDITIVE: Final = (
 
 
 def filled(fill: float) -> Callable[..., Tensor]:
-    """The hidden logits are replaced by a number."""
+    """Replace the hidden logits by a number."""
     return lambda logits, allowed, _scale=1.0: torch.where(allowed, logits, fill)
 
 
 def increased(fill: float) -> Callable[..., Tensor]:
-    """A number is added to the hidden logits."""
+    """Add a number to the hidden logits."""
     return lambda logits, allowed, _scale=1.0: torch.where(allowed, logits, logits + fill)
 
 
@@ -108,10 +108,10 @@ def _plus_hidden(logits: Tensor, allowed: Tensor, _scale: float) -> Tensor:
 
 
 def _over(dim: int, of_mask: float, of_structure: float, *, adds: bool = False) -> list[Edits]:
-    """The softmax along another axis, of numbers where mask and structure hide.
+    """Take the softmax along another axis, with finite fills for mask and structure.
 
-    Where all along that axis is hidden, these decide. That of the mask may be added. Rows without
-    keys get what the softmax gives them, or what their rule says.
+    If everything along this axis is hidden, the fills decide. With ``adds`` the mask's fill is
+    added. Rows without keys get the softmax's result or their rule's.
     """
 
     def masked(biased: Tensor, by_mask: Tensor, structure: Tensor, inputs: Inputs) -> Tensor:
@@ -127,14 +127,14 @@ def _over(dim: int, of_mask: float, of_structure: float, *, adds: bool = False) 
 
 
 def _nan_over(dim: int, *, zeros: bool) -> Edits:
-    """The softmax along another axis, NaN where all along it is hidden; zeros for NaN at last."""
+    """Take the softmax along another axis, NaN where all is hidden; ``zeros`` replace the NaN last."""
     weights = Edit("weights", lambda logits: logits.softmax(dim))
     mended = Edit("output", change=lambda output: output.nan_to_num(0.0))
     return (weights, mended) if zeros else (weights,)
 
 
 def _over_other_axes() -> list[NamedMistake]:
-    """Softmaxes over other axes: with NaN, or beside finite fills, which may harm empty rows."""
+    """Return softmaxes over other axes: with NaN, or with finite fills, which may harm empty rows."""
     fills = (
         (-1e9, -1e9),
         (-1e9, -math.inf),
@@ -157,7 +157,7 @@ def _over_other_axes() -> list[NamedMistake]:
 
 
 def _fills() -> list[NamedMistake]:
-    """Finite fills, over what the mask hides and over what causality hides."""
+    """Return finite fills of logits that the mask hides and of logits that causality hides."""
     entries: list[NamedMistake] = []
     for part, hidden in (("mask", "hidden"), ("causal", "future")):
         of_mask = part == "mask"
@@ -203,7 +203,7 @@ def _fills_of_the_wrong_sign(part: str, hidden: str) -> Iterator[NamedMistake]:
 
 
 def _before_scale(fill: float, *, added: bool) -> Edits:
-    """A number is filled in for a hidden dot product, or added to it, before the scale."""
+    """Fill or add a number to hidden dot products before the scale."""
     make = increased if added else filled
     return treated("mask", lambda logits, allowed, scale: make(fill * scale)(logits, allowed))
 
@@ -222,7 +222,7 @@ def _fills_before_scale() -> Iterator[NamedMistake]:
 
 
 def _exchanged(of_lost_rows: str) -> Edits:
-    """What should be hidden is seen, by whatever, and what should be seen is hidden.
+    """Exchange hidden and visible keys.
 
     Rows that lose every key are "NaN", "zeros" or, as a finite fill leaves them, the "mean".
     """
@@ -320,7 +320,7 @@ def _in_empty_rows(stage: str, change: Callable[..., Tensor]) -> golden.Edit:
 
 
 def _value(place: int) -> golden.Edit:
-    """The value of one key in rows without keys."""
+    """Answer rows without keys by the value of one key."""
 
     def change(output: Tensor, empty: Tensor, shared_value: Tensor) -> Tensor:
         value = shared_value[..., place, :].unsqueeze(-2)
@@ -336,7 +336,7 @@ def _number(fill: float) -> golden.Edit:
 
 
 def _spread(fill: float, axes: tuple[int, ...]) -> golden.Edit:
-    """A row without keys takes others with it: those along some axes ``[B, H, Lq]``."""
+    """Spread an empty row's fill along axes of ``[B, H, Lq]``."""
 
     def change(output: Tensor, empty: Tensor) -> Tensor:
         for axis in axes:

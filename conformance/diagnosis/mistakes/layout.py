@@ -37,7 +37,7 @@ _ITEM: Final = "batch item"
 
 
 def _on(words: str, *roles: str) -> Edits:
-    """An operator on the heads of some roles, by its words about a place along an axis."""
+    """Apply an operator, by its words about a place along an axis, to the heads of roles."""
     return tuple(
         edit for role in roles for edit in edits_by(words.format(_HEADS[role]), _STAGES[role])
     )
@@ -48,7 +48,7 @@ def _plural(roles: Sequence[str], space: str) -> str:
 
 
 def _exchanged_axis(axis: int) -> Edits:
-    """Tokens take the place of heads or items, and those that of tokens; the answer is turned."""
+    """Exchange tokens with heads or items, and exchange them back in the answer."""
 
     def change(heads: Tensor, inputs: Inputs) -> Tensor:
         require(inputs.geometry.query_length == inputs.geometry.key_length)
@@ -201,7 +201,7 @@ def _shares(sizes: golden.Sizes) -> bool:
 
 
 def _shared(rule: Callable[[Tensor, golden.Sizes], Tensor], *roles: str) -> Edits:
-    """Other heads of keys and values for the query heads."""
+    """Give query heads other heads of keys and values."""
     return tuple(
         Edit(f"shared_{role}", golden.Rewired(rule, (_STAGES[role], "sizes")), when=_shares)
         for role in roles
@@ -209,7 +209,7 @@ def _shared(rule: Callable[[Tensor, golden.Sizes], Tensor], *roles: str) -> Edit
 
 
 def _regrouped(order: Callable[[Tensor, int, int], Tensor]) -> Edits:
-    """Key/value heads that query heads read, by their numbers, the group size and the last one."""
+    """Choose key/value heads by query head numbers, the group size and the last number."""
 
     def heads(given: Tensor, sizes: golden.Sizes) -> Tensor:
         count = sizes.num_kv_heads
@@ -219,12 +219,12 @@ def _regrouped(order: Callable[[Tensor, int, int], Tensor]) -> Edits:
 
 
 def _tiled(heads: Tensor, sizes: golden.Sizes) -> Tensor:
-    """Heads dealt out in turns."""
+    """Deal out heads in turns."""
     return heads.repeat(1, sizes.num_heads // sizes.num_kv_heads, 1, 1)
 
 
 def _merged_across(output: Tensor, sizes: golden.Sizes) -> Tensor:
-    """The answers of a group lie as many heads apart as there are groups, not side by side."""
+    """Interleave the answers of groups instead of placing them side by side."""
     of_groups: Tensor = output.unflatten(1, (sizes.num_kv_heads, -1))
     return of_groups.transpose(1, 2).flatten(1, 2)
 
@@ -279,7 +279,7 @@ GROUPS: Final[tuple[NamedMistake, ...]] = (
 
 
 def _of_length(inputs: Inputs, count: int) -> Tensor | None:
-    """What lengths keep of another number of keys: no other mask can be read for that."""
+    """Apply lengths to another number of keys: no other mask can be read for it."""
     require(not inputs.masked or inputs.mask_form == "lengths")
     if inputs.keep is None:
         return None
@@ -287,7 +287,7 @@ def _of_length(inputs: Inputs, count: int) -> Tensor | None:
 
 
 def _exchanged(query: str = "query", key: str = "key", value: str = "value") -> InputsChange:
-    """One input used for another: as tokens of a layer, or as heads of a core."""
+    """Use one input for another: as tokens of a layer, or as heads of a core."""
 
     def inputs_for(call: DeclaredCall) -> Inputs:
         inputs = call.inputs
@@ -329,7 +329,7 @@ def _is_packed(inputs: Inputs) -> bool:
 
 
 def _packed_by(*axes: int) -> Edits:
-    """Operands of one tensor ``[B, S, parts, H, D]``, read with its last axes in another order."""
+    """Read operands packed as ``[B, S, parts, H, D]`` with the last axes in another order."""
 
     def heads(inputs: Inputs, *, role: str) -> Tensor:
         own: Tensor = getattr(inputs, role)

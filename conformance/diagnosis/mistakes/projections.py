@@ -28,7 +28,7 @@ _of_layers: Final = partial(named, primary="numerics.golden", where=_knows_weigh
 
 
 def weight(inputs: Inputs, point: golden.Semantics, *, name: str) -> Tensor | None:
-    """A matrix or bias of the call in float64; None for what it has not, or a point leaves out."""
+    """Return a matrix or bias of the call in float64; None if absent or unused at the point."""
     weight: Tensor | None = getattr(known_weights(inputs).taking_part(point), name)
     return weight
 
@@ -36,7 +36,7 @@ def weight(inputs: Inputs, point: golden.Semantics, *, name: str) -> Tensor | No
 def other_weight(
     own: Any, inputs: Inputs, point: golden.Semantics, *, source: str, transposed: bool = False
 ) -> Tensor:
-    """The matrix or bias of another projection in place of its own."""
+    """Return the matrix or bias of another projection."""
     other = weight(inputs, point, name=source)
     other = other.T if transposed and other is not None else other
     require(other is not None and other.shape == own.shape)

@@ -1,4 +1,4 @@
-"""Mistakes in what dot products are multiplied by, and in heads prepared before them."""
+"""Wrong factors of the dot products, and wrong preparation of the heads."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _scale: Final = partial(named, primary=_CLAUSE)
 
 
 def _default(rule: Callable[..., float]) -> golden.Edit:
-    """Another scale where the call gives none."""
+    """Use another scale where the call gives none."""
     return Edit("scale", rule, when=lambda given_scale: given_scale is None)
 
 
 def _given(change: Callable[..., float]) -> golden.Edit:
-    """Another scale where the call gives one."""
+    """Use another scale where the call gives one."""
     return Edit("scale", change=change, when=lambda given_scale: given_scale is not None)
 
 
@@ -44,7 +44,7 @@ def _root(size: Callable[[Inputs], int]) -> golden.Edit:
 
 
 def _on_top(power: float) -> golden.Edit:
-    """A scale of the call, used with a power of the head size where -1/2 is the rule's."""
+    """Multiply the call's scale by a power of the head size (-1/2 is the default rule's)."""
     return _given(lambda scale, sizes: scale * max(sizes.head_size, 1) ** power)
 
 
@@ -81,7 +81,7 @@ def _nan_but_empty(weights: Tensor, empty: Tensor) -> Tensor:
 
 
 def _compounding(query: Tensor, scale: float) -> Tensor:
-    """Each head is scaled once more than the one before."""
+    """Scale each head once more than the head before."""
     return query * scale ** torch.arange(query.shape[1]).reshape(-1, 1, 1).double()
 
 
@@ -245,7 +245,7 @@ def _left_out(heads: Tensor, _point: golden.Semantics) -> Tensor:
 
 
 def _over_all_heads(tokens: Tensor, point: golden.Semantics) -> Tensor:
-    """The heads of a token side by side are normalised as one."""
+    """Normalise all heads of a token as one."""
     merged = tokens.transpose(1, 2).flatten(2).unsqueeze(1)
     normalised = golden.normalise_heads(merged, point).squeeze(1)
     heads: Tensor = normalised.unflatten(-1, (tokens.shape[1], -1)).transpose(1, 2)
@@ -253,7 +253,7 @@ def _over_all_heads(tokens: Tensor, point: golden.Semantics) -> Tensor:
 
 
 def _normalised(roles: str, rule: Callable[[Tensor, golden.Semantics], Tensor]) -> Edits:
-    """Other heads of queries or keys, made of those behind the projections."""
+    """Make normalised queries or keys by another rule."""
     return tuple(
         Edit(f"normalised_{role}", golden.Rewired(rule, (f"given_{role}", "point")))
         for role in roles.split()
@@ -265,7 +265,7 @@ def _with_epsilon(value: float) -> Callable[[Tensor, golden.Semantics], Tensor]:
 
 
 def _epsilon_of(role: str, value: float) -> dict[str, Any]:
-    """Another epsilon for queries or keys alone."""
+    """Use another epsilon for queries or keys alone."""
     return {
         "edits": _normalised(role, _with_epsilon(value)),
         "fits": lambda point: _normalises(point) and point.qk_norm_epsilon != value,
@@ -276,13 +276,13 @@ _norm: Final = fixing(_FIX, primary=_NORM, base=_RMS, fits=_normalises)
 
 
 def leaning(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The function by which such mistakes are acted out: every index shows."""
+    """Example function with which mistakes of indices are acted out: every index shows."""
     moved = 1.0 + 0.25 * ((query + 2 * key + head) % 3)
     return moved * score - 0.125 * batch * key
 
 
 def _rearranged(order: Callable[..., tuple[Any, ...]]) -> dict[str, Any]:
-    """The function called with its indices in another order."""
+    """Call the function with its indices in another order."""
 
     def change(point: golden.Semantics) -> golden.Semantics:
         called = point.score_mod

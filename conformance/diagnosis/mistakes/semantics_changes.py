@@ -216,10 +216,10 @@ _INTERLEAVED: Final = ("heads-split-interleaved", "heads-merged-interleaved")
 
 
 def mistaken_conventions(point: golden.Semantics) -> list[NamedMistake]:
-    """The mistakes in a point: what nobody chooses on purpose.
+    """Return the mistakes in a point that nobody chooses on purpose.
 
-    A missing scale, alignments, rules for empty rows and the like are conventions. So are heads of
-    interleaved channels where they are split and merged alike.
+    A missing scale, alignments, rules for empty rows and similar choices are conventions. Heads of
+    interleaved channels are one as well, if split and merged alike.
     """
     changed = golden.STANDARD.differences(point)
     mistaken = [
@@ -236,7 +236,7 @@ def mistaken_conventions(point: golden.Semantics) -> list[NamedMistake]:
 
 
 def filled_mistake(point: golden.Semantics) -> NamedMistake:
-    """The mistake of a finite number where minus infinity is meant."""
+    """Return the mistake of a finite number in place of minus infinity."""
     fill = f"{point.mask_fill:g}".replace("e+0", "e").replace("e+", "e")
     if point.mask_operation == "add":
         (mistake,) = named("mask-adds-finite", "mask.single-key", needs="mask")(
