@@ -97,9 +97,8 @@ class BatteryAnswer:
     def margin(self) -> float:
         """The largest error in bounds; infinite for an answer of another kind.
 
-        Another kind means another shape, or NaN and infinities in other places. The margin is too
-        small for a right answer tested by a quick bound, and may be too small for gross errors as
-        well.
+        Another kind means another shape, or NaN and infinities in other places. Where a cheaper
+        bound decides, the margin is too large for right answers and too small for gross errors.
         """
         if not self.fits:
             return math.inf
@@ -129,7 +128,6 @@ class BatteryAnswer:
 
     @cached_property
     def _right_rows(self) -> Tensor | None:
-        """Rows without a wrong element, bool of the answer's shape without channels."""
         return None if self.wrong is None else ~self.wrong.any(dim=-1)
 
     @cached_property
@@ -139,7 +137,6 @@ class BatteryAnswer:
 
     @cached_property
     def _distance(self) -> float:
-        """The distance to the golden answer as root mean square."""
         return _size(self._error if bool(self._numbers.all()) else self._error[self._numbers])
 
     @cached_property
@@ -147,7 +144,6 @@ class BatteryAnswer:
         return bool(np.isfinite(self.array).all())
 
     def _as_close(self, left: float, judged: Array | None) -> bool:
-        """Whether an error, as root mean square, is as small as rounding permits."""
         if self._least is not None and left <= model.AS_CLOSE * self._typical(self._least, judged):
             return True
         if left > model.AS_CLOSE * self.exact.most_bound:
@@ -155,7 +151,6 @@ class BatteryAnswer:
         return left <= model.AS_CLOSE * self._typical(self._bound, judged)
 
     def _typical(self, bound: Array, judged: Array | None) -> float:
-        """Return the root mean square of a bound over the judged elements, None for all."""
         chosen = self._numbers & np.isfinite(bound)
         if judged is not None:
             chosen &= judged
@@ -349,7 +344,6 @@ class RowComparison:
 
 
 def _rows(answer: BatteryAnswer, acted: MistakenAnswer, right: Tensor, judged: Tensor) -> Rows:
-    """Sort the judged rows by agreement with an acted answer."""
     exact, wrong = answer.exact, judged & ~right
     mistaken = _close(answer, acted, exact, judged)
     if not bool(wrong.any()):
@@ -463,7 +457,6 @@ def within(actual: Tensor, expected: Tensor, bound: Tensor) -> Tensor:
 
 
 def _lies_within(error: Array, bound: Array, judged: Array | None) -> bool:
-    """Whether every judged error is within its bound or zero; None judges all."""
     inside = (np.abs(error) <= bound) | (error == 0.0)
     return bool((inside if judged is None else inside | ~judged).all())
 
@@ -483,7 +476,6 @@ def _largest(actual: Array, expected: Array, bound: Array | float, judged: Array
 
 
 def _same_nonfinite(actual: Array, expected: Array, judged: Array | None) -> bool:
-    """Whether NaN and both infinities stand in the same places among the judged elements."""
     if bool(np.isfinite(actual).all()) and bool(np.isfinite(expected).all()):
         return True
     same = np.isnan(actual) == np.isnan(expected)

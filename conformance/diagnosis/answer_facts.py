@@ -146,7 +146,6 @@ def _gather(
 
 
 def _plainest(wrong: Sequence[BatteryAnswer]) -> BatteryAnswer | None:
-    """Return the wrong answer to the problem that meets the fewest conditions."""
     return min(
         wrong,
         key=lambda answer: sum(one.holds(answer.inputs) for one in CONDITIONS),
@@ -181,7 +180,6 @@ def _of_answer(
 
 
 def _where(facts: dict[str, Any], wrong: Tensor, which: str) -> list[str]:
-    """Name the indices along each axis that hold wrong elements."""
     facts["affected"], texts = {}, []
     for number, axis in enumerate(AXES.get(wrong.dim(), ())):
         others = [other for other in range(wrong.dim()) if other != number]
@@ -226,7 +224,6 @@ def _sizes(facts: dict[str, Any], actual: Tensor, expected: Tensor, bound: Tenso
 
 
 def _in_bounds(facts: dict[str, Any], error: Tensor, bound: Tensor) -> str:
-    """Express the largest error as a multiple of its bound."""
     allowed = bound > 0.0
     if not bool(allowed.any()):
         return " where the answer must be exact"
@@ -242,7 +239,7 @@ def _nothing_left(left: Tensor, error: Tensor) -> bool:
 
 
 def repeats(subject: Subject, answer: BatteryAnswer) -> bool:
-    """Whether a second call with the same inputs gives the same answer within its bound."""
+    """Whether a second call with the same inputs gives an equal answer within its bound."""
     again = answer_to(subject, answer.inputs)
     if again is None or again.output.shape != answer.output.shape:
         return False
@@ -256,7 +253,6 @@ def repeats(subject: Subject, answer: BatteryAnswer) -> bool:
 def _stray_influence(
     subject: Subject, facts: dict[str, Any], wrong: Sequence[BatteryAnswer]
 ) -> list[str]:
-    """Name foreign values that enter answers at the plainest wrong problem."""
     plain = next((one for one in wrong if not one.inputs.masked and one.inputs.generic), None)
     if plain is None or facts.get("repeats") is False:
         return []
@@ -268,7 +264,7 @@ def _stray_influence(
 def _values_of_one(
     subject: Subject, facts: dict[str, Any], wrong: Sequence[BatteryAnswer]
 ) -> list[str]:
-    """Describe the answer to values that are all one, which must stay one."""
+    """Describe the answer to values of one, which must be one again."""
     plain = next((answer for answer in wrong if not answer.inputs.masked), None)
     ones = None if plain is None else with_values_of_one(subject, plain.inputs)
     if ones is None or facts.get("repeats") is False:
@@ -346,7 +342,7 @@ def which_go_wrong(
     wrong: Sequence[BatteryAnswer],
     further: Sequence[BatteryAnswer],
 ) -> str:
-    """Say how many problems go wrong, and what they share that right ones lack.
+    """Say how many problems go wrong, and their common properties that right problems lack.
 
     Statements that ``further`` answers contradict are dropped; these were not used to find them.
     """
@@ -405,8 +401,8 @@ def only_with(
 ) -> list[Condition]:
     """Return the conditions without which answers are right, as far as the answers show.
 
-    Every wrong answer must meet the condition. Enough right answers must lack it and share
-    everything else with the wrong ones, so that chance does not explain it.
+    Every wrong answer must meet the condition. Enough right answers, alike the wrong ones in all
+    other respects, must lack it to exclude chance.
     """
     common = _common(_spoken(wrong, right) if spoken is None else spoken, wrong)
     comparable = _count(right, common)
@@ -424,7 +420,7 @@ def never_with(
     right: Sequence[BatteryAnswer],
     spoken: Sequence[Condition] | None = None,
 ) -> list[Condition]:
-    """Return the conditions with which answers are right, all else as in the wrong ones."""
+    """Return the conditions with which answers are right, although otherwise like wrong ones."""
     spoken = _spoken(wrong, right) if spoken is None else spoken
     common = _common(spoken, wrong)
     sparing = [
@@ -467,14 +463,12 @@ def _spoken(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> l
 
 
 def _has_extreme_logits(answer: BatteryAnswer) -> bool:
-    """Whether a scaled dot product is far from zero, even of a hidden key."""
     core = declared_with_every_key(answer.exact)
     scores = core.scale * core.query @ core.key.mT
     return bool((scores.abs() > EXTREME).any())
 
 
 def _common(conditions: Sequence[Condition], observed: Sequence[BatteryAnswer]) -> list[Condition]:
-    """Return the conditions that all answers share."""
     return [one for one in conditions if all(one.holds(answer.inputs) for answer in observed)]
 
 
@@ -488,7 +482,6 @@ def _count(
     conditions: Sequence[Condition],
     without: Condition | None = None,
 ) -> int:
-    """Count the problems that meet every condition and lack ``without``."""
     return sum(
         all(one.holds(answer.inputs) for one in conditions)
         and not (without is not None and without.holds(answer.inputs))

@@ -120,12 +120,10 @@ class BackwardDiagnostician:
         return []
 
     def _answers_wrong(self, problem: Problem) -> bool:
-        """Whether the answer to the problem is wrong or missing."""
         answer = answer_to(self.subject, self.subject.inputs(problem))
         return answer is None or answer.margin > 1.0
 
     def _by_gradients(self, every: Sequence[ObservedGradients]) -> list[NamedMistake]:
-        """Return the catalogue mistakes that explain every gradient, each name once."""
         ordered, declared = sorted(every, key=_dearness), self.subject.declaration
         made = {m.name: m for m in BACKWARD if _explains(m, ordered)}
         rules = (declared.masks, declared.causal, "window" in declared.features)
@@ -161,7 +159,7 @@ class BackwardDiagnostician:
         return []
 
     def _rounded(self, every: Sequence[ObservedGradients]) -> list[dict[str, Any]]:
-        """Return the entry for wrong gradients that are right ones rounded to a format, if so."""
+        """Return the entry for wrong gradients that are right gradients rounded to a format."""
         names = {name: None for each in every for name in each.wrong}
         own = torch.finfo(TORCH_DTYPES[self.subject.dtype]).eps
         for dtype in FORMATS:
@@ -221,7 +219,6 @@ def _dearness(observed: ObservedGradients) -> tuple[bool, bool, int]:
 
 
 def _is_rounded(observed: ObservedGradients, names: Collection[str], dtype: torch.dtype) -> bool:
-    """Whether gradients are numbers of a format, next to the exact values."""
     for name in names:
         if name not in observed.actual.by_name:
             continue
@@ -292,7 +289,6 @@ def explain_gradients(
 def _unknown(
     every: Sequence[ObservedGradients], wrong: Sequence[ObservedGradients]
 ) -> dict[str, Any]:
-    """Return the entry for gradients that no named mistake explains."""
     names = list(dict.fromkeys(name for each in wrong for name in each.wrong))
     facts: dict[str, Any] = {"asked": len(every), "wrong": len(wrong), "gradients": names}
     text = f"the gradients of {', '.join(names)} go wrong in {len(wrong)} of {len(every)} problems"
@@ -315,7 +311,6 @@ def _unknown(
 
 
 def _common_factor(wrong: Sequence[ObservedGradients]) -> float | None:
-    """Return the common factor of wrong gradients to the right ones, if one exists."""
     factors = [_factor(each) for each in wrong]
     numbers = [factor for factor in factors if factor is not None]
     if len(numbers) < len(factors) or max(numbers) - min(numbers) > model.NEARLY_NOTHING**0.5:

@@ -100,7 +100,7 @@ class Observation:
 
     @cached_property
     def is_long(self) -> bool:
-        """Whether the first answers are so much fewer that trying them alone pays."""
+        """Whether the first answers are few enough to be tried alone."""
         return self._given is None and list(self._drawn.values()).count(False) >= MANY
 
     @cached_property
@@ -127,7 +127,6 @@ class Observation:
         return self._answers_to([(inputs, None) for inputs in self._made])
 
     def _answered(self, problems: Sequence[Problem]) -> list[BatteryAnswer]:
-        """Return the answers to problems, then to the same problems with cached keys."""
         for one in problems:
             if one not in self._cached:
                 make = partial(cached_in_self, self.subject, [one])
@@ -282,7 +281,6 @@ def _every(subject: Subject) -> Iterator[tuple[Inputs, Problem | None]]:
 
 
 def _drawn(subject: Subject) -> dict[Problem, bool]:
-    """Return the problems of all plans in order, and whether each comes first."""
     drawn: dict[Problem, bool] = {}
     fitted = cache(partial(_fitted, subject.candidate))  # many plans have the same sizes
     for plan in _plans(subject.candidate):
@@ -314,7 +312,6 @@ def _plans(candidate: Candidate) -> Iterator[BatteryEntry]:
 
 
 def _structured(candidate: Candidate) -> Iterator[BatteryEntry]:
-    """Yield bias, call arguments and causality, each alone and with a mask."""
     declared, extras = candidate.declaration, _extras(candidate)
     if "bias" in declared.masks:
         for sizes in _SHAPES:
@@ -356,7 +353,6 @@ def _extras(candidate: Candidate) -> list[dict[str, Any]]:
 
 
 def _caches(candidate: Candidate) -> list[dict[str, Any]]:
-    """Return cached keys alone and with each other argument."""
     if not draws_cache(candidate):
         return []
     given = {"scale": 0.3, "softcap": _SOFTCAP, "window": (1, 1)}

@@ -130,7 +130,7 @@ def threads_entry(violation: Violation) -> dict[str, Any] | None:
 
 
 def race_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
-    """Return the entry of equal calls that differ unless one processor runs them, or None."""
+    """Return the entry of a race: equal calls agree only on a single processor; else None."""
     pinned = kind_of(subject.device) == CPU and not subject.candidate.isolated
     pinned = pinned and subject.candidate.graph is None and sys.platform == "linux"
     processors = os.sched_getaffinity(0) if pinned else set()
@@ -180,7 +180,6 @@ def _on_one_processor(processors: set[int]) -> Iterator[None]:
 
 
 def _seeded(subject: Subject, forward: Forward, inputs: Inputs) -> Tensor:
-    """Return an answer under a fixed torch seed."""
     with forked_random(subject.device):
         seed_random(subject.device, _SEEDS[0])
         return subject.call(forward, inputs).output
@@ -189,8 +188,8 @@ def _seeded(subject: Subject, forward: Forward, inputs: Inputs) -> Tensor:
 def random_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
     """Return the entry of answers that torch's seed decides, or None.
 
-    The candidate answers the failing problem and a problem of equal keys and equal values: each row
-    of the latter counts the kept values, which separates dropout from other random numbers.
+    The candidate answers the failing problem and a problem of equal keys and equal values, whose
+    rows count the kept values: this separates dropout from other random numbers.
     """
     if not subject.candidate.golden_known or subject.candidate.kind == "positions":
         return None
@@ -208,7 +207,7 @@ def random_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
 
 
 class Waiting(Subject):
-    """A subject that waits for its device before or after each call, or both."""
+    """A subject that waits for its device before calls, after calls, or both."""
 
     def __init__(self, subject: Subject, *, before: bool, after: bool) -> None:
         vars(self).update(vars(subject))
@@ -220,7 +219,7 @@ class Waiting(Subject):
         return self.waiting(super().forward(inputs))
 
     def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
-        """Call a forward, such as one built for gradients, with the same waits."""
+        """Call a forward with the same waits."""
         return super().call_with(self.waiting(forward), call_arguments, inputs)
 
     def waiting(self, own: Forward) -> Forward:
@@ -241,7 +240,6 @@ class _WaitingDifferentiator(Differentiator):
     subject: Waiting
 
     def tape(self, inputs: Inputs, **how: Any) -> Taped:
-        """Return the recorded call, whose backward pass waits as the call did."""
         taped = super().tape(inputs, **how)
         return _WaitingTaped(**vars(taped), subject=self.subject)
 
@@ -253,7 +251,6 @@ class _WaitingTaped(Taped):
     def backward(
         self, gradient: Tensor | None, *, of_weights: Tensor | None = None, again: bool = False
     ) -> None:
-        """Add to the gradients of the leaves, between two waits."""
         pass_back = partial(super().backward, of_weights=of_weights, again=again)
         self.subject.waiting(pass_back)(gradient)
 
@@ -356,7 +353,6 @@ def _dropped(subject: Subject, inputs: Inputs, answer: Tensor) -> str:
 
 
 def _all_or_nothing(shares: Tensor, slack: Tensor) -> bool:
-    """Whether elements are zero or a common multiple of the right value."""
     dropped = shares.abs() <= slack
     kept = shares[~dropped]
     if not kept.numel() or not bool(dropped.any()):

@@ -125,7 +125,6 @@ class Diagnostician:
         return tuple(sure or alone)
 
     def _part(self, mistake: NamedMistake, made: Combination) -> dict[str, Any]:
-        """Return the entry of one of several mistakes, with its own line, looked for once."""
         if mistake.name not in self._lines:
             wrong = telling(None, self.observed, named=True)
             alone = [one for one in wrong if explains(self.subject, (mistake,), one)]
@@ -191,7 +190,6 @@ class Diagnostician:
     def _of_earlier_calls(
         self, problem: Problem | None, shown: BatteryAnswer | None
     ) -> list[dict[str, Any]]:
-        """Return the entry of earlier calls that make an answer wrong; empty if none do."""
         if self._of_state is not None:
             self._state = self._of_state
             return [self._state]
@@ -217,7 +215,6 @@ class Diagnostician:
     def _located(
         self, entries: list[dict[str, Any]], problem: Problem | None
     ) -> list[dict[str, Any]]:
-        """Add the line of the named mistakes to entries; looked for once."""
         names = [str(entry["name"]) for entry in entries]
         key = " | ".join(names)
         if key not in self._lines:
@@ -239,7 +236,6 @@ class Diagnostician:
         return [one.entry for one in explanations if self._fits(one, clause, problem)]
 
     def _searches_left(self, shown: BatteryAnswer | None) -> bool:
-        """Whether to search one more failing problem with a wrong answer: only a few are."""
         if shown is None or shown.margin <= 1.0:
             return False
         self._searches += 1
@@ -274,7 +270,6 @@ class Diagnostician:
 
     @cached_property
     def _for_weights(self) -> Diagnostician:
-        """Explains the answers to calls that all ask for the weights."""
         return Diagnostician(calls_for_weights(self.subject), self.mistakes)
 
     @cached_property
@@ -353,12 +348,12 @@ class Diagnostician:
         return kept if kept and passes_anew(*asked) else ""
 
     def _name_here(self, one: Explanation, clause: Clause, problem: Problem) -> str:
-        """Return the name that makes a clause fail: of the only mistake that does alone, or of all."""
+        """Return the only mistake that alone makes a clause fail, else the name of all."""
         alone = self._failing_alone(one.made, clause, problem)
         return str(alone[0].name if len(alone) == 1 else one.entry["name"])
 
     def _of_law(self, clause: Clause, problem: Problem) -> list[dict[str, Any]]:
-        """Return the entries behind a failed clause that only compares answers with each other.
+        """Return the entries behind a failed clause that compares answers with one another.
 
         Either a known explanation breaks the clause, or earlier calls do.
         """
@@ -400,7 +395,6 @@ class Diagnostician:
         return fails and some_wrong(answers) and self.ways.explain_all(made, answers)
 
     def _loses_each_answer(self, entry: dict[str, Any], clause: Clause, problem: Problem) -> bool:
-        """Whether a loss of precision makes each wrong answer to the calls of a clause."""
         answers, fails = earlier.answers_to_clause(self.subject, clause, problem)
         pairs = [(one.inputs, one.output) for one in answers]
         return fails and loses_alike(self.subject, entry, pairs)

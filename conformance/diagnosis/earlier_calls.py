@@ -68,7 +68,7 @@ EARLIER_CALLS: Final[dict[str, Any]] = {
 
 
 def second_calls(subject: Subject) -> Subject:
-    """Return the subject of a candidate that answers each call with its second answer."""
+    """Return the subject of a candidate whose answer to each call is its second answer."""
 
     def twice(called: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*positional: Any, **keywords: Any) -> Any:
@@ -205,7 +205,6 @@ def _left_over(subject: Subject, problem: Problem) -> list[str]:
 
 
 def _differ_from(answer: Tensor, expected: Tensor, exact: Golden) -> bool:
-    """Whether an answer differs from an expected answer; non-finite elements always differ."""
     judged = exact.judged.expand(expected.shape)
     near = (answer - expected).abs() <= model.ACTED_ROOM * exact.bound
     return bool((~near & judged).any())
@@ -302,7 +301,6 @@ def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
 
 
 def _makes_wrong(subject: Subject, problem: Problem, earlier: Problem) -> bool:
-    """Whether a copy answers wrongly after an earlier call, with other values as well."""
     made = subject.inputs(problem), subject.inputs(earlier)
     return right_anew(subject, *made) is False and _confirmed(subject, problem, earlier)
 

@@ -303,7 +303,6 @@ def families() -> Iterator[Family]:
 
 
 def _limits() -> Iterator[Family]:
-    """Yield families in which weights below a number, or a part of the row maximum, are zero."""
     fix = "let every key that is not hidden have its weight, however small"
     for words, stage, change in (
         ("weights below {} count as zero", "weights", _without_small),
@@ -476,7 +475,7 @@ def _of_rotations() -> Iterator[Family]:
 
 
 def blends() -> Iterator[Family]:
-    """Yield families that mix results with those of other heads, items, tokens or channels."""
+    """Yield families that mix results of different heads, items, tokens or channels."""
     for stage, noun, axes in (
         ("weights", "the weights", "BHQK"),
         ("value_heads", "the values", "BGKV"),
@@ -529,7 +528,6 @@ class NumberFit:
         return squares.sum(-1).sum(-1).sum(-2)
 
     def _made(self, family: Family, tried: Tensor) -> Tensor:
-        """Return results ``[N, ..]`` for numbers ``[N, H]`` per head or ``[N, 1]``."""
         run = self.run.edited(*family.more) if family.more else self.run
         result = run[family.stage]
         if result is None:
@@ -714,7 +712,7 @@ def _of_heads(read: HeadNumbers, stage: str, sizes: Geometry) -> Tensor:
 def fitted_mistakes(
     observed: Sequence[BatteryAnswer], some: Iterable[Family], known: Combination = ()
 ) -> Iterator[NamedMistake]:
-    """Yield changes by numbers that make the plainest gross error on which they can show."""
+    """Yield changes by numbers that make the plainest gross error where they can show."""
     gross = [one for one in observed if one.fits and (known or one.margin > GROSS)]
     few = [one for one in gross if one.inputs.geometry.logits <= _MOST_LOGITS]
     plainest = sorted(few, key=lambda one: (not one.inputs.generic, *_plainness(one)))
@@ -724,7 +722,7 @@ def fitted_mistakes(
 def numbers_making(
     plainest: Sequence[BatteryAnswer], some: Iterable[Family], known: Combination = ()
 ) -> Iterator[NamedMistake]:
-    """Yield changes by numbers that make the first of the answers on which they can show.
+    """Yield changes by numbers that make the first of the answers where they can show.
 
     Several answers to values that are not generic are tried, since a number may not show in the
     first.

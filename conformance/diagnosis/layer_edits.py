@@ -72,7 +72,6 @@ def _in_double(norm: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def _of_matrices() -> Iterator[NamedMistake]:
-    """Yield matrices and biases of other projections, and packed ones read in another order."""
     fix = "multiply by the projection's own matrix, (out, in) as in nn.Linear, and add its own bias"
     for role, name in _PROJECTIONS.items():
         for other, of in ((o, n) for o, n in _PROJECTIONS.items() if o != role):
@@ -99,7 +98,6 @@ _ORDERS: Final = {"head by head": by_head, "channel by channel": by_channel}
 
 
 def _of_channels() -> Iterator[NamedMistake]:
-    """Yield wrong orders of channels where heads are split or merged."""
     for role, plural in ROLES.items():
         heads = "num_heads" if role == "query" else "num_kv_heads"
         edit = Edit(f"projected_{role}", change=golden.Rewired(_in_blocks, ("", heads)))

@@ -19,7 +19,6 @@ _PRIMARY: Final = "mask.golden"
 
 
 def _with(form: str, name: str, change: Callable[[Any], Any]) -> _Read:
-    """Return the table with one argument changed."""
     return lambda given, structure: STRUCTURED_MASKS[form].read(
         {**given, name: change(given[name])}, structure
     )

@@ -124,7 +124,7 @@ class MistakenAnswer:
 
     @cached_property
     def _largest(self) -> float:
-        """The largest magnitude of the answer; NaN if the answer has a NaN."""
+        """The largest magnitude of the answer; not finite if the answer is not."""
         return largest_size(self.output)
 
     @cached_property
@@ -192,7 +192,6 @@ class MistakenAnswer:
         return had_keys.shape == empty.shape and bool((empty & had_keys).any())
 
     def _of_answer(self, rows: Tensor) -> Tensor:
-        """Turn rows of the heads ``[B, H, Lq]`` into rows of the answer."""
         return self.given.answer_rows(rows, self.core.semantics).squeeze(-1)
 
 
@@ -261,7 +260,6 @@ class _QuickOracle(Oracle):
     """An oracle whose answers nobody differentiates: operations are a third quicker."""
 
     def at(self, inputs: Inputs, point: golden.Semantics) -> Golden:
-        """Return the answer and its bound at any point; not remembered."""
         with torch.inference_mode():
             return super().at(inputs, point)
 
@@ -311,7 +309,7 @@ class CommonAnswers:
 
 
 class DiagnosedSubject(Subject):
-    """A subject that shares problems, golden and acted answers with others of its declaration."""
+    """A subject that shares problems, golden and acted answers by its declaration."""
 
     def __init__(self, subject: Subject) -> None:
         vars(self).update(vars(subject))
@@ -343,7 +341,7 @@ def acted_answers(subject: Subject) -> ActedAnswers:
 
 
 def listed(subject: Subject, key: Any, make: Callable[[], Iterable[Any]]) -> list[Any]:
-    """Return a list that follows from the declaration, made once for all subjects that share it."""
+    """Return a list that follows from the declaration, made once per declaration."""
     return subject.listed(key, make) if isinstance(subject, DiagnosedSubject) else list(make())
 
 
@@ -403,7 +401,7 @@ def mistaken_call(declared: golden.Semantics, made: Combination, inputs: Inputs)
 def _asked(declared: golden.Semantics, made: Combination, inputs: Inputs) -> DeclaredCall:
     """Return the call that mistakes take for the given one, without their edits.
 
-    A mask that is read with the opposite polarity is inverted before other mistakes change it.
+    A mask read with the opposite polarity is inverted before other mistakes change it.
     """
     point = declared
     for mistake in made:
@@ -547,7 +545,7 @@ def _answer_in_steps(
 
 
 def _as_declared(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golden | None:
-    """The golden answer to some inputs where a call is of nothing else; remembered."""
+    """Return the golden answer to the given inputs if the call equals them; remembered."""
     if call.inputs is not given:
         return None
     point = oracle.point(given)
@@ -556,7 +554,7 @@ def _as_declared(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golden | 
 
 
 def _answer_of(call: DeclaredCall, core: golden.Attention) -> Tensor:
-    """The answer made of the heads' output; as an edited layer makes it where it is still that."""
+    """Return the answer from the heads' output; an edited layer's own answer if still valid."""
     run = core.run
     if call.inputs.is_layer and "answer" in run.program.steps and core.output is run["output"]:
         answer: Tensor = run["answer"]
@@ -565,7 +563,7 @@ def _answer_of(call: DeclaredCall, core: golden.Attention) -> Tensor:
 
 
 def declared_with_every_key(declared: Golden) -> golden.Attention:
-    """The attention proper of a golden answer with the keys and values that no query reads."""
+    """Return the golden attention with the keys and values that no query reads."""
     remembered = _WITH_EVERY_KEY.get(declared)
     if remembered is None:
         remembered = _with_every_key(declared.core)
@@ -577,7 +575,7 @@ _WITH_EVERY_KEY: Final[WeakKeyDictionary[Golden, golden.Attention]] = WeakKeyDic
 
 
 def _with_every_key(attention: golden.Attention) -> golden.Attention:
-    """Attention with keys and values that no query reads: a mistake may read them."""
+    """Include keys and values that no query reads: a mistake may read them."""
     run = attention.run.edited(*EVERY_KEY)
     return dataclasses.replace(attention, key=run["key"], value=run["shared_value"])
 

@@ -1,7 +1,7 @@
 """Where a mistake is made: under which conditions of a call, and in which rows of the answer.
 
-A mistake that explains every wrong row would spoil other rows that are right. The condition is a
-property of all wrong rows that the spared rows lack.
+A mistake that explains every wrong row may spoil right rows. The condition is a property of all
+wrong rows that the spared rows lack.
 """
 
 from __future__ import annotations
@@ -283,7 +283,6 @@ _NUMBERS: Final = (
 
 
 def _each_once(rows: Sequence[Tensor]) -> Tensor:
-    """Return the distinct rows of several tensors."""
     every: Tensor = torch.cat(list(rows)).unique(dim=0)
     return every
 
@@ -408,12 +407,10 @@ def _excluding(plainest: dict[int, int], left: int, number: int) -> Iterator[tup
 
 
 def _common_bits(masks: Sequence[int]) -> int:
-    """Return the bits that all numbers have."""
     return reduce(and_, masks)
 
 
 def _as_bits(flags: Tensor) -> int:
-    """Return a number whose bit i is flag i."""
     digits = flags.flip(0).to(torch.uint8) + ord("0")
     return int(bytes(digits.tolist()) or b"0", 2)
 

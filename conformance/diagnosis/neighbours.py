@@ -95,7 +95,7 @@ _KEYWORDS: Final = (
 
 
 def neighbours(subject: Subject, problem: Problem, reach: Sequence[str] = REACH) -> list[Problem]:
-    """Return a problem, one with larger sizes, and each of both with one feature changed.
+    """Return a problem, a larger one, and each of the two with one feature changed.
 
     ``reach`` selects them: ``"own"``: its own sizes; ``"enlarged"``: larger sizes and other
     options; ``"resized"``: each of the larger sizes changed; ``"grown"``: the larger ones of its
@@ -140,14 +140,14 @@ def right_with_fewer(
 ) -> Iterator[str]:
     """Yield sentences about the size from which a wrong problem goes wrong, found by bisection.
 
-    Sizes of most problems are skipped: others decide there.
+    Sizes up to ``_FEW``, which most problems have, are skipped: other properties decide there.
     """
     problem = None if wrong is None else wrong.problem
     if problem is None:
         return
 
     def is_right(field: str, size: int) -> bool | None:
-        """Whether the call at a size is answered rightly; None if it cannot be made or is refused."""
+        """Return whether a call at a size is right; None if impossible or refused."""
         other = with_size(subject, problem, field, size)
         answer = None if other is None else ask(subject, subject.inputs(other))
         return None if answer is None else answer.margin <= 1.0
@@ -220,7 +220,6 @@ def _anew(problem: Problem) -> Problem:
 
 
 def _resized(subject: Subject, problem: Problem, sizes: dict[str, int]) -> Problem:
-    """Return the nearest possible problem of other sizes."""
     space = Space(values=(problem.values,))
     geometry = fitted_geometry(problem.geometry.replace(**sizes), subject.candidate, space)
     past = min(problem.past, max(geometry.key_length - 1, 0))
@@ -236,7 +235,6 @@ def _other_options(subject: Subject, problem: Problem) -> Iterator[Problem]:
 
 
 def _options(subject: Subject, problem: Problem) -> Iterator[dict[str, Any]]:
-    """Yield changed options: each given one removed, each absent one added."""
     candidate = subject.candidate
     declared = candidate.declaration
     yield from _masks(subject, problem)

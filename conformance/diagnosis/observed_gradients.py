@@ -155,7 +155,7 @@ def observe_gradients(subject: Subject, problem: Problem) -> ObservedGradients |
 
 
 def near(actual: Tensor, expected: Tensor, bound: Tensor) -> bool:
-    """Whether every element lies within its bound, or is NaN where that is expected."""
+    """Whether every element lies within its bound, or is NaN as expected."""
     apart = (actual.double() - expected).abs()
     if not bool(apart.isnan().any()):  # as most are: to look closer takes far longer
         return bool((apart <= bound).all())
@@ -163,13 +163,13 @@ def near(actual: Tensor, expected: Tensor, bound: Tensor) -> bool:
 
 
 def _apart(actual: Tensor, expected: Tensor) -> Tensor:
-    """How far elements are from what is expected: NaN is infinitely far from any number."""
+    """Return the errors of elements: infinite for NaN in place of a number."""
     both = actual.isnan() & expected.isnan()
     return (actual.double() - expected).abs().nan_to_num(nan=math.inf).masked_fill(both, 0.0)
 
 
 def room(acted: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
-    """How far a candidate with a mistake may be from acting it out; see ``model.ACTED_ROOM``."""
+    """Return the tolerance around the acted result of a mistake; see ``model.ACTED_ROOM``."""
     if not bound.numel():
         return bound
     before, after = float(exact.abs().max()), float(acted.abs().nan_to_num(nan=0.0).max())
@@ -179,7 +179,7 @@ def room(acted: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
 
 @dataclass
 class SquaredErrors:
-    """The squared errors of gradients, and what of them an explanation leaves."""
+    """The squared errors of gradients, before and after an explanation."""
 
     before: float = 0.0
     left: float = 0.0
@@ -193,17 +193,17 @@ class SquaredErrors:
 
     @property
     def explained(self) -> bool:
-        """Whether hardly anything is left."""
+        """Whether the explanation leaves hardly any error."""
         return self.left <= model.EXPLAINED_GRADIENTS * self.before
 
     @property
     def worsened(self) -> bool:
-        """Whether far more is left than there was, beyond the last digits of float64."""
+        """Whether the explanation leaves far more error, beyond the last digits of float64."""
         return self.left > model.AS_CLOSE * self.before + model.NEARLY_NOTHING**2 * self.size
 
 
 def _gradients(subject: Subject, inputs: Inputs, upstream: Tensor) -> Gradients:
-    """The gradients of a call, with that of an additive mask where there is one."""
+    """Return the gradients of a call, including the additive mask's gradient if given."""
     differentiator = subject.gradients
     if inputs.bias is None or inputs.is_layer:
         return differentiator.of(inputs, upstream)
@@ -227,7 +227,7 @@ def _battery(subject: Subject) -> Iterator[Problem]:
 
 
 def _lengthened(subject: Subject) -> Iterator[Problem]:
-    """Few queries and more and more keys, and the other way round: lengths tell tiles apart."""
+    """Yield few queries with more and more keys, and the reverse, to tell tile sizes apart."""
     candidate = subject.candidate
     for plain in edge_problems(candidate, _TILES, dtype=subject.dtype)[:1]:
         for field, other in (("key_length", "query_length"), ("query_length", "key_length")):
@@ -248,7 +248,7 @@ def _finite(observed: ObservedGradients) -> bool:
 
 
 def _telling(observed: Sequence[ObservedGradients]) -> ObservedGradients:
-    """The plainest of some problems, if possible one with several queries and keys."""
+    """Return the plainest problem, if possible with several queries and keys."""
 
     def plainest(each: ObservedGradients) -> tuple[bool, tuple[int, int]]:
         sizes = each.inputs.geometry

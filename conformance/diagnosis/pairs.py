@@ -2,7 +2,7 @@
 
 Most answers show both. Several kinds of calls show only one: with a single head, item, query or
 key, without dot products, with values of unit length, or of a layer with identity projections. A
-mistake that explains such an answer is one of the two, and the second is soon found.
+mistake that explains such a call is the first of a pair, which is soon completed.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ MOST_ZEROED: Final = 2
 class PairSearch:
     """Searches for two mistakes that explain every answer together.
 
-    ``searching`` begins a search among answers and reuses another's verdicts. Pairs are confirmed
-    on fresh answers: ``unseen`` gives those with all pairs of options, those near the first failing
-    problem, and those at other sizes.
+    ``searching`` begins a search among answers and reuses another's verdicts. ``unseen`` gives
+    fresh answers for confirmation: to all pairs of options, near the first failing problem, at
+    unseen sizes.
     """
 
     def __init__(
@@ -144,7 +144,6 @@ class PairSearch:
         return search.singles() or self._with_zeros_for_nan(search)
 
     def _with_zeros_for_nan(self, search: MistakeSearch) -> list[Combination]:
-        """Return mistakes that explain every answer if their NaN rows are set to zero."""
         zeroed = [answer for answer in search.observed if _has_zeroed_rows(answer)]
         variants: list[NamedMistake] = []
         for one in search.mistakes if zeroed else ():
@@ -169,7 +168,7 @@ class PairSearch:
         return self.confirmed(more, more.pairs(more.explaining_any(telling), orders=True))
 
     def _of_values(self, search: MistakeSearch) -> list[NamedMistake]:
-        """Return edits that make the wrong answers to calls of one key, whose weight is one."""
+        """Return edits that make the wrong answers to calls of one key, whose weight must be 1."""
         _, near, resized = self._unseen()
         every = (*search.observed, *near, *resized)
         wrong = [a for a in every if a.margin > 1.0 and a.inputs.geometry.key_length == 1]
@@ -180,8 +179,8 @@ class PairSearch:
     def confirmed(self, search: MistakeSearch, pairs: Sequence[Combination]) -> list[Explanation]:
         """Return the pairs, in the right order, that also explain answers to all pairs of options.
 
-        Empty if pairs of several names differ on these answers: then a pair only explains what one
-        of its mistakes leaves open.
+        Empty if pairs of several names differ on these answers: each then explains only what the
+        other leaves open.
         """
         told = search.told_apart(pairs) or self._told_apart_at_equal_sizes(pairs)
         if not told:
@@ -203,8 +202,8 @@ class PairSearch:
     def _by_width(self, made: Combination, answer: BatteryAnswer) -> bool:
         """Whether a pair explains an answer only by the wider bound of its second mistake.
 
-        This is so if one mistake alone does not explain the answer, though both give the same. Rows
-        that the other leaves without keys are a change: the pair says nothing of them.
+        In this case one mistake alone does not explain the answer, though both answers agree. Rows
+        that the second leaves without keys are a change: the pair says nothing of them.
         """
         oracle, declared = self.subject.oracle, self.subject.declaration.semantics
         for one in made if answer.fits else ():
@@ -288,8 +287,8 @@ class PairSearch:
     ) -> list[Combination]:
         """Return a pair of a mistake that explains nearly all answers and a limited statement.
 
-        The statement is limited to conditions that spare calls it would spoil, and confirmed with
-        other values and at other sizes.
+        The conditions of the statement spare right answers; they are confirmed with new values and
+        at new sizes.
         """
         observed = [*search.observed, *self._unseen()[0]]
         for place, one in enumerate(partial[:MOST_PARTIAL]):
@@ -375,7 +374,6 @@ def _makes_numbers(made: Combination, answer: BatteryAnswer, search: MistakeSear
 
 
 def _has_zeroed_rows(answer: BatteryAnswer) -> bool:
-    """Whether a wrong row is the one of zero heads."""
     if answer.wrong is None or not bool((rows := answer.wrong.any(dim=-1)).any()):
         return False
     call = DeclaredCall(inputs=answer.inputs, semantics=answer.subject.declaration.semantics)
@@ -401,7 +399,6 @@ def _zeros_for_nan(one: NamedMistake) -> NamedMistake:
 
 
 def _is_small(answer: BatteryAnswer) -> bool:
-    """Whether a call has a single item, head or query, or few keys."""
     sizes = answer.inputs.geometry
     return (
         min(sizes.batch, sizes.num_heads, sizes.query_length) == 1 or sizes.key_length <= FEW_KEYS

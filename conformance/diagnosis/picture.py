@@ -128,7 +128,6 @@ def _reading(subject: Subject, inputs: Inputs) -> Reading | None:
 
 
 def _place(errors: Tensor) -> list[int]:
-    """Return the index of the largest error."""
     return [int(index) for index in (errors == errors.amax()).nonzero()[0]]
 
 
@@ -138,7 +137,6 @@ def _first(worst: int, size: int) -> int:
 
 
 def _sentence(place: list[int], *, expected: Tensor, got: Tensor, hidden: Tensor) -> str:
-    """Describe the worst weight."""
     query, key = place
     which = "the hidden key" if bool(hidden) else "key"
     pairs = ([f"{float(weight):.{digits}g}" for weight in (got, expected)] for digits in _DIGITS)
@@ -175,7 +173,6 @@ def _logits(reading: Reading, expected: Tensor, item: int, head: int) -> dict[st
 
 
 def _cells(table: Tensor) -> list[list[Number | None]]:
-    """Convert a table to lists, with None for NaN."""
     return [
         [None if isnan else cell for cell, isnan in zip(row, isnans, strict=True)]
         for row, isnans in zip(table.tolist(), table.isnan().tolist(), strict=True)

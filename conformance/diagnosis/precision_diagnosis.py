@@ -163,7 +163,6 @@ def _may_be_of_precision(subject: Subject, observed: Observed, wrong: Observed) 
 
 
 def _too_far(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
-    """Whether an answer is farther from the golden one than the rounding of any format."""
     known = subject.golden(inputs)
     if output.shape != known.output.shape:
         return True
@@ -314,7 +313,6 @@ def _with_epsilon(epsilon: float) -> LossyOutput:
 
 
 def _one_number_explains(wrong: Sequence[_Lossy], acted: LossyOutput) -> bool:
-    """Whether next to nothing is left of any wrong answer, and enough elements take part."""
     most = model.LARGEST_UNEXPLAINED
     return (
         all(_unexplained([one], acted, most) <= most for one in wrong)
@@ -407,13 +405,11 @@ def _has_bits(numbers: Tensor, bits: int) -> bool:
 
 
 def _coarsest(subject: Subject, answers: Tensor) -> str:
-    """Return the coarsest format, coarser than the tensors', that holds every answer, or ""."""
     formats = COARSER[subject.dtype]
     return next((n for n in formats if bool((ROUNDINGS[n](answers) == answers).all())), "")
 
 
 def _telling(subject: Subject, observed: Observed) -> Tensor:
-    """Return the judged finite answers without zeros and powers of two, which every format has."""
     judged = []
     for inputs, output in observed:
         rows = subject.golden(inputs).judged.expand(inputs.output_shape)

@@ -33,8 +33,6 @@ def _at(*stages: str) -> Lossy:
 
 
 def _rounded_mask(rounding: Rounding) -> Edits:
-    """Round the additive mask; minus infinity stays."""
-
     def change(bias: Tensor) -> Tensor:
         return torch.where(bias.isinf(), bias, rounding(bias))
 
@@ -80,7 +78,6 @@ def _products(left: Tensor, right: Tensor, at_once: int) -> list[Tensor]:
 
 
 def _rounded_sum(rounding: Rounding, at_once: int) -> Edits:
-    """Round every partial sum of weighted values."""
     return (
         golden.Edit("output", lambda weights, value: added_up(weights, value, rounding, at_once)),
     )
@@ -123,7 +120,6 @@ def _rounded_products(rounding: Rounding, at_once: int) -> Edits:
 
 
 def _plain_softmax(working: torch.dtype) -> Edits:
-    """Use torch's own softmax."""
     return (
         golden.Edit(
             "weights", lambda logits, sinks: _torch_softmax(logits, sinks, working).double()

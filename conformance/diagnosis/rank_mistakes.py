@@ -1,4 +1,4 @@
-"""Mistakes of candidates that span ranks, by which their failures are named.
+"""Mistakes of candidates that span ranks, which name their failures.
 
 Each entry of ``MISTAKES`` is a change of the golden on several ranks, in one or more ways.
 """
@@ -70,8 +70,6 @@ def _open(parts: Parts) -> tuple[Tensor, Tensor]:
 
 
 def _counted(times: Callable[[Parts, int, int], int]) -> dict[str, Any]:
-    """Count blocks ``times(parts, rank, home)`` times."""
-
     def blocks(parts: Parts, rank: int, right: list[Block]) -> list[Block]:
         kept = [each for each in right for _ in range(times(parts, rank, each.home))]
         return kept or [replace(each, logits=each.logits - math.inf) for each in right]
@@ -139,20 +137,16 @@ def _unanchored(parts: Parts, _rank: int, right: list[Block]) -> Tensor:
 
 
 def _weighed(weights: Tensor, blocks: list[Block]) -> Tensor:
-    """Sum the blocks' answers with weights ``[B, H, Lq]``."""
     pairs = zip(weights[..., None].double(), blocks, strict=True)
     return sum((weight * merged([each]) for weight, each in pairs), torch.zeros(1))
 
 
 def _added(divided: int, parts: Parts, _rank: int, right: list[Block]) -> Tensor:
-    """Return the sum of the blocks' answers, or their mean."""
     total = torch.stack([merged([each]) for each in right]).sum(0)
     return total / (parts.count if divided else 1)
 
 
 def _projected(change: Callable[[Parts, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Change a layer's answer by its output bias."""
-
     def answer(parts: Parts, _rank: int, output: Tensor) -> Tensor:
         bias = known_weights(parts.inputs).o_bias if parts.inputs.is_layer else None
         if bias is None:

@@ -1,7 +1,7 @@
 """The golden on several ranks: blocks of keys, their merge, and changes by mistakes.
 
-Each rank attends from its queries to a block of keys of each rank; the sums of exponentials merge
-the blocks. A mistake changes the blocks, the merge, later steps, or the gradients.
+A rank attends from its queries to a block of keys per rank; the sums of exponentials merge the
+blocks. A mistake changes the blocks, the merge, later steps, or the gradients.
 """
 
 from __future__ import annotations

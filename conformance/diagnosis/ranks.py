@@ -117,7 +117,7 @@ def acted_out(mistake: RankMistake, parts: Parts, rank: int) -> MistakenAnswer:
 
 
 class RankDiagnostician(Diagnostician):
-    """Explains the failures of one candidate that spans ranks, in one dtype."""
+    """Explains the failures of one candidate on several ranks, in one dtype."""
 
     def explain(
         self, clause: Clause | None = None, problem: Problem | None = None
@@ -183,7 +183,6 @@ class RankDiagnostician(Diagnostician):
 
     @property
     def _is_backward(self) -> bool:
-        """Whether only gradients are wrong."""
         return not any(each.is_wrong for each in self._answers)
 
     def _explains(self, mistake: RankMistake) -> bool:
@@ -239,7 +238,7 @@ class RankDiagnostician(Diagnostician):
     def _telling(self, mistake: RankMistake, problem: Problem) -> tuple[RankAnswers, Problem]:
         """Return the ranks' answers to a problem on which a mistake can be acted out.
 
-        If parts must have equal length, this is the nearest problem with such parts.
+        If parts must have equal length, return the nearest problem with equal parts.
         """
         observed = self._observed(self.subject.inputs(problem))
         if not observed.tells(mistake):
@@ -318,7 +317,7 @@ class RankDiagnostician(Diagnostician):
                     yield problem
 
     def _usual(self) -> Iterator[RankAnswers]:
-        """Yield lengths that the ranks divide, other lengths, and other numbers of ranks."""
+        """Yield lengths that the ranks divide or do not divide, and other numbers of ranks."""
         ranks = self.spanning.calls.ranks
         even, count = 4 * ranks.count, ranks.count
         lengths = ((even, even), (even, 2 * even), (even - 1, even - 1), (even - 1, even + 1))
@@ -352,7 +351,6 @@ class RankDiagnostician(Diagnostician):
                 yield RankGradients(parts=self._parts(every[0].inputs), observed=every)
 
     def _empty(self) -> Iterator[RankAnswers]:
-        """Yield fewer queries or keys than ranks, so that a part may be empty."""
         ranks = self.spanning.calls.ranks
         if ranks.even or ranks.count == 1:
             return
@@ -361,7 +359,6 @@ class RankDiagnostician(Diagnostician):
             yield self._observed(self.subject.inputs(problem))
 
     def _late(self) -> Iterator[RankAnswers]:
-        """Yield calls with one rank late, then another."""
         ranks = self.spanning.calls.ranks
         limited = dataclasses.replace(ranks, seconds=min(ranks.seconds, 3.0 * ABSENT))
         even = 4 * ranks.count
@@ -371,7 +368,6 @@ class RankDiagnostician(Diagnostician):
                 yield self._observed(self.subject.inputs(problem), Calls(limited, late=late))
 
     def _lost(self) -> Iterator[RankAnswers]:
-        """Yield calls whose last rank dies or never calls."""
         ranks = dataclasses.replace(self.spanning.calls.ranks, seconds=ABSENT)
         even = 4 * ranks.count
         for problem in self._problems(13, (even, even)) if ranks.count > 1 else ():

@@ -1,4 +1,4 @@
-"""Finds the sizes at which a call raises though it answers at others, and the operation.
+"""Finds the sizes at which a call raises, and the raising operation.
 
 A condition is reported only if it separates all calls asked, including calls that were not used to
 find it. Sizes are proposed for a declaration only if the answers at them are right.
@@ -130,7 +130,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class RefusedCall:
-    """The report's entry about a call that raises, and the condition under which it raises.
+    """The report's entry about a raising call, and the condition under which it raises.
 
     ``wrong`` says that the other calls are answered wrongly.
     """
@@ -158,7 +158,7 @@ class RefusedCall:
 
 
 class RefusedSizes:
-    """Reports at which sizes a call raises, once for each line that raises.
+    """Reports the sizes at which a call raises, once for each raising line.
 
     A number that does not fit into a dtype has an entry of its own.
     """
@@ -229,7 +229,6 @@ class _RefusedCalls:
         return RefusedCall(entry, condition, wrong=wrong)
 
     def _sizes(self) -> Iterator[dict[str, int]]:
-        """Yield the sizes to ask: one changed, two changed to one size, then random ones."""
         yield {}
         for name in _WORDS:
             yield from ({name: size} for size in _ASKED)
@@ -306,7 +305,6 @@ class _RefusedCalls:
         )
 
     def _confirmed(self, condition: Condition) -> bool:
-        """Whether a condition holds for calls that were not used to find it."""
         known = set(self._answers)
         for number in range(_DRAWN, 2 * _DRAWN):
             sizes = _drawn(number)
@@ -345,7 +343,6 @@ class _RefusedCalls:
         return name != "num_kv_heads" and not (grouped and name == "num_heads")
 
     def _is_right(self, problem: Problem) -> bool:
-        """Whether an answer is right, and its gradients if gradients raise at other sizes."""
         shown = answer_to(self._subject, self._subject.inputs(problem))
         if shown is None or shown.margin > 1.0:
             return False
@@ -372,7 +369,7 @@ class _RefusedCalls:
     def _line(self) -> tuple[str, str]:
         """Return the operands of the raising operation, and the fix.
 
-        Axes are named if the call raises at the same line at sizes that tell them apart.
+        Axes are named if sizes that tell them apart raise at the same line.
         """
         apart = dict(_APART)
         own = self._problem.geometry
@@ -409,7 +406,6 @@ class _RefusedCalls:
 
 
 def _drawn(number: int) -> dict[str, int]:
-    """Return small random sizes, reproducible by number."""
     random = Random(number)  # noqa: S311 (no secret)
     sizes = {name: random.choice(_SMALL) for name in _WORDS}
     return {**sizes, "num_heads": sizes["num_kv_heads"] * random.choice((1, 1, 2, 3))}

@@ -77,8 +77,6 @@ def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
 
 
 def _is_alike(inputs: Inputs, wrong: Observed) -> bool:
-    """Whether the scale of inputs is made like the scale of a wrong answer."""
-
     def made(one: Inputs) -> tuple[float | None, int]:
         return one.scale, one.geometry.head_size
 

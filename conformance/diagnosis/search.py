@@ -122,7 +122,7 @@ class MistakeSearch:
     def narrowed(self, most: int = MOST_CONDITIONS) -> list[Narrowed]:
         """Return the mistakes that explain every wrong row, under the fewest sufficient conditions.
 
-        At most ``most`` conditions are used; ties go to mistakes that are no special cases, then to
+        At most ``most`` conditions are used; mistakes that are no special cases win ties, then
         those that spare the fewest rows.
         """
         if self.wrong.bit_count() < FEWEST_WRONG:
@@ -167,10 +167,10 @@ class MistakeSearch:
     def pairs(
         self, partial: Sequence[NamedMistake] | None = None, *, orders: bool = False
     ) -> list[Combination]:
-        """Return pairs that explain every answer, with one that alone explains the plainest answer.
+        """Return pairs that explain every answer; one mistake alone explains the plainest answer.
 
-        The first mistake comes from ``partial``, else from the searched mistakes, as many as the
-        budget of logits allows. With ``orders`` both orders of a pair are tried.
+        This mistake comes from ``partial``, else from the searched mistakes, as many as the budget
+        of logits allows. With ``orders`` both orders of a pair are tried.
         """
         end = self._logits + MOST_LOGITS_OF_COMPLETED
         for one in (self.partial if partial is None else partial)[:MOST_PARTIAL]:
@@ -239,10 +239,10 @@ class MistakeSearch:
     def completing(
         self, one: NamedMistake, others: Sequence[NamedMistake], *, orders: bool = False
     ) -> Iterator[Combination]:
-        """Yield pairs with ``one`` that explain an answer which ``one`` alone leaves unexplained.
+        """Yield pairs that explain an answer which the first mistake leaves unexplained.
 
-        The cheapest answer that ``one`` cannot affect is tested first: there only the second
-        mistake acts. The other answers remain to be judged.
+        The cheapest answer that the first mistake cannot affect is tested: only the second acts
+        there. The other answers remain to be judged.
         """
         every = range(len(self.observed))
         left = [index for index in every if not self._explains(one, index)]
@@ -271,7 +271,7 @@ class MistakeSearch:
         return [pair for _, pair in sorted(supported, key=lambda entry: -entry[0])]
 
     def _covering(self) -> Iterator[tuple[Touching, Touching]]:
-        """Yield pairs that may change every wrong answer, each mistake with its problems."""
+        """Yield pairs that may change every wrong answer, with the problems of each mistake."""
         ways = self._usual_ways()
         # One must change an answer that refutes the other; few answers are looked at.
         against = [self._refuted(one) & -self._refuted(one) for one in ways]
@@ -345,10 +345,6 @@ class MistakeSearch:
         return self._leaves_little(made) and self._each_matters(made)
 
     def _each_matters(self, made: Combination) -> bool:
-        """Whether each mistake changes a wrong answer that the others make.
-
-        A mistake that changes no such answer only widens bounds.
-        """
         wrong = [i for i in range(len(self.observed)) if self.wrong >> i & 1]
         return len(made) == 1 or all(
             any(self._matters(one, made, i) for i in wrong) for one in made
@@ -417,7 +413,6 @@ class MistakeSearch:
         return answers[id(inputs)]
 
     def _cost(self, index: int) -> int:
-        """Return what acting out on one problem counts, in logits."""
         return max(LEAST_LOGITS, self.observed[index].inputs.geometry.logits)
 
     def _dearness(self, index: int) -> tuple[bool, int]:

@@ -163,7 +163,7 @@ _SAID: Final = {
 def stage_edits(kind: str) -> tuple[NamedMistake, ...]:
     """Return every stage with every operator, as mistakes of candidates of a kind.
 
-    Includes stages that read another result in place of the right one.
+    Includes stages that read a wrong result.
     """
     searched = (one for one in _SEARCHED if one.of in ("", kind))
     rewired = {one.name: one for one in _rewired()}
@@ -406,7 +406,6 @@ def _rewired() -> Iterator[NamedMistake]:
 
 
 def _where(names: tuple[str, ...], read: tuple[str, ...]) -> Callable[[Inputs], bool]:
-    """Select calls that have the results which a rewired rule reads."""
     if "softcap" in names:
         return has_softcap
     return _has_numbers if read.count("bias") > names.count("bias") else everywhere
@@ -472,7 +471,6 @@ def _of_both_masks() -> Iterator[NamedMistake]:
 
 
 def _of_misread_masks() -> Iterator[NamedMistake]:
-    """Yield masks that are indexed wrongly as given: with an axis of one, or with all axes."""
     for operator in misread_masks():
         yield NamedMistake(
             name=f"mask: {operator.words}",

@@ -1,4 +1,4 @@
-"""Reads from a candidate's answers what it computes instead, and states it.
+"""Reads wrong computations from a candidate's answers, and states them.
 
 The answers to unit values are the weights that a candidate gives to each value. They tell what no
 operator or number at a stage makes: biases by place, and partly lost caches.
@@ -56,10 +56,10 @@ _HIGHEST_TURN: Final = 2.0**17
 
 
 class StatementReader:
-    """Reads what a candidate may compute instead from its wrong answers, each answer once.
+    """Reads from wrong answers what a candidate may compute instead, each answer once.
 
-    With mistakes that are ``known``: what it does besides them. Each statement is a proposal that
-    holds for the answer that was read, and is to be checked on others.
+    Mistakes that are ``known`` are acted out first. Each statement is a proposal for the read
+    answer, to be checked on others.
     """
 
     def __init__(self, subject: Subject, known: Combination = ()) -> None:
@@ -71,10 +71,10 @@ class StatementReader:
         self._placed: set[bool] = set()
 
     def statements(self, observed: Sequence[BatteryAnswer]) -> Iterator[list[NamedMistake]]:
-        """What each answer that is worth reading says, the plainest first.
+        """Yield the statements of each answer worth reading, the plainest answer first.
 
-        Right answers are passed over, and so are names that an earlier answer gave. An answer is
-        read when what it says is asked for: what the plainest says may explain all of them.
+        Right answers are skipped, and names of earlier answers are not repeated. Answers are read
+        on demand: the plainest may explain all.
         """
         names: set[str] = set()
         wrong = [one for one in observed if one.margin > 1.0]
@@ -98,7 +98,6 @@ class StatementReader:
         yield lost
 
     def _where_hidden_keys_win(self) -> list[NamedMistake]:
-        """What hidden keys have where they weigh as much as the only one that is kept."""
         answers = (answer_to(self.subject, one) for one in _where_hidden_keys_win(self.subject))
         each = (numbers_making([one], fills(), self.known) for one in answers if one is not None)
         return list(chain.from_iterable(each))
@@ -162,7 +161,7 @@ class StatementReader:
 def _where_hidden_keys_win(subject: Subject) -> Iterator[Inputs]:
     """Yield queries whose only kept key is so low that hidden keys weigh about as much.
 
-    One for each form of mask that gives hidden keys a weight.
+    One query for each mask form that gives hidden keys a weight.
     """
     options = Space(values=("normal",), mask="always").options(subject.candidate)
     base = fitted_problem(subject, BatteryEntry(sizes=_ONE_QUERY, seed=41))
@@ -203,7 +202,6 @@ def statements(
 
 
 def _is_legible(reading: Reading) -> bool:
-    """Whether a query has only finite weights."""
     return bool(torch.isfinite(reading.weights).all(dim=-1).any())
 
 
@@ -219,13 +217,11 @@ def _readable_layer(inputs: Inputs) -> bool:
 
 
 def _is_tiny(inputs: Inputs) -> bool:
-    """Whether sizes are so small that many statements fit."""
     sizes = inputs.geometry
     return min(sizes.query_length, sizes.key_length, sizes.head_size) < ENOUGH
 
 
 def _plainest(answers: Sequence[BatteryAnswer]) -> list[BatteryAnswer]:
-    """Return the plainest answer of each range of key lengths and each condition."""
     ordered = sorted(answers, key=_size)
     chosen: dict[str, BatteryAnswer] = {}
     for answer in ordered:

@@ -121,8 +121,8 @@ def changes_gradients(
 ) -> bool:
     """Whether mistakes change the answer that a clause of gradients asks for.
 
-    Several clauses draw a cache or sinks that the problem lacks. Values that are all zero hide a
-    change of the weights, so other values are tried.
+    Several clauses draw a cache or sinks that the problem lacks. Values of zero hide a change of
+    the weights, so further values are tried.
     """
     seeds = range(problem.seed, problem.seed + MOST_SEEDS)
     drawn = [problem.replace(overrides=None, values="normal", seed=seed) for seed in seeds]
@@ -151,7 +151,7 @@ def _acted(subject: Subject, made: Combination, inputs: Inputs) -> MistakenAnswe
 class Explanation:
     """An entry of the report with the mistakes that it names; no mistakes for a loss of precision.
 
-    ``others`` are further combinations that make the same mistakes and explain as much.
+    ``others`` are further combinations of equal effect.
     """
 
     entry: dict[str, Any]
@@ -228,7 +228,6 @@ class StatementSearch:
 
     @cached_property
     def _edits(self) -> MistakeSearch:
-        """The search among stages with operators that make the plainest gross errors."""
         return self._search.among(self._making)
 
     @cached_property
@@ -343,7 +342,6 @@ class StatementSearch:
         return list(filter(self._counts, unseen))
 
     def _learn(self) -> None:
-        """Begin another round: answers that served to confirm become observed answers."""
         self.observed += [*self._unseen, *self._around]
         self._around.clear()
         self._rounds += 1
@@ -352,7 +350,6 @@ class StatementSearch:
             self.__dict__.pop(name, None)
 
     def _is_confirmed(self, made: Combination) -> bool:
-        """Whether mistakes explain answers that nothing was learnt from."""
         if not all(explains(self.subject, made, answer) for answer in self._unseen):
             return False
         around = self._answers_around(made)
@@ -362,10 +359,9 @@ class StatementSearch:
     def _answers_around(self, made: Combination) -> list[BatteryAnswer]:
         """Return answers to calls that differ in one respect from a call with the mistakes.
 
-        They separate the conditions from others that hold for as many observed calls; conditions on
-        sizes are tested at unobserved sizes. If only certain rows are concerned, the calls have
-        more than twice as many queries: the last row may have been unique, and tiles of several
-        sizes may end alike.
+        They rule out other conditions that fit the observed calls; conditions on sizes are tested
+        at unobserved sizes. If only certain rows are concerned, the calls have more than twice as
+        many queries: the last row may have been unique, and tiles of several sizes may end alike.
         """
         plainest = self._plainest(made)
         if plainest is None or plainest.problem is None:

@@ -181,7 +181,7 @@ def _by_other_pairs(heads: Tensor, angles: Tensor, point: golden.Semantics) -> T
 def _by_channel(
     heads: Tensor, angles: Tensor, point: golden.Semantics, *, neighbours: bool, pairs: str
 ) -> Tensor:
-    """Rotate each channel by its own angle, from a table of the other layout."""
+    """Rotate each channel by an angle from a table of the opposite layout."""
     point = point if pairs == "own" else _other_pairs(point)
     every = angles.repeat_interleave(2, dim=-1) if neighbours else torch.cat([angles] * 2, dim=-1)
     first, second = golden.rotary_pairs(heads.shape[-1], point)

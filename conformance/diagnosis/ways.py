@@ -1,4 +1,4 @@
-"""The ordered ways to explain wrong answers, tried until one explains them.
+"""The ordered ways to explain wrong answers.
 
 Right answers, chance and dependence on earlier calls are handled before. Then come mistakes of the
 catalogue, losses of precision, and mistakes made in every call: limited catalogue mistakes, edited

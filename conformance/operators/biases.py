@@ -74,7 +74,7 @@ _DISTANCES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 
 
 def linear_biases() -> Iterator[Operator]:
-    """Yield other slopes, and other functions of the distance to a key."""
+    """Yield wrong slopes, and wrong functions of the distance to a key."""
     for words, slopes in _SLOPES:
         yield Operator(f"made with slopes {words}", partial(_sloped, slopes=slopes))
     for words, distance in _DISTANCES:

@@ -180,7 +180,7 @@ def _largest(tiles: Tiles) -> list[Tensor]:
 
 
 def _rescaled(tiles: Tiles, *, at_each: bool, divisions: int) -> Tiles:
-    """Return shares of tiles in a loop that rescales its running result.
+    """Return shares of tiles in a loop with a rescaled running result.
 
     Exponentials are divided by the sum of their own tile, or with ``at_each`` the running result is
     divided by the running sum; ``divisions`` divisions by the total sum follow.

@@ -1,6 +1,6 @@
 """Masks that are read at another place: by another axis' index, or at a wrong offset.
 
-A mask ``[b, h, q, Lk]`` has length one, or that of items, heads, queries, along each axis.
+Along each axis a mask ``[b, h, q, Lk]`` has length one, or the number of items, heads, queries.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def _in_turns(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
 
 
 def sums(axes: str) -> Iterator[Operator]:
-    """Yield sums, means and other reductions along each axis of a result."""
+    """Yield sums, means and similar reductions along each axis of a result."""
     for noun, along in axes_of(axes):
         for words, together in _TOGETHER:
             yield Operator(in_words(words, noun), along(together))

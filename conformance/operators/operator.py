@@ -28,10 +28,10 @@ class Operator:
     """A change of a result.
 
     ``words`` follow "the weights are"; ``change`` gets the result and, by the names of its further
-    parameters, other results of the program. It raises torch's errors or ValueError for results
-    that it cannot change. ``misplaces`` marks that each head, item or channel gets the content of
-    another, which nobody intends. ``opens`` adds rows whose answer rounding decides to the empty
-    rows ``[B, H, Lq]``, and may read other results.
+    parameters, other results of the program. It raises torch's errors or ValueError for unsuitable
+    results. ``misplaces`` marks an exchange of the content of heads, items or channels, which
+    nobody intends. ``opens`` adds rows whose answer rounding decides to the empty rows ``[B, H,
+    Lq]``, and may read other results.
     """
 
     words: str

@@ -276,7 +276,6 @@ def _is_changed(window: tuple[str, Callable[[int, int], Sides]]) -> bool:
 
 
 def _within(ahead: Tensor, left: int, right: int) -> Tensor:
-    """Select the keys within two sides; -1 is no limit."""
     return ((left == -1) | (ahead >= -left)) & ((right == -1) | (ahead <= right))
 
 
@@ -328,7 +327,7 @@ def _taken_literally(
     sides: tuple[bool, bool],
     causal: bool,
 ) -> Tensor:
-    """Take -1 as a number of keys; after the query only in ``causal`` calls or non-causal ones."""
+    """Take -1 as a number of keys; without ``causal``, not after the query of causal calls."""
     if window is None:
         return table
     literal = sides[0], sides[1] and (causal or not counted[0])

@@ -43,7 +43,7 @@ _GATES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 
 
 def of_one_stage(stage: str) -> Iterator[Operator]:
-    """Yield the operators that a stage has by its meaning, not by its axes."""
+    """Yield the operators for the meaning of a stage, as opposed to its axes."""
     yield from {
         "distance_bias": linear_biases,
         "capped": _caps,

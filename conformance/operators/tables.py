@@ -153,7 +153,6 @@ def _exchanged(table: Tensor, *, axis: int) -> Tensor:
 
 
 def _joined() -> Iterator[Operator]:
-    """Yield other ways to combine mask, causality and window."""
     yield Operator(
         "true where the mask admits a key, or causality and window do",
         lambda table, by_mask, structure, kept: (

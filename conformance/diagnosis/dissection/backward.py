@@ -1,6 +1,6 @@
-"""Reads which gradients a candidate computes instead of the right ones, and states them.
+"""Reads the gradients that a candidate computes instead of the right ones, and states them.
 
-Gradients are linear in the upstream gradient, so each step of the backward pass shows in them. Each
+Gradients are linear in the upstream gradient, which shows each step of the backward pass. Each
 wrong gradient is compared with every variant of ``backward_variants`` times its best factor. The
 variants that hold in every problem are combined, with as few variants, numbers and conditions as
 possible, to a mistake that can be acted out and checked.
@@ -196,7 +196,6 @@ def backward_statements(
 def _forms(
     role: str, variants: Sequence[Variant], readings: Sequence[BackwardReading]
 ) -> list[Form]:
-    """Return every form of one gradient that holds in all problems, the simplest first."""
     shown = [each for each in readings if each.shows(role)]
     wrong = sorted((each for each in shown if each.is_wrong(role)), key=_telling)
     if not wrong or any(each.is_wrong(role) and each not in wrong for each in readings):
@@ -326,7 +325,6 @@ def _complexity(forms: Sequence[Form]) -> tuple[int, int, int]:
 
 
 def _of_what_was_read(readings: Sequence[BackwardReading]) -> Iterator[Variant]:
-    """Yield variants whose numbers were read."""
     yield from _clamped_steps(readings)
     for role in TOKENS:
         observed = []
@@ -383,7 +381,6 @@ def _limit_of(reading: BackwardReading, read: Tensor | None) -> float | None:
 
 
 def _statement(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> NamedMistake:
-    """Combine forms of several gradients to one mistake of the backward pass."""
     parts = [*_changed(forms, readings), *_multiplied(forms, readings)]
     return NamedMistake(
         name="+".join(part.name for part in parts),
@@ -396,7 +393,6 @@ def _statement(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> Na
 
 
 def _acted(form: Form) -> golden.Edit:
-    """Return the edit that makes the gradient of one role as its form says."""
     stage = _STAGES[form.role]
 
     def made(right: golden.Run) -> Any:
@@ -416,7 +412,6 @@ class WrongPart:
 
 
 def _changed(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> Iterator[WrongPart]:
-    """Yield each variant with the gradients that it makes."""
     groups: dict[Any, list[Form]] = {}
     for form in forms:
         if form.variant is not RIGHT:
@@ -452,7 +447,6 @@ def _moves(values: Tensor, exact: Tensor) -> bool:
 
 
 def _multiplied(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> Iterator[WrongPart]:
-    """Yield each factor with the gradients that it multiplies."""
     groups: dict[Any, list[Form]] = {}
     for form in forms:
         if form.times is not ONCE:

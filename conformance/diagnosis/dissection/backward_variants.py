@@ -1,6 +1,6 @@
 """Wrong ways to compute a gradient of attention, as edits of the backward pass.
 
-They are each stage with each operator, and rules that no operator makes. Each gradient is read by
+The variants are all stages with all operators, and further wrong rules. Each gradient is read by
 itself.
 """
 
@@ -119,7 +119,6 @@ def _variants() -> Iterator[Variant]:
 def _operators(
     axes: str, kinds: tuple[Callable[[str], Iterator[Operator]], ...]
 ) -> Iterator[Operator]:
-    """Yield operators of the given kinds, then roundings."""
     for kind in kinds:
         yield from kind(axes)
     yield from roundings_below()
@@ -141,7 +140,6 @@ def with_operand(
 
 
 def _of_catalogue() -> Iterator[Variant]:
-    """Yield the entries of the catalogue that change the backward pass of the heads."""
     heads = golden.BOTH_PASSES.steps
     for entry in BACKWARD:
         if entry.backward and all(edit.stage in heads for edit in entry.backward):
@@ -164,14 +162,12 @@ def _of_values(weights: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _over_attended(numbers: Tensor, allowed: Tensor) -> Tensor:
-    """Return the mean of a row over the attended keys."""
     kept = allowed.expand(numbers.shape).double()
     total: Tensor = (kept * numbers).sum(dim=-1, keepdim=True)
     return total / kept.sum(dim=-1, keepdim=True).clamp_min(1.0)
 
 
 def _of_rules() -> Iterator[Variant]:
-    """Yield stages made by another rule."""
     for stage, fix, words, rule in _RULES:
         yield Variant(words=words, fix=fix, edits=(Edit(stage, rule),))
     for words, total in (
@@ -382,7 +378,6 @@ _WAYS_BACK: Final[tuple[tuple[str, str, Edits], ...]] = (
 
 
 def _recomputed() -> Iterator[Variant]:
-    """Yield weights recomputed without several rules, or with wrong saved sums."""
     for words, edits in (
         ("without mask and causal rule", (MASK_LEFT_OUT, BIAS_LEFT_OUT, CAUSALITY_LEFT_OUT)),
         ("without causal rule and window", (CAUSALITY_LEFT_OUT, WINDOW_LEFT_OUT)),

@@ -208,7 +208,6 @@ def added_number_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
 
 
 def _with_number(words: str, shift: Shift, number: float, *, beside: bool) -> NamedMistake:
-    """Divide exponentials by their sum plus a number, or by at least the number."""
     divisor = partial(torch.add, other=number) if beside else partial(torch.clamp, min=number)
     sums = f"their sum and {number:g}" if beside else f"their sum, or {number:g} if larger"
     return statement(

@@ -1,7 +1,7 @@
 """Stray influence: answers that depend on values of other keys, heads, items or channels.
 
-Found without looking for a cause: which items, heads and channels read which others, and which key
-replaces which. Also partly lost caches.
+The dependences of items, heads and channels on each other, and exchanged keys, are found without
+looking for a cause. Partly lost caches are found as well.
 """
 
 from __future__ import annotations
@@ -83,7 +83,6 @@ def tile_sizes(reading: Reading) -> list[int]:
 
 
 def _across(subject: Subject, inputs: Inputs, axes: tuple[int, ...]) -> Iterator[str]:
-    """Yield pairs of places along each axis of which one changes with values of the other."""
     plain = answer_to(subject, inputs)
     if plain is None or plain.output.shape != inputs.output_shape:
         return
@@ -125,7 +124,6 @@ def _listed(pairs: list[tuple[int, int]]) -> str:
 
 
 def _other_keys(reading: Reading) -> Iterator[str]:
-    """Yield a sentence if every weight stands at another key's value."""
     exact, got = reading.attention.weights, reading.weights
     room = ROOM * float(reading.error.max())
     columns, golden = got.flatten(0, 2).T, exact.flatten(0, 2).T

@@ -65,7 +65,7 @@ def few_tokens(subject: Subject, inputs: Inputs) -> Inputs | None:
 class LayerCalls:
     """The answers of a layer for several matrices of its value projection, or value tokens.
 
-    They are equations for its weights. ``inputs`` are the given ones or wider ones of the same
+    They are equations for its weights. ``inputs`` are the given inputs or wider ones of equal
     lengths; None if the layer takes none that suffice. A layer too wide for its tokens is not read.
     """
 
@@ -157,7 +157,6 @@ def _variants(subject: Subject, inputs: Inputs) -> list[Inputs]:
 
 
 def _with_other_matrices(inputs: Inputs, count: int) -> list[Inputs]:
-    """Return inputs with random matrices of the value projection."""
     generator = torch.Generator().manual_seed(_SEED)
     weights = known_weights(inputs)
 

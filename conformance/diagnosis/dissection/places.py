@@ -81,7 +81,7 @@ class PlaceTable:
 
 
 def added_to_logits(words: str, fix: str, added: Callable[[Inputs], Tensor]) -> NamedMistake:
-    """Return logits with another term ``[B, H, Lq, Lk]`` of the inputs; ``words`` are a noun phrase."""
+    """Return logits with a further term ``[B, H, Lq, Lk]``; ``words`` are a noun phrase."""
     edit = golden.Edit("biased", change=lambda biased, inputs: biased + added(inputs))
     text = f"the logits have one more term, {words}"
     return statement(f"logits: {words}", text, fix, edits=(edit,))

@@ -76,7 +76,6 @@ def _clamp_to(limit: float) -> Change:
 
 
 def _cut_to_length(role: str, observed: Observed) -> Iterator[Variant]:
-    """Yield gradients scaled down to a length, of the whole call or of each token."""
     for words, length in (
         ("the whole gradient is cut to a length of {:g}", _whole_length),
         ("each token's gradient is cut to a length of {:g}", _length_of_tokens),
@@ -105,7 +104,6 @@ def _cut(limit: float, length: Callable[[Tensor], Tensor]) -> Change:
 
 
 def _tokens_from(role: str, observed: Observed) -> Iterator[Variant]:
-    """Yield a factor of the gradients of all tokens from an index on."""
     for actual, exact in observed:
         by_token = (actual * exact).sum((0, 1, 3)), exact.square().sum((0, 1, 3))
         if not bool((by_token[1] > 0.0).all()) or not bool(torch.isfinite(actual).all()):
@@ -189,7 +187,7 @@ _FIX_FACTORS: Final = (
 def factor_statements(observed: Sequence[ObservedGradients]) -> Iterator[NamedMistake]:
     """Yield factors of the gradients of a layer's tokens, matrices and biases.
 
-    If all of an operand have the same factor, the statement about its heads covers them.
+    A factor common to an operand is left to the statements about its heads.
     """
     layers = [each for each in observed if each.inputs.is_layer and each.wrong]
     if not layers:
@@ -246,7 +244,6 @@ _ORDER: Final = (*TOKENS, *(name for role in "qkvo" for name in (role, f"{role}_
 
 
 def _listed(some: Sequence[str], read: Collection[str]) -> str:
-    """Return words for several of the gradients that were read."""
     if len(some) == len(read):
         return "all gradients"
     if {*some, "o", "o_bias"} == set(read):

@@ -287,7 +287,6 @@ CONTENTS: Final[tuple[Content, ...]] = (*_of_weights(), *_simple())
 def _of_mistakes(
     mistakes: Iterable[NamedMistake], acted: ActedAnswers, first: Inputs
 ) -> Iterator[Content]:
-    """Yield the weights of each mistake that may change the answer to the first wrong inputs."""
     for mistake in mistakes:
         if acted.touches(mistake, first):
             words = f"the weights of {mistake.name}"
@@ -390,7 +389,6 @@ def _confirmed(
 
 
 def _given(content: Content, returned: Returned) -> Tensor | None:
-    """Return the values of a content; None if they cannot be made."""
     try:
         with torch.no_grad():
             return content.values(returned)
@@ -435,7 +433,6 @@ def _entry(content: Content, conditions: Sequence[Condition]) -> dict[str, Any]:
 
 
 def _unknown(observed: Sequence[Returned], wrong: Sequence[Returned]) -> dict[str, Any]:
-    """Return the entry for returned weights that no content explains."""
     facts: dict[str, Any] = {"asked": len(observed), "wrong": len(wrong), "weights": "wrong"}
     text = (
         "the answers are right, but the returned weights are wrong, and no known mistake explains "

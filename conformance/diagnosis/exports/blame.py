@@ -119,7 +119,6 @@ class Trail:
 
     @cached_property
     def _golden(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The golden answer, its bound, and the rows about which something is promised."""
         known = self.subject.golden(self.inputs)
         promised = self.subject.declaration.empty_rows != "any"
         rows = known.representable if promised else known.judged
@@ -140,7 +139,6 @@ class Trail:
         return not self._agree(self.outcomes[before], this)
 
     def _before(self, number: int) -> int:
-        """Return the step to compare with: for a provider the optimised step on the CPU."""
         names = [outcome.step.name for outcome in self.outcomes]
         top = names.index(AT_HIGHEST) if AT_HIGHEST in names else number
         return top if number > top else number - 1
@@ -224,7 +222,6 @@ def _entry(
     stage: str = "",
     level: str = "",
 ) -> dict[str, Any]:
-    """Return the report's entry; each of ``steps`` has a name, whether it departs, and a text."""
     return {
         "step": step,
         "stage": stage,

@@ -105,7 +105,7 @@ def first_stage(subject: Subject, graph: OpenedGraph, inputs: Inputs, setting: S
 class Held:
     """Tapped tensors of a graph, compared with the golden's stages.
 
-    A stage is right if it is under any order of its axes, which are undeclared. Queries and keys
+    The order of axes is undeclared: a stage is right if one order makes it right. Queries and keys
     may be scaled on their way to the scores, where a wrong scale shows.
     """
 
@@ -131,7 +131,6 @@ class Held:
 
     @cached_property
     def _errors(self) -> Carried:
-        """The errors of projected query, key and value; None if they are exact."""
         evaluation = self.subject.golden(self.inputs).evaluation
         if isinstance(evaluation, golden.Attention):
             return EXACT
@@ -212,7 +211,6 @@ class Held:
         return False
 
     def _weights_right(self) -> bool:
-        """Whether weights are golden, at least after division by the row sum."""
         for weights in views(self.tapped["weights"], tuple(self.core.weights.shape)):
             total = weights.sum(dim=-1, keepdim=True)
             if self._are_weights(weights) or self._are_weights(weights / total):

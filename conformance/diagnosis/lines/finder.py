@@ -130,7 +130,6 @@ class LineFinder:
     def _on(
         self, answer: BatteryAnswer, explanations: Sequence[Combination], besides: Combination
     ) -> set[Blamed]:
-        """Return the lines that one wrong answer shows."""
         try:
             recording = self._recorded(answer)
             if recording is None:
@@ -209,7 +208,6 @@ class LineFinder:
 
 
 def _tells_axes(inputs: Inputs) -> bool:
-    """Whether items, heads and tokens are several, and all of different number."""
     sizes = inputs.geometry
     tokens = {sizes.query_length, sizes.key_length}
     apart = {sizes.batch, sizes.num_heads, *tokens}
@@ -224,7 +222,6 @@ def _uncompiled() -> AbstractContextManager[Any]:
 
 
 def _is_same(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
-    """Whether two answers are equal up to rounding."""
     if one.shape != other.shape:
         return False
     size = torch.where(torch.isfinite(other), other, 0.0).abs().max() if other.numel() else 0.0
@@ -233,7 +230,6 @@ def _is_same(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _entry(found: Blamed) -> LineEntry | None:
-    """Return the report's entry of a line; None if its text cannot be read."""
     place = found.place
     text = linecache.getline(place.file, place.number).strip()
     if not text:
@@ -393,7 +389,7 @@ def _repeated(operations: Sequence[Operation]) -> set[tuple[SourceLine, ...]]:
 
 
 def _neutral(operations: Sequence[Operation]) -> set[int]:
-    """Return tensors made of no other, such as a range, or from outside, and views of them."""
+    """Return tensors made of no argument, such as a range, from outside, and their views."""
     found: set[int] = set()
     for number, operation in enumerate(operations):
         seen = operation.name in _VIEWS and all(one in found for one in operation.inputs)

@@ -196,7 +196,7 @@ class RaisingLine:
         return _of_elements(first, second) if len(self.tensors) > 1 else GENERAL
 
     def _unlike(self) -> tuple[Axes, Axes]:
-        """Return the operands whose shapes do not fit: of query, key and value the first that differ."""
+        """Return the operands whose shapes do not fit: the first unequal pair of query, key, value."""
         first, second, *others = (*self.tensors, (), ())
         if self.operation.name == _ATTENTION and first[:-2] == second[:-2]:
             return second, others[0]
@@ -250,7 +250,6 @@ def _of_product(first: Axes, second: Axes) -> str:
 
 
 def _of_elements(first: Axes, second: Axes) -> str:
-    """Return the fix for two tensors that meet element by element."""
     longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
     if len(longer) == len(shorter) + 1:
         lost = [i for i in range(len(longer)) if _fits(longer[:i] + longer[i + 1 :], shorter)]

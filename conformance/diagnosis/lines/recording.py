@@ -88,7 +88,7 @@ class OperationRecording:
 class Recorder(TorchFunctionMode):
     """Records the computation while entered.
 
-    Each torch operation that Python calls counts as one, whatever it calls itself.
+    Each torch operation called by Python counts as one operation, without its inner calls.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Recorder(TorchFunctionMode):
             self._add(tensor, "", given=True)
 
     def answered(self, output: Any) -> OperationRecording:
-        """Return the recording of a call that returned a tensor, or a tuple that begins with one."""
+        """Return the recording of a call whose output is a tensor, or a tuple led by a tensor."""
         if isinstance(output, tuple) and output:
             output = output[0]
         if is_tensor(output) and self.recording.complete:
@@ -121,7 +121,7 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call an operation, and record each tensor that it makes or writes into."""
+        """Call an operation, and record each tensor that is made or overwritten."""
         del types
         keywords = kwargs or {}
         name = str(getattr(func, "__name__", ""))
@@ -147,7 +147,6 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _number_of(self, tensor: Tensor) -> int:
-        """Return the operation behind a tensor; a new one for a tensor written in parts."""
         number = self._by_identity.get(id(tensor), self._by_memory.get(_memory(tensor)))
         if number is None:
             return self._add(tensor, "")

@@ -42,9 +42,9 @@ class Step:
     B: items; H: heads; N: key/value heads; G: heads that share a key/value head; Q, K: queries,
     keys; D: channels of a head; E: channels of tokens; P: parts of a packed projection.
     ``partial``: NaN marks unknown elements. ``ordered``: queries come before keys, and the
-    transpose is another table. ``inner``: inside a softmax, so that a wrong step may still give
-    right weights; also tables of only some masks. ``filled``: any number low enough for a softmax
-    may stand for minus infinity.
+    transpose is another table. ``inner``: inside a softmax, where an error stems from the softmax's
+    input; also tables that lack a part of the masks. ``filled``: any number low enough for a
+    softmax may stand for minus infinity.
     """
 
     axes: str
@@ -116,7 +116,6 @@ def _of_heads(call: DeclaredCall, run: golden.Run) -> Iterator[Step]:
 
 
 def _tokens(call: DeclaredCall) -> tuple[Tensor, ...]:
-    """Return the inputs of a layer and their projections before biases."""
     inputs = call.inputs
     tokens, weights = (inputs.query, inputs.key, inputs.value), inputs.weights
     if weights is None:
@@ -127,7 +126,6 @@ def _tokens(call: DeclaredCall) -> tuple[Tensor, ...]:
 
 
 def _of_attention(call: DeclaredCall, attention: golden.Attention) -> Iterator[Step]:
-    """Yield the values from dot products to weights."""
     point, bias = call.semantics, attention.bias
     products = attention.query @ attention.key.transpose(-1, -2)
     scores, capped = plain_scores(attention), capped_scores(attention)
@@ -205,7 +203,6 @@ def _of_masks(call: DeclaredCall, *, parts_are_known: bool = False) -> Iterator[
 
 
 def _of_places(call: DeclaredCall) -> Iterator[Step]:
-    """Yield the places of queries among the keys, and their distances."""
     sizes, point = call.inputs.geometry, call.semantics
     places = golden.query_positions(sizes.query_length, sizes.key_length, point).double()
     ahead = torch.arange(sizes.key_length) - places[:, None]
@@ -409,7 +406,6 @@ def _without_repeats(value: Tensor, letters: str) -> tuple[Tensor, str]:
 
 
 def _repeats(array: Array, axis: int) -> bool:
-    """Whether an array is constant along an axis, NaN included."""
     first = array.take([0], axis)
     one, other = first.flat[0], array.take(1, axis).flat[0]
     if one != other and one == one and other == other:  # noqa: PLR0124 (neither is NaN)

@@ -152,14 +152,13 @@ _OPERANDS: Final = {
 
 
 def _matrices(of: Callable[[Tensor, Tensor], Tensor]) -> Edits:
-    """Make the gradient of each matrix from its output's gradient and its input."""
+    """Make the gradient of each matrix from its input and its output's gradient."""
     return tuple(
         Edit(f"{role}_gradient", golden.Rewired(of, names)) for role, names in _OPERANDS.items()
     )
 
 
 def _matrices_of(items: slice) -> Edits:
-    """Make the gradient of each matrix from a part of the batch."""
     return _matrices(lambda gradient, tokens: golden.outer(gradient[items], tokens[items]))
 
 

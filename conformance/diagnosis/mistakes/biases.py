@@ -216,7 +216,6 @@ def _queries(more: Callable[[Tensor], Tensor]) -> golden.Edit:
 
 
 def _from_the_other_end(query: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
-    """Place queries as the other alignment does."""
     shift = inputs.geometry.key_length - inputs.geometry.query_length
     shift = -shift if point.causal_alignment == "bottom-right" else shift
     return golden.rotate_heads(query, torch.full((query.shape[-2],), float(shift)), point)
@@ -235,7 +234,6 @@ _NEW_QUERIES: Final = Edit(
 
 
 def _cached(sign: int) -> golden.Edit:
-    """Rotate cached keys by their places once more, or back."""
     return _turned(
         "turned_key", lambda places, inputs: torch.where(places < inputs.past, sign * places, 0)
     )

@@ -73,7 +73,6 @@ def _without_cache(where: Where) -> InputsChange:
 
 
 def _every_cached(mask: Tensor, past: int) -> Tensor:
-    """Show every cached key: kept, or with a bias of zero."""
     return torch.cat([_nothing(mask, past), mask[..., past:]], dim=-1)
 
 
@@ -230,7 +229,6 @@ _MASKS: Final = {"mask", "bias", "lengths"}
 
 
 def _nan_where_hidden(output: Tensor, empty: Tensor, structure: Tensor, attended: Tensor) -> Tensor:
-    """Return NaN in rows that an additive mask alone empties."""
     lost = empty & (structure & ~attended).any(dim=-1)
     return output.masked_fill(lost.unsqueeze(-1), math.nan)
 

@@ -1,6 +1,6 @@
 """Mistakes of causality: lost, reversed or misplaced.
 
-Also packed sequences (one after another in one tensor) that are separated at wrong places.
+Mistakes of packed sequences, one after another in a tensor, that are cut at wrong places.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ class _Packed:
 class _Sequences:
     """Packed queries and keys; ``at_end`` aligns the diagonal at the last token of both.
 
-    Each reading returns which keys belong to each query, and how far ahead each key is: both ``[Tq,
-    Tk]``.
+    Readings return the keys of each query and the distances to them: both ``[Tq, Tk]``.
     """
 
     queries: _Packed
@@ -99,12 +98,10 @@ class _Sequences:
 
     @property
     def at_first(self) -> tuple[Tensor, Tensor]:
-        """Read with the first query of a sequence at its first key."""
         return self.shifted(torch.zeros_like(self.queries.counts))
 
     @property
     def at_last(self) -> tuple[Tensor, Tensor]:
-        """Read with the last query of a sequence at its last key."""
         return self.shifted(self.keys.counts - self.queries.counts)
 
     @property
@@ -113,7 +110,6 @@ class _Sequences:
 
     @property
     def together(self) -> tuple[Tensor, Tensor]:
-        """Read all tokens as a single sequence."""
         shift = len(self.keys.item) - len(self.queries.item) if self.at_end else 0
         ahead = self.keys.index - (self.queries.index + shift)[:, None]
         return torch.ones_like(ahead, dtype=torch.bool), ahead
@@ -154,12 +150,10 @@ class _Sequences:
         return self.between(starts, ends if bounds == "starts" else -(-ends // size) * size)
 
     def until(self, end: Tensor | int) -> tuple[Tensor, Tensor]:
-        """Read the keys before an index, for the queries of all sequences."""
         none = torch.zeros_like(self.keys.starts)
         return self.between(none, none + end)
 
     def of_most_queries(self, *, moved: bool) -> tuple[Tensor, Tensor]:
-        """Read at most as many keys of each sequence as the largest number of queries."""
         keys, most = self.keys, self.queries.counts.max()
         return self.between(keys.starts, keys.starts + keys.counts.clamp(max=most), moved=moved)
 
@@ -169,7 +163,6 @@ class _Sequences:
         return self.between(starts, starts + (self.queries if ends else self.keys).counts)
 
     def recounted(self, change: Callable[[_Packed], Tensor], roles: str) -> tuple[Tensor, Tensor]:
-        """Assign queries, keys or both to other sequences."""
         queries, keys = self.queries, self.keys
         if "q" in roles:
             queries = replace(queries, item=change(queries))

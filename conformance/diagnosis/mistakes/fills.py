@@ -67,7 +67,7 @@ def treated(
 
 
 def _cut_after_softmax(part: str) -> Edits:
-    """The weights are cut after a softmax that has seen what they hide."""
+    """Cut the weights after a softmax over all keys."""
     allowed, rest = _PARTS[part]
     return (
         Edit("masked", golden.Rewired(_hidden, ("biased", rest))),
@@ -127,14 +127,13 @@ def _over(dim: int, of_mask: float, of_structure: float, *, adds: bool = False) 
 
 
 def _nan_over(dim: int, *, zeros: bool) -> Edits:
-    """Take the softmax along another axis, NaN where all is hidden; ``zeros`` replace the NaN last."""
+    """Take the softmax along another axis: NaN in hidden slices, replaced by ``zeros`` last."""
     weights = Edit("weights", lambda logits: logits.softmax(dim))
     mended = Edit("output", change=lambda output: output.nan_to_num(0.0))
     return (weights, mended) if zeros else (weights,)
 
 
 def _over_other_axes() -> list[NamedMistake]:
-    """Return softmaxes over other axes: with NaN, or with finite fills, which may harm empty rows."""
     fills = (
         (-1e9, -1e9),
         (-1e9, -math.inf),
@@ -157,7 +156,6 @@ def _over_other_axes() -> list[NamedMistake]:
 
 
 def _fills() -> list[NamedMistake]:
-    """Return finite fills of logits that the mask hides and of logits that causality hides."""
     entries: list[NamedMistake] = []
     for part, hidden in (("mask", "hidden"), ("causal", "future")):
         of_mask = part == "mask"
@@ -203,7 +201,6 @@ def _fills_of_the_wrong_sign(part: str, hidden: str) -> Iterator[NamedMistake]:
 
 
 def _before_scale(fill: float, *, added: bool) -> Edits:
-    """Fill or add a number to hidden dot products before the scale."""
     make = increased if added else filled
     return treated("mask", lambda logits, allowed, scale: make(fill * scale)(logits, allowed))
 
@@ -320,8 +317,6 @@ def _in_empty_rows(stage: str, change: Callable[..., Tensor]) -> golden.Edit:
 
 
 def _value(place: int) -> golden.Edit:
-    """Answer rows without keys by the value of one key."""
-
     def change(output: Tensor, empty: Tensor, shared_value: Tensor) -> Tensor:
         value = shared_value[..., place, :].unsqueeze(-2)
         return torch.where(empty.unsqueeze(-1), value, output)

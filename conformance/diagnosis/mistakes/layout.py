@@ -201,7 +201,6 @@ def _shares(sizes: golden.Sizes) -> bool:
 
 
 def _shared(rule: Callable[[Tensor, golden.Sizes], Tensor], *roles: str) -> Edits:
-    """Give query heads other heads of keys and values."""
     return tuple(
         Edit(f"shared_{role}", golden.Rewired(rule, (_STAGES[role], "sizes")), when=_shares)
         for role in roles
@@ -219,12 +218,10 @@ def _regrouped(order: Callable[[Tensor, int, int], Tensor]) -> Edits:
 
 
 def _tiled(heads: Tensor, sizes: golden.Sizes) -> Tensor:
-    """Deal out heads in turns."""
     return heads.repeat(1, sizes.num_heads // sizes.num_kv_heads, 1, 1)
 
 
 def _merged_across(output: Tensor, sizes: golden.Sizes) -> Tensor:
-    """Interleave the answers of groups instead of placing them side by side."""
     of_groups: Tensor = output.unflatten(1, (sizes.num_kv_heads, -1))
     return of_groups.transpose(1, 2).flatten(1, 2)
 

@@ -29,7 +29,6 @@ def _tables(change: Callable[..., Tensor]) -> Edits:
 
 
 def _kept(change: Callable[..., Tensor]) -> golden.Edit:
-    """Change the table of kept keys; a bias stays."""
     return Edit("keep", change=change)
 
 
@@ -117,7 +116,6 @@ def _of_the_group(table: Tensor, inputs: Inputs, point: golden.Semantics) -> Ten
 
 
 def _rows_refilled(keep: Tensor) -> Tensor:
-    """Let rows without any key of the mask see all keys."""
     return keep | ~keep.any(dim=-1, keepdim=True)
 
 

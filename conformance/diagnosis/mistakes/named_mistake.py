@@ -354,7 +354,7 @@ class NamedMistake(Mistake):
         return attention if self.core is None else self.core(call, attention) or attention
 
     def changes_step_of(self, other: NamedMistake) -> bool:
-        """Whether both mistakes change the same step, so that their order may count."""
+        """Whether both mistakes change the same step, in which case their order may count."""
         stages = {edit.stage for edit in self.edits} & {edit.stage for edit in other.edits}
         steps = ("inputs", "heads", "core", "output")
         return bool(stages) or any(getattr(self, s) and getattr(other, s) for s in steps)
@@ -403,9 +403,9 @@ Entries = Callable[..., list[NamedMistake]]
 
 
 def named(name: str, primary: str, **shared: Any) -> Entries:
-    """Head an entry of the table with its name, its clause and what all its ways share.
+    """Head an entry of the table with its name, its clause and the fields shared by all ways.
 
-    The returned function takes what is wrong, the fix, and the fields of each way to make the
+    The returned function takes the sentence, the fix, and the fields of each way to make the
     mistake.
     """
 

@@ -44,7 +44,7 @@ def other_weight(
 
 
 def _from(**sources: str) -> list[Edits]:
-    """Some projections are others', with their biases or without: ``k="q"`` for keys as queries."""
+    """Use the matrices of other projections, with their biases or without."""
     matrices = [
         Edit(role, change=partial(other_weight, source=source)) for role, source in sources.items()
     ]
@@ -65,7 +65,7 @@ def _transposed(*roles: str) -> Edits:
 
 
 def _twice(role: str, *, bias_too: bool) -> Edits:
-    """A projection of what is projected already, which may add the bias again."""
+    """Project twice by the same matrix, with the bias added once or twice."""
 
     def change(bias: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
         matrix = weight(inputs, point, name=role)
@@ -77,7 +77,7 @@ def _twice(role: str, *, bias_too: bool) -> Edits:
 
 
 def _missing(*roles: str, bias_too: bool = True) -> Edits:
-    """The identity instead of some projections."""
+    """Replace projections by the identity."""
     matrices = changed(lambda matrix: torch.eye(len(_square(matrix)), dtype=matrix.dtype), *roles)
     return (*matrices, *_without_biases(*roles)) if bias_too else matrices
 
@@ -87,7 +87,7 @@ def _without_biases(*roles: str) -> Edits:
 
 
 def repacked(unpack: Callable[[Tensor, int, int], tuple[Tensor, ...]], roles: str = "qkv") -> Edits:
-    """Some projections, packed one below another and unpacked in another order."""
+    """Pack projections below each other and unpack them in another order."""
 
     def part(own: Tensor, inputs: Inputs, point: golden.Semantics, *, name: str) -> Tensor:
         every = [weight(inputs, point, name=f"{role}{name[1:]}") for role in roles]

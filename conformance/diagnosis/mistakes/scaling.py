@@ -22,12 +22,10 @@ _scale: Final = partial(named, primary=_CLAUSE)
 
 
 def _default(rule: Callable[..., float]) -> golden.Edit:
-    """Use another scale where the call gives none."""
     return Edit("scale", rule, when=lambda given_scale: given_scale is None)
 
 
 def _given(change: Callable[..., float]) -> golden.Edit:
-    """Use another scale where the call gives one."""
     return Edit("scale", change=change, when=lambda given_scale: given_scale is not None)
 
 
@@ -81,7 +79,6 @@ def _nan_but_empty(weights: Tensor, empty: Tensor) -> Tensor:
 
 
 def _compounding(query: Tensor, scale: float) -> Tensor:
-    """Scale each head once more than the head before."""
     return query * scale ** torch.arange(query.shape[1]).reshape(-1, 1, 1).double()
 
 
@@ -245,7 +242,6 @@ def _left_out(heads: Tensor, _point: golden.Semantics) -> Tensor:
 
 
 def _over_all_heads(tokens: Tensor, point: golden.Semantics) -> Tensor:
-    """Normalise all heads of a token as one."""
     merged = tokens.transpose(1, 2).flatten(2).unsqueeze(1)
     normalised = golden.normalise_heads(merged, point).squeeze(1)
     heads: Tensor = normalised.unflatten(-1, (tokens.shape[1], -1)).transpose(1, 2)
@@ -265,7 +261,6 @@ def _with_epsilon(value: float) -> Callable[[Tensor, golden.Semantics], Tensor]:
 
 
 def _epsilon_of(role: str, value: float) -> dict[str, Any]:
-    """Use another epsilon for queries or keys alone."""
     return {
         "edits": _normalised(role, _with_epsilon(value)),
         "fits": lambda point: _normalises(point) and point.qk_norm_epsilon != value,

@@ -326,7 +326,6 @@ _sunk: Final = fixing(_FIX, primary=_SINKS, where=has_sinks)
 
 
 def _share(weights: Tensor) -> Tensor:
-    """Return the weight of the sink."""
     return 1.0 - weights.sum(dim=-1, keepdim=True)
 
 

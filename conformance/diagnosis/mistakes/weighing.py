@@ -107,7 +107,7 @@ def _of_other_sums(each_of: Callable[[Tensor], Tensor]) -> golden.Edit:
 
 
 def _exchanged_halves(*, longer_first: bool) -> golden.Edit:
-    """Give each half of the keys its own softmax, with the share of the other half."""
+    """Give each half of the keys its own softmax, times the share of the opposite half."""
 
     def weights(logits: Tensor, allowed: Tensor) -> Tensor:
         count = logits.shape[-1]
