@@ -85,7 +85,7 @@ class BatteryAnswer:
 
     @cached_property
     def _least(self) -> Array | None:
-        """A part of the bound that is quick to derive, if any."""
+        """A quick part of the bound, if any."""
         least = self.exact.least_bound
         return None if least is None else array_of(least)
 
@@ -337,7 +337,7 @@ class RowComparison:
         if answer not in self._judged:
             exact, judged = answer.exact, answer.judged.all(dim=-1)
             right = torch.ones_like(judged)  # rows that are not judged do not count
-            if answer.margin > 1.0:  # else that spares the bound
+            if answer.margin > 1.0:  # a small margin makes the bound needless
                 right = within(answer.output, exact.output, exact.bound).all(dim=-1)
             self._judged[answer] = right, judged
         return self._judged[answer]
@@ -451,7 +451,7 @@ def fails_so(
 
 
 def within(actual: Tensor, expected: Tensor, bound: Tensor) -> Tensor:
-    """Return which elements lie within a bound or are the same NaN or infinity."""
+    """Return the elements that lie within a bound or equal the same NaN or infinity."""
     same = (torch.isnan(actual) & torch.isnan(expected)) | (actual == expected)
     return same | ((actual - expected).abs() <= bound)
 

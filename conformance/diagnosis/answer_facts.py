@@ -40,9 +40,9 @@ MOST_BOUNDS: Final = 1e6
 # The fewest wrong answers, and right ones that differ in one condition, to blame the condition.
 FEWEST_WRONG: Final = 3
 FEWEST_RIGHT: Final = 3
-# Logits beyond it have exponentials that overflow float16.
+# The exponential of a larger logit overflows float16.
 EXTREME: Final = math.log(65504.0)
-# What torch says of a number that is to be written into a tensor whose dtype cannot hold it.
+# Part of torch's message about writing a number into a tensor whose dtype cannot hold it.
 _DOES_NOT_FIT: Final = "without overflow"
 _TOO_LARGE: Final[dict[str, Any]] = {
     "name": "number-beyond-dtype",
@@ -53,7 +53,7 @@ _TOO_LARGE: Final[dict[str, Any]] = {
 }
 
 
-# Raising calls are reported if they are at least one in so many.
+# Raising calls are reported if at least one call in ten raises.
 _MANY: Final = 10
 
 
@@ -264,7 +264,7 @@ def _stray_influence(
 def _values_of_one(
     subject: Subject, facts: dict[str, Any], wrong: Sequence[BatteryAnswer]
 ) -> list[str]:
-    """Describe the answer to values of one, which must be one again."""
+    """Describe the answer to values of one, which must be one."""
     plain = next((answer for answer in wrong if not answer.inputs.masked), None)
     ones = None if plain is None else with_values_of_one(subject, plain.inputs)
     if ones is None or facts.get("repeats") is False:
@@ -401,8 +401,8 @@ def only_with(
 ) -> list[Condition]:
     """Return the conditions without which answers are right, as far as the answers show.
 
-    Every wrong answer must meet the condition. Enough right answers, alike the wrong ones in all
-    other respects, must lack it to exclude chance.
+    Every wrong answer must meet the condition. To exclude chance, enough right answers must lack
+    the condition alone.
     """
     common = _common(_spoken(wrong, right) if spoken is None else spoken, wrong)
     comparable = _count(right, common)
@@ -420,7 +420,7 @@ def never_with(
     right: Sequence[BatteryAnswer],
     spoken: Sequence[Condition] | None = None,
 ) -> list[Condition]:
-    """Return the conditions with which answers are right, although otherwise like wrong ones."""
+    """Return the conditions with which answers are right, although like wrong answers otherwise."""
     spoken = _spoken(wrong, right) if spoken is None else spoken
     common = _common(spoken, wrong)
     sparing = [
@@ -432,7 +432,7 @@ def never_with(
             _count(right, common, without=one),
             _count(right, [*_others(common, one), one]),
         )
-        # Two forms of mask exclude each other: one is right because the other is absent.
+        # Mask forms exclude each other: a form is right where a wrong form is absent.
         and not any(other.implies and other.implies == one.implies for other in common)
     ]
     kept = {one.name for one in (*sparing, *common)}

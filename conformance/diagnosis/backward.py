@@ -85,7 +85,7 @@ class BackwardDiagnostician:
             return []
         shown = observe_gradients(self.subject, problem)
         if shown is not None and has_empty_rows(self.subject, shown.inputs):
-            shown = None  # the clause that fails says what such rows return
+            shown = None  # the failing clause judges rows without keys
         every = [*self.observed, *([] if shown is None else [shown])]
         wrong = [gradients for gradients in every if gradients.wrong]
         if not wrong:
@@ -132,9 +132,9 @@ class BackwardDiagnostician:
         return list(made.values())
 
     def _read(self, every: Sequence[ObservedGradients]) -> list[NamedMistake]:
-        """Return the simplest statement that explains every gradient and those of further problems.
+        """Return the simplest statement that explains every gradient, also of further problems.
 
-        If further problems refute all statements, new ones are made from these as well.
+        If further problems refute all statements, new statements are made from these as well.
         """
         observed = list(every)
         # In half precision many statements hold at first, and more problems tell little apart.
@@ -333,7 +333,7 @@ def _factor(observed: ObservedGradients) -> float | None:
     return factor if left <= model.NEARLY_NOTHING * total else None
 
 
-# As many queries as keys, and more than one, so that every input has an influence.
+# Equal numbers of queries and keys, more than one, so that every input has an influence.
 _SEVERAL: Final = 3
 
 

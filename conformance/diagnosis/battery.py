@@ -1,4 +1,4 @@
-"""The battery: small problems that tell mistakes apart, and a candidate's answers to them."""
+"""The battery: small problems that separate mistakes, and a candidate's answers to them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _PAST: Final = 3
 # Cached keys of a layer that attends to itself: as many at most.
 _CACHED_IN_SELF: Final = 3
 _WINDOWS: Final = ((1, 2), (2, -1), (-1, 1), (1, 0))
-# Problems of the battery besides the first ones from which on it is long.
+# A battery is long from this number of problems on, not counting the first.
 MANY: Final = 100
 
 
@@ -78,7 +78,7 @@ class BatteryEntry:
 
 
 class Observation:
-    """A candidate's answers to the battery, without problems that it cannot be called with.
+    """A candidate's answers to the battery, without impossible calls.
 
     Each problem is asked once, on demand. ``given`` answers replace those to the whole battery.
     """
@@ -111,7 +111,7 @@ class Observation:
 
     @property
     def others(self) -> Iterator[BatteryAnswer]:
-        """The answers that are not among the first, each asked for on demand."""
+        """The further answers, each asked for on demand."""
         drawn = (problem for problem, first in self._drawn.items() if not first)
         return chain.from_iterable(self._answered([problem]) for problem in drawn)
 
@@ -172,7 +172,7 @@ def answers_near(
 
 
 def answers_to_pairs(subject: Subject, seed: int) -> list[BatteryAnswer]:
-    """Return the answers to problems in which any two options and sizes meet."""
+    """Return the answers to problems with all pairs of options and sizes."""
     space = Space(mask="maybe", finite_bias="maybe", values=("normal",))
     together = partial(options_together, subject.candidate, space, dtype=subject.dtype)
     problems = listed(subject, "together", together)
@@ -236,10 +236,10 @@ def answer_from(
 
 
 def battery(subject: Subject) -> Iterator[Inputs]:
-    """Yield the problems that a candidate can be asked, plain ones first.
+    """Yield the possible problems of a candidate, plain problems first.
 
-    Rows without keys are left out where nothing is promised about them: their answer is no mistake,
-    and a layer that mixes tokens spreads it everywhere.
+    Rows without keys are left out where nothing is promised about them: any answer is right, and a
+    layer that mixes tokens spreads it everywhere.
     """
     return (inputs for inputs, _ in _promised(subject))
 

@@ -32,7 +32,7 @@ RANDOM: Final = "random-answers"
 _FIX: Final = (
     "drop nothing unless a call asks for it: dropout_p=self.dropout if self.training else 0.0"
 )
-# So many seeds that a race would hardly mimic them; without a period, which a count of calls has.
+# Seeds too many for a race to mimic, without a period, which a count of calls has.
 _SEEDS: Final = (1, 2, 2, 1, 2, 1, 1, 2, 2, 1, 1, 2)
 _FIX_OF_RACES: Final = (
     "give each thread an accumulator and rows of its own, or have threads wait for each other"
@@ -85,7 +85,7 @@ class Chance:
     def unrepeatable(
         self, subject: Subject, fails: Callable[[Subject], bool]
     ) -> dict[str, Any] | None:
-        """Return the entry of an unexplained failure that does not occur each time."""
+        """Return the entry of an unexplained failure that occurs only sometimes."""
         with forked_random(subject.device):
             failed = []
             for _ in range(_MADE_AGAIN):

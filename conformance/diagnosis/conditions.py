@@ -414,7 +414,7 @@ FINER: Final[tuple[Condition, ...]] = (
     _varies(0, "batch items"),
     _varies(1, "heads"),
     _varies(2, "queries"),
-    # Equal sizes, which axes that are confused must have, and on which shapes may decide.
+    # Equal sizes: only then can axes be confused.
     *(
         _as_many(*fields)
         for fields in (

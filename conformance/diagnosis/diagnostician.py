@@ -37,7 +37,7 @@ from .statement_search import (
 )
 from .ways import Ways
 
-# Failing problems whose neighbours are searched for what explains them.
+# Failing problems whose neighbours are searched for an explanation.
 MOST_SEARCHES: Final = 2
 
 
@@ -244,7 +244,7 @@ class Diagnostician:
     def _unknown(self, clause: Clause | None, shown: BatteryAnswer | None) -> dict[str, Any]:
         """Return the entry without a name; common facts are reported at one clause alone."""
         further, said = self.ways.near if self.anything_wrong else (), self._said
-        if self.explanations:  # those of the other wrong answers say what these have in common
+        if self.explanations:  # the known explanations cover the facts of the other wrong answers
             said = f"{self.explanations[0].entry['name']} explains other wrong answers, not this"
         entry = answer_facts.unknown_entry(
             self.subject, self.observed, shown, said=said, further=further
@@ -320,7 +320,7 @@ class Diagnostician:
         if clause is None or problem is None:
             return True
         answer = answer_to(self.subject, self.subject.inputs(problem))
-        if not explanation.made:  # a scale that is off breaks no law that holds at every scale
+        if not explanation.made:  # a wrong scale breaks no law that holds at every scale
             fits = clause.needs_golden or explanation.entry["name"] != "scale-off"
             return fits and (answer is None or has_no_nan(answer))
         return any(
@@ -353,7 +353,7 @@ class Diagnostician:
         return str(alone[0].name if len(alone) == 1 else one.entry["name"])
 
     def _of_law(self, clause: Clause, problem: Problem) -> list[dict[str, Any]]:
-        """Return the entries behind a failed clause that compares answers with one another.
+        """Return the entries behind a failed clause that only compares answers.
 
         Either a known explanation breaks the clause, or earlier calls do.
         """
@@ -386,7 +386,7 @@ class Diagnostician:
                 yield one
 
     def _makes_each_answer(self, made: Combination, clause: Clause, problem: Problem) -> bool:
-        """Whether mistakes explain each answer to a clause's calls, though some are wrong.
+        """Whether mistakes explain each answer to a clause's calls, although an answer is wrong.
 
         Acted out exactly, they keep a law that holds up to the bound of right answers. A candidate
         rounds, and its mistaken operands may have larger errors than this bound allows.

@@ -42,7 +42,7 @@ TRANSPOSED: Final = ("channels-first", "tokens-first")
 LONGEST_ANEW: Final = 5.0
 _SPENT: Final[WeakKeyDictionary[Subject, float]] = WeakKeyDictionary()
 _FIX: Final = "keep nothing of a call for the next one, or keep it by all that it depends on"
-# What is said of answers that are right for contiguous inputs alone.
+# The entry of answers that are right for contiguous inputs alone.
 STRIDES_IGNORED: Final[dict[str, Any]] = {
     "name": "strides-ignored",
     "text": "a tensor is read as if it lay row after row in memory",
@@ -140,7 +140,7 @@ _TWICE: Final = 2
 
 
 def state_entry(subject: Subject) -> dict[str, Any] | None:
-    """Return the entry that says what an earlier call leaves in the next answer; None if unknown.
+    """Return the entry that names the trace of an earlier call in the next answer, or None.
 
     Two rounds of two calls are made at unseen sizes: the second answer must be right when something
     of the first call replaces its own.
@@ -189,7 +189,9 @@ def _left_over(subject: Subject, problem: Problem) -> list[str]:
     exact = subject.golden(later)
     if not _differ_from(second, exact.output, exact):
         return []
-    apart = later.replace(mode="separate")  # of one object only its keys may be an earlier call's
+    apart = later.replace(
+        mode="separate"
+    )  # with one object for all, only its keys may be an earlier call's
     words = [
         words
         for words, change in _KEPT.items()
@@ -238,7 +240,7 @@ _KEPT: Final[dict[str, Callable[[Inputs, Inputs], Inputs]]] = {
     "the scale of an earlier call": lambda earlier, later: later.replace(scale=earlier.scale),
 }
 
-# Sizes of an earlier call beside those of the failing one, with what is said of it.
+# Sizes in which an earlier call differs from the failing one, with their words.
 _RESIZED: Final = (
     ("key_length", "keys"),
     ("query_length", "queries"),
@@ -280,8 +282,8 @@ def _earlier_calls(subject: Subject, problem: Problem) -> Iterator[tuple[str, Pr
 def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
     """Return the entry of an answer that is wrong only after earlier calls; None for other answers.
 
-    A fresh copy answers rightly, and wrongly after an earlier call, with other values as well. If
-    no such call is found, the entry says that earlier calls decide.
+    A fresh copy answers rightly, and wrongly after an earlier call, with other values as well.
+    Without such a call, the entry says that unknown earlier calls decide.
     """
     if not _always_right_anew(subject, subject.inputs(problem)):
         return None
@@ -349,7 +351,7 @@ def _clone_with_strides(tensor: Tensor) -> Tensor:
 def changed_inputs_entry(
     subject: Subject, clause: str, fails: Callable[[Subject], bool]
 ) -> dict[str, Any] | None:
-    """Return the entry of a call that writes into its inputs but is right with copies of them.
+    """Return the entry of a call that overwrites its inputs but is right with copies.
 
     ``fails`` asks a subject the problem that fails the clause.
     """
@@ -473,7 +475,7 @@ def _copy(subject: Subject) -> Subject | None:
 
 
 def loaded_anew(candidate: Candidate) -> Candidate | None:
-    """Return the candidate from a copy of its module that was executed just now.
+    """Return the candidate from a freshly executed copy of its module.
 
     State kept by its own module is gone, state kept by other modules is not. None if its code must
     not run in this process, or if no copy can be made or identified.

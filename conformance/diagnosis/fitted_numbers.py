@@ -678,7 +678,7 @@ def _growths(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
         forms: list[tuple[str, float, float, float]] = []
         for base in _BASES:
             over = math.log(base)
-            if read > 1.0:  # below that it is one
+            if read > 1.0:  # max(1, ..) hides smaller values
                 forms.append((f"max(1, ln({words})/ln({base}))", 0.0, 1.0 / over, 1.0))
                 stretched = f"max(1, 1 + {_YARN:g} ln({words}/{base}))"
                 forms.append((stretched, 1.0 - _YARN * over, _YARN, 1.0))
@@ -712,7 +712,7 @@ def _of_heads(read: HeadNumbers, stage: str, sizes: Geometry) -> Tensor:
 def fitted_mistakes(
     observed: Sequence[BatteryAnswer], some: Iterable[Family], known: Combination = ()
 ) -> Iterator[NamedMistake]:
-    """Yield changes by numbers that make the plainest gross error where they can show."""
+    """Yield changes by numbers that make the plainest gross error with an effect."""
     gross = [one for one in observed if one.fits and (known or one.margin > GROSS)]
     few = [one for one in gross if one.inputs.geometry.logits <= _MOST_LOGITS]
     plainest = sorted(few, key=lambda one: (not one.inputs.generic, *_plainness(one)))
@@ -722,7 +722,7 @@ def fitted_mistakes(
 def numbers_making(
     plainest: Sequence[BatteryAnswer], some: Iterable[Family], known: Combination = ()
 ) -> Iterator[NamedMistake]:
-    """Yield changes by numbers that make the first of the answers where they can show.
+    """Yield changes by numbers that make the first of the answers with an effect.
 
     Several answers to values that are not generic are tried, since a number may not show in the
     first.
@@ -745,7 +745,7 @@ def numbers_making(
 
 
 def is_wrong_by_head(reading: Reading) -> bool:
-    """Whether numbers that differ between heads make the weights that were read.
+    """Whether different numbers in different heads make the weights that were read.
 
     The numbers multiply the scores or the distances that are added to the scores.
     """

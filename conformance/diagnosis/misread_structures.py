@@ -108,7 +108,7 @@ def _blocks_of_exchanged_sizes(given: Arguments, structure: Structure) -> Tensor
     return torch.nn.functional.pad(table, (0, lacking[0], 0, lacking[1]))
 
 
-# Form, what the mask then is, what to do, and how its arguments are read.
+# The form, the words for the wrong mask, the fix, and the wrong reading of arguments.
 _MISREADINGS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     (
         "segments",

@@ -1,4 +1,4 @@
-"""Acts a mistake out: the golden answer of a candidate that makes it, step by step.
+"""Acts a mistake out: the golden answer of a mistaken candidate, step by step.
 
 The steps are inputs, point of the semantics, heads, attention proper and answer; a mistake may
 change each of them. Mistakes that are made together change the steps one after another.
@@ -265,7 +265,7 @@ class _QuickOracle(Oracle):
 
 
 class CommonAnswers:
-    """Problems and answers that follow from a declaration alone, shared by all its candidates.
+    """Problems and answers that follow from a declaration, for all its candidates.
 
     A diagnosis chooses problems by the declaration, so tensors, golden answers, bounds and the
     answers of catalogue mistakes are the same for the next candidate.
@@ -309,7 +309,7 @@ class CommonAnswers:
 
 
 class DiagnosedSubject(Subject):
-    """A subject that shares problems, golden and acted answers by its declaration."""
+    """A subject that shares problems, golden and acted answers with its declaration's subjects."""
 
     def __init__(self, subject: Subject) -> None:
         vars(self).update(vars(subject))
@@ -320,7 +320,9 @@ class DiagnosedSubject(Subject):
         self.gradients = Differentiator(self)
         self.acted = ActedAnswers(self.oracle, self.declaration.semantics, self._common)
         self.answered: dict[Problem, Any] = {}  # what the candidate has answered already
-        self.calls: dict[Inputs, str] = {}  # what each call said that raised, "" of an answer
+        self.calls: dict[
+            Inputs, str
+        ] = {}  # the message of each raising call, "" of an answered call
 
     def forward(self, inputs: Inputs) -> Any:
         """Return the forward for inputs with their own weights: a layer may change its weights."""
@@ -399,9 +401,9 @@ def mistaken_call(declared: golden.Semantics, made: Combination, inputs: Inputs)
 
 
 def _asked(declared: golden.Semantics, made: Combination, inputs: Inputs) -> DeclaredCall:
-    """Return the call that mistakes take for the given one, without their edits.
+    """Return the call as mistakes understand it, without their edits.
 
-    A mask read with the opposite polarity is inverted before other mistakes change it.
+    A mask read with the opposite polarity is inverted before further mistakes change it.
     """
     point = declared
     for mistake in made:
@@ -422,7 +424,7 @@ def _edits_of(made: Combination) -> list[golden.Edit]:
 def mistaken_attention(
     call: DeclaredCall, made: Combination, *, every_key: bool, declared: Golden | None = None
 ) -> tuple[golden.Attention, golden.Attention]:
-    """Return the attention proper before and after the changes that mistakes make to it.
+    """Return the attention proper before and after the changes by mistakes.
 
     ``every_key`` includes keys and values that no query reads. ``call`` comes from
     :func:`mistaken_call`; ``declared`` is the golden answer to it, if known.

@@ -1,4 +1,4 @@
-"""Where a mistake is made: under which conditions of a call, and in which rows of the answer.
+"""Conditions of a call, and rows of the answer, to which a mistake is limited.
 
 A mistake that explains every wrong row may spoil right rows. The condition is a property of all
 wrong rows that the spared rows lack.
@@ -30,7 +30,7 @@ MOST_CONDITIONS: Final = 3
 MOST_OF_CALLS: Final = 2
 # Answers after which the rows are told apart for the first time; the number doubles each time.
 FIRST_LOOK: Final = 4
-# Indices that show a step between them, and sizes of tiles of which every second one is wrong.
+# The fewest indices that show a step, and sizes of tiles of which every second may be wrong.
 _FEWEST_REGULAR: Final = 2
 _TILES: Final = (2, 4, 8, 16, 32, 64)
 _ORDINALS: Final = ("first, third", "second, fourth")
@@ -102,7 +102,7 @@ def _in_a_short_tile(size: int) -> Part:
     return _index(f"short tile of {size}", words, lambda i, n: i >= n // size * size, "query")
 
 
-# The first of these depend on what a mask keeps, the others on indices and sizes alone.
+# The first parts depend on the mask, the others on indices and sizes alone.
 OF_MASKS: Final = 2
 PARTS: Final[tuple[Part, ...]] = (
     Part("rows without keys", "in rows without keys", _without_keys),
@@ -213,7 +213,7 @@ class Narrowing:
 def _most_alike_first(
     observed: Sequence[BatteryAnswer], wrong: Sequence[BatteryAnswer]
 ) -> list[BatteryAnswer]:
-    """Sort right answers by how many conditions they share with all wrong ones.
+    """Sort right answers by the number of conditions shared with all wrong answers.
 
     Such an answer, if a mistake would spoil it, rules out most conditions at once.
     """
@@ -225,8 +225,8 @@ def _most_alike_first(
 def _traits(answer: BatteryAnswer) -> Tensor:
     """Return whole numbers ``[rows, traits]`` that conditions may be about; remembered.
 
-    The traits of a row are its parts, its query, item and head index, the conditions that its call
-    meets, and the sizes.
+    The traits of a row: its parts, its query, item and head index, the conditions met by its call,
+    and the sizes.
     """
     if answer not in _TRAITS:
         _TRAITS[answer] = _made_traits(answer)
@@ -399,7 +399,7 @@ def _excluding(plainest: dict[int, int], left: int, number: int) -> Iterator[tup
     if not left:
         yield ()
     elif number:
-        first = left & -left  # one of the properties has to exclude it
+        first = left & -left  # a property must exclude this thing
         for mask, index in plainest.items():
             if not mask & first:
                 for others in _excluding(plainest, left & mask, number - 1):
@@ -432,7 +432,7 @@ def made_under(mistake: NamedMistake, literals: Sequence[Limitation]) -> NamedMi
     )
 
 
-# Two conditions that leave one case.
+# Two conditions that together mean equal widths.
 _WIDTHS: Final = frozenset(
     f"where values are no {words} than keys" for words in ("wider", "narrower")
 )

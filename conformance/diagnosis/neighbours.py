@@ -19,7 +19,7 @@ from .agreement import BatteryAnswer
 from .conditions import SIZES
 from .mistakes.named_mistake import SizeRule
 
-# Larger sizes, at which few mistakes look alike; no two are equal, so that axes are told apart.
+# Larger sizes, at which few mistakes look alike; all different, to tell axes apart.
 _ENLARGED: Final = {
     "batch": 3,
     "num_heads": 4,

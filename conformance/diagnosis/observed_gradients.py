@@ -1,4 +1,4 @@
-"""The gradients that a candidate computes on problems, with the exact ones."""
+"""Observed and exact gradients of a candidate on problems."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .mistakes.backward_pass import both_passes
 from .mistakes.named_mistake import NamedMistake
 from .neighbours import OWN, at_unseen_sizes, neighbours
 
-# The hand-picked sizes of the battery, of those that every clause begins with.
+# The number of hand-picked sizes, with which every clause begins.
 SIZES: Final = 8
 # Sizes behind those and problems of the battery with other values, to confirm statements on.
 MORE_SIZES: Final = 6

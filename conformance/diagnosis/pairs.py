@@ -2,7 +2,7 @@
 
 Most answers show both. Several kinds of calls show only one: with a single head, item, query or
 key, without dot products, with values of unit length, or of a layer with identity projections. A
-mistake that explains such a call is the first of a pair, which is soon completed.
+mistake that explains such a call is soon completed to a pair.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ from .statement_search import (
     explanations_of,
 )
 
-# Keys up to which one tile holds all of them.
+# The most keys that a single tile holds.
 FEW_KEYS: Final = 4
 # The part of the answers that may stay unexplained if only the first mistake is reported.
 FEW_LEFT: Final = 0.1
 # The part of the answers that a second mistake under conditions may make wrong.
 PART_LEFT: Final = 0.25
-# Mistakes besides which stages with operators are tried: each takes a second.
+# Mistakes that are combined with edited stages: each takes a second.
 MOST_EDITED: Final = 1
-# Answers with rows of zeros that say which mistakes make NaN.
+# Answers with rows of zeros on which mistakes are tried for NaN.
 MOST_ZEROED: Final = 2
 
 
@@ -83,7 +83,7 @@ class PairSearch:
         self._reader = reader
         self._searching = searching
         self._unseen = unseen
-        # Searches know a mistake by its identity: what they have judged must outlive them.
+        # Searches know a mistake by its identity, so judged mistakes must outlive them.
         self._kept: list[NamedMistake] = []
 
     def explained(
@@ -94,7 +94,7 @@ class PairSearch:
         ``found`` gives stages with operators and numbers that make a few plain errors alone.
         """
         _, near, resized = self._unseen()
-        # Of one head, item or query: what mixes those up leaves the other of two mistakes alone.
+        # With a single head, item or query, a mistake that mixes them leaves the second one alone.
         more = self._searching([*search.observed, *near, *resized], search)
         yield self.confirmed(more, more.pairs())
         yield self.confirmed(search, search.supported_pairs())

@@ -27,11 +27,11 @@ from .mistakes import IMPOSSIBLE
 
 # Queries and keys that a picture shows; of more it is a window around the worst weight.
 MOST_SHOWN: Final = 16
-# Failing problems of one diagnosis on which a picture is looked for.
+# The most failing problems of a diagnosis on which a picture is tried.
 MOST_TRIES: Final = 4
 # The relative bonus of a hidden key's error, which wins ties.
 _OF_HIDDEN: Final = 1e-6
-# Digits of two weights: more where they do not differ in these.
+# Digits of two weights: the fewest in which they differ.
 _DIGITS: Final = range(3, 18)
 
 

@@ -47,7 +47,7 @@ from .precision_losses import (
 )
 
 Observed = Sequence[tuple[Inputs, Tensor]]
-# Answers that losses of precision are tried on, spread over the battery: each costs all of them.
+# Answers, spread over the battery, on which every loss of precision is tried.
 FEW: Final = 12
 # Edge problems that the candidate answers from each space: one of each recipe.
 PROBED: Final = 2
@@ -143,7 +143,7 @@ def precision_entry(subject: Subject, observed: Observed) -> dict[str, Any] | No
 
 
 def _may_be_of_precision(subject: Subject, observed: Observed, wrong: Observed) -> bool:
-    """Whether the answers, including the ``wrong`` ones, leave any loss of precision possible.
+    """Whether the answers (and the ``wrong`` ones among them) permit a loss of precision.
 
     Each loss must explain these answers as well as later ones.
     """
@@ -186,7 +186,7 @@ def _entry_among_all(wrong: Sequence[_Lossy], dtype: str) -> dict[str, Any] | No
 
 def _entry_of_two(wrong: Sequence[_Lossy], dtype: str) -> dict[str, Any] | None:
     """Return two losses, each explaining the answers that the other leaves."""
-    soonest = min(wrong, key=lambda one: one.keys)  # either of them explains it
+    soonest = min(wrong, key=lambda one: one.keys)  # one of the two losses explains it
     every = chain(*EVERY) if soonest.keys <= MANY_KEYS else ()  # all take too long on many
     some = filter(partial(_explains_half, soonest), every)
     for explained in dict.fromkeys(
@@ -217,7 +217,7 @@ def loses_alike(subject: Subject, entry: dict[str, Any], observed: Observed) -> 
     telling = _telling(subject, wrong)
     if telling.numel() and entry["name"] == _computed_in(_coarsest(subject, telling)):
         return True
-    names = parts_of(entry["name"])  # either of two, and any variant, makes some of them
+    names = parts_of(entry["name"])  # of two losses, each makes a part of the wrong answers
     every = [one.output for one in chain(*EVERY) if one.name_in(subject.dtype) in names]
     acted = [_with_epsilon(entry["epsilon"])] if "epsilon" in entry else every
     each = (_Lossy(subject, *pair) for pair in wrong)
@@ -381,7 +381,7 @@ def _coarse_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None
 def _bits_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     """Return how many bits all wrong answers keep, if fewer than their dtype has.
 
-    The probability that one more number ends in as many zeros by chance halves with each bit.
+    The probability of an equal number of trailing zeros by chance halves with each bit.
     """
     telling = _telling(subject, wrong)
     full = 1 - round(math.log2(torch.finfo(TORCH_DTYPES[subject.dtype]).eps))
@@ -455,7 +455,7 @@ class _Lossy:
         self._weight = known.bound[self._judged].clamp_min(model.LOST_WEIGHT).reciprocal()
         self.elements = output.numel()
         self.keys = inputs.geometry.key_length
-        # The squared errors, each in units of its bound, where nothing is lost.
+        # The squared errors in bounds, without any loss.
         self.total = self.left(lambda core: core.output)
 
     def lacking(self, acted: LossyOutput) -> Tensor:

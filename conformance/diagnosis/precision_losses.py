@@ -269,7 +269,7 @@ _ROUNDED: Final[tuple[tuple[str, str, Lossy], ...]] = (
     ),
     _RELATIVE[2],
 )
-# Stages that are rounded on purpose: the fix says what to declare.
+# Stages that are often rounded on purpose: the fix names the declaration.
 _WITH_REMEDY: Final = ("scores-from", "products-in")
 
 

@@ -41,7 +41,7 @@ class Block:
 class Parts:
     """One call on several ranks: the owner of each row and key, and the golden's logits.
 
-    ``missing`` says that a rank takes no part, ``late`` which rank sends late.
+    ``missing``: a rank takes no part; ``late``: the rank that sends late.
     """
 
     def __init__(

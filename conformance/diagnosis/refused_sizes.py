@@ -1,7 +1,7 @@
 """Finds the sizes at which a call raises, and the raising operation.
 
-A condition is reported only if it separates all calls asked, including calls that were not used to
-find it. Sizes are proposed for a declaration only if the answers at them are right.
+A condition is reported only if it separates all calls, including calls that were not used to find
+it. Sizes are proposed for a declaration only if the answers at them are right.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ _SEVERAL: Final = {
     "batch": "there are several batch items",
 }
 _GROUPED: Final = "queries share key/value heads"
-# The sizes that kernels may well take as one.
+# Pairs of sizes that kernels may rightly require to be equal.
 _DECLARABLE: Final = {("value_head_size", "head_size"), ("key_length", "query_length")}
 
 
@@ -130,7 +130,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class RefusedCall:
-    """The report's entry about a raising call, and the condition under which it raises.
+    """The report's entry about a raising call, and the condition of raising.
 
     ``wrong`` says that the other calls are answered wrongly.
     """
@@ -173,7 +173,7 @@ class RefusedSizes:
         too_large = beyond_dtype(raised)
         if too_large is not None:
             return RefusedCall(too_large, None, wrong=False)
-        if subject.candidate.kind not in ("core", "layer"):  # others declare no such sizes
+        if subject.candidate.kind not in ("core", "layer"):  # other kinds declare no sizes
             return None
         key = subject, f"{raised.got} {raised.message.rpartition('(')[2]}"
         if key not in self._said:
@@ -200,7 +200,7 @@ class _RefusedCalls:
         self._answers: dict[Geometry, tuple[Problem, str]] = {}
 
     def told(self) -> RefusedCall | None:
-        """Return the entry; None if no size is answered, or its own size is with other values."""
+        """Return the entry; None if no size is answered, or if its own size now answers."""
         for sizes in self._sizes():
             self._ask(sizes)
         own = self._answers.get(self._problem.geometry)
@@ -369,7 +369,7 @@ class _RefusedCalls:
     def _line(self) -> tuple[str, str]:
         """Return the operands of the raising operation, and the fix.
 
-        Axes are named if sizes that tell them apart raise at the same line.
+        Axes are named if the line raises at sizes that tell them apart.
         """
         apart = dict(_APART)
         own = self._problem.geometry

@@ -49,7 +49,7 @@ def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
             right.append(pair)
             continue
         error = fitted_scale_error(subject.oracle, *pair)
-        if error is None:  # it has another cause, and what the others have need not be known
+        if error is None:  # another cause: the other errors do not matter
             known.clear()
             break
         wrong.append(pair)
@@ -65,7 +65,7 @@ def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
         return None if where is None else _scale(min(known), max(known), where)
     averaged = _averaged_scale_error(subject)
     if averaged is None or not all(
-        # Right answers, too: they speak against a scale that is off by more than they may be.
+        # Right answers, too, limit the error of the scale.
         agrees(subject, *pair, factor=1.0 + averaged[1].scale_error)
         for pair in observed
     ):

@@ -36,7 +36,7 @@ MOST_NARROWED: Final = 12
 # count and not a time: a slow machine gives the same names. Some 1,200 problems, or a second.
 MOST_LOGITS: Final = 300_000
 LEAST_LOGITS: Final = 256
-# A mistake with the problems that it may change.
+# A mistake with the problems whose answer it may change.
 Touching = tuple[NamedMistake, int]
 # The part of the logits that is left for equivalents of the first pair.
 REST_OF_LOGITS: Final = 0.2
@@ -122,8 +122,8 @@ class MistakeSearch:
     def narrowed(self, most: int = MOST_CONDITIONS) -> list[Narrowed]:
         """Return the mistakes that explain every wrong row, under the fewest sufficient conditions.
 
-        At most ``most`` conditions are used; mistakes that are no special cases win ties, then
-        those that spare the fewest rows.
+        At most ``most`` conditions are used. Ties go to mistakes that are no special cases, then to
+        the fewest spared rows.
         """
         if self.wrong.bit_count() < FEWEST_WRONG:
             return []
@@ -195,7 +195,7 @@ class MistakeSearch:
                 break
             if self.explains_every(pair):
                 pairs.append(pair)
-                # Equivalent pairs are supported as well, so they come soon.
+                # Equivalent pairs have equal support, so they come soon.
                 end = min(end, self._logits + int(MOST_LOGITS * REST_OF_LOGITS))
         return pairs
 
@@ -239,7 +239,7 @@ class MistakeSearch:
     def completing(
         self, one: NamedMistake, others: Sequence[NamedMistake], *, orders: bool = False
     ) -> Iterator[Combination]:
-        """Yield pairs that explain an answer which the first mistake leaves unexplained.
+        """Yield pairs that explain an answer unexplained by the first mistake.
 
         The cheapest answer that the first mistake cannot affect is tested: only the second acts
         there. The other answers remain to be judged.
@@ -366,7 +366,7 @@ class MistakeSearch:
         fits = both.shape == answer.exact.output.shape
         bound = answer.exact.bound if fits else torch.zeros_like(both)
         differ, judged = ~within(both, one, bound), answer.judged_with(acted)
-        if judged is not None:  # what is open tells as much where it is as acted out
+        if judged is not None:  # open elements count where they match the acted answer
             differ &= torch.from_numpy(judged) | within(answer.output, both, bound)
         return bool(differ.any())
 
@@ -375,7 +375,7 @@ class MistakeSearch:
         every = [answer for i, answer in enumerate(self.observed) if self.wrong >> i & 1]
         wrong, acted = [], []
         for answer in every:
-            with suppress(NotExpressible):  # one of two explains it alone
+            with suppress(NotExpressible):  # a single mistake explains the answer
                 acted.append(self._acted(made, answer.inputs))
                 wrong.append(answer)
         if not wrong:

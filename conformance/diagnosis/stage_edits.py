@@ -27,9 +27,9 @@ from .mistakes.named_mistake import IMPOSSIBLE, with_every_key
 from .turned_edits import is_turned, turned_edits
 
 _PRIMARY: Final = "numerics.golden"
-# Heads take one more axis in front, and what is projected does not.
+# Heads take a further axis in front, projected tokens do not.
 _BEHIND: Final = {f"projected_{role}": f"given_{role}" for role in ("query", "key", "value")}
-# Numbers of one result of the problems that are run together.
+# The most numbers of a result in a run of several problems together.
 _MOST_TOGETHER: Final = 1 << 18
 
 
@@ -129,7 +129,7 @@ _SINGLY: Final = frozenset({"positions", "counted"})
 _AXES: Final = {stage.name: stage.axes for stage in golden.LAYER.stages}
 
 
-# Results that a stage may read in place of each other, by kind.
+# Results that may be mistaken for each other, by kind.
 _NOUNS: Final = (
     {"query": "the queries", "shared_key": "the keys", "shared_value": "the values"},
     {
@@ -322,7 +322,7 @@ def _stacked(stage: str, results: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _changed(run: golden.Run, edit: golden.Edit) -> Tensor | None:
-    """Return the changed result of a stage, in its dtype and in its shape or a larger one."""
+    """Return the changed result of a stage, in its dtype and in its shape or a broadcast shape."""
     change, result = edit.change or torch.clone, run[edit.stage]
     if result is None or not run.holds(edit):
         unchanged: Tensor | None = result

@@ -89,12 +89,12 @@ class StatementReader:
                     new.setdefault(one.name, one)
             names.update(new)
             yield list(new.values())
-        few = list(map(_keeps_few, wrong))  # besides what is known nothing else may be left
+        few = list(map(_keeps_few, wrong))  # the known mistakes may explain the rest
         if self._at_the_turn is None and any(few) and (all(few) or not self.known):
             self._at_the_turn = self._where_hidden_keys_win()
         yield self._at_the_turn or []
         lost = lost_row_statements(wrong)
-        self._far += lost  # searches know a statement by its identity: it must outlive them
+        self._far += lost  # searches know a statement by its identity, so it must outlive them
         yield lost
 
     def _where_hidden_keys_win(self) -> list[NamedMistake]:
@@ -161,7 +161,7 @@ class StatementReader:
 def _where_hidden_keys_win(subject: Subject) -> Iterator[Inputs]:
     """Yield queries whose only kept key is so low that hidden keys weigh about as much.
 
-    One query for each mask form that gives hidden keys a weight.
+    One query per mask form that gives hidden keys weight.
     """
     options = Space(values=("normal",), mask="always").options(subject.candidate)
     base = fitted_problem(subject, BatteryEntry(sizes=_ONE_QUERY, seed=41))

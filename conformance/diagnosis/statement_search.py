@@ -178,8 +178,8 @@ def of_precision(entry: dict[str, Any] | None) -> list[Explanation]:
 class StatementSearch:
     """Searches for explanations of the ``observed`` and further answers of a candidate.
 
-    The ``reader`` remembers for other searches what was read of a candidate. Results of an
-    ``earlier`` search are reused. ``counts`` selects the further answers that need an explanation.
+    The ``reader`` remembers its readings for other searches. Results of an ``earlier`` search are
+    reused. ``counts`` selects the further answers that need an explanation.
     """
 
     def __init__(
@@ -254,7 +254,7 @@ class StatementSearch:
 
     def _among_fitted(self, some: Iterable[Family]) -> MistakeSearch:
         found = list(fitted_mistakes(self._search.observed, some))
-        self._kept += found  # searches know a mistake by its identity: it must outlive them
+        self._kept += found  # searches know a mistake by its identity, so it must outlive them
         return self._search.among(found)
 
     def found(self) -> list[NamedMistake]:
@@ -373,7 +373,7 @@ class StatementSearch:
             twice = 2 * problem.geometry.query_length
             more = (self._with_size(plainest, "query_length", n) for n in (twice, twice | _UNEVEN))
             near += filter(None, more)
-        if any(one.edits for one in made):  # which tiles are whole decides between many of them
+        if any(one.edits for one in made):  # whole tiles decide between many edits
             lengths = product(("query_length", "key_length"), _WHOLE)
             near += filter(None, (self._with_size(plainest, *length) for length in lengths))
         if any(edit.stage in GUESSED for one in made for edit in one.edits):

@@ -61,7 +61,7 @@ _FORMS: Final[dict[str, Form]] = {
 }
 # Numbers that positions may end at, or be counted modulo.
 _NUMBERS: Final = (*range(2, 17), 20, 24, 32, 48, 64, 100, 128, 256, 512, 1000, 1024, 2048)
-# Other positions than those of the tokens, with words that follow "the positions are".
+# Wrong positions of tokens, with words that follow "the positions are".
 Places = Callable[[Tensor, golden.Sizes], Tensor]
 _PLACES: Final[tuple[tuple[str, Places], ...]] = (
     ("the index of the head", lambda at, s: _spread(torch.arange(s.num_heads)[:, None], at)),
@@ -247,7 +247,7 @@ def _query_angles_at(
 
 def _key_angles_at(places: Places, own: Tensor, frequencies: Tensor, sizes: golden.Sizes) -> Tensor:
     at = torch.arange(own.shape[-2])
-    of_keys = sizes._replace(num_heads=sizes.num_kv_heads)  # what is shared has no other heads
+    of_keys = sizes._replace(num_heads=sizes.num_kv_heads)  # angles of shared keys
     return _query_angles_at(places, own, at, frequencies, of_keys)
 
 

@@ -92,7 +92,7 @@ class Ways:
             return []
         search = self._search(self._observation.whole, self._first_search)
         if search.wrong and not answer_facts.repeats(self.subject, search.observed[0]):
-            return []  # what answers at random makes no mistake that could be acted out
+            return []  # random answers cannot be acted out
         if not search.gross:
             return self._of_gross_near(search) or self._of_small_errors(search)
         return next(filter(None, self.in_order(search, last=True)), [])
@@ -185,7 +185,7 @@ class Ways:
 
     @cached_property
     def combined(self) -> list[BatteryAnswer]:
-        """Answers to problems in which any two options and sizes of a call meet."""
+        """Answers to problems with all pairs of options and sizes of a call."""
         return answers_to_pairs(self.subject, OTHER_VALUES)
 
     def explain_all(self, made: Combination, answers: Sequence[BatteryAnswer]) -> bool:

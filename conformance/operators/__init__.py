@@ -23,7 +23,7 @@ from .roundings import roundings_below
 from .softmaxes import of_one_stage
 from .tables import guessed_from_values, lost_rows, mask_moves, tables
 
-# Stages that are tables of which key a query attends, and the places that keys have for queries.
+# Stages that are tables of the keys attended by a query.
 OF_TABLES = frozenset(
     "kept by_mask by_causality by_window structure admitted attended allowed empty "
     "unread_keys unread_values".split()
@@ -72,7 +72,7 @@ def _of_axes(made: Callable[[str], Iterator[Operator]], axes: str) -> tuple[Oper
 def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]:
     if stage == "counted":
         yield from FLAGS
-    elif stage == "shares":  # the others are those of the weights
+    elif stage == "shares":  # further operators are those of the weights
         yield from of_one_stage(stage)
     elif stage in OF_PLACES:
         yield from places(stage)

@@ -62,7 +62,7 @@ _OF_CACHE: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
     ("in the last cached place", lambda index, past: (index == past - 1) & (past > 0)),
     ("in the first new place", lambda index, past: (index == past) & (past > 0)),
 )
-# Sizes of other axes at which a loop over the keys may end.
+# Wrong ends of a loop over the keys: sizes of other axes.
 _OTHER_SIZES: Final[tuple[tuple[str, Callable[[golden.Sizes], int]], ...]] = (
     ("queries", lambda sizes: sizes.query_length),
     ("channels of a head", lambda sizes: sizes.head_size),
@@ -146,7 +146,7 @@ def _kinds() -> Iterator[tuple[str, Kind]]:
     for words, size_of in _OTHER_SIZES:
         yield f"past as many as there are {words}", _past_size(size_of)
     for number in _INDICES:
-        if number not in TILES[2:]:  # which are parts of any axis
+        if number not in TILES[2:]:  # tiles are parts of any axis
             yield f"past the first {number}", _past(number)
         yield f"among the first {number}", _among(number)
     for number in _DISTANCES:

@@ -55,13 +55,13 @@ _FACTORS: Final[tuple[tuple[str, Factor], ...]] = (
         )
     ),
 )
-# Which sums: the weighted one, and that of the weights.
+# Flags: whether the weighted sum, and whether the sum of the weights.
 _SUMS: Final = {
     "the weighted sum so far": (True, False),
     "the sum of the weights so far": (False, True),
     "both sums so far": (True, True),
 }
-# At which tiles, by their numbers from 0 and how many there are.
+# Selections of tiles, from their indices and their count.
 At = Callable[[Tensor, int], Tensor]
 _AT: Final[tuple[tuple[str, At], ...]] = (
     ("", lambda tile, _count: tile >= 0),
@@ -188,7 +188,7 @@ def _rescaled(tiles: Tiles, *, at_each: bool, divisions: int) -> Tiles:
     own = torch.cat(_log_sums(tiles), -1)
     most = torch.cat(_largest(tiles), -1).cummax(-1).values
     most = most.masked_fill(most.isneginf(), 0.0)
-    sums = own.logcumsumexp(-1) - most  # what is added up at each tile, as its logarithm
+    sums = own.logcumsumexp(-1) - most  # logarithms of the running sums
     sums = sums.masked_fill(sums.isneginf(), 0.0)
     shares = most - most[..., -1:] - divisions * sums[..., -1:]
     if at_each:

@@ -15,7 +15,7 @@ from .._golden import golden
 from .operator import PLACES, Operator, axes_of, axis_of, in_words
 
 Order = Callable[[int], Tensor]
-# Places of tokens: some models shift these.
+# Places of tokens, which a model may shift on purpose.
 TOKENS: Final = ("query", "key")
 # Sizes of tiles that loops of kernels have.
 TILES: Final = (2, 4, 8, 16, 32, 64, 128)
@@ -28,7 +28,7 @@ def _from(order: Order) -> Callable[[Tensor, int], Tensor]:
     )
 
 
-# The same for all stages of one length.
+# Cached, since stages share lengths.
 @lru_cache(maxsize=1 << 14)
 def _indices(order: Order, count: int) -> Tensor:
     with torch.inference_mode(mode=False):

@@ -133,7 +133,7 @@ def filled(part: Part, number: float) -> AlongAxis:
     return change
 
 
-# The same for all stages of one length.
+# Cached, since stages share lengths.
 @lru_cache(maxsize=1 << 14)
 def _places(part: Part, count: int, axis: int) -> Tensor:
     with torch.inference_mode(mode=False):

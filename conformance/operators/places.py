@@ -241,7 +241,7 @@ _LITERAL: Final = (
         False,
     ),
 )
-# The keys that one end may show, by how far they lie off the query on its side.
+# Keys that an end may show, by their distance from the query on its side.
 _ENDS: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
     ("the keys at its end or beyond, not those within", lambda off, side: off >= side),
     ("the keys beyond its end alone", lambda off, side: off > side),

@@ -1,4 +1,4 @@
-"""Roundings: each number of a result converted to a format that holds fewer numbers."""
+"""Roundings: each number of a result converted to a coarser format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from .operator import Operator
 
 Rounding = Callable[[Tensor], Tensor]
-# The dtypes that tensors come in, and those that only caches and products are kept in.
+# The dtypes of tensors, and the dtypes of caches and products alone.
 FORMATS: Final[dict[str, torch.dtype]] = {
     name: getattr(torch, name)
     for name in "float16 bfloat16 float32 float64 float8_e4m3fn float8_e5m2".split()
@@ -27,7 +27,7 @@ def to_format(name: str) -> Rounding:
 
     def rounded(tensor: Tensor) -> Tensor:
         clamped = tensor.clamp(limits.min, limits.max)
-        if bool(torch.isinf(tensor).any()):  # they stay what they are, as NaN does
+        if bool(torch.isinf(tensor).any()):  # infinities stay, like NaN
             clamped = torch.where(torch.isinf(tensor), tensor, clamped)
         return clamped.to(working).double()
 

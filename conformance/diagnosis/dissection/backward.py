@@ -1,7 +1,7 @@
-"""Reads the gradients that a candidate computes instead of the right ones, and states them.
+"""Reads wrong gradients as variants of the backward pass, and states them.
 
 Gradients are linear in the upstream gradient, which shows each step of the backward pass. Each
-wrong gradient is compared with every variant of ``backward_variants`` times its best factor. The
+wrong gradient is compared with all variants of ``backward_variants`` times their best factors. The
 variants that hold in every problem are combined, with as few variants, numbers and conditions as
 possible, to a mistake that can be acted out and checked.
 """
@@ -68,7 +68,7 @@ class Multiple:
 
 
 ONCE: Final = Multiple("1", lambda _run: 1.0)
-# The stage that makes the gradient of the heads of each role.
+# The stages of the gradients of heads, by role.
 _STAGES: Final = {**{role: f"given_{role}_gradient" for role in TOKENS}, "bias": "bias_gradient"}
 
 
@@ -184,7 +184,7 @@ def backward_statements(
     partial = [key for key, one in named.items() if not _touched(one, readings) <= set(wrong)]
 
     def complexity(forms: Sequence[Form]) -> tuple[int, int, int]:
-        """Count one more step for a catalogue entry that is made only in part."""
+        """Count a further step for partly made catalogue entries."""
         steps, words, place = _complexity(forms)
         return steps + any(id(form.variant) in partial for form in forms), words, place
 
@@ -299,7 +299,7 @@ def _under_conditions(
     """Return a form under the conditions that spare right gradients; None if none fit."""
     made = [reading.observed.inputs for reading in wrong]
     spared, unable = [], []
-    for reading in reversed(right):  # the last ones were asked for next to wrong ones
+    for reading in reversed(right):  # the last right gradients lie near wrong ones
         values = reading.values(form.variant, form.role)
         if values is None:
             unable.append(reading.observed.inputs)

@@ -151,7 +151,7 @@ def _of_catalogue() -> Iterator[Variant]:
 def _collected(
     heads: Tensor, sizes: golden.Sizes, *, reads: Callable[[Tensor, int, int], Tensor]
 ) -> Tensor:
-    """Sum gradients of query heads over the key/value head that each reads; drop excess heads."""
+    """Sum gradients of query heads over the key/value head read; drop excess heads."""
     read = reads(torch.arange(sizes.num_heads), sizes.num_heads, max(sizes.num_kv_heads, 1))
     belongs = read[:, None] == torch.arange(sizes.num_kv_heads)
     return torch.einsum("bhld,hg->bgld", heads, belongs.to(heads))

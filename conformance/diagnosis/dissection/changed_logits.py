@@ -38,7 +38,7 @@ from .reading import Reading, in_digits, statement
 _LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
 # A row must be too small by so many roundings before a number is read from it.
 _CLEARLY: Final = 32.0
-_FEWEST_ITEMS: Final = 2  # of a batch that say that inputs change nothing
+_FEWEST_ITEMS: Final = 2  # of a batch, to show independence of the inputs
 _LARGEST_ADDED: Final = 0.5  # of the numbers that are looked for
 
 

@@ -1,7 +1,7 @@
-"""Stray influence: answers that depend on values of other keys, heads, items or channels.
+"""Stray influence: answers that depend on values of foreign keys, heads, items or channels.
 
-The dependences of items, heads and channels on each other, and exchanged keys, are found without
-looking for a cause. Partly lost caches are found as well.
+The dependences of items, heads and channels, and exchanged keys, are found without looking for a
+cause. Partly lost caches are found as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .reading import ROOM, Reading, read, readable, statement
 # A weight must exceed its error this many times before a small logit, or its ratio to the right
 # weight, is read from it.
 CLEAR: Final = 20.0
-# The axes of heads ``[B, H, L, D]``, and what one place of each is called.
+# Names of a place along the axes of heads ``[B, H, L, D]``.
 PLACES: Final = ("batch item", "head", "token", "channel")
 # Pairs of places, and keys, that a fact names.
 _MOST_NAMED: Final = 6

@@ -37,14 +37,14 @@ MOST_KEYS_OF_LAYERS: Final = 40
 MOST_KEYS_ASKED: Final = 64
 # Equations for each unknown weight.
 TIMES: Final = 2.0
-# Weights of one item that are read together, and answers that are asked for.
+# The most weights of an item that are read together, and the most calls.
 MOST_UNKNOWN: Final = 400
 MOST_CALLS: Final = 16
-# Numbers that say what each head's answer adds to that of the layer: 8 bytes each.
+# The most numbers of the map from heads' answers to the layer's: 8 bytes each.
 MOST_NUMBERS: Final = 24_000_000
 # Widths of tokens that leave the values of all keys independent.
 WIDER: Final = 1.25
-# Tokens that are compared with each other.
+# The fewest tokens of a comparison.
 FEWEST_TOKENS: Final = 3
 _SEED: Final = 17
 

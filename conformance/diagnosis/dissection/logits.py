@@ -15,7 +15,7 @@ from ..mistakes import DeclaredCall
 from ..mistakes._steps import plain_scores, scored
 from .reading import Reading
 
-# Logits that must be left over after a fit, so that it says something.
+# The fewest logits in excess of a fit's parameters.
 FEWEST_LEFT: Final = 3
 TermValues = Callable[[DeclaredCall, golden.Attention], Tensor | None]
 
@@ -42,7 +42,7 @@ SCORES: Final = Term("the scores", lambda _call, a: scored(a, plain_scores(a)))
 
 
 class LogitFit:
-    """The equations of one reading: terms that add up to its logits, up to a constant per row.
+    """The equations of one reading: terms add up to the logits, up to a constant per row.
 
     Along another ``axis``, a constant for each slice. ``right_rows`` includes right rows.
     """
@@ -50,7 +50,7 @@ class LogitFit:
     def __init__(self, reading: Reading, axis: int = -1, *, right_rows: bool = False) -> None:
         self.reading, self.axis = reading, axis
         legible = reading.legible & reading.attention.allowed
-        if not right_rows:  # a mistake may be made in some rows alone: others say nothing about it
+        if not right_rows:  # a mistake may concern only wrong rows
             legible = legible & reading.wrong
         self.used = legible & (legible.sum(dim=axis, keepdim=True) > 1)
         self.count = int((legible.sum(dim=axis) - 1).clamp_min(0).sum())

@@ -24,12 +24,12 @@ TOKENS: Final = ("query", "key", "value")
 ROLES: Final = (*TOKENS, "bias")
 
 _NO_LIMIT: Final = "return the gradients as they are: whoever trains clips them"
-# Problems that a length must be the same in to be one that gradients are cut to.
+# Problems in which a length must recur to count as a limit of gradients.
 _TWICE: Final = 2
 # The part of a number that is rounded away where it is said with few digits.
 _SAME: Final = model.SAME_READ
 
-# What a candidate computes in problems where it is wrong, and what it should.
+# Pairs of a wrong and the exact gradient.
 Observed = Sequence[tuple[Tensor, Tensor]]
 
 
@@ -208,7 +208,7 @@ def factor_statements(observed: Sequence[ObservedGradients]) -> Iterator[NamedMi
 def _factors(observed: ObservedGradients) -> dict[str, list[Number]]:
     """Return the possible factors of each gradient; {} if one is no multiple.
 
-    Tokens that serve several operands get a sum with a factor for each.
+    Tokens of several operands get a sum with a factor per operand.
     """
     passes = observed.passes
     parts = {name: passes[stage] for name, stage in stages_of(passes).items()}
@@ -229,7 +229,7 @@ def _factors(observed: ObservedGradients) -> dict[str, list[Number]]:
             return {}
         read += zip((same + worst / sizes).tolist(), roles, solved.tolist(), strict=True)
     factors: dict[str, list[Number]] = {}
-    for apart, role, factor in sorted(read):  # what is read best tells what others may be
+    for apart, role, factor in sorted(read):  # the best-known factors identify the others
         known = next((e for e in factors.values() if _is_near(factor, e[0], apart, at)), None)
         zero = [Number("0", lambda _sizes: 0.0)] if abs(factor) <= apart else []
         factors[role] = known or zero or list(numbers(factor, at, apart))

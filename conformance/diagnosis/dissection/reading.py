@@ -31,7 +31,7 @@ from ..battery import answer_to
 from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
 from ..mistakes import IMPOSSIBLE, DeclaredCall, NamedMistake, NotExpressible
 
-# Keys that one reading may have: each costs a call.
+# The most keys of a reading: each key may cost a call.
 MOST_KEYS: Final = 160
 # Errors of the declared precision that a number read may be off by.
 ROOM: Final = 4.0
@@ -131,7 +131,7 @@ def read(
         call = mistaken_call(declared, made, inputs)
         _, attention = mistaken_attention(call, made, every_key=True)
     except (NotExpressible, *IMPOSSIBLE):
-        return None  # what is known cannot be made of these inputs
+        return None  # the known mistakes cannot be made on these inputs
     if attention.weights.shape != inputs.score_shape:
         return None  # what is known changes the number of items or heads
     if attention.value.shape[-1] != answer.shape[-1]:

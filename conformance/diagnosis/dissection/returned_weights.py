@@ -245,7 +245,7 @@ _REDUCTIONS: Final[tuple[tuple[str, Change], ...]] = (
 )
 
 
-# The same numbers in other axes; the first can be made of one batch item alone.
+# The weights in other axes; the first change needs a single batch item.
 _SHAPES: Final[tuple[tuple[str, Change], ...]] = (
     ("the weights without the axis of batch items", lambda w: w.reshape(w.shape[1:])),
     ("the weights of batch items and heads in one axis", lambda w: w.flatten(0, 1)),
@@ -312,8 +312,8 @@ def explain_weights(
 ) -> list[dict[str, Any]]:
     """Return the entry of what is returned in place of the weights; [] if they are right.
 
-    The statement is one of ``CONTENTS`` or the weights of one of the mistakes. It holds on the
-    whole battery and near the plainest problem with other values, drawn with ``seed`` added.
+    The statement is one of ``CONTENTS`` or the weights of a mistake. It holds on the whole battery
+    and near the plainest problem with other values, drawn with ``seed`` added.
     """
     if "weights" not in subject.declaration.features:
         return []

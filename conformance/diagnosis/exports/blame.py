@@ -403,7 +403,7 @@ class Blamer:
             stage = first_stage(self.subject, self.graph, trail.inputs, setting)
         except CandidateFailure:
             return ""
-        if stage or step.name == AT_HIGHEST:  # what is tapped there is not fused
+        if stage or step.name == AT_HIGHEST:  # tapped stages are not fused
             return stage
         stages = self.graph.projections.stages
         return OUTPUT if stages.weights or stages.heads else ""

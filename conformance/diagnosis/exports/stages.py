@@ -1,4 +1,4 @@
-"""Finds the first stage inside a graph that leaves its bound, by tapped tensors."""
+"""Finds the first stage inside a graph outside its bound, by tapped tensors."""
 
 from __future__ import annotations
 

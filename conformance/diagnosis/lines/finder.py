@@ -109,7 +109,7 @@ class LineFinder:
             found |= shown
             certain = certain or (bool(shown) and _tells_axes(answer.inputs))
             if len({one.place for one in found}) > 1:
-                return None  # no other answer makes it certain
+                return None  # further answers cannot make the line certain
         return _entry(min(found, key=lambda one: one.before)) if found and certain else None
 
     def line_of_kept(self, wrong: Iterable[BatteryAnswer]) -> LineEntry | None:
@@ -157,7 +157,7 @@ class LineFinder:
         except CandidateFailure:
             return None
         if again is None or not _is_same(again.output, answer.output, inputs.query.dtype):
-            return None  # what is recorded is not what was wrong
+            return None  # the recorded answer is another
         recording = recorder.answered(output)
         return recording if recording.complete else None
 
@@ -343,7 +343,7 @@ def _cleared(
 def _ancestors(
     operations: Sequence[Operation], ends: Iterable[int], stops: frozenset[int] | set[int]
 ) -> set[int]:
-    """Return operations and all that lead to them, not going beyond ``stops``."""
+    """Return operations and all their operands, without going beyond ``stops``."""
     found: set[int] = set()
     left = list(ends)
     while left:
@@ -412,7 +412,7 @@ def _only_a_softmax(operations: Sequence[Operation], suspects: set[int]) -> bool
     while behind.name in _VIEWS and behind.inputs:
         behind = operations[behind.inputs[0]]
     if behind.name in _SOFTMAXES:
-        return False  # it is one too many
+        return False  # the softmax is superfluous
     if entered.shape != left.shape or not entered.dim():
         return False
     expected = torch.softmax(entered.double(), dim=-1)

@@ -28,7 +28,7 @@ _ATTENTION: Final = "scaled_dot_product_attention"
 _MOST_SHAPES: Final = 3
 _TWO: Final = 2
 _WIDTHS: Final = ("query", "key", "value", "output")
-# What an axis of one more, or one less, is called.
+# Names of axes that are one longer or shorter.
 _ONE_OFF: Final = ((-1, "{} - 1"), (1, "{} + 1"))
 
 Shape = tuple[int, ...]
@@ -67,7 +67,7 @@ class RaisingRecorder(TorchFunctionMode):
         del types
         try:
             return func(*args, **(kwargs or {}))
-        except Exception:  # whatever it is, it goes on to who called
+        except Exception:  # any exception goes on to the caller
             places = places_of(sys._getframe(1))  # noqa: SLF001 (the only way to the caller's line)
             if places:
                 given = (args, kwargs or {})
@@ -196,7 +196,7 @@ class RaisingLine:
         return _of_elements(first, second) if len(self.tensors) > 1 else GENERAL
 
     def _unlike(self) -> tuple[Axes, Axes]:
-        """Return the operands whose shapes do not fit: the first unequal pair of query, key, value."""
+        """Return the operands whose shapes do not fit: the first unequal of query, key, value."""
         first, second, *others = (*self.tensors, (), ())
         if self.operation.name == _ATTENTION and first[:-2] == second[:-2]:
             return second, others[0]
@@ -219,7 +219,7 @@ class RaisingLine:
         )
 
     def _letters(self) -> Iterator[tuple[str, str, str]]:
-        """Yield each letter of an equation that stands for two axes, with both."""
+        """Yield each letter of an equation that stands for two axes, and both axes."""
         inputs = self.operation.text.replace(" ", "").partition("->")[0].split(",")
         known: dict[str, str] = {}
         for letters, axes in zip(inputs, self.tensors, strict=False):

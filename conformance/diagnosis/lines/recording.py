@@ -74,7 +74,7 @@ class Operation:
 
 @dataclass
 class OperationRecording:
-    """The operations of one call in order, and the number of its answer.
+    """The operations of a call in order, and the number of its answer.
 
     ``complete`` is False if something cannot be followed: an unknown kind of tensor, values that
     left torch, or too many operations.
@@ -88,7 +88,7 @@ class OperationRecording:
 class Recorder(TorchFunctionMode):
     """Records the computation while entered.
 
-    Each torch operation called by Python counts as one operation, without its inner calls.
+    A torch operation called by Python counts as one, without inner calls.
     """
 
     def __init__(self) -> None:

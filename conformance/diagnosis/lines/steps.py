@@ -1,4 +1,4 @@
-"""The intermediate values of a computation, and whether a tensor is one of them.
+"""The intermediate values of a computation, to be recognised among tensors.
 
 The computation is the golden's or a mistake's. The axes of a tensor may be permuted or joined.
 """
@@ -145,7 +145,7 @@ def _of_attention(call: DeclaredCall, attention: golden.Attention) -> Iterator[S
     exponentials = torch.exp(logits - largest)
     total = exponentials.sum(dim=-1, keepdim=True)
     empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
-    of_fill = point.empty_rows == "mean-of-all"  # such a row is what a softmax makes of it
+    of_fill = point.empty_rows == "mean-of-all"  # an empty row has the softmax of its fill
     others = () if of_fill else (0.0, torch.nan)
     tables += [weights, *(torch.where(empty, other, weights) for other in others)]
     yield from (Step("BHQK", table) for table in tables)
@@ -271,7 +271,7 @@ class _Known:
 
 
 class KnownValues:
-    """Values that a tensor may be, for a candidate that computes in a dtype."""
+    """The possible values of a tensor in a computation of a dtype."""
 
     def __init__(
         self, steps: Sequence[Step], sizes: Geometry, dtype: torch.dtype, *, tiled: bool

@@ -1,7 +1,7 @@
 """The mistakes that a failure can be named after, as data: see ``docs/mistakes.md``.
 
-``MISTAKES`` show in answers, ``BACKWARD`` in gradients alone. Entries with the same name are
-several ways to make one mistake.
+``MISTAKES`` show in answers, ``BACKWARD`` in gradients alone. Entries with equal names are ways to
+make one mistake.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _named(value: Any) -> list[NamedMistake]:
 
 
 def _as_named(mistake: Mistake) -> NamedMistake:
-    golden.STANDARD.replace(**mistake.changes)  # raises for what is no field, or no value of one
+    golden.STANDARD.replace(**mistake.changes)  # raises for unknown fields and values
     return NamedMistake(**vars(mistake))
 
 

@@ -92,7 +92,7 @@ def _without_logits(empty: Tensor, logits: Tensor, sinks: Tensor | None) -> Tens
     return torch.isneginf(logits).all(dim=-1) if sinks is None else empty
 
 
-# Rows without keys get what the softmax gives them.
+# Rows without keys get the result of the softmax.
 UNRULED: Final = golden.Edit("weights", lambda shares: shares)
 # The rows without keys are those that have no logit, whatever may be attended.
 EMPTY_WITHOUT_LOGITS: Final = golden.Edit("empty", change=_without_logits)
@@ -104,7 +104,7 @@ def require(possible: bool) -> None:  # noqa: FBT001 (a condition reads best so)
         raise NotExpressible
 
 
-# What follows changes an attention that is evaluated already: statements of dissection do so.
+# The functions below change an evaluated attention, for statements of the dissection.
 
 
 def weighing(attention: golden.Attention, weights: Tensor) -> golden.Attention:

@@ -152,7 +152,7 @@ _OPERANDS: Final = {
 
 
 def _matrices(of: Callable[[Tensor, Tensor], Tensor]) -> Edits:
-    """Make the gradient of each matrix from its input and its output's gradient."""
+    """Make the gradient of each matrix from its input and the output's gradient."""
     return tuple(
         Edit(f"{role}_gradient", golden.Rewired(of, names)) for role, names in _OPERANDS.items()
     )

@@ -273,7 +273,7 @@ def _signed(right: Tensor, sizes: golden.Sizes, positions: Tensor, _scale: float
     return torch.where(torch.arange(sizes.key_length) > positions[:, None], -right, right)
 
 
-# Both pairings can have these mistakes; they are acted out with halves.
+# Mistakes of both pairings, acted out with halves.
 _rotary: Final = fixing(_TURN, primary=_ROTARY, base=_HALVES, fits=_turns)
 _alibi: Final = fixing(_SLOPES, primary=_ALIBI, base=_LINEAR)
 POSITIONS: Final[tuple[NamedMistake, ...]] = (

@@ -215,7 +215,7 @@ def _left_out(*names: str) -> Edits:
 
 
 _WITHOUT_MASK: Final = _left_out("keep", "given_bias")
-# What a call may pass: in words, where it is, and the edits that leave it out.
+# Options of a call: the words, the calls with the option, and the edits that drop it.
 _OPTIONS: Final[dict[str, tuple[str, Where, Edits]]] = {
     "mask": ("the mask", _has_boolean_mask, _WITHOUT_MASK),
     "bias": ("the bias", has_bias, _left_out("given_bias")),
@@ -268,7 +268,7 @@ def _lost_to_options() -> Iterator[NamedMistake]:
         )
 
 
-# Most visible where every call has the one and some have the other.
+# Most visible where every call has one option and a part of the calls the other.
 _LOST_TO_CACHE: Final = {"causal": "cache.decode-equals-full", "bias": "mask.bias"}
 
 

@@ -84,7 +84,7 @@ class _Packed:
 class _Sequences:
     """Packed queries and keys; ``at_end`` aligns the diagonal at the last token of both.
 
-    Readings return the keys of each query and the distances to them: both ``[Tq, Tk]``.
+    Readings return the keys of each query, and their distances: both ``[Tq, Tk]``.
     """
 
     queries: _Packed

@@ -23,7 +23,7 @@ from .named_mistake import Edits, NamedMistake, named
 from .semantics_changes import OTHER_AXES, OVER_KEYS
 
 Edit = golden.Edit
-# What hides keys: the stages of what it admits, and of what the rest does.
+# Parts that hide keys: the stages of the keys admitted by the part, and by the rest.
 _PARTS: Final = {
     "mask": ("by_mask", "structure"),
     "causal": ("structure", "by_mask"),
@@ -236,7 +236,7 @@ def _exchanged(of_lost_rows: str) -> Edits:
     return masked, Edit("weights", weights)
 
 
-# Common numbers; a report need not distinguish those that are nearly equal.
+# Common numbers; nearly equal numbers share a name.
 FILLS: Final = {
     "1": (-1.0,),
     "10": (-10.0,),
@@ -253,7 +253,7 @@ FILLS: Final = {
     "1e6": (-1e6, -999999.0),
     "1e7": (-1e7,),
 }
-# No problem has a logit between these numbers: they are a range.
+# No problem has a logit between these numbers, so they share a name.
 _IN_WORDS: Final = {"65000": "-6e4 to -65504"}
 
 

@@ -290,7 +290,7 @@ def _exchanged(query: str = "query", key: str = "key", value: str = "value") -> 
         inputs = call.inputs
         require(inputs.mode != "self")
         by_role = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
-        # One token meets each mask of many keys, where shapes are broadcast.
+        # A single token is broadcast to the many keys of a mask.
         many = max(by_role[key].shape[-2], by_role[value].shape[-2])
         keys, values = (
             one.expand(*one.shape[:-2], many, one.shape[-1])

@@ -103,7 +103,7 @@ _TABLES: Final = frozenset({"by_mask", "by_causality", "by_window", "admitted"})
 _OF_CALLS: Final = _MATRICES | _TABLES | _FIELDS.keys()
 # Heads are given to cores, and are made of tokens in layers.
 _HEADS: Final = frozenset({"given_query", "given_key", "given_value"})
-# Keys that no query attends are read, and values that have a weight.
+# Read keys that no query attends, and values that have a weight.
 EVERY_KEY: Final = (
     golden.Edit("unread_keys", lambda: None),
     golden.Edit("unread_values", lambda weights: golden.unread(weights != 0)),
@@ -136,7 +136,7 @@ def run_of_call(call: DeclaredCall) -> golden.Run:
     if run is None:
         run = run_of(inputs, point)
         given = {k: v.detach() if isinstance(v, Tensor) else v for k, v in run.given.items()}
-        # The memory of a run goes with its inputs: of these it has a copy.
+        # The run holds a copy of its inputs, or the weak key would never be freed.
         given |= {"inputs": inputs.replace(), "point": point, "past": inputs.past}
         run = golden.Run(run.program, given)
         if declared and inputs.geometry.logits <= _MOST_REMEMBERED:
@@ -300,7 +300,7 @@ class NamedMistake(Mistake):
         return all(getattr(point, name) == value for name, value in self.base.items())
 
     def is_about(self, declared: Declaration) -> bool:
-        """Whether a declaration has what the mistake needs, such as a mask to ignore."""
+        """Whether a declaration has the features that the mistake needs, such as a mask."""
         promised = {
             "": True,
             "mask": bool(declared.masks),
@@ -366,7 +366,7 @@ class NamedMistake(Mistake):
 
 
 Edits = tuple[golden.Edit, ...]
-# A way to make a mistake: its edits, or these and other fields by name.
+# A way to make a mistake: its edits, or its fields by name.
 Way = golden.Edit | Edits | Mapping[str, Any]
 
 

@@ -225,7 +225,7 @@ _FIX: Final = "normalise each head of each query and key by itself, before it is
 _CALL: Final = "call it as score_mod(score, batch, head, query, key) on the scaled, capped scores"
 _RMS: Final = {"qk_norm": "rms"}
 _PLAIN: Final = {"qk_norm": "none"}
-# What each rule divides a head by, in words that tell one from another.
+# The divisor of a head by each rule, in words.
 _DIVISORS: Final = {
     "rms": "the root of the mean of its squares",
     "layer": "its standard deviation, its mean taken off before",

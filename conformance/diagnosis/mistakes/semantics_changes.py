@@ -12,7 +12,7 @@ from ..._golden import golden
 from ._steps import reweighed
 from .named_mistake import NamedMistake, named
 
-# Axes of the scores besides that of the keys: name, number, plural, the clause that shows each.
+# Axes of the scores without the keys' axis: name, number, plural, a clause that fails.
 OTHER_AXES: Final = (
     ("query", -2, "queries", "numerics.constant-value"),
     ("head", -3, "heads", "numerics.constant-value"),

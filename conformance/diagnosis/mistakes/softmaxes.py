@@ -72,7 +72,7 @@ def _filled(
     return filled.to(working), torch.zeros_like(empty)
 
 
-# What is subtracted from the logits of each row: of a call, its attention and its logits.
+# The number subtracted from each row's logits, from a call, its attention and its logits.
 Shift = Callable[[DeclaredCall, golden.Attention, Tensor], Tensor]
 
 
@@ -177,7 +177,7 @@ def _not_rescaled(block: int, *, sums_too: bool) -> golden.Edit:
 
 
 def _joint(*axes: int) -> Edits:
-    """Take one softmax over several axes, which ignores sinks and rows without keys."""
+    """Take one softmax over several axes, ignoring sinks and rows without keys."""
 
     def total(exponentials: Tensor) -> Tensor:
         sums = exponentials.sum(dim=axes, keepdim=True)
@@ -258,7 +258,7 @@ def _capped(scores: Tensor, softcap: float) -> Tensor:
     return softcap * torch.tanh(scores / softcap)
 
 
-# The keys that the bias hides stay hidden, or keep the logit -c that the cap gives them.
+# Keys hidden by the bias stay hidden, or keep the logit -c of the cap.
 _CAPPED_AFTER_BIAS: Final = (
     Edit("capped", lambda scores: scores),
     Edit("biased", change=_capped),
