@@ -85,7 +85,6 @@ class BatteryAnswer:
 
     @cached_property
     def _least(self) -> Array | None:
-        """A quick part of the bound, if any."""
         least = self.exact.least_bound
         return None if least is None else array_of(least)
 
@@ -132,7 +131,6 @@ class BatteryAnswer:
 
     @cached_property
     def _numbers(self) -> Array:
-        """Where the golden answer is finite; the answer must fit."""
         return np.isfinite(self._expected)
 
     @cached_property
@@ -323,7 +321,6 @@ class RowComparison:
         return _rows(answer, acted, right, judged)
 
     def _of_another_shape(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
-        """Mark every row as made if the mistake gives the answer with its shape; else None."""
         if not self.acted.touches(mistake, answer.inputs):
             return None
         try:

@@ -203,7 +203,6 @@ def _listed(indices: list[int]) -> str:
 
 
 def _sizes(facts: dict[str, Any], actual: Tensor, expected: Tensor, bound: Tensor) -> list[str]:
-    """Describe magnitudes: the largest error, a constant ratio, a constant difference."""
     error = (actual - expected).abs()
     facts["largest_error"] = float(error.max())
     texts = [f"the largest error is {facts['largest_error']:.3g}{_in_bounds(facts, error, bound)}"]
@@ -264,7 +263,6 @@ def _stray_influence(
 def _values_of_one(
     subject: Subject, facts: dict[str, Any], wrong: Sequence[BatteryAnswer]
 ) -> list[str]:
-    """Describe the answer to values of one, which must be one."""
     plain = next((answer for answer in wrong if not answer.inputs.masked), None)
     ones = None if plain is None else with_values_of_one(subject, plain.inputs)
     if ones is None or facts.get("repeats") is False:
@@ -452,7 +450,6 @@ def _told(wrong: int, comparable: int, right: int) -> bool:
 
 
 def _spoken(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> list[Condition]:
-    """Return the conditions that facts are about, and a limit of keys up to which all is right."""
     fixed = [one for one in CONDITIONS if one.name != "many keys"]
     least = min((answer.inputs.geometry.key_length for answer in wrong), default=0)
     below = [n for answer in right if (n := answer.inputs.geometry.key_length) < least]
@@ -473,7 +470,6 @@ def _common(conditions: Sequence[Condition], observed: Sequence[BatteryAnswer]) 
 
 
 def _others(common: Sequence[Condition], one: Condition) -> list[Condition]:
-    """Return the other shared conditions, without those that imply this one."""
     return [other for other in common if other is not one and one.name != other.implies]
 
 

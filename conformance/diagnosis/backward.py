@@ -110,7 +110,6 @@ class BackwardDiagnostician:
         ]
 
     def _blamed_elsewhere(self, clause: str, problem: Problem) -> list[dict[str, Any]]:
-        """Return other causes of a clause's failure if no gradient alone is wrong."""
         if keeps_state(self.subject, problem):
             return [SECOND_CALL]
         if clause == TWO_CALLS and (entry := state_entry(self.subject)):
@@ -189,7 +188,6 @@ class BackwardDiagnostician:
 
 
 def _proposals(observed: Sequence[ObservedGradients]) -> Iterator[NamedMistake]:
-    """Yield multiples of a layer's gradients, read at once, then other statements."""
     with suppress(NotExpressible):
         yield from factor_statements(observed)
     yield from backward_statements(observed, soon=True)
@@ -201,7 +199,6 @@ def _confirms(
     observed: Sequence[ObservedGradients],
     further: Sequence[ObservedGradients],
 ) -> bool:
-    """Whether further problems agree with a statement and have the same wrong gradients."""
     names = {name for each in observed for name in each.wrong}
     seen = {name for each in further for name in each.wrong}
     return names == seen and _explains(statement, further)
@@ -232,7 +229,6 @@ def _is_rounded(observed: ObservedGradients, names: Collection[str], dtype: torc
 
 
 def _by_clause(clause: str, problem: Problem) -> list[NamedMistake]:
-    """Return the mistake of a clause that fails alone, or of the problem's only option."""
     unstepped = [mistake for mistake in BACKWARD if not mistake.backward]
     options = [mistake for mistake in unstepped if mistake.right_without]
     for mistake in unstepped:
@@ -245,7 +241,6 @@ def _by_clause(clause: str, problem: Problem) -> list[NamedMistake]:
 
 
 def _explains(mistake: NamedMistake, every: Sequence[ObservedGradients]) -> bool:
-    """Whether a mistake gives every observed gradient and leaves little of each error."""
     edits = mistake.backward
     return bool(edits) and explain_gradients(
         every, lambda one: gradients_with(one.passes, one.inputs, edits)
@@ -338,8 +333,6 @@ _SEVERAL: Final = 3
 
 
 class _NotingDifferentiator(Differentiator):
-    """Keeps the inputs and argument names of a call whose answer has no gradient history."""
-
     lost: tuple[Inputs, tuple[str, ...]] | None = None
     _taped: Inputs | None = None
 

@@ -91,7 +91,6 @@ class Observation:
 
     @cached_property
     def _drawn(self) -> dict[Problem, bool]:
-        """The drawn problems in order, and whether each comes first."""
         return dict(listed(self.subject, "drawn", lambda: _drawn(self.subject).items()))
 
     @cached_property
@@ -291,12 +290,10 @@ def _drawn(subject: Subject) -> dict[Problem, bool]:
 
 
 def _made(subject: Subject) -> Iterator[Inputs]:
-    """Yield inputs that no problem draws."""
     yield from chain(_large(subject), _stretched(subject), _lowered(subject))
 
 
 def _plans(candidate: Candidate) -> Iterator[BatteryEntry]:
-    """Yield every feature alone, then with others."""
     declared = candidate.declaration
     for sizes in (_APART, _ALIKE, _GROUPED, CUBE, _MORE_QUERIES, _LONG, _WHOLE):
         yield BatteryEntry(sizes=sizes, first=True)
@@ -422,7 +419,6 @@ def _mask(candidate: Candidate, plan: BatteryEntry) -> MaskPlan | None:
 
 
 def _broad(shapes: list[str]) -> str:
-    """Return a shape without heads, with the batch and as few other axes as possible."""
     return next((shape for shape in shapes if "B" in shape and "H" not in shape), shapes[0])
 
 

@@ -304,7 +304,6 @@ def _entry(dropped: str) -> dict[str, Any]:
 
 
 def _decided_by_seed(subject: Subject, inputs: Inputs) -> Tensor | None:
-    """Return an answer if equal seeds give equal answers and other seeds do not; else None."""
     answers: list[Tensor] = []
     try:
         forward = subject.forward(inputs)

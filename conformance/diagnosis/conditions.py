@@ -64,7 +64,6 @@ def _of_sizes(
     implies: str = "",
     otherwise: str = "",
 ) -> Condition:
-    """Return a condition on the named ``fields`` of ``Geometry``."""
     return Condition(
         name,
         words,

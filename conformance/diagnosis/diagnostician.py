@@ -98,7 +98,6 @@ class Diagnostician:
     def _in_parts(
         self, entry: dict[str, Any], clause: Clause | None, problem: Problem | None
     ) -> dict[str, Any]:
-        """Split an entry of several mistakes, and say which alone make the clause fail."""
         named = (one for one in self.explanations if one.entry["name"] == entry["name"])
         known = next(named, Explanation(entry=entry)).made
         made = tuple(part for one in known for part in one.parts or (one,))
@@ -200,7 +199,6 @@ class Diagnostician:
         return [order] if order else []
 
     def _of_order(self, problem: Problem | None, shown: BatteryAnswer | None) -> dict[str, Any]:
-        """Return the entry of earlier calls that make the shown, or plainest, answer wrong."""
         own = problem if shown is not None and shown.margin > 1.0 else None
         if self._state and own is not None:  # the call that this answer is wrong after
             return earlier.order_entry(self.subject, own) or self._state
@@ -371,10 +369,6 @@ class Diagnostician:
         return [self._state]
 
     def _breaking(self, clause: Clause, problem: Problem) -> Iterator[Explanation]:
-        """Yield the explanations that make a clause fail on a problem when acted out.
-
-        Every explanation makes answers on this device differ from right ones on another.
-        """
         for one in self.explanations:
             if clause.id == answer_facts.ACROSS_DEVICES:
                 yield one

@@ -114,7 +114,6 @@ def keeps_state(subject: Subject, problem: Problem) -> bool:
 
 
 def _twice_answered(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
-    """Answer a call twice; None unless both answers have the expected shape."""
     positional, keywords = arguments(inputs)
     try:
         forward = subject.forward(inputs)
@@ -166,7 +165,6 @@ def state_entry(subject: Subject) -> dict[str, Any] | None:
 
 
 def _options(subject: Subject, problem: Problem) -> Iterator[Problem]:
-    """Yield a problem unchanged, with its first possible mask, and with its first scale."""
     yield problem
     near = neighbours(subject, problem, (OWN,))
     yield from [one for one in near if one.mask is not None and one.scale is None][:1]
@@ -213,7 +211,6 @@ def _differ_from(answer: Tensor, expected: Tensor, exact: Golden) -> bool:
 
 
 def _accumulated(earlier: Inputs, later: Inputs) -> Inputs:
-    """Concatenate keys and values of both calls; with a mask only the later ones are kept."""
     if later.masked:
         return later
     both = (
@@ -428,7 +425,6 @@ def compares_wrong_answers(subject: Subject, clause: Clause, problem: Problem) -
 
 
 def _confirmed(subject: Subject, problem: Problem, earlier: Problem) -> bool:
-    """Whether an earlier call has its effect with other values, and first calls are right."""
     shown = False
     for turn, changes in enumerate(_OTHERWISE):
         other, before = (
@@ -463,7 +459,6 @@ def _always_right_anew(subject: Subject, inputs: Inputs) -> bool:
 
 
 def _copy(subject: Subject) -> Subject | None:
-    """Return the subject of a fresh copy of the candidate, if a copy can be made in time."""
     spent, begun = _SPENT.get(subject, 0.0), time.monotonic()
     if spent > LONGEST_ANEW:
         return None

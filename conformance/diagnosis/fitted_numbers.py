@@ -217,7 +217,6 @@ _CLAMPS: Final = (
 
 
 def _finite(bias: Tensor, number: Any, *, change: Callable[[Tensor, Any], Tensor]) -> Tensor:
-    """Change the finite numbers of an additive mask; minus infinities stay."""
     made = change(bias.masked_fill(bias.isneginf(), 0.0), number)
     return made.masked_fill(bias.isneginf(), -torch.inf)
 
@@ -225,7 +224,6 @@ def _finite(bias: Tensor, number: Any, *, change: Callable[[Tensor, Any], Tensor
 def _whole(
     bias: Tensor, number: Any, kept: Tensor | None, *, change: Callable[[Tensor, Any], Tensor]
 ) -> Tensor:
-    """Change an additive mask together with its minus infinities at keys that are not kept."""
     return change(bias if kept is None else bias.masked_fill(~kept, -torch.inf), number)
 
 
@@ -622,7 +620,6 @@ class NumberFit:
 
 
 def _limit_in_words(family: Family, fits: Iterator[NumberFit]) -> Iterator[NamedMistake]:
-    """Yield the roundest limit consistent with the plainest error and several further errors."""
     first = next(fits, None)
     least, most = (first and first.limits(family)) or (math.inf, 0.0)
     others = sorted(fits, key=lambda one: -one.count) if least < most else []

@@ -136,7 +136,6 @@ Source = tuple[str, str, bool]
 
 
 def _of_sources() -> Iterator[NamedMistake]:
-    """Yield queries, keys or values made of others, or projected twice; one role, then two."""
     every = [*product(ROLES, ROLES, (False, True))]
     for role, source in product(ROLES, every):
         if source != (role, role, False):
@@ -174,7 +173,6 @@ def _source_words(source: Source) -> str:
 
 
 def _projected(tokens: Tensor, *weights: Any) -> Tensor:
-    """Project tokens by one or two projections, each a matrix and a bias."""
     for matrix, bias in zip(weights[::2], weights[1::2], strict=True):
         tokens = golden.project(tokens, matrix, bias)
     return tokens

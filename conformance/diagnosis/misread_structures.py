@@ -59,8 +59,6 @@ def _chunk_as_window(*, behind: bool) -> _Read:
 
 
 def _of_tree(family: Callable[[Tensor, Tensor], Tensor], *, cached: bool = True) -> _Read:
-    """Change which new keys a tree shows, from its table and the parents ``[B, L]``."""
-
     def read(given: Arguments, structure: Structure) -> Tensor:
         table = STRUCTURED_MASKS["tree"].read(given, structure).clone()
         past = structure.geometry.key_length - structure.geometry.query_length

@@ -455,7 +455,6 @@ def mistaken_attention(
 def _in_its_rows(
     mistake: NamedMistake, inputs: Inputs, answer: MistakenAnswer, without: MistakenAnswer
 ) -> MistakenAnswer:
-    """Combine the answer in the rows of a mistake with the answer without the mistake elsewhere."""
     if mistake.rows is None or without.output.shape != answer.output.shape:
         raise NotExpressible
     rows = mistake.rows(inputs, answer.output).unsqueeze(-1)

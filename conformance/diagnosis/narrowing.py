@@ -89,7 +89,6 @@ _SEVERAL: Final = {"query": "queries", "item": "batch items", "head": "heads"}
 
 
 def _index_limit(axis: str, number: int, *, above: bool) -> Part:
-    """Select queries, items or heads whose index is above a number, or at most the number."""
     if above:
         words = f"for {_SEVERAL[axis]} from index {number + 1} on"
     else:

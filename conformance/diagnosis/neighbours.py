@@ -147,7 +147,6 @@ def right_with_fewer(
         return
 
     def is_right(field: str, size: int) -> bool | None:
-        """Return whether a call at a size is right; None if impossible or refused."""
         other = with_size(subject, problem, field, size)
         answer = None if other is None else ask(subject, subject.inputs(other))
         return None if answer is None else answer.margin <= 1.0

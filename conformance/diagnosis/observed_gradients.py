@@ -203,7 +203,6 @@ class SquaredErrors:
 
 
 def _gradients(subject: Subject, inputs: Inputs, upstream: Tensor) -> Gradients:
-    """Return the gradients of a call, including the additive mask's gradient if given."""
     differentiator = subject.gradients
     if inputs.bias is None or inputs.is_layer:
         return differentiator.of(inputs, upstream)
@@ -248,8 +247,6 @@ def _finite(observed: ObservedGradients) -> bool:
 
 
 def _telling(observed: Sequence[ObservedGradients]) -> ObservedGradients:
-    """Return the plainest problem, if possible with several queries and keys."""
-
     def plainest(each: ObservedGradients) -> tuple[bool, tuple[int, int]]:
         sizes = each.inputs.geometry
         return 1 in (sizes.query_length, sizes.key_length), plainness(each.inputs)

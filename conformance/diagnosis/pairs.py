@@ -159,7 +159,6 @@ class PairSearch:
         return [made for made in found if any(_makes_numbers(made, one, search) for one in wrong)]
 
     def _with_one_alone(self, search: MistakeSearch) -> list[Explanation]:
-        """Return pairs with a mistake that explains an answer showing only one of the two."""
         _, near, resized = self._unseen()
         answers = (answer_to(self.subject, one) for one in _leaving_one(self.subject))
         apart = [one for one in answers if one is not None]
@@ -263,7 +262,6 @@ class PairSearch:
     def _read_besides(
         self, search: MistakeSearch, partial: Sequence[NamedMistake]
     ) -> list[Combination]:
-        """Return a pair of the first mistake that a read statement completes."""
         for place, one in enumerate(partial[:MOST_PARTIAL]):
             stated = self._besides(one, search.unexplained(one), edited=place < MOST_EDITED)
             pairs = [pair for pair in search.completing(one, stated) if search.explains_every(pair)]
@@ -274,7 +272,6 @@ class PairSearch:
     def _besides(
         self, one: NamedMistake, left: Sequence[BatteryAnswer], *, edited: bool
     ) -> list[NamedMistake]:
-        """Read statements, and edits of stages, from answers that a mistake leaves unexplained."""
         stated = statements(self.subject, left, (one,))
         if edited:
             stated += edits_making(left, (one,))
@@ -334,7 +331,6 @@ class PairSearch:
         observed: Sequence[BatteryAnswer],
         seed: int,
     ) -> list[BatteryAnswer]:
-        """Return answers with other values, and at sizes at which a mistake should be made."""
         further = answers_to_pairs(self.subject, seed)
         problem = next((one.problem for one in left if one.problem is not None), None)
         if problem is None or not two.sizes:
@@ -383,8 +379,6 @@ def _has_zeroed_rows(answer: BatteryAnswer) -> bool:
 
 
 def _zeros_for_nan(one: NamedMistake) -> NamedMistake:
-    """Return the mistake with zero weights and zero head outputs in place of NaN."""
-
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         changed = one.changed_core(call, attention)
         nan = changed.output.isnan().any(dim=-1, keepdim=True)

@@ -132,7 +132,6 @@ def _place(errors: Tensor) -> list[int]:
 
 
 def _first(worst: int, size: int) -> int:
-    """Return the start of a window around the worst weight."""
     return max(0, min(worst - MOST_SHOWN // 2, size - MOST_SHOWN))
 
 
@@ -145,7 +144,6 @@ def _sentence(place: list[int], *, expected: Tensor, got: Tensor, hidden: Tensor
 
 
 def _other_tokens(inputs: Inputs, given: Inputs) -> str:
-    """Say that wider tokens were read, which tell keys apart."""
     if given.geometry.value_size == inputs.geometry.value_size:
         return ""
     return f"; read with tokens of {given.geometry.value_size} numbers, which tell all keys apart"

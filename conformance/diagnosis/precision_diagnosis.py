@@ -172,7 +172,6 @@ def _too_far(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
 
 
 def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
-    """Return the simplest of the losses that leave the least; equal losses lower the confidence."""
     # Without a finite row, where the format overflowed, an answer says nothing.
     speaking = [one for one in (_Lossy(subject, *pair) for pair in wrong) if one.total > 0.0]
     if not speaking:
@@ -185,7 +184,6 @@ def _entry_among_all(wrong: Sequence[_Lossy], dtype: str) -> dict[str, Any] | No
 
 
 def _entry_of_two(wrong: Sequence[_Lossy], dtype: str) -> dict[str, Any] | None:
-    """Return two losses, each explaining the answers that the other leaves."""
     soonest = min(wrong, key=lambda one: one.keys)  # one of the two losses explains it
     every = chain(*EVERY) if soonest.keys <= MANY_KEYS else ()  # all take too long on many
     some = filter(partial(_explains_half, soonest), every)
@@ -270,7 +268,6 @@ def _entry_of(
 
 
 def _epsilon_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
-    """Return a number added to the sum of the exponentials, if it explains every wrong answer."""
     speaking, epsilon = [_Lossy(subject, *pair) for pair in wrong], 0.0
     for _ in range(model.NEWTON_STEPS):
         move = _newton_step(speaking, epsilon)
@@ -488,7 +485,6 @@ def _acted(
     evaluation: golden.Attention | golden.MultiHeadAttention,
     loss: LossyOutput,
 ) -> Tensor:
-    """Return the whole answer of a candidate that loses precision in its attention proper."""
     if isinstance(evaluation, golden.Attention):
         return loss(evaluation)
     semantics = subject.declaration.semantics

@@ -66,7 +66,6 @@ def added_up(left: Tensor, right: Tensor, rounding: Rounding, at_once: int) -> T
 
 
 def _products(left: Tensor, right: Tensor, at_once: int) -> list[Tensor]:
-    """Return products of ``at_once`` terms each, the last of the remaining terms."""
     count, rest = divmod(left.shape[-1], at_once)
     whole = left.shape[-1] - rest
     lefts = left[..., :whole].unflatten(-1, (count, at_once)).transpose(-2, -3)
@@ -84,8 +83,6 @@ def _rounded_sum(rounding: Rounding, at_once: int) -> Edits:
 
 
 def _rounded_unnormalised(rounding: Rounding, at_once: int) -> Edits:
-    """Round every partial sum of weights that are divided by their sum afterwards."""
-
     def output(weights: Tensor, value: Tensor) -> Tensor:
         largest = _largest(weights)
         return added_up(weights / largest, value, rounding, at_once) * largest
@@ -128,8 +125,6 @@ def _plain_softmax(working: torch.dtype) -> Edits:
 
 
 def _plain_attention(working: torch.dtype) -> Edits:
-    """Compute the textbook's three lines in a dtype; softcap and bias are exact."""
-
     def output(
         query: Tensor,
         key: Tensor,
@@ -307,7 +302,6 @@ def of_format(
 
 
 def _sums_of_format(name: str, rounding: Rounding) -> tuple[PrecisionLoss, ...]:
-    """Return losses that add up in a format, the least frequent roundings first."""
     kinds: tuple[tuple[str, str, Callable[[Rounding, int], Edits]], ...] = (
         ("sum-in", "the weighted values are added up in {}", _rounded_sum),
         ("sum-in", "the weighted values are added up in {}", _rounded_unnormalised),

@@ -24,7 +24,6 @@ Edits = tuple[golden.Edit, ...]
 
 
 def _positions(kind: str, parts: Parts, place: Placed, length: int) -> list[Tensor]:
-    """Return the positions that each rank assumes for its tokens."""
     right, count = parts.positions(place, length), parts.count
     if kind == "right" or len(right[0]) == length:
         return right
@@ -122,14 +121,12 @@ def _other_heads(
 def _by_sums(
     change: Callable[[Tensor], Tensor], _parts: Parts, _rank: int, right: list[Block]
 ) -> Tensor:
-    """Weigh the blocks' answers by changed logarithms of their sums."""
     sums = torch.stack([change(each.logits.logsumexp(-1)) for each in right])
     whole = sums.logsumexp(0)
     return _weighed((sums - whole.masked_fill(whole.isneginf(), 0.0)).exp(), right)
 
 
 def _unanchored(parts: Parts, _rank: int, right: list[Block]) -> Tensor:
-    """Weigh the blocks' answers by plain exponentials, which overflow and underflow."""
     dtype = getattr(torch, parts.subject.dtype)
     weights = torch.stack([each.logits.logsumexp(-1).to(dtype).exp() for each in right])
     total = weights.sum(0)
@@ -163,7 +160,6 @@ def _some_heads(parts: Parts, rank: int, output: Tensor) -> Tensor:
 
 
 def _lowered(by: float, parts: Parts, _rank: int, right: list[Block]) -> list[Block]:
-    """Return blocks in which hidden keys have weight, with lowered logits."""
     logits, value = _open(parts)
     hidden = parts.attention.logits.isneginf()
     return parts.blocks(logits - by * hidden, value) if parts.inputs.causal else right
@@ -184,7 +180,6 @@ def _scores(parts: Parts, rank: int) -> Edits:
 
 
 def _elsewhere(step: int, parts: Parts, rank: int) -> Edits:
-    """Replace gradients of keys and values by another rank's, cut or zero-padded."""
     if len(parts.keys) < parts.count:
         raise NotExpressible
     own, other = parts.keys[rank], parts.keys[(rank + step) % parts.count]
@@ -208,7 +203,6 @@ def _raises(of: str, parts: Parts) -> str:
 
 
 def _named(name: str, sentence: str, fix: str, *ways: dict[str, Any]) -> list[RankMistake]:
-    """Return the ways to make one mistake; a way may have its own sentence."""
     texts = {"name": name, "sentence": sentence, "fix": fix}
     return [RankMistake(**{**texts, **way}) for way in ways]
 

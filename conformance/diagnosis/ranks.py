@@ -207,7 +207,6 @@ class RankDiagnostician(Diagnostician):
 
     @cached_property
     def _where(self) -> str:
-        """The words for the ranks that answer wrongly on the declared number of ranks."""
         count = self.spanning.calls.ranks.count
         wrong = {rank for each in self._answers if each.parts.count == count for rank in each.wrong}
         if not wrong or len(wrong) == count:
@@ -221,7 +220,6 @@ class RankDiagnostician(Diagnostician):
         return f" (only {which} wrongly)"
 
     def _names(self, mistake: RankMistake, clause: Clause | None, problem: Problem | None) -> bool:
-        """Whether a mistake is behind the failure of a clause on a problem."""
         if clause is None or problem is None or clause.family == "ranks":
             return True
         if clause.family == "gradients" or self._is_backward:
@@ -306,7 +304,6 @@ class RankDiagnostician(Diagnostician):
         return answer_from(self.subject, parts.inputs, whole)
 
     def _problems(self, count: int, *lengths: tuple[int, int]) -> Iterator[Problem]:
-        """Yield problems with the given lengths of queries and keys, with and without causality."""
         can = self.subject.declaration.causal is not None
         for number, (queries, keys) in enumerate(lengths):
             for causal in (False, True) if can else (False,):

@@ -242,7 +242,6 @@ class _RefusedCalls:
         yield from (_drawn(number) for number in range(_DRAWN))
 
     def _ask(self, sizes: dict[str, int]) -> tuple[Problem, str] | None:
-        """Ask a problem at the nearest possible sizes; return it with the outcome."""
         sizes = dict(sizes)
         heads = sizes.get("num_heads", self._problem.geometry.num_heads)
         shared = sizes.get("num_kv_heads")
@@ -285,7 +284,6 @@ class _RefusedCalls:
                 yield both
 
     def _listed(self, name: str) -> Condition | None:
-        """Return the condition that lists the refused sizes of one field, if the field decides."""
         told: dict[int, set[bool]] = {}
         for sizes, (_, answer) in self._answers.items():
             told.setdefault(getattr(sizes, name), set()).add(answer == RAISES)
@@ -356,7 +354,6 @@ class _RefusedCalls:
 
     @cached_property
     def _place(self) -> str:
-        """The user's file and line that raises; "" if unknown."""
         places = re.findall(r"[^\s(]+\.py:\d+", self._raised.message)
         return places[-1] if places else ""
 

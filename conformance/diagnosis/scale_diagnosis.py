@@ -88,7 +88,6 @@ def _part(found: Fit) -> float:
 
 
 def _a_factor_explains(subject: Subject, inputs: Inputs, output: Tensor) -> float:
-    """Return the part of the squared errors that one factor of the whole answer explains."""
     known = subject.golden(inputs)
     judged = known.judged.expand(known.output.shape)
     weight = known.bound[judged].clamp_min(model.LOST_WEIGHT).reciprocal()
@@ -99,7 +98,6 @@ def _a_factor_explains(subject: Subject, inputs: Inputs, output: Tensor) -> floa
 
 
 def _answers_again(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
-    """Whether a second call errs like the first: otherwise the scale is not one number."""
     try:
         again = subject.answer(inputs).double()
     except CandidateFailure:

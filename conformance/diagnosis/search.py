@@ -259,7 +259,6 @@ class MistakeSearch:
                     yield pair
 
     def _promising(self, end: int) -> list[Combination]:
-        """Return pairs that no verdict on a single mistake rules out, the best supported first."""
         supported: list[tuple[int, Combination]] = []
         for (one, first), (two, second) in self._covering():
             alone = ((one, first & ~second), (two, second & ~first))
@@ -421,7 +420,6 @@ class MistakeSearch:
         return not gross, self._cost(index) if gross else 0
 
     def _touches(self, mistake: NamedMistake) -> int:
-        """Return the problems whose answers a mistake may change; remembered."""
         key = id(mistake)
         if key not in self._touching:
             deciding = deciding_properties(mistake)

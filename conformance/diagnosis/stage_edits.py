@@ -448,7 +448,6 @@ def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
 
 
 def _of_both_masks() -> Iterator[NamedMistake]:
-    """Yield masks that hide keys of another place as well, or that average several masks."""
     of_bias: list[tuple[str, Operator, Callable[..., Any]]] = [
         (f"{one.words}, and its own hides keys as well", one, _beside(one.change))
         for one in moves(_AXES["by_mask"])

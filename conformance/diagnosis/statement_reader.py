@@ -139,7 +139,6 @@ class StatementReader:
 
     @cached_property
     def _has_fixed_lengths(self) -> bool:
-        """Whether the candidate takes only one number of keys, as a fixed window does."""
         sizes = (_PLACES_OF_LAYERS, _FAR_PLACES_OF_LAYERS)
         asked = (fitted_problem(self.subject, BatteryEntry(sizes=each, seed=67)) for each in sizes)
         lengths = {one.geometry.key_length for one in asked if one is not None}
@@ -206,7 +205,6 @@ def _is_legible(reading: Reading) -> bool:
 
 
 def _keeps_few(answer: BatteryAnswer) -> bool:
-    """Whether a mask keeps the same single key for all queries, or leaves rows without keys."""
     inputs = answer.inputs
     few = not inputs.generic or bool(answer.exact.empty_rows.any())
     return inputs.masked and few and inputs.geometry.key_length > 1
@@ -234,7 +232,6 @@ def _plainest(answers: Sequence[BatteryAnswer]) -> list[BatteryAnswer]:
 
 
 def _size(answer: BatteryAnswer) -> tuple[bool, bool, bool, int, int]:
-    """Order answers by difficulty: unusual values, NaN, a single query or key, features."""
     inputs, sizes = answer.inputs, answer.inputs.geometry
     features = sum(condition.holds(inputs) for condition in CONDITIONS)
     return (

@@ -164,7 +164,7 @@ class Explanation:
         return (self.made, *self.others)
 
 
-# Sizes of this form leave another rest in tiles of each size.
+# ``n | 31`` is one less than a multiple of 32, with a different rest in tiles of each size.
 _UNEVEN: Final = 31
 # Numbers of queries and keys that are whole tiles of many sizes.
 _WHOLE: Final = (16, 32, 64)
@@ -282,7 +282,6 @@ class StatementSearch:
                 yield [(one,)]
 
     def _limited(self) -> Iterator[list[Combination]]:
-        """Yield catalogue mistakes that are made in all calls except where they cannot be made."""
         limited = self._search.limited()
         if limited:
             yield self._exactly(limited)
@@ -337,7 +336,6 @@ class StatementSearch:
 
     @cached_property
     def _unseen(self) -> list[BatteryAnswer]:
-        """Answers to problems with all pairs of options and sizes, with values of the round."""
         unseen = answers_to_pairs(self.subject, OTHER_VALUES * (self._rounds + 1))
         return list(filter(self._counts, unseen))
 
@@ -386,7 +384,6 @@ class StatementSearch:
         return list(filter(self._counts, around))
 
     def _plainest(self, made: Combination) -> BatteryAnswer | None:
-        """Return the plainest wrong answer to a drawn problem at which the mistakes are made."""
         declared = self.subject.declaration.semantics
         shown = (one for one in self.observed if touches_any(made, one.inputs, declared))
         return plainest_wrong(shown)
@@ -456,7 +453,6 @@ class StatementSearch:
         return scale_below(roundest(made, spared)) if made > 0.0 else limit
 
     def _spared(self, limit: Condition, wherever: NamedMistake) -> Iterator[BatteryAnswer]:
-        """Return right answers past a limit that the mistake without the limit would spoil."""
         declared = self.subject.declaration.semantics
         return (
             answer

@@ -264,7 +264,6 @@ _NORMS: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
 
 
 def _normalised() -> Iterator[NamedMistake]:
-    """Yield undeclared norms of queries, keys or both."""
     for sides in _BOTH:
         names = [_SIDES[side][1] for side in sides]
         every: list[tuple[str, Callable[[Tensor], Tensor]]] = [("left as they are", torch.clone)]

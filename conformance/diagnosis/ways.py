@@ -121,13 +121,11 @@ class Ways:
             yield from self._pairs.explained(search, stated.found)
 
     def _of_catalogue(self, search: MistakeSearch) -> list[Explanation]:
-        """Return catalogue mistakes made in every call, confirmed near the failing problem."""
         near = self._near_in((GROWN, ENLARGED))
         named = [made for made in self._pairs.singles(search) if self.explain_all(made, near)]
         return explanations_of([made for made in named if self.explain_all(made, self.combined)])
 
     def _of_gross_near(self, search: MistakeSearch) -> list[Explanation]:
-        """Return explanations if only answers near the failing problem are grossly wrong."""
         base = self.base
         near = [] if base is None else answers_near(self.subject, base, (OWN, ENLARGED))
         wrong = [answer for answer in near if answer.margin > 1.0]
@@ -137,7 +135,6 @@ class Ways:
         return explanations_of([made for made in named if self.explain_all(made, self.combined)])
 
     def _of_small_errors(self, search: MistakeSearch) -> list[Explanation]:
-        """Return the scale or the loss of precision that explains errors which are all small."""
         if not self.small_errors:
             return []
         near = self._wrong_near

@@ -131,7 +131,6 @@ def _in_turn(
     powers = (logits - new[..., tile]).exp() if relative else plain
 
     def rescaled(factors: Tensor) -> Tensor:
-        """Multiply the exponentials of each tile by the factors of all later tiles."""
         later = pad(factors[..., 1:], (0, 1), value=1.0).flip(-1).cumprod(-1).flip(-1)
         return powers * later[..., tile]
 
@@ -147,7 +146,6 @@ Lengths = Callable[[int], list[int]]
 
 
 def _cuts() -> Iterator[tuple[str, Lengths]]:
-    """Yield tiles of one size, and fixed numbers of parts, as splits for decoding."""
     yield from ((f"tile of {size} keys", partial(_tiles_of, size)) for size in TILES)
     for count in (2, 3, 4, 8):
         yield f"of {count} parts of the keys", partial(_longest_first, count)

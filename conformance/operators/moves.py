@@ -36,8 +36,6 @@ def _indices(order: Order, count: int) -> Tensor:
 
 
 def _partner(partner: Callable[[Tensor], Tensor]) -> Order:
-    """Exchange each place with its partner, if it has one."""
-
     def order(count: int) -> Tensor:
         own = torch.arange(count)
         other = partner(own)

@@ -364,7 +364,6 @@ def _to_tiles(
     sides: tuple[bool, bool],
     outwards: bool,
 ) -> Tensor:
-    """Move the ends of a window to tile boundaries, outwards or inwards."""
     if window is None:
         return table
     left, right = window

@@ -113,7 +113,6 @@ def _sinks_of(
 
 
 def _of_logits() -> Iterator[Operator]:
-    """Yield functions of the visible logits in place of their exponential."""
     yield from parts_doubled()
     for size in TILES:
         words = f"counted as often for the last key as fills up its tile of {size}"

@@ -211,7 +211,6 @@ def _without_hidden(
 
 
 def _of_queries(table: Tensor, *, from_last: bool) -> Tensor:
-    """Return, for all keys, the mask's value at each query's own place."""
     queries, keys = table.shape[-2:]
     place = torch.arange(queries) + (keys - queries if from_last else 0)
     inside = (place >= 0) & (place < keys)

@@ -221,7 +221,6 @@ def _telling(reading: BackwardReading) -> tuple[bool, int]:
 
 
 def _multiples(variant: Variant, role: str, wrong: Sequence[BackwardReading]) -> Iterator[Multiple]:
-    """Yield the factors of a variant that fit every problem with a wrong gradient."""
     fitted: list[tuple[BackwardReading, Tensor, float]] = []
     at_best = SquaredErrors()
     for reading in wrong:
@@ -259,7 +258,6 @@ def _factor(actual: Tensor, values: Tensor) -> float:
 
 
 def _closed_forms(reading: BackwardReading, factor: float, role: str) -> Iterator[Multiple]:
-    """Yield closed forms of a factor: one, powers of the scale, shares of the mask, sizes."""
     run, inputs = reading.run, reading.observed.inputs
     same = model.SAME_READ + torch.finfo(inputs.query.dtype).eps
 
@@ -441,7 +439,6 @@ def _touched(variant: Variant, readings: Sequence[BackwardReading]) -> set[str]:
 
 
 def _moves(values: Tensor, exact: Tensor) -> bool:
-    """Whether values differ from the exact ones, however wide the bounds are."""
     moved = float((values - exact).square().sum())
     return moved > model.NEARLY_NOTHING * float(exact.square().sum())
 
@@ -475,7 +472,6 @@ def _multiplied(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> I
 def _gradients(
     same: Sequence[Form], readings: Sequence[BackwardReading], *, each: bool = False
 ) -> str:
-    """Return words for the gradients of several roles: all, the scores', or ``each``."""
     roles = [form.role for form in same]
     shown = [role for role in ROLES if any(reading.shows(role) for reading in readings)]
     if roles == [role for role in shown if role != "value"] and not each:

@@ -302,7 +302,6 @@ _RULES: Final[tuple[tuple[str, str, str, Callable[..., Tensor]], ...]] = (
 
 
 def _both(change: Callable[..., Any], before: str, behind: str, *more: str) -> Edits:
-    """Reroute the gradients of queries and keys from one stage to another."""
     return tuple(
         Edit(
             behind.format(role),
@@ -313,8 +312,6 @@ def _both(change: Callable[..., Any], before: str, behind: str, *more: str) -> E
 
 
 def _turned(times: int) -> Edits:
-    """Rotate gradients by a multiple of the angles instead of back."""
-
     def turned(gradient: Tensor, inputs: Any, positions: Tensor) -> Tensor:
         places = positions if len(positions) == gradient.shape[-2] else None
         places = torch.arange(gradient.shape[-2]) if places is None else places
@@ -420,7 +417,6 @@ def _causal_where_it_is_not(ahead: Tensor, counted: tuple[bool, bool]) -> Tensor
 
 
 def _forward_mistakes() -> Iterator[tuple[NamedMistake, Edits]]:
-    """Yield the mistakes of the catalogue that are edits up to the weights alone."""
     for one in MISTAKES:
         if one.inputs or one.point:
             continue

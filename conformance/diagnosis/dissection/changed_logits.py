@@ -69,8 +69,6 @@ def _floored(floor: float) -> Shift:
 
 
 def _along(*axes: int, every: bool = False) -> Shift:
-    """Return the maximum along other axes, of hidden keys as well with ``every``; 0 if none."""
-
     def largest(_call: DeclaredCall, attention: golden.Attention, logits: Tensor) -> Tensor:
         most = unmasked_logits(attention) if every else logits
         most = most.amax(dim=axes, keepdim=True)

@@ -115,7 +115,6 @@ def place_table(reading: Reading, *, bottom_right: bool) -> PlaceTable | None:
 
 
 def _from_steps(steps: Tensor, known: Tensor, first: int, bottom_right: bool) -> PlaceTable | None:  # noqa: FBT001
-    """Return the table with the given steps between neighbours; None if it has gaps."""
     every = known.all(dim=0).nonzero().flatten().tolist()
     if not every or every[-1] - every[0] + 1 != len(every):
         return None

@@ -42,7 +42,6 @@ def read_variants(role: str, observed: Observed) -> Iterator[Variant]:
 
 
 def _variants(role: str, words: str, fix: str, change: Change) -> Iterator[Variant]:
-    """Yield a change of a role's gradient, as a whole and per query head that shares it."""
     whole = (golden.Edit(f"given_{role}_gradient", change=change),)
     yield Variant(words=words, fix=fix, edits=whole, each=True)
     if role != "query":

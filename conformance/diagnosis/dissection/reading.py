@@ -180,7 +180,6 @@ def _weights(subject: Subject, inputs: Inputs, offset: Tensor, channels: int) ->
 
 
 def _answer(subject: Subject, inputs: Inputs, value: Tensor) -> Tensor | None:
-    """Return the answer to other values, ``[B, H, Lq, Dv]`` in float64."""
     answer = answer_to(subject, inputs.with_tokens(value=value))
     if answer is None or answer.output.shape != inputs.output_shape:
         return None

@@ -338,7 +338,6 @@ def explain_weights(
 
 
 def _proposed(wrong: Sequence[Returned]) -> list[Content]:
-    """Return contents, plainest first; a multiple is read from the first wrong weights."""
     multiples: Iterator[Content] = iter(())
     first = wrong[0]
     if first.actual.shape == first.exact.shape and bool(first.actual.isfinite().all()):
@@ -374,7 +373,6 @@ def _explain(content: Content, observed: Sequence[Returned]) -> tuple[Condition,
 def _confirmed(
     content: Content, conditions: Sequence[Condition], unseen: Sequence[Returned]
 ) -> bool:
-    """Whether the content holds on unseen problems and shows in at least one."""
     seen = False
     for returned in unseen:
         met = all(condition.holds(returned.inputs) for condition in conditions)
@@ -397,7 +395,6 @@ def _given(content: Content, returned: Returned) -> Tensor | None:
 
 
 def _observe(subject: Subject, every: Iterable[Inputs]) -> Iterator[Returned]:
-    """Yield what is returned as weights, without inputs whose rows cannot be judged."""
     for one in every:
         inputs, exact = one.replace(return_weights=True), subject.golden(one)
         if not bool((~exact.empty & exact.representable_core).all()):

@@ -101,7 +101,6 @@ def _reordered(
     call: DeclaredCall,
     output: Tensor,
 ) -> Tensor:
-    """Reorder the answer; open rows without keys are NaN."""
     if open_rows:
         empty = ~call.inputs.allowed(call.semantics).any(dim=-1)
         output = output.masked_fill(call.inputs.answer_rows(empty, call.semantics), torch.nan)

@@ -391,7 +391,6 @@ class Blamer:
         )
 
     def _stage(self, trail: Trail, number: int) -> str:
-        """Return the first wrong stage inside the graph, "" if unknown."""
         step = trail.outcomes[number].step
         at = number if step.setting is not None else self._lowest(trail)
         found = trail.outcomes[at]

@@ -58,7 +58,6 @@ def _unfolded(seen: Tensor, folded: Shape, shape: Shape) -> Tensor:
 
 
 def _leaner(tensor: Tensor, shape: Shape) -> Iterator[Tensor]:
-    """Yield views of tensors with more than four axes, or without an axis of items."""
     items, heads, length, size = shape
     if tensor.dim() > len(shape):
         yield tensor.reshape(shape)
@@ -151,7 +150,6 @@ class Held:
         return False
 
     def _heads(self, place: int) -> Tensor:
-        """Return the golden's heads, including unread ones: ``[B, H, L, D]``."""
         inputs, point = self.inputs, self.subject.declaration.semantics
         sizes = inputs.geometry
         count = sizes.num_heads if place == 0 else sizes.num_kv_heads
@@ -167,7 +165,6 @@ class Held:
     def _as_many(
         self, repeated: Tensor, bound: Tensor, count: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield heads repeated for each query head, then each once."""
         yield repeated, bound
         if count != repeated.shape[1]:
             tile = self.subject.declaration.semantics.group_order == "tile"

@@ -139,7 +139,6 @@ class LineFinder:
             return set()
 
     def _recorded(self, answer: BatteryAnswer) -> OperationRecording | None:
-        """Return the recording of the call that gave an answer; None if it cannot be followed."""
         inputs = answer.inputs
         try:
             forward = self.subject.forward(inputs)
@@ -304,7 +303,6 @@ def _line_of_cut(operations: Sequence[Operation], weights: Tensor) -> SourceLine
 
 
 def _entering(operations: Sequence[Operation]) -> set[SourceLine]:
-    """Return the lines where tensors from outside the call meet others."""
     outside: set[int] = set()
     lines: set[SourceLine] = set()
     for number, one in enumerate(operations):
@@ -343,7 +341,6 @@ def _cleared(
 def _ancestors(
     operations: Sequence[Operation], ends: Iterable[int], stops: frozenset[int] | set[int]
 ) -> set[int]:
-    """Return operations and all their operands, without going beyond ``stops``."""
     found: set[int] = set()
     left = list(ends)
     while left:

@@ -203,7 +203,6 @@ class RaisingLine:
         return first, second
 
     def _meeting(self) -> Iterator[tuple[str, str]]:
-        """Yield pairs of axes that must have equal length and do not."""
         operation = self.operation
         if operation.name == "einsum":
             pairs = [(one, other) for _, one, other in self._letters()]

@@ -95,7 +95,6 @@ def mistaken_steps(
 
 
 def _of_heads(call: DeclaredCall, run: golden.Run) -> Iterator[Step]:
-    """Yield query, key and value: projected, split, normalised, rotated, shared among heads."""
     point = call.semantics
     if call.inputs.is_layer:
         yield from (Step("BQE", tokens.double()) for tokens in _tokens(call))
@@ -212,7 +211,6 @@ def _of_places(call: DeclaredCall) -> Iterator[Step]:
 
 
 def _of_table(seen: Tensor, *, part: bool = False) -> Iterator[Step]:
-    """Yield a table of kept keys, its negation, and the additive mask."""
     for table in (seen, ~seen, torch.where(seen, 0.0, -torch.inf).double()):
         yield Step("BHQK", table, ordered=True, inner=part)
 
@@ -232,7 +230,6 @@ def _of_bias(inputs: Inputs) -> Tensor | None:
 
 
 def _of_output(call: DeclaredCall, output: Tensor) -> Iterator[Step]:
-    """Yield the output of the heads, and of a layer before the last bias."""
     yield Step("BHQD", output)
     weights = call.inputs.weights
     if call.inputs.is_layer and weights is not None and weights.o is not None:
@@ -391,7 +388,6 @@ def _steepness(steps: Sequence[Step]) -> float:
 
 
 def _without_repeats(value: Tensor, letters: str) -> tuple[Tensor, str]:
-    """Return a tensor without constant axes, and the letters of the others."""
     # Numpy's calls on few numbers take a fifth of torch's time; it does not know short formats.
     short = value.is_floating_point() and value.dtype.itemsize < torch.float32.itemsize
     array = array_of(value.float() if short else value)

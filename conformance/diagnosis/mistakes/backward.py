@@ -25,8 +25,6 @@ _ADD_UP: Final = "add up over items and tokens"
 
 
 def _backward(name: str, primary: str = GOLDEN_GRADIENTS) -> Callable[..., list[NamedMistake]]:
-    """Head an entry, as ``named`` does; its ways are edits of both passes."""
-
     def entries(sentence: str, fix: str, *ways: Edits) -> list[NamedMistake]:
         return named(name, primary)(sentence, fix, *({"backward": way} for way in ways))
 
@@ -85,7 +83,6 @@ def recomputed(*edits: golden.Edit) -> list[Edits]:
 
 
 def _of_other_corner(positions: Tensor, given_query: Tensor, given_key: Tensor) -> Tensor:
-    """Count places from the first key instead of the last, or the reverse."""
     apart = given_key.shape[-2] - given_query.shape[-2]
     return positions + apart - 2 * positions[:1]
 
@@ -135,7 +132,6 @@ _SWAPPED: Final = tuple(
 
 
 def _turned(matrix: Tensor) -> Tensor:
-    """Transpose a square matrix."""
     return matrix.mT if matrix.shape[-1] == matrix.shape[-2] else matrix
 
 
@@ -152,7 +148,6 @@ _OPERANDS: Final = {
 
 
 def _matrices(of: Callable[[Tensor, Tensor], Tensor]) -> Edits:
-    """Make the gradient of each matrix from its input and the output's gradient."""
     return tuple(
         Edit(f"{role}_gradient", golden.Rewired(of, names)) for role, names in _OPERANDS.items()
     )

@@ -196,8 +196,6 @@ def _turns(point: golden.Semantics) -> bool:
 
 
 def _turned(stage: str, more: Callable[..., Tensor]) -> golden.Edit:
-    """Rotate heads of keys or values further; ``more`` gets places and inputs."""
-
     def change(heads: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
         return golden.rotate_heads(heads, more(torch.arange(heads.shape[-2]), inputs), point)
 
@@ -240,8 +238,6 @@ def _cached(sign: int) -> golden.Edit:
 
 
 def _linear(other: Callable[..., Tensor]) -> golden.Edit:
-    """Use another bias by distance: its difference to the declared one joins the call's bias."""
-
     def bias(inputs: Inputs, sizes: golden.Sizes, positions: Tensor, scale: float) -> Tensor:
         right = golden.alibi_bias(sizes.num_heads, positions, sizes.key_length)
         more = other(right, sizes, positions, scale) - right

@@ -40,8 +40,6 @@ _cache: Final = partial(named, primary="cache.golden", where=has_cache)
 
 
 def _with_keys(order: Callable[[Tensor, int], Tensor]) -> Edits:
-    """Reorder keys and values by their places and the number of cached keys."""
-
     def change(tokens: Tensor, inputs: Inputs) -> Tensor:
         index = order(torch.arange(tokens.shape[-2]), inputs.past)
         return tokens.index_select(-2, index)
@@ -77,7 +75,6 @@ def _every_cached(mask: Tensor, past: int) -> Tensor:
 
 
 def _columns_from_the_first(mask: Tensor, past: int) -> Tensor:
-    """Use the first mask columns for the new keys, none for the cached keys."""
     new = mask.shape[-1] - past
     return torch.cat([_nothing(mask, past), mask[..., :new]], dim=-1)
 
@@ -93,8 +90,6 @@ def _of_first_item(mask: Tensor, past: int) -> Tensor:
 
 
 def _new_key_left(place: int) -> golden.Edit:
-    """Show one of the new keys, besides all cached keys."""
-
     def change(admitted: Tensor, inputs: Inputs) -> Tensor:
         keys = torch.arange(admitted.shape[-1])
         return admitted & ((keys < inputs.past) | (keys == keys[inputs.past :][place]))
@@ -245,7 +240,6 @@ def _both(one: Where, two: Where) -> Where:
 
 
 def _lost_to_options() -> Iterator[NamedMistake]:
-    """Yield options that are dropped if another option is given."""
     for name, other in itertools.permutations(_OPTIONS, 2):
         if {name, other} <= _MASKS or other == "scale-argument":
             continue
@@ -273,7 +267,6 @@ _LOST_TO_CACHE: Final = {"causal": "cache.decode-equals-full", "bias": "mask.bia
 
 
 def _lost_to_cache() -> Iterator[NamedMistake]:
-    """Yield options dropped with a cache, and the cache dropped with options."""
     for name, (words, present, absent) in _OPTIONS.items():
         primary = _LOST_TO_CACHE.get(name, "cache.golden")
         yield from named(f"{name}-lost-to-cache", primary, special_of=f"{name}-ignored")(

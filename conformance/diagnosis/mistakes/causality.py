@@ -92,7 +92,6 @@ class _Sequences:
     at_end: bool
 
     def shifted(self, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the keys of the query's own sequence, with places moved by ``shift`` ``[B]``."""
         places = self.queries.place + shift[self.queries.item]
         return self.queries.item[:, None] == self.keys.item, self.keys.place - places[:, None]
 
@@ -115,7 +114,6 @@ class _Sequences:
         return torch.ones_like(ahead, dtype=torch.bool), ahead
 
     def joined(self, group_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Read sequences of one group, by their numbers, as one sequence."""
         groups = group_of(torch.arange(len(self.keys.counts)))
         queries, keys = (_joined(tokens, groups) for tokens in (self.queries, self.keys))
         return replace(self, queries=queries, keys=keys).right
@@ -144,7 +142,6 @@ class _Sequences:
         return self.between(starts, keys.ends + last * (several | (last > 0)), moved=moved)
 
     def in_tiles(self, size: int, bounds: str) -> tuple[Tensor, Tensor]:
-        """Read keys from the first of a tile on, until the last of a tile, or both."""
         starts, ends = self.keys.starts, self.keys.ends
         starts = starts if bounds == "ends" else starts // size * size
         return self.between(starts, ends if bounds == "starts" else -(-ends // size) * size)

@@ -37,7 +37,6 @@ def _hidden(logits: Tensor, admitted: Tensor) -> Tensor:
 
 
 def _with_ruled(weights: Tensor, made: Tensor, empty: Tensor, point: golden.Semantics) -> Tensor:
-    """Replace weights except in rows without keys, which keep their rule."""
     ruled = torch.zeros_like(weights) if point.empty_rows == "zeros" else weights
     return torch.where(empty.unsqueeze(-1), ruled, made)
 
@@ -67,7 +66,6 @@ def treated(
 
 
 def _cut_after_softmax(part: str) -> Edits:
-    """Cut the weights after a softmax over all keys."""
     allowed, rest = _PARTS[part]
     return (
         Edit("masked", golden.Rewired(_hidden, ("biased", rest))),
@@ -127,7 +125,6 @@ def _over(dim: int, of_mask: float, of_structure: float, *, adds: bool = False) 
 
 
 def _nan_over(dim: int, *, zeros: bool) -> Edits:
-    """Take the softmax along another axis: NaN in hidden slices, replaced by ``zeros`` last."""
     weights = Edit("weights", lambda logits: logits.softmax(dim))
     mended = Edit("output", change=lambda output: output.nan_to_num(0.0))
     return (weights, mended) if zeros else (weights,)
@@ -331,8 +328,6 @@ def _number(fill: float) -> golden.Edit:
 
 
 def _spread(fill: float, axes: tuple[int, ...]) -> golden.Edit:
-    """Spread an empty row's fill along axes of ``[B, H, Lq]``."""
-
     def change(output: Tensor, empty: Tensor) -> Tensor:
         for axis in axes:
             empty = empty.any(dim=axis, keepdim=True)

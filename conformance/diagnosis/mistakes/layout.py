@@ -48,8 +48,6 @@ def _plural(roles: Sequence[str], space: str) -> str:
 
 
 def _exchanged_axis(axis: int) -> Edits:
-    """Exchange tokens with heads or items, and exchange them back in the answer."""
-
     def change(heads: Tensor, inputs: Inputs) -> Tensor:
         require(inputs.geometry.query_length == inputs.geometry.key_length)
         return heads.transpose(axis, 2)
@@ -208,8 +206,6 @@ def _shared(rule: Callable[[Tensor, golden.Sizes], Tensor], *roles: str) -> Edit
 
 
 def _regrouped(order: Callable[[Tensor, int, int], Tensor]) -> Edits:
-    """Choose key/value heads by query head numbers, the group size and the last number."""
-
     def heads(given: Tensor, sizes: golden.Sizes) -> Tensor:
         count = sizes.num_kv_heads
         return given[:, order(torch.arange(sizes.num_heads), sizes.num_heads // count, count - 1)]
@@ -284,8 +280,6 @@ def _of_length(inputs: Inputs, count: int) -> Tensor | None:
 
 
 def _exchanged(query: str = "query", key: str = "key", value: str = "value") -> InputsChange:
-    """Use one input for another: as tokens of a layer, or as heads of a core."""
-
     def inputs_for(call: DeclaredCall) -> Inputs:
         inputs = call.inputs
         require(inputs.mode != "self")

@@ -95,8 +95,6 @@ def _batch_on_heads(table: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _first_head_only(*, headless: bool) -> Edits:
-    """Mask the first head alone; ``headless``: only if the mask is shared by all heads."""
-
     def change(table: Tensor, inputs: Inputs) -> Tensor:
         nothing = 1.0 if table.dtype == torch.bool else 0.0
         others = torch.arange(inputs.geometry.num_heads) > 0
@@ -110,7 +108,6 @@ def _first_head_only(*, headless: bool) -> Edits:
 
 
 def _of_the_group(table: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
-    """Give query heads that share a key/value head the mask of the first of them."""
     read = inputs.read_heads(point)
     return table[:, (read == read[:, None]).int().argmax(dim=-1)] if table.shape[1] > 1 else table
 
@@ -333,8 +330,6 @@ def _rewindowed(change: Callable[[int, int], tuple[int, int]]) -> golden.Edit:
 
 
 def _window_at(side: str, *, bottom_right: bool) -> golden.Edit:
-    """Place the window, or a side of it, by an alignment; causality stays as declared."""
-
     def admitted(window: tuple[int, int], ahead: Tensor, sizes: golden.Sizes) -> Tensor:
         (left, right), moved = window, places_ahead(sizes, bottom_right=bottom_right)
         first = ahead if side == "right" else moved

@@ -326,7 +326,6 @@ class NamedMistake(Mistake):
 
     @cached_property
     def _last_points(self) -> list[golden.Semantics]:
-        """The last declared point that was asked for, and the mistaken point."""
         return []
 
     def _changed(self, point: golden.Semantics) -> golden.Semantics:

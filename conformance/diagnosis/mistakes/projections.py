@@ -44,7 +44,6 @@ def other_weight(
 
 
 def _from(**sources: str) -> list[Edits]:
-    """Use the matrices of other projections, with their biases or without."""
     matrices = [
         Edit(role, change=partial(other_weight, source=source)) for role, source in sources.items()
     ]
@@ -77,7 +76,6 @@ def _twice(role: str, *, bias_too: bool) -> Edits:
 
 
 def _missing(*roles: str, bias_too: bool = True) -> Edits:
-    """Replace projections by the identity."""
     matrices = changed(lambda matrix: torch.eye(len(_square(matrix)), dtype=matrix.dtype), *roles)
     return (*matrices, *_without_biases(*roles)) if bias_too else matrices
 

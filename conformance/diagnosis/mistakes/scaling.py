@@ -249,7 +249,6 @@ def _over_all_heads(tokens: Tensor, point: golden.Semantics) -> Tensor:
 
 
 def _normalised(roles: str, rule: Callable[[Tensor, golden.Semantics], Tensor]) -> Edits:
-    """Make normalised queries or keys by another rule."""
     return tuple(
         Edit(f"normalised_{role}", golden.Rewired(rule, (f"given_{role}", "point")))
         for role in roles.split()
@@ -277,8 +276,6 @@ def leaning(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tens
 
 
 def _rearranged(order: Callable[..., tuple[Any, ...]]) -> dict[str, Any]:
-    """Call the function with its indices in another order."""
-
     def change(point: golden.Semantics) -> golden.Semantics:
         called = point.score_mod
         if called is None:

@@ -127,8 +127,6 @@ def _sum(exponentials: Tensor, *, guarded: bool) -> Tensor:
 
 
 def _less_at_last(largest: Largest, *, guarded: bool) -> golden.Edit:
-    """Divide after the weighted sum, where tiny exponentials lose other digits."""
-
     def output(
         output: Tensor,
         logits: Tensor,
@@ -177,8 +175,6 @@ def _not_rescaled(block: int, *, sums_too: bool) -> golden.Edit:
 
 
 def _joint(*axes: int) -> Edits:
-    """Take one softmax over several axes, ignoring sinks and rows without keys."""
-
     def total(exponentials: Tensor) -> Tensor:
         sums = exponentials.sum(dim=axes, keepdim=True)
         return torch.where(sums == 0.0, 1.0, sums)
@@ -330,8 +326,6 @@ def _share(weights: Tensor) -> Tensor:
 
 
 def _valued(value_of: Callable[[Tensor], Tensor]) -> golden.Edit:
-    """Give the sink's weight to a value ``[B, H, 1, Dv]`` made of the others."""
-
     def output(output: Tensor, weights: Tensor, shared_value: Tensor) -> Tensor:
         return output + _share(weights) * value_of(shared_value)
 

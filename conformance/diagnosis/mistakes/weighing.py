@@ -96,8 +96,6 @@ _PLAINLY: Final = (Edit("weights", _plain_weights), Edit("empty", change=_faint_
 
 
 def _of_other_sums(each_of: Callable[[Tensor], Tensor]) -> golden.Edit:
-    """Divide column j of square weights by the sum of query j."""
-
     def weights(logits: Tensor) -> Tensor:
         require(logits.shape[-1] == logits.shape[-2])
         each = each_of(logits)
@@ -107,8 +105,6 @@ def _of_other_sums(each_of: Callable[[Tensor], Tensor]) -> golden.Edit:
 
 
 def _exchanged_halves(*, longer_first: bool) -> golden.Edit:
-    """Give each half of the keys its own softmax, times the share of the opposite half."""
-
     def weights(logits: Tensor, allowed: Tensor) -> Tensor:
         count = logits.shape[-1]
         size = (count + longer_first) // 2
