@@ -277,7 +277,7 @@ class Rows:
     made: Tensor
     spared: Tensor
     unexplained: Tensor
-    # Right rows of a call in which the mistake cannot be made: the transpose of what is not square.
+    # Right rows of a call where the mistake is impossible, such as a non-square transpose.
     unable: Tensor | None = None
 
 
@@ -287,7 +287,7 @@ class RowComparison:
     def __init__(self, subject: Subject, acted: ActedAnswers) -> None:
         self.subject = subject
         self.acted = acted
-        # Mistakes are kept along with what is remembered of them: their numbers stay theirs.
+        # Mistakes are kept with their results, so that no identity is reused.
         self._agreeing: dict[tuple[int, BatteryAnswer], tuple[NamedMistake, Rows | None]] = {}
         self._judged: dict[BatteryAnswer, tuple[Tensor, Tensor]] = {}
 

@@ -35,9 +35,9 @@ _AXIS_NAMES: Final = {
     "query": ("query", "queries"),
     "channel": ("channel", "channels"),
 }
-# A larger multiple of the bound says nothing more to a person.
+# Larger multiples of the bound are reported as "more than a million".
 MOST_BOUNDS: Final = 1e6
-# The fewest wrong answers, and right ones that differ in one condition, to blame the condition.
+# The fewest wrong answers, and right answers without a condition, to blame the condition.
 FEWEST_WRONG: Final = 3
 FEWEST_RIGHT: Final = 3
 # The exponential of a larger logit overflows float16.

@@ -51,12 +51,12 @@ from .observed_gradients import (
 from .statement_search import Explanation
 
 MOST_REPORTED: Final = 6
-# How often statements are made, each time of more problems.
+# Rounds of statements, each from more problems.
 MOST_TIMES: Final = 2
 PRECISE: Final = ("float32", "float64")
 # The formats that gradients may be rounded to.
 FORMATS: Final = (torch.bfloat16, torch.float16)
-# The clauses whose problems need not have an option without which gradients may be right.
+# Clauses whose problems may lack the option that makes gradients wrong.
 WHOLE: Final = ("gradients.golden", "gradients.options")
 # The clause whose gradients are of two calls.
 TWO_CALLS: Final = "gradients.accumulate"

@@ -44,15 +44,15 @@ _SHAPES: Final = (_APART, _ALIKE, _MORE_QUERIES)
 _LONG: Final = (1, 2, 2, 3, 150, 72, 5, 8, 9, 7, 40)
 # Logits of the only kept key that show fills of -1 .. -1e7; not near a multiple of a common fill.
 _TARGETS: Final = (6e1, 7e2, 2.3e4, 2.3e5, 3.7e6, 4.1e7)
-# Low ones, and two thirds of them, between fills of -3e4, -5e4, and -6e4 or -65504.
+# Low targets that, with two thirds of them, separate fills of -3e4, -5e4, and -6e4 or -65504.
 _LOW_TARGETS: Final = (5.95e4,)
-# The lowest logit is two thirds of them: between fills of -3e4, -5e4, -6e4 or -65504, and -1e5.
+# The lowest logit is two thirds of a target, to separate fills of -3e4, -5e4, -6e4 or -65504, -1e5.
 _TARGETS_OF_THE_TRIANGLE: Final = (*_TARGETS, 6e4, 8.3e4, 1.2e5)
 _NEAR_TARGET: Final = 1.5
 _SCALES: Final = (0.3, 1.7, 0.0, -0.4)
 _SOFTCAP: Final = 1.5
 _PAST: Final = 3
-# Cached keys of a layer that attends to itself: as many at most.
+# The most cached keys of a layer with self-attention.
 _CACHED_IN_SELF: Final = 3
 _WINDOWS: Final = ((1, 2), (2, -1), (-1, 1), (1, 0))
 # A battery is long from this number of problems on, not counting the first.
@@ -237,8 +237,8 @@ def answer_from(
 def battery(subject: Subject) -> Iterator[Inputs]:
     """Yield the possible problems of a candidate, plain problems first.
 
-    Rows without keys are left out where nothing is promised about them: any answer is right, and a
-    layer that mixes tokens spreads it everywhere.
+    Rows without keys are left out if nothing is promised about them: no answer is a mistake there,
+    and a layer that mixes tokens spreads the answer everywhere.
     """
     return (inputs for inputs, _ in _promised(subject))
 

@@ -38,12 +38,12 @@ _FIX_OF_RACES: Final = (
     "give each thread an accumulator and rows of its own, or have threads wait for each other"
 )
 UNORDERED: Final = "streams-not-ordered"
-# How often a call must be right when its device is waited for, before its streams are blamed.
+# Right answers with waits for the device before its streams are blamed.
 _TIMES: Final = 4
 # How often a failing call is repeated; on a CPU, where races are rare, the first failures suffice.
 _MADE_AGAIN: Final = 16
 _AT_FIRST: Final = 3
-# How often a call is made where a race is looked for.
+# Equal calls in the search for a race.
 _RACES: Final = 32
 
 

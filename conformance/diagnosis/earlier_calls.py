@@ -279,8 +279,8 @@ def _earlier_calls(subject: Subject, problem: Problem) -> Iterator[tuple[str, Pr
 def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
     """Return the entry of an answer that is wrong only after earlier calls; None for other answers.
 
-    A fresh copy answers rightly, and wrongly after an earlier call, with other values as well.
-    Without such a call, the entry says that unknown earlier calls decide.
+    A fresh copy answers rightly, and wrongly after an earlier call, with other values as well. If
+    no specific call is found, the entry blames earlier calls in general.
     """
     if not _always_right_anew(subject, subject.inputs(problem)):
         return None

@@ -80,8 +80,8 @@ class Family:
 
     ``words`` hold ``{}`` for the number; ``grid`` holds the numbers to try first, per head or for
     all heads. ``linear`` families have answers linear in the number. ``right`` gives the number
-    that changes nothing, near which precision is measured elsewhere. ``limited`` gives the numbers
-    of a result that count from a limit on: the limit lies between two of them.
+    without effect, near which precision is measured elsewhere. ``limited`` gives the numbers of a
+    result that count from a limit on: the limit lies between two of them.
     """
 
     words: str

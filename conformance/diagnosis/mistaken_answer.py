@@ -82,7 +82,7 @@ class MistakenAnswer:
         largest, before = map(_largest_finite, (self.output, exact.output))
         grown = max(1.0, largest / before) if before > 0.0 else 1.0
         room = model.ACTED_ROOM * min(grown, model.MOST_GROWN) ** 2
-        # Where the right answer is next to nothing, so is its bound: numbers are rounded anyway.
+        # A tiny right answer has a tiny bound, but the acted answer is rounded at its own size.
         rounded = max(model.ACTED_ROOM, self._logit_size) * largest
         rounded *= torch.finfo(self.inputs.query.dtype).eps
         if grown > model.MOST_GROWN:  # exponentials that no sum divides: a logit's error is theirs
@@ -180,7 +180,7 @@ class MistakenAnswer:
         rows = self._of_answer(empty if declaration.empty_rows == "any" else emptied)
         if not bool(emptied.any()):
             return rows if bool(rows.any()) else None
-        # Of one key the mean of all values is the right answer, whatever a row without keys gets.
+        # With a single key the mean of all values is the right answer, so empty rows tell nothing.
         spared = right() if self.given.geometry.key_length > 1 else None
         emptied = self._of_answer(emptied)
         return rows if spared is None or spared.shape != rows.shape else rows & ~(emptied & spared)
@@ -207,7 +207,7 @@ class ActedAnswers:
         self._oracle = oracle
         self._declared = declared
         self._common = common
-        # Mistakes and inputs are kept along with the answers: their numbers stay theirs.
+        # Mistakes and inputs are kept with the answers, so that no identity is reused.
         self._answers: dict[tuple[int, int], Acted] = {}
         self._counts: Counter[int] = Counter()
 
@@ -265,7 +265,7 @@ class _QuickOracle(Oracle):
 
 
 class CommonAnswers:
-    """Problems and answers that follow from a declaration, for all its candidates.
+    """Problems and answers that follow from a declaration, for all candidates with it.
 
     A diagnosis chooses problems by the declaration, so tensors, golden answers, bounds and the
     answers of catalogue mistakes are the same for the next candidate.
@@ -276,7 +276,7 @@ class CommonAnswers:
     def __init__(self, subject: Subject) -> None:
         self.place = subject.declaration, subject.dtype, subject.device
         self.oracle = _QuickOracle(subject.declaration, subject.dtype)
-        # What a candidate computes has no part in it, and is not kept alive.
+        # The candidate's own function plays no part, and must not be kept alive.
         like = dataclasses.replace(subject.candidate, function=like_nobody, eager=None, graph=None)
         other = subject.like(like)
         self.inputs = lru_cache(maxsize=MOST_PROBLEMS)(other.inputs.__wrapped__)

@@ -74,7 +74,7 @@ _MANY: Final = 6
 # Sizes that may have a threshold, and the size that most problems have.
 _LONG: Final = ("key_length", "query_length", "head_size", "batch", "num_heads")
 _FEW: Final = 16
-# A failing problem with more scores has no neighbours of its own size: each would cost as much.
+# Larger failing problems have no neighbours of their own size, which would cost as much.
 MOST_SCORES: Final = 20_000
 _PAST: Final = 2
 # Unseen sizes for each field of a condition, and candidates tried for them.
@@ -95,7 +95,7 @@ _KEYWORDS: Final = (
 
 
 def neighbours(subject: Subject, problem: Problem, reach: Sequence[str] = REACH) -> list[Problem]:
-    """Return a problem, a larger one, and each of the two with one feature changed.
+    """Return a problem, a larger one, and variants of both with a single feature changed.
 
     ``reach`` selects them: ``"own"``: its own sizes; ``"enlarged"``: larger sizes and other
     options; ``"resized"``: each of the larger sizes changed; ``"grown"``: the larger ones of its

@@ -31,10 +31,10 @@ from .neighbours import OWN, at_unseen_sizes, neighbours
 
 # The number of hand-picked sizes, with which every clause begins.
 SIZES: Final = 8
-# Sizes behind those and problems of the battery with other values, to confirm statements on.
+# Further sizes, and battery problems with other values, to confirm statements.
 MORE_SIZES: Final = 6
 AGAIN: Final = 6
-# Problems past the edges of tiles: the first have nothing but their sizes.
+# Problems past the edges of tiles; the first have no options.
 TILES: Final = 2
 OTHER_VALUES: Final = 7919
 # Lengths between the usual sizes of tiles.

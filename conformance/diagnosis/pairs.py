@@ -2,7 +2,7 @@
 
 Most answers show both. Several kinds of calls show only one: with a single head, item, query or
 key, without dot products, with values of unit length, or of a layer with identity projections. A
-mistake that explains such a call is soon completed to a pair.
+mistake that explains a call of these kinds is soon completed to a pair.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class PairSearch:
         yield self._of_one_and_several(search, search.pairs())
 
     def besides_nan(self, search: MistakeSearch) -> list[Explanation]:
-        """Return what explains all answers except those with NaN where numbers are promised.
+        """Return the explanation of all answers without NaN in place of promised numbers.
 
         Another mistake makes the NaN, as torch's attention does for causality with a scale of zero.
         Such answers take no part in the search, and the NaN gets no name.

@@ -25,7 +25,7 @@ from .dissection.layer_weights import MOST_KEYS_OF_LAYERS, read_layer
 from .dissection.reading import ROOM, Reading, read, readable
 from .mistakes import IMPOSSIBLE
 
-# Queries and keys that a picture shows; of more it is a window around the worst weight.
+# The most queries and keys of a picture: a window around the worst weight.
 MOST_SHOWN: Final = 16
 # The most failing problems of a diagnosis on which a picture is tried.
 MOST_TRIES: Final = 4
@@ -69,8 +69,8 @@ class Illustrator:
 def picture(subject: Subject, inputs: Inputs) -> PictureEntry | None:
     """Return the picture of the item and head with the largest weight error, or None.
 
-    None if no weight is wrong or weights cannot be read: values that are also keys, an answer that
-    is not linear in its values, an undeclared projection of values.
+    None if no weight is wrong or weights cannot be read: values also used as keys, a nonlinear
+    answer, an undeclared projection of values.
     """
     try:
         reading = _reading(subject, inputs)

@@ -49,7 +49,7 @@ from .precision_losses import (
 Observed = Sequence[tuple[Inputs, Tensor]]
 # Answers, spread over the battery, on which every loss of precision is tried.
 FEW: Final = 12
-# Edge problems that the candidate answers from each space: one of each recipe.
+# Edge problems asked from each space: one per recipe.
 PROBED: Final = 2
 # Wrong answers that every loss of precision is tried on first, and the part of their errors that
 # it must explain: of all together, finally of each.
@@ -90,7 +90,7 @@ COARSER: Final = {  # from the coarsest on: it holds the fewest numbers
     "float16": ("float8_e5m2", "float8_e4m3fn", "bfloat16"),
     "bfloat16": ("float8_e5m2", "float8_e4m3fn"),
 }
-# Bits that must be missing at the end of all wrong answers to say so.
+# The fewest missing bits, in all wrong answers, that are reported.
 FEWEST_LOST: Final = 3
 EVERYWHERE: Final = torch.tensor([0.0, 0.5], dtype=torch.float64)  # mantissas of 0 and 2^n
 # Dtypes that TensorFloat-32 cuts.

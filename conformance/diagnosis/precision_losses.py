@@ -150,7 +150,7 @@ def _torch_softmax(logits: Tensor, sinks: Tensor | None, working: torch.dtype) -
     return torch.softmax(logits.to(working), dim=-1)[..., :count].nan_to_num(nan=0.0)
 
 
-# After how many terms an accumulator is rounded: one, as many as an instruction adds, or a block.
+# Terms between roundings of an accumulator: one, those of an instruction, or a block.
 AT_ONCE: Final = (1, 4, 8, 16, 32, 64)
 KEPT: Final = "round nothing on the way to fewer digits than the inputs have"
 SPOKEN: Final = {"tf32": "TensorFloat-32"}

@@ -38,7 +38,7 @@ from .rank_parts import IS_WRONG, RAISES, Parts, RankMistake
 # Query heads and key/value heads of the battery, which up to four ranks divide evenly; widths.
 _HEADS: Final = (24, 12)
 _WIDTHS: Final = (6, 4, 11, 13, 9, 10)
-# Queries are so many times as large where a mask that is added, not filled in, is to show.
+# The factor of queries that exposes an added mask, in place of a filled one.
 _LARGE: Final = 3e3
 
 
@@ -117,7 +117,7 @@ def acted_out(mistake: RankMistake, parts: Parts, rank: int) -> MistakenAnswer:
 
 
 class RankDiagnostician(Diagnostician):
-    """Explains the failures of one candidate on several ranks, in one dtype."""
+    """Explains the failures of a candidate on several ranks, in one dtype."""
 
     def explain(
         self, clause: Clause | None = None, problem: Problem | None = None

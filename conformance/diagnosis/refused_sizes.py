@@ -1,7 +1,7 @@
 """Finds the sizes at which a call raises, and the raising operation.
 
-A condition is reported only if it separates all calls, including calls that were not used to find
-it. Sizes are proposed for a declaration only if the answers at them are right.
+A condition is reported only if it separates all calls, including unseen ones. Sizes are proposed
+for a declaration only if the answers at them are right.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from .neighbours import at_sizes
 Asks = Callable[[Problem], tuple[str, str] | None]
 RAISES, RIGHT, WRONG = "raises", "right", "wrong"
 
-# What torch says of a view of memory in another order.
+# Part of torch's message about an impossible view of memory.
 _NO_VIEW: Final = "view size is not compatible"
 _OF_GRADIENTS: Final = "while computing the gradients"
 # Sizes to ask for a single field, and sizes that two fields share.
@@ -66,7 +66,7 @@ _APART: Final = {
     "value_size": 47,
     "output_size": 53,
 }
-# Small sizes, in the range in which conditions are looked for and confirmed; ones meet the rest.
+# Small sizes, within the range of conditions; combined with sizes of one.
 _MIDDLE: Final = {
     "batch": 2,
     "num_heads": 6,
@@ -78,7 +78,7 @@ _MIDDLE: Final = {
 }
 _SMALL: Final = (1, 1, 2, 3, 4, 5, 6)
 _DRAWN: Final = 24
-# A declaration is proposed only where calls of so many sizes were answered rightly.
+# Sizes that must be answered rightly before a declaration is proposed.
 _JUDGED: Final = 3
 _MOST_JUDGED: Final = 12
 
@@ -158,7 +158,7 @@ class RefusedCall:
 
 
 class RefusedSizes:
-    """Reports the sizes at which a call raises, once for each raising line.
+    """Reports the sizes at which a call raises, once per raising line.
 
     A number that does not fit into a dtype has an entry of its own.
     """

@@ -72,7 +72,7 @@ def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
         return None
     found = averaged[1]
     entry = _scale(found.scale_error, found.scale_error, where="")
-    # Another mistake may lean the same way: the number explains this part of the squared errors.
+    # Another mistake may have a similar effect: the scale explains only a part of the errors.
     return {**entry, "confidence": _part(found)}
 
 

@@ -143,7 +143,7 @@ class MistakeSearch:
     def _plainest_narrowed(self, likely: Iterable[NamedMistake], most: int) -> list[Narrowed]:
         narrowed: dict[str, Narrowed] = {}
         for mistake in islice(likely, MOST_NARROWED):
-            # Another way to make the same mistake says nothing more.
+            # A further way to make a known mistake adds nothing.
             learnt = None if mistake.name in narrowed else self._narrowing.narrowed(mistake, most)
             if learnt is not None:
                 narrowed[mistake.name] = learnt
@@ -151,7 +151,7 @@ class MistakeSearch:
         fewest = min(map(_plainness, narrowed.values()), default=None)
         chosen = [one for one in narrowed.values() if _plainness(one) == fewest]
         if len(chosen) == 1 and any(one.name == "one query" for one in chosen[0].literals):
-            # A number of the only size there is may be any constant: the first is the plainest.
+            # At a single size, a size and a constant are alike: the first is the plainest.
             alike = (one for one in narrowed.values() if one.literals == chosen[0].literals)
             chosen = [next(alike)]
         return chosen
@@ -354,7 +354,7 @@ class MistakeSearch:
         acted = other = None
         with suppress(NotExpressible):
             acted, other = (self._acted(each, answer.inputs) for each in (made, rest))
-        # One of two is made alone.
+        # Only one of the two can be made.
         if acted is None or other is None or acted.output.shape != answer.output.shape:
             if not self._explains(left, index) or all(self._explains(one, index) for one in rest):
                 return False
@@ -393,7 +393,7 @@ class MistakeSearch:
             acted = self._acted(made, answer.inputs)
             if acted.output.shape == answer.output.shape:
                 return answer.agrees(acted)
-        # Where one of two cannot be made, the other may be made alone, or none.
+        # If one of two cannot be made, the candidate may make the other alone, or none.
         right = bool(self.right >> index & 1)
         if len(made) > 1:
             self._in_part.add(tuple(map(id, made)))

@@ -504,7 +504,7 @@ def _expanded(change: Callable[..., Tensor]) -> golden.Rewired:
     return golden.Rewired(changed, ("", "scores_shape", *_reads_besides(change)))
 
 
-# Axes that numbers of an additive mask are averaged along: what is hidden anywhere stays hidden.
+# Axes along which an additive mask is averaged; keys hidden anywhere stay hidden.
 _MEANS: Final = {f"averaged over the {n}": axis for n, axis in (("queries", -2), ("heads", -3))}
 
 

@@ -38,14 +38,13 @@ from .fitted_numbers import fills, numbers_making
 from .mistaken_answer import Combination
 from .mistakes import NamedMistake
 
-# Numbers of keys that tell tiles apart: an answer of each range is read.
+# Ranges of numbers of keys, to tell tiles apart: an answer of each range is read.
 RANGES: Final = (8, 16, 32, 64, 160)
-# Tokens and channels of a head from which on few statements fit the same layer.
+# With fewer tokens or channels of a head, many statements fit a layer.
 ENOUGH: Final = 4
 # Keys of a layer whose weights are read.
 FEW_KEYS: Final = 12
-# One query and one head, whose only kept key is lowered to a logit of minus this at the most, until
-# a part of the answer is of hidden keys.
+# One query and one head, whose only kept key is lowered until hidden keys take part in the answer.
 _ONE_QUERY: Final = (1, 1, 1, 1, 7, 6, 4, 6, 6, 4, 4)
 # Sizes at which a bias by place is read.
 _MANY_PLACES: Final = (1, 8, 8, MOST_KEYS, MOST_KEYS, 6, 32, 6, 6, 4, 4)
@@ -56,10 +55,10 @@ _HIGHEST_TURN: Final = 2.0**17
 
 
 class StatementReader:
-    """Reads from wrong answers what a candidate may compute instead, each answer once.
+    """Reads what a candidate may compute instead from wrong answers, each once.
 
-    Mistakes that are ``known`` are acted out first. Each statement is a proposal for the read
-    answer, to be checked on others.
+    Mistakes that are ``known`` are acted out first. Statements are proposals for the read answer,
+    to be checked on others.
     """
 
     def __init__(self, subject: Subject, known: Combination = ()) -> None:

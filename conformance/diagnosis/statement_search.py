@@ -47,14 +47,14 @@ from .statement_reader import StatementReader
 MOST_REPORTED: Final = 6
 # Rounds of proposals: a round learns from the answers that contradicted the round before.
 MOST_ROUNDS: Final = 3
-# Proposals of a round that are tried on problems that nothing was learnt from.
+# Proposals of a round that are tried on fresh problems.
 MOST_PROPOSED: Final = 6
 # Answers that are read before conditions are learnt: they suffice for 99 of 100 mutants of
 # ``benchmarks/naming.py``.
 SOON: Final = 4
 # Added to the seed of a problem, once for each round, for values that no search has looked at.
 OTHER_VALUES: Final = 7919
-# How often values are drawn that a mistake may change the answer to.
+# Draws of values whose answer a mistake may change.
 MOST_SEEDS: Final = 4
 # Halvings of the range within which a scale decides: to a part in a hundred.
 HALVINGS: Final = 7

@@ -26,7 +26,7 @@ _SIDES: Final = {
     "keys": ("turned_key", "normalised_key", "key_angles"),
 }
 _BOTH: Final[tuple[tuple[str, ...], ...]] = (("queries", "keys"), ("queries",), ("keys",))
-# The channels of a pair behind a rotation, from these and the sine and cosine of their angle.
+# The rotated channels of a pair, from the channels and the cosine and sine of their angle.
 Form = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 _SHORT: Final = {name: to_format(name) for name in ("bfloat16", "float16")}
 

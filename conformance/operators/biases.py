@@ -32,7 +32,7 @@ def _of_groups(sizes: golden.Sizes) -> Tensor:
     return golden.alibi_slopes(sizes.num_kv_heads).repeat_interleave(group)
 
 
-# Slopes of the heads ``[H]``; those of other heads, and multiples, are moves and numbers.
+# Wrong slopes of heads ``[H]``; slopes of other heads are moves, multiples are numbers.
 _SLOPES: Final[tuple[tuple[str, Callable[[golden.Sizes], Tensor]], ...]] = (
     ("counted from 2 ** 0", lambda s: _two_sequences(s.num_heads, 0, 1)),
     ("counted from 2 ** 0 in both sequences", lambda s: _two_sequences(s.num_heads, 0, 0)),

@@ -1,4 +1,4 @@
-"""Functions of each number of a result, or of a row of them."""
+"""Functions of single numbers of a result, or of rows of numbers."""
 
 from __future__ import annotations
 

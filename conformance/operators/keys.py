@@ -16,7 +16,7 @@ from .operator import Operator
 # A table ``[Lq, Lk]``, or one for each head, from how far keys lie ahead of queries, the sizes and
 # the number of cached keys.
 Kind = Callable[[Tensor, golden.Sizes, int], Tensor]
-# Indices and distances that may decide, and steps between keys.
+# Thresholds of indices and distances, and steps between keys.
 _INDICES: Final = range(2, 160)
 _DISTANCES: Final = range(1, 64)
 _STEPS: Final = range(3, 34)

@@ -126,7 +126,7 @@ def _in_turn(
     right = (old - new).exp()
     other = torch.where(at(torch.arange(count), count), factor(old, new), right)
     tile = torch.arange(keys) // size
-    # As they are exponentials overflow where the working dtype does.
+    # Exponentials of plain logits overflow in the working dtype.
     plain = logits.to(inputs.query.dtype).exp().double()
     powers = (logits - new[..., tile]).exp() if relative else plain
 

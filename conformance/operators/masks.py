@@ -26,7 +26,7 @@ _OTHERS: Final = {
 }
 _PAST_THE_END: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("its last number", lambda memory: memory[-1:]),
-    # Zero is what an additive mask keeps keys with.
+    # Zero keeps keys in an additive mask.
     ("what keeps keys", lambda memory: memory.new_full((1,), memory.dtype == torch.bool)),
     ("what hides keys", lambda memory: memory.new_full((1,), _hiding(memory))),
 )

@@ -86,7 +86,7 @@ _ORDERS_OF_TILES: Final[tuple[tuple[str, Order], ...]] = (
     ("of which the first comes last", lambda count: torch.arange(count).roll(-1)),
     ("exchanged in pairs", _partner(lambda own: own ^ 1)),
 )
-# In words of which the place is named by ``{}``; the plainest first.
+# Orders with their words, the plainest first; ``{}`` is the name of a place.
 _ORDERS: Final[tuple[tuple[str, Order], ...]] = (
     ("those of the first {}", lambda count: torch.zeros(count, dtype=torch.int64)),
     ("those of the last {}", lambda count: torch.full((count,), count - 1)),

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-# What one place along an axis of a stage is called, by the letter of the axis.
+# Names of a place along an axis, by the letter of the axis.
 PLACES: Final = {
     "B": "batch item",
     "H": "head",
@@ -58,7 +58,7 @@ AlongAxis = Callable[[Tensor, int], Tensor]
 def axes_of(
     axes: str, *, pairs: bool = False
 ) -> Iterator[tuple[str, Callable[[AlongAxis], Callable[[Tensor], Tensor]]]]:
-    """Yield each axis' name, with a function that binds a change to the axis.
+    """Yield the name of each axis, with a function that binds a change to the axis.
 
     With ``pairs``, batch items and heads also count as one axis, as kernels count blocks.
     """

@@ -12,9 +12,9 @@ from torch import Tensor
 from .moves import TILES, TOKENS
 from .operator import AlongAxis, Operator, axes_of, in_words
 
-# How many places at an end a loop may miss.
+# Numbers of places that a loop may miss at an end.
 _FEW: Final = (1, 2, 3)
-# How far tiles that overlap may lie apart, besides the sizes of tiles.
+# Further steps between overlapping tiles.
 _STEPS: Final = [step for step in range(3, 32) if step not in TILES]
 Part = Callable[[Tensor, int], Tensor]
 

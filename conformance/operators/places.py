@@ -18,7 +18,7 @@ from .operator import Operator
 Sides = tuple[int, int]
 # How far the first query stands from the first key, by the sizes and the number of cached keys.
 Shift = Callable[[golden.Sizes, int], int]
-# Numbers of keys that an end may be off by, and that a shift may be limited to.
+# Wrong ends by numbers of keys, and limits of shifts.
 _FEW: Final = (1, 2, 3)
 _LIMITS: Final = range(1, 33)
 
@@ -139,7 +139,7 @@ def _inverted(counted: tuple[bool, bool]) -> tuple[bool, bool]:
     return not counted[0], counted[1]
 
 
-# Of whether causality counts, and whether the mask does.
+# Operators on the two flags: causality counts, and the mask counts.
 FLAGS: Final = (Operator("inverted", _inverted),)
 
 
@@ -223,13 +223,13 @@ _NUMBERS: Final[tuple[tuple[str, Callable[[int, int], int]], ...]] = (
     ("as many keys more as are cached", lambda side, past: side + past),
     *((_by_number(number), partial(_moved, number=number)) for number in (-3, -2, -1, 1, 2, 3)),
 )
-# An end of a window, or both: in words, and whether before and after the query.
+# The ends of a window: words, verb, and flags for before and after the query.
 _SIDES: Final = (
     ("before the query", "begins", (True, False)),
     ("after the query", "ends", (False, True)),
     ("on both sides", "begins and ends", (True, True)),
 )
-# Sides of which -1 is taken for a number of keys, and whether in causal calls after the query, too.
+# Sides whose -1 is taken as a number of keys, and whether after the query in causal calls, too.
 _LITERAL: Final = (
     ("as a number of keys", (True, True), True),
     ("before the query as a number of keys", (True, False), True),

@@ -29,7 +29,7 @@ from .backward_variants import RIGHT, Variant, all_variants, places
 from .read_gradients import ROLES, TOKENS, clamped, clamped_upstream, read_variants
 from .reading import Number, numbers
 
-# Forms of one gradient that are combined with other gradients' forms; statements that are tried.
+# The most forms of a gradient to combine with other gradients' forms, and statements to try.
 MOST_FORMS: Final = 8
 MOST_STATEMENTS: Final = 12
 # Problems after which a variant that leaves much of the errors is given up.
@@ -244,7 +244,7 @@ def _multiples(variant: Variant, role: str, wrong: Sequence[BackwardReading]) ->
             errors.add(reading.actual(role), reading.exact(role).value, given)
         return errors.explained
 
-    # Closed forms are read where the values are largest beside their bounds.
+    # Closed forms are read at the problem with the largest values.
     first = max(fitted, key=lambda each: float(each[1].square().sum()))
     yield from filter(fits, _closed_forms(first[0], first[2], role))
 

@@ -36,7 +36,7 @@ from .reading import Reading, in_digits, statement
 
 # Below this magnitude of logits no exponential vanishes or overflows in any format.
 _LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
-# A row must be too small by so many roundings before a number is read from it.
+# A row must be too small by this many roundings before a number is read.
 _CLEARLY: Final = 32.0
 _FEWEST_ITEMS: Final = 2  # of a batch, to show independence of the inputs
 _LARGEST_ADDED: Final = 0.5  # of the numbers that are looked for

@@ -2,9 +2,9 @@
 
 The answer of a layer is linear in its values, and these are linear in the matrix of their
 projection, which queries and keys do not depend on. Answers for several such matrices are equations
-for the weights, given the path of the values. A layer with matrices of its own is asked with other
-value tokens, if these are a separate input. Otherwise each answer is read alone: it has enough
-channels for the weights of few tokens.
+for the weights, given the path of the values. A layer with fixed matrices is asked with different
+value tokens, if value tokens are a separate input. Otherwise each answer is read alone: it has
+enough channels for the weights of few tokens.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ ROLES: Final = (*TOKENS, "bias")
 _NO_LIMIT: Final = "return the gradients as they are: whoever trains clips them"
 # Problems in which a length must recur to count as a limit of gradients.
 _TWICE: Final = 2
-# The part of a number that is rounded away where it is said with few digits.
+# The relative precision of numbers in words.
 _SAME: Final = model.SAME_READ
 
 # Pairs of a wrong and the exact gradient.

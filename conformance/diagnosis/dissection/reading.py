@@ -1,4 +1,4 @@
-"""Reads the weights that a candidate gives to its values, by unit values.
+"""Reads the weights of a candidate by unit values.
 
 Attention is linear in its values. The answer to values that are one at a single key and zero
 elsewhere is the weight of this key, for each query, head and batch item. If channels do not mix,
@@ -33,7 +33,7 @@ from ..mistakes import IMPOSSIBLE, DeclaredCall, NamedMistake, NotExpressible
 
 # The most keys of a reading: each key may cost a call.
 MOST_KEYS: Final = 160
-# Errors of the declared precision that a number read may be off by.
+# The tolerance of a number read, in errors of the declared precision.
 ROOM: Final = 4.0
 
 

@@ -37,7 +37,7 @@ _FIX: Final = "return what the softmax gives, [B, H, Lq, Lk]: what the values ar
 _HEADS: Final = 1
 # The clause that judges the gradient of returned weights.
 OF_WEIGHTS: Final = "gradients.weights"
-# The kind of violation of a tensor that has another shape than it should.
+# The kind of violation of a tensor with a wrong shape.
 SHAPE: Final = "shape"
 Change = Callable[[Tensor], Tensor]
 Values = Callable[["Returned"], Tensor]

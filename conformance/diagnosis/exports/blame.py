@@ -262,7 +262,7 @@ def without_influence(
 
 
 def without_refusal(outcomes: Sequence[StepResult]) -> dict[str, Any] | None:
-    """Return the first step that answers a call which must be refused; None if all refuse."""
+    """Return the first step that answers an invalid call; None if all refuse."""
     answers = [outcome.output is not None for outcome in outcomes]
     if True not in answers:
         return None
@@ -284,7 +284,7 @@ RELATIVE: Final = (MATCHES, "export.optimisation-levels", "export.providers")
 INFLUENCE: Final = "export.inputs-matter"
 # Violations that cost a process or all of its time: blamed once.
 _LOST: Final = ("crashed", "hung")
-# Of the calls that an example makes, the first are looked at.
+# The calls of an example that are examined: the first ones.
 _MOST_CALLS: Final = 4
 
 Alive = Callable[[], None]

@@ -147,7 +147,7 @@ class LineFinder:
             recorder.give(tensors_of((positional, keywords)))
 
             def recorded(*own: Any, **named: Any) -> Any:
-                # Inside of what is guarded, where no mode may be left behind.
+                # Inside the guarded call, so that no mode is left behind.
                 with _uncompiled(), recorder:
                     return forward(*own, **named)
 

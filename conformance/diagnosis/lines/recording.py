@@ -95,7 +95,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.recording = OperationRecording()
         self._numbers = 0
-        # Tensors are kept, so that neither an identity nor a place in memory is used again.
+        # Tensors are kept alive, so that no identity or memory is reused.
         self._alive: list[Any] = []
         self._by_identity: dict[int, int] = {}
         self._by_memory: dict[Memory, int] = {}
@@ -121,7 +121,7 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call an operation, and record each tensor that is made or overwritten."""
+        """Call an operation, and record each tensor made or overwritten."""
         del types
         keywords = kwargs or {}
         name = str(getattr(func, "__name__", ""))
@@ -129,7 +129,7 @@ class Recorder(TorchFunctionMode):
             self.recording.complete = False
         if not self.recording.complete:
             return func(*args, **keywords)
-        # What only has the shape or type of another tensor is not made of it.
+        # A tensor that only takes a shape or dtype from another has no operand.
         sized = name.startswith("new_") or name.endswith("_like")
         used = [] if sized else [self._number_of(one) for one in tensors_of((args, keywords))]
         result = func(*args, **keywords)

@@ -31,7 +31,7 @@ from ..mistaken_answer import (
 from ..mistakes import DeclaredCall
 from ..mistakes._steps import biased, capped_scores, plain_scores, unmasked_logits
 
-# An exponential of base two is one of base e of a logit times this.
+# exp(x) is 2 to the power of x times this.
 _LOG2_E: Final = 1.4426950408889634
 
 

@@ -18,7 +18,7 @@ from .named_mistake import Edits, NamedMistake, changed, named
 Edit = golden.Edit
 GOLDEN_GRADIENTS: Final = "gradients.golden"
 SHARED: Final = "add up the gradients of all query heads that read a key/value head"
-# The mistake that forgets several rules at once: of one rule another name says more.
+# The mistake that forgets several rules at once; a single rule has a more specific name.
 EVERY_RULE: Final = "masks-forgotten-backward"
 RECOMPUTE: Final = "recompute the weights exactly as the forward pass makes them"
 _ADD_UP: Final = "add up over items and tokens"

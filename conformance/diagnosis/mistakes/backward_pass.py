@@ -27,13 +27,13 @@ OF_LAYER: Final = {
     **{name: f"{name}_tokens_gradient" for name in ("query", "key", "value")},
     **{name: f"{name}_gradient" for role in "oqkv" for name in (role, f"{role}_bias")},
 }
-# Keys and values that no query reads are at hand: a backward pass may recompute weights for them.
+# Includes keys and values that no query reads: a backward pass may recompute their weights.
 _EVERY_KEY: Final = (
     golden.Edit("unread_keys", lambda: None),
     golden.Edit("unread_values", lambda: None),
     golden.Edit("output", lambda weights, value: weights @ value),
 )
-# What the output matrix met is saved, however the backward pass recomputes the weights.
+# The input of the output matrix is saved, even if the backward pass recomputes the weights.
 _OF_SAVED_HEADS: Final = golden.Edit(
     "o_gradient", lambda upstream, right: golden.outer(upstream, right["merged"])
 )

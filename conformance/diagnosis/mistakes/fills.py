@@ -1,4 +1,4 @@
-"""Hidden logits that are filled instead of hidden, and queries without any key."""
+"""Hidden logits that are filled instead of hidden, and queries without keys."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def treated(
 ) -> Edits:
     """Change the logits that one part of the masks hides; the other part hides rightly.
 
-    With ``last`` the change also reaches logits that the other part hides. With ``ruled`` rows
-    without keys keep the result of their rule.
+    With ``last`` the change includes logits hidden by the other part. With ``ruled`` rows without
+    keys keep the result of their rule.
     """
 
     def masked(biased: Tensor, scale: float, allowed: Tensor, rest: Tensor | None = None) -> Tensor:
@@ -77,7 +77,7 @@ def _cut(shares: Tensor, allowed: Tensor) -> Tensor:
     return shares * allowed
 
 
-# Whatever hides keys cuts weights, but minus infinities that are added to the logits.
+# Masks cut the weights, except added minus infinities.
 _CUT_BUT_FOR_ADDITIVE: Final = (
     Edit(
         "masked",

@@ -99,7 +99,7 @@ _FIELDS: Final = {
 }
 _MATRICES: Final = frozenset(f"{role}{bias}" for role in "qkvo" for bias in ("", "_bias"))
 _TABLES: Final = frozenset({"by_mask", "by_causality", "by_window", "admitted"})
-# An answer with edits of these alone is the right one to another call: a bound is derived for it.
+# An answer edited only here is the right answer to another call, which has a derived bound.
 _OF_CALLS: Final = _MATRICES | _TABLES | _FIELDS.keys()
 # Heads are given to cores, and are made of tokens in layers.
 _HEADS: Final = frozenset({"given_query", "given_key", "given_value"})

@@ -82,7 +82,7 @@ def _compounding(query: Tensor, scale: float) -> Tensor:
     return query * scale ** torch.arange(query.shape[1]).reshape(-1, 1, 1).double()
 
 
-# A quotient by zero is NaN in every row that has keys, or set to zero behind.
+# A division by zero gives NaN in every row with keys, or zero after a repair.
 _QUOTIENT: Final = Edit("scale", change=_reciprocal)
 _DIVIDED: Final[dict[str, Any]] = {
     "sentence": "the scores are divided by the scale, whether the call gives it or not",

@@ -61,7 +61,7 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
             f"the softmax runs over the {plural}",
             OVER_KEYS,
             {"changes": {"softmax_axis": axis}},
-            # What is hidden from all of them is NaN, as torch has it.
+            # A slice with all scores hidden is NaN, as in torch.
             reweighed(partial(torch.softmax, dim=dim)),
             # A finite fill shares the weight instead.
             {"changes": {"softmax_axis": axis, "mask_fill": -1e9}},
