@@ -180,7 +180,7 @@ class MistakenAnswer:
         rows = self._of_answer(empty if declaration.empty_rows == "any" else emptied)
         if not bool(emptied.any()):
             return rows if bool(rows.any()) else None
-        # With a single key the mean of all values is the right answer, so empty rows tell nothing.
+        # With a single key the mean of all values is the right answer: a right row may be empty.
         spared = right() if self.given.geometry.key_length > 1 else None
         emptied = self._of_answer(emptied)
         return rows if spared is None or spared.shape != rows.shape else rows & ~(emptied & spared)
