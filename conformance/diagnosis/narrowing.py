@@ -287,7 +287,7 @@ def _each_once(rows: Sequence[Tensor]) -> Tensor:
 
 
 def _telling_apart(made: Tensor, spared: Tensor, most: int) -> tuple[Limitation, ...] | None:
-    """Return the fewest literals that all rows of ``made`` meet and no row of ``spared``.
+    """Return the fewest literals that all rows of ``made`` meet, and no row of ``spared`` fully.
 
     None if ``most`` literals do not suffice. Ties go to the plainest.
     """
@@ -345,7 +345,7 @@ def _regularly(axis: str, words: str, holds: Callable[[Tensor], Tensor]) -> _Reg
 
 
 def telling_apart(made: Sequence[Inputs], spared: Sequence[Inputs]) -> tuple[Condition, ...] | None:
-    """Return the fewest conditions that all ``made`` inputs meet and no ``spared`` input does.
+    """Return the fewest conditions that all ``made`` inputs meet, and no ``spared`` input fully.
 
     Ties go to the plainest; None if two conditions do not suffice.
     """

@@ -178,8 +178,8 @@ class PairSearch:
     def confirmed(self, search: MistakeSearch, pairs: Sequence[Combination]) -> list[Explanation]:
         """Return the pairs, in the right order, that also explain answers to all pairs of options.
 
-        Empty if pairs of several names differ on these answers: each then explains only what the
-        other leaves open.
+        Empty if pairs of several names differ on these answers: the second mistake then explains
+        only open elements, and remains unknown.
         """
         told = search.told_apart(pairs) or self._told_apart_at_equal_sizes(pairs)
         if not told:
