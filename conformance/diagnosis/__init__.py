@@ -1,11 +1,11 @@
-"""Names the mistake: what a candidate does instead, found by acting out every named mistake.
+"""Names the mistake in a candidate, by acting out every named mistake.
 
-The candidate is called once on a small battery of problems. A single named mistake, else a pair of
-them, is reported when its answers lie within their own bound on every problem and the declared
-point's do not; of a long battery the first problems may suffice.
-Where none does, ``unknown-mistake`` comes with the facts, rather than a guess.
+The candidate is called once on a small battery of problems. A single named mistake, else a pair, is
+reported if its answers agree with the candidate's within their own bound on every problem and the
+declared point's do not; the first problems of a long battery may suffice. If none agrees,
+``unknown-mistake`` is reported with facts, not a guess.
 
-It may import ``clauses`` and what lies below it.
+The package may import ``clauses`` and the layers below.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from .ranks import diagnostician
 def diagnose(
     subject: Subject, clause: Clause | None = None, problem: Problem | None = None
 ) -> list[dict[str, Any]]:
-    """The mistakes behind a candidate's answers, as the report's entries.
+    """Return the report's entries for the mistakes behind a candidate's answers.
 
-    With a clause and the problem on which it fails: what explains that failure. Nothing for a
-    candidate that answers rightly, and where no golden answer exists.
+    With a clause and the problem on which it fails: the entries that explain this failure. Empty
+    for a candidate that answers rightly, and without a golden answer.
     """
     return diagnostician(subject).explain(clause, problem)
 
 
 def names(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """The names of some entries."""
+    """Return the names of entries."""
     return [str(entry["name"]) for entry in entries]
 
 

@@ -1,4 +1,4 @@
-"""What a candidate answered, and whether that is the golden answer or that of an acted mistake."""
+"""Compares a candidate's answer with the golden answer and with those of acted mistakes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from .mistakes import NamedMistake, NotExpressible
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BatteryAnswer:
-    """Some inputs with what the candidate ``subject`` answered, as float64 of whatever shape.
+    """Inputs and the answer of the candidate ``subject``, as float64 of whatever shape.
 
-    ``problem`` is what the inputs were drawn from, if they are that as it is.
+    ``problem`` is the unmodified problem behind ``inputs``, else None.
     """
 
     subject: Subject
@@ -49,9 +49,9 @@ class BatteryAnswer:
 
     @cached_property
     def _rows_open(self) -> Tensor | None:
-        """Rows about which nothing is promised; None if there are none.
+        """Rows about which nothing is promised; None if no row is open.
 
-        Those of queries that no sequence has, and rows without keys if those may return anything.
+        Open are queries that no sequence has, and rows without keys if they may return anything.
         """
         if not self.fits:
             return None
@@ -64,7 +64,7 @@ class BatteryAnswer:
 
     @cached_property
     def judged(self) -> Tensor:
-        """The elements whose golden answer is judged, of an answer that fits."""
+        """The elements whose golden answer is judged; the answer must fit."""
         judged = self.exact.representable
         if self._rows_open is not None:
             judged = judged & ~self._rows_open
@@ -81,12 +81,10 @@ class BatteryAnswer:
 
     @cached_property
     def _error(self) -> Array:
-        """How far an answer that fits is from the golden one."""
         return self.array - self._expected
 
     @cached_property
     def _least(self) -> Array | None:
-        """The part of the bound that is soon derived, if any."""
         least = self.exact.least_bound
         return None if least is None else array_of(least)
 
@@ -96,10 +94,10 @@ class BatteryAnswer:
 
     @cached_property
     def margin(self) -> float:
-        """How far the answer is from the golden one, in bounds; infinite for one of another kind.
+        """The largest error in bounds; infinite for an answer of another kind.
 
-        That is one of another shape, or with NaN and infinities in other places. A right answer may
-        be nearer than that, and one that is grossly wrong farther.
+        Another kind means another shape, or NaN and infinities in other places. Where a cheaper
+        bound decides, the margin is too large for right answers and too small for gross errors.
         """
         if not self.fits:
             return math.inf
@@ -107,7 +105,7 @@ class BatteryAnswer:
         with np.errstate(all="ignore"):
             if not _same_nonfinite(self.array, self._expected, judged):
                 return math.inf
-            # What is soon derived spares the bound, which costs the most.
+            # The quick part spares the bound, which is expensive.
             if self._least is not None:
                 margin = _largest(self.array, self._expected, self._least, judged)
                 if margin <= 1.0:
@@ -119,7 +117,7 @@ class BatteryAnswer:
 
     @cached_property
     def wrong(self) -> Tensor | None:
-        """Elements outside the bound, bool of the answer's shape; None for an answer of another."""
+        """Elements outside the bound, bool of the answer's shape; None if the shape is wrong."""
         if not self.fits:
             return None
         expected = self.exact.output
@@ -129,27 +127,21 @@ class BatteryAnswer:
 
     @cached_property
     def _right_rows(self) -> Tensor | None:
-        """Rows without a wrong element, bool of the answer's shape but for the channels."""
         return None if self.wrong is None else ~self.wrong.any(dim=-1)
 
     @cached_property
     def _numbers(self) -> Array:
-        """Where the golden answer is a number, of an answer that fits."""
         return np.isfinite(self._expected)
 
     @cached_property
     def _distance(self) -> float:
-        """The distance to the golden answer as root mean square."""
         return _size(self._error if bool(self._numbers.all()) else self._error[self._numbers])
 
     @cached_property
     def _all_finite(self) -> bool:
-        """Whether the whole answer is numbers."""
         return bool(np.isfinite(self.array).all())
 
     def _as_close(self, left: float, judged: Array | None) -> bool:
-        """Whether an error, as root mean square, is as small as rounding lets anybody come."""
-        # The soonest derived comes first.
         if self._least is not None and left <= model.AS_CLOSE * self._typical(self._least, judged):
             return True
         if left > model.AS_CLOSE * self.exact.most_bound:
@@ -157,23 +149,22 @@ class BatteryAnswer:
         return left <= model.AS_CLOSE * self._typical(self._bound, judged)
 
     def _typical(self, bound: Array, judged: Array | None) -> float:
-        """The root mean square of a bound where answers are judged, None for all."""
         chosen = self._numbers & np.isfinite(bound)
         if judged is not None:
             chosen &= judged
         return _size(bound if bool(chosen.all()) else bound[chosen])
 
     def agrees(self, acted: MistakenAnswer) -> bool:
-        """Whether it lies within the bound of an acted mistake, and much closer than golden."""
+        """Whether the answer is within the bound of an acted mistake, and closer than to golden."""
         if acted.output.shape != self.output.shape:
             return False
         with torch.inference_mode(), np.errstate(all="ignore"):
             return self._soon_agrees(acted) or self._agrees(acted)
 
     def _soon_agrees(self, acted: MistakenAnswer) -> bool:
-        """Whether it surely does, as nothing but the acted mistake says.
+        """Whether the answer surely agrees, judged by the acted mistake alone.
 
-        Errors within its bound are as small as rounding lets anybody come, whatever is judged.
+        Errors within its bound are as small as rounding permits, whatever elements are judged.
         """
         known = self.subject.oracle.knows(self.inputs)
         if known or acted.exact is None or not (self._all_finite and acted.all_finite):
@@ -194,7 +185,7 @@ class BatteryAnswer:
         error = self.array - acted.array
         if not self._much_closer(acted, error, judged):
             return False
-        # The soonest derived comes first, and that of the mistake where the others are too narrow.
+        # From cheap to expensive; the mistake's own bound where the others are too narrow.
         if self.fits:
             if self._least is not None and _lies_within(error, self._least, judged):
                 return True
@@ -204,7 +195,7 @@ class BatteryAnswer:
         return _lies_within(error, array_of(acted.bound), judged)
 
     def judged_with(self, acted: MistakenAnswer) -> Array | None:
-        """The elements at which a mistake is judged, None for all: those that are promised."""
+        """Return the elements at which a mistake is judged, None for all."""
         if not self.fits:  # rows that are open lie elsewhere, and are NaN
             return array_of(~acted.output.isnan())
         unjudged = acted.unjudged(self.subject.declaration, lambda: self._right_rows)
@@ -219,7 +210,7 @@ class BatteryAnswer:
         return bool(np.all(first == second))
 
     def _much_closer(self, acted: MistakenAnswer, error: Array, judged: Array | None) -> bool:
-        """Whether a mistake comes much closer than golden, or as close as rounding lets anybody.
+        """Whether a mistake is much closer than golden, or as close as rounding permits.
 
         ``judged`` are the elements that count, None for all.
         """
@@ -240,10 +231,10 @@ class BatteryAnswer:
         return left <= model.AS_CLOSE * _size(bound if judged is None else bound[judged])
 
     def leaves_little(self, acted: MistakenAnswer) -> bool:
-        """Whether a mistake surely leaves next to nothing of each error of a wrong element.
+        """Whether a mistake surely leaves next to nothing of the error of each wrong element.
 
-        Then it does so of their squares in any unit: :meth:`closeness` says more, and needs the
-        bound, which costs the most.
+        The squares of the errors are then small in any unit. :meth:`closeness` says more, but needs
+        the bound, which is expensive.
         """
         if not self.fits:
             return True
@@ -257,11 +248,11 @@ class BatteryAnswer:
 
     @torch.inference_mode()
     def closeness(self, acted: MistakenAnswer) -> tuple[float, float, float]:
-        """What a mistake leaves of the squared errors of wrong elements, and all of them.
+        """Return the squared error of wrong elements that a mistake leaves, the total, a count.
 
-        Each error counts in units of the declared point's bound; an answer of another shape leaves
-        nothing of one. Elements at which the mistake is not judged do not count. The third is by
-        how many there are fewer of these.
+        Errors are in units of the bound of the declared point; an answer of another shape leaves
+        nothing of a total of one. Elements at which the mistake is not judged do not count; the
+        count is the number of judged wrong elements less the number of unjudged wrong elements.
         """
         if self.wrong is None:
             return 0.0, 1.0, 1.0
@@ -281,27 +272,27 @@ class BatteryAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Rows of an answer by what they agree with; bool ``[B, H, Lq]``, of a layer ``[B, L]``."""
+    """Rows of an answer by what they agree with; bool ``[B, H, Lq]``, for a layer ``[B, L]``."""
 
     made: Tensor
     spared: Tensor
     unexplained: Tensor
-    # Right rows of a call in which the mistake cannot be made: the transpose of what is not square.
+    # Right rows of a call where the mistake is impossible, such as a non-square transpose.
     unable: Tensor | None = None
 
 
 class RowComparison:
-    """What the rows of answers agree with, each computed once."""
+    """Compares the rows of answers with golden and mistaken answers, each once."""
 
     def __init__(self, subject: Subject, acted: ActedAnswers) -> None:
         self.subject = subject
         self.acted = acted
-        # Mistakes are kept along with what is remembered of them: their numbers stay theirs.
+        # Mistakes are kept with their results, so that no identity is reused.
         self._agreeing: dict[tuple[int, BatteryAnswer], tuple[NamedMistake, Rows | None]] = {}
         self._judged: dict[BatteryAnswer, tuple[Tensor, Tensor]] = {}
 
     def rows(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
-        """What each row of an answer agrees with; None for one of another shape."""
+        """Return the comparison of each row of an answer; None for an answer of another shape."""
         key = id(mistake), answer
         if key not in self._agreeing:
             self._agreeing[key] = mistake, self._compared(mistake, answer)
@@ -330,7 +321,6 @@ class RowComparison:
         return _rows(answer, acted, right, judged)
 
     def _of_another_shape(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
-        """Every row asked for as made where the mistake gives that shape, too; else None."""
         if not self.acted.touches(mistake, answer.inputs):
             return None
         try:
@@ -341,18 +331,16 @@ class RowComparison:
         return Rows(made=every, spared=~every, unexplained=~every) if agrees else None
 
     def _right_and_judged(self, answer: BatteryAnswer) -> tuple[Tensor, Tensor]:
-        """The rows that are right, and those that are judged; remembered."""
         if answer not in self._judged:
             exact, judged = answer.exact, answer.judged.all(dim=-1)
             right = torch.ones_like(judged)  # rows that are not judged do not count
-            if answer.margin > 1.0:  # else that spares the bound
+            if answer.margin > 1.0:  # a small margin makes the bound needless
                 right = within(answer.output, exact.output, exact.bound).all(dim=-1)
             self._judged[answer] = right, judged
         return self._judged[answer]
 
 
 def _rows(answer: BatteryAnswer, acted: MistakenAnswer, right: Tensor, judged: Tensor) -> Rows:
-    """The rows by whether they are those of an acted answer; those that are judged."""
     exact, wrong = answer.exact, judged & ~right
     mistaken = _close(answer, acted, exact, judged)
     if not bool(wrong.any()):
@@ -368,9 +356,9 @@ def _rows(answer: BatteryAnswer, acted: MistakenAnswer, right: Tensor, judged: T
 
 
 def _close(answer: BatteryAnswer, acted: MistakenAnswer, exact: Golden, rows: Tensor) -> Tensor:
-    """The rows that lie within the bound of ``exact`` around an acted answer.
+    """Return the rows within the bound of ``exact`` around an acted answer.
 
-    None where none of ``rows`` may: that spares the bound, which costs the most.
+    If none of ``rows`` can be, return no row: that spares the bound, which is expensive.
     """
     far = ((answer.output - acted.output).abs() > exact.most_bound).any(dim=-1)
     if not bool((rows & ~far).any()):
@@ -379,9 +367,9 @@ def _close(answer: BatteryAnswer, acted: MistakenAnswer, exact: Golden, rows: Te
 
 
 def _much_closer(output: Tensor, acted: MistakenAnswer, expected: Tensor, bound: Tensor) -> Tensor:
-    """Rows that are much closer to the mistake than to the golden, or as close as rounding lets.
+    """Return rows much closer to the mistake than to golden, or as close as rounding permits.
 
-    Those that are not finite are both.
+    Rows that are not finite count as both.
     """
     left = torch.nan_to_num((output - acted.output).abs()).amax(dim=-1)
     before = (output - expected).abs().amax(dim=-1)
@@ -400,7 +388,7 @@ class NoDifferentiator(Differentiator):
 
 
 class StandIn(Subject):
-    """A subject that answers as a candidate with some mistakes, rounded to the query's dtype."""
+    """A subject that answers as a candidate with given mistakes, rounded to the query's dtype."""
 
     only_violations = True
 
@@ -413,12 +401,12 @@ class StandIn(Subject):
         self.is_open = False
 
     def forward(self, inputs: Inputs) -> Forward:
-        """A function that is never called: the answer follows from the inputs alone."""
+        """Return a function that is never called: the answer follows from the inputs alone."""
         del inputs
         return lambda: None
 
     def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
-        """The acted answer; CandidateFailure for one of another shape, as for a candidate's."""
+        """Return the acted answer; raise CandidateFailure for a wrong shape."""
         del forward, call_arguments
         acted = self.acting(inputs)
         self.is_open |= acted.empties_rows(self.declaration.semantics)
@@ -433,7 +421,7 @@ class StandIn(Subject):
 def fails_alike(
     subject: Subject, made: Combination, clause: Clause, problem: Problem
 ) -> bool | None:
-    """Whether a candidate with some mistakes fails a clause on a problem."""
+    """Whether a candidate with the mistakes fails a clause on a problem."""
     acting = partial(act, subject.oracle, subject.declaration.semantics, made)
     return fails_so(subject, acting, clause, problem)
 
@@ -444,10 +432,10 @@ def fails_so(
     clause: Clause,
     problem: Problem,
 ) -> bool | None:
-    """Whether a candidate that answers so fails a clause on a problem.
+    """Whether a candidate that answers as ``acting`` fails a clause on a problem.
 
-    None where nothing speaks for them or against them: they cannot be acted out on what the clause
-    needs, or leave rows without keys, whose answer may be right or not.
+    None if undecided: the mistakes cannot be acted out on what the clause needs, or leave rows
+    without keys, whose answer is open.
     """
     stand_in = StandIn(subject, acting)
     try:
@@ -460,21 +448,20 @@ def fails_so(
 
 
 def within(actual: Tensor, expected: Tensor, bound: Tensor) -> Tensor:
-    """Which elements lie within a bound, or are the same NaN or infinity; bool of their shape."""
+    """Return the elements that lie within a bound or equal the same NaN or infinity."""
     same = (torch.isnan(actual) & torch.isnan(expected)) | (actual == expected)
     return same | ((actual - expected).abs() <= bound)
 
 
 def _lies_within(error: Array, bound: Array, judged: Array | None) -> bool:
-    """Whether every judged error is a number within its bound, or zero; None judges all."""
     inside = (np.abs(error) <= bound) | (error == 0.0)
     return bool((inside if judged is None else inside | ~judged).all())
 
 
 def _largest(actual: Array, expected: Array, bound: Array | float, judged: Array) -> float:
-    """The largest judged error in bounds; infinite where no number stands in place of one.
+    """Return the largest judged error in bounds; infinite where a number is expected and missing.
 
-    A bound that is not a number allows nothing.
+    A bound that is NaN allows nothing.
     """
     judged = judged & np.isfinite(expected)
     if bool((judged & ~np.isfinite(actual)).any()):
@@ -486,7 +473,6 @@ def _largest(actual: Array, expected: Array, bound: Array | float, judged: Array
 
 
 def _same_nonfinite(actual: Array, expected: Array, judged: Array | None) -> bool:
-    """Whether NaN and both infinities stand in the same places, of those that are judged."""
     if bool(np.isfinite(actual).all()) and bool(np.isfinite(expected).all()):
         return True
     same = np.isnan(actual) == np.isnan(expected)
@@ -496,7 +482,7 @@ def _same_nonfinite(actual: Array, expected: Array, judged: Array | None) -> boo
 
 
 def _size(errors: Array) -> float:
-    """Their root mean square; infinite if one is no number."""
+    """Return the root mean square; infinite if an error is NaN."""
     if not errors.size:
         return 0.0
     numbers = errors.ravel()

@@ -1,4 +1,4 @@
-"""What is true of wrong answers without a name: where they err, and which problems go wrong."""
+"""Facts about wrong answers without a name: where they err, and which problems go wrong."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _AXIS_NAMES: Final = {
     "query": ("query", "queries"),
     "channel": ("channel", "channels"),
 }
-# A larger multiple of the bound says nothing more to a person.
+# Larger multiples of the bound are reported as "more than a million".
 MOST_BOUNDS: Final = 1e6
-# Wrong answers, and right ones that differ from them in one condition, before that is blamed.
+# The fewest wrong answers, and right answers without a condition, to blame the condition.
 FEWEST_WRONG: Final = 3
 FEWEST_RIGHT: Final = 3
-# Logits beyond it have exponentials that overflow float16.
+# The exponential of a larger logit overflows float16.
 EXTREME: Final = math.log(65504.0)
-# What torch says of a number that is to be written into a tensor whose dtype cannot hold it.
+# Part of torch's message about writing a number into a tensor whose dtype cannot hold it.
 _DOES_NOT_FIT: Final = "without overflow"
 _TOO_LARGE: Final[dict[str, Any]] = {
     "name": "number-beyond-dtype",
@@ -53,7 +53,7 @@ _TOO_LARGE: Final[dict[str, Any]] = {
 }
 
 
-# One of so many calls that raises is said.
+# Raising calls are reported if at least one call in ten raises.
 _MANY: Final = 10
 
 
@@ -65,11 +65,11 @@ def unknown_entry(
     said: str = "",
     further: Sequence[BatteryAnswer] = (),
 ) -> dict[str, Any]:
-    """The report's entry for a mistake without a name, with every fact about it.
+    """Return the report's entry for a mistake without a name, with every fact about it.
 
-    ``shown`` is the failing problem that is to be explained, if there is one. ``said`` is where it
-    is said what all wrong answers have in common: it is not said again. No such thing is said that
-    ``further`` answers contradict.
+    ``shown`` is the failing problem to explain, if any. ``said`` names the place where the facts on
+    all wrong answers are already reported: they are not repeated. Facts that ``further`` answers
+    contradict are dropped.
     """
     further = [*further, *([] if shown is None else [shown])]
     facts, common, example = _gather(subject, observed, shown, further, only_shown=bool(said))
@@ -89,19 +89,19 @@ def unknown_entry(
 
 
 def lost_search_entry(fault: str) -> dict[str, Any]:
-    """The report's entry where the search for a name was cut off by a mistake of this harness."""
+    """Return the report's entry where an error of this harness ended the search for a name."""
     return unnamed_entry(
         f"the search for a name ended with an error of ours, {fault}: please report it"
     )
 
 
 def unnamed_entry(text: str) -> dict[str, Any]:
-    """The report's entry where no name was found, and why not."""
+    """Return the report's entry where no name was found, with the reason."""
     return {"name": UNKNOWN, "text": text, "fix": "", "confidence": 0.0, "facts": {}}
 
 
 def beyond_dtype(raised: Violation) -> dict[str, Any] | None:
-    """The entry of a call that writes a number into a tensor whose dtype cannot hold it."""
+    """Return the entry of a call that writes a number into a tensor whose dtype cannot hold it."""
     if _DOES_NOT_FIT not in raised.message:
         return None
     return {**_TOO_LARGE, "text": f"{raised.message}: {_TOO_LARGE['text']}"}
@@ -115,9 +115,9 @@ def _gather(
     *,
     only_shown: bool,
 ) -> tuple[dict[str, Any], list[str], list[str]]:
-    """The facts as data, and as sentences on all wrong answers and on the one that is shown.
+    """Return the facts as data, as sentences on all wrong answers, and on the shown answer.
 
-    With ``only_shown`` there are none on all.
+    With ``only_shown`` the second list stays empty.
     """
     wrong = [answer for answer in observed if answer.margin > 1.0]
     facts: dict[str, Any] = {"asked": len(observed), "wrong": len(wrong)}
@@ -146,7 +146,6 @@ def _gather(
 
 
 def _plainest(wrong: Sequence[BatteryAnswer]) -> BatteryAnswer | None:
-    """The wrong answer to the problem that meets the fewest conditions."""
     return min(
         wrong,
         key=lambda answer: sum(one.holds(answer.inputs) for one in CONDITIONS),
@@ -157,7 +156,6 @@ def _plainest(wrong: Sequence[BatteryAnswer]) -> BatteryAnswer | None:
 def _of_answer(
     subject: Subject, facts: dict[str, Any], answer: BatteryAnswer, which: str
 ) -> list[str]:
-    """Where one answer is wrong, and by how much."""
     exact = subject.golden(answer.inputs)
     wrong = answer.wrong
     if wrong is None:
@@ -182,7 +180,6 @@ def _of_answer(
 
 
 def _where(facts: dict[str, Any], wrong: Tensor, which: str) -> list[str]:
-    """The indices along each axis that hold anything wrong."""
     facts["affected"], texts = {}, []
     for number, axis in enumerate(AXES.get(wrong.dim(), ())):
         others = [other for other in range(wrong.dim()) if other != number]
@@ -206,7 +203,6 @@ def _listed(indices: list[int]) -> str:
 
 
 def _sizes(facts: dict[str, Any], actual: Tensor, expected: Tensor, bound: Tensor) -> list[str]:
-    """Magnitudes: the largest error, a constant ratio, a constant difference."""
     error = (actual - expected).abs()
     facts["largest_error"] = float(error.max())
     texts = [f"the largest error is {facts['largest_error']:.3g}{_in_bounds(facts, error, bound)}"]
@@ -227,7 +223,6 @@ def _sizes(facts: dict[str, Any], actual: Tensor, expected: Tensor, bound: Tenso
 
 
 def _in_bounds(facts: dict[str, Any], error: Tensor, bound: Tensor) -> str:
-    """The largest error as a multiple of what is allowed, where anything is."""
     allowed = bound > 0.0
     if not bool(allowed.any()):
         return " where the answer must be exact"
@@ -243,7 +238,7 @@ def _nothing_left(left: Tensor, error: Tensor) -> bool:
 
 
 def repeats(subject: Subject, answer: BatteryAnswer) -> bool:
-    """Whether a second call with the same inputs gives the same answer, to within its bound."""
+    """Whether a second call with the same inputs gives an equal answer within its bound."""
     again = answer_to(subject, answer.inputs)
     if again is None or again.output.shape != answer.output.shape:
         return False
@@ -257,7 +252,6 @@ def repeats(subject: Subject, answer: BatteryAnswer) -> bool:
 def _stray_influence(
     subject: Subject, facts: dict[str, Any], wrong: Sequence[BatteryAnswer]
 ) -> list[str]:
-    """Whose values the answers are made of besides their own, at the plainest wrong problem."""
     plain = next((one for one in wrong if not one.inputs.masked and one.inputs.generic), None)
     if plain is None or facts.get("repeats") is False:
         return []
@@ -269,7 +263,6 @@ def _stray_influence(
 def _values_of_one(
     subject: Subject, facts: dict[str, Any], wrong: Sequence[BatteryAnswer]
 ) -> list[str]:
-    """The answer to values that are all one, which must stay so."""
     plain = next((answer for answer in wrong if not answer.inputs.masked), None)
     ones = None if plain is None else with_values_of_one(subject, plain.inputs)
     if ones is None or facts.get("repeats") is False:
@@ -283,7 +276,7 @@ def _values_of_one(
     right = bool(((sums - exact.output).abs() <= exact.bound).all())
     facts["ones_stay"] = right
     if right:
-        # Of rows whose answer is zero that says nothing: they are not wrong at these values.
+        # Rows whose answer is zero are not wrong at these values: the fact would say nothing.
         return [] if facts.get("answer") == "zero" else ["values that are all one stay so"]
     facts["ones_become"] = [least, most]
     said = ["NaN"] if math.isnan(least) else dict.fromkeys(map(in_digits, (least, most)))
@@ -293,7 +286,7 @@ def _values_of_one(
 def on_device_alone(
     subject: Subject, entries: list[dict[str, Any]], problem: Problem | None
 ) -> list[dict[str, Any]]:
-    """The entries of a failure; each says so where the same call is answered rightly on the CPU."""
+    """Add to entries that the call is answered rightly on the CPU, if it is."""
     declared = subject.candidate.declared_on or subject.declaration.devices
     kinds = {kind_of(name) for name in declared}
     if problem is None or kind_of(subject.device) == CPU or CPU not in kinds:
@@ -309,9 +302,10 @@ def on_device_alone(
 
 
 def with_raising_calls(subject: Subject, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The entries, the first with a sentence about other calls where many of these raise.
+    """Add to the first entry a sentence about other calls, if many of these raise.
 
-    One mistake may make both: a condition that is turned round computes nothing where it should.
+    A single mistake may cause both, for example a reversed condition that leaves a result
+    undefined.
     """
     calls = subject.calls if isinstance(subject, DiagnosedSubject) else {}
     raising = [inputs for inputs, said in calls.items() if said]
@@ -336,7 +330,7 @@ def with_raising_calls(subject: Subject, entries: list[dict[str, Any]]) -> list[
 
 
 def shared_confidence(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The confidence shared among equivalent names."""
+    """Divide the confidence among equivalent names."""
     return [{**entry, "confidence": entry["confidence"] / len(entries)} for entry in entries]
 
 
@@ -346,9 +340,9 @@ def which_go_wrong(
     wrong: Sequence[BatteryAnswer],
     further: Sequence[BatteryAnswer],
 ) -> str:
-    """How many problems go wrong, and what those have in common that right ones lack.
+    """Say how many problems go wrong, and their common properties that right problems lack.
 
-    Nothing is said that ``further`` answers, which it was not read from, contradict.
+    Statements that ``further`` answers contradict are dropped; these were not used to find them.
     """
     bad = {id(answer) for answer in wrong}
     fine = [answer for answer in observed if id(answer) not in bad]
@@ -380,9 +374,9 @@ def _deciding(
     fine: Sequence[BatteryAnswer],
     further: Sequence[BatteryAnswer],
 ) -> tuple[Condition, ...]:
-    """The conditions that tell wrong problems from right ones, of plain sizes such as odd numbers.
+    """Return the conditions that separate wrong from right problems.
 
-    They hold for wrong ``further`` answers as well, of several sizes, and not for all right ones.
+    They must hold for wrong ``further`` answers, at several sizes, and not for several right ones.
     """
     made = [answer.inputs for answer in (*wrong, *further) if answer.margin > 1.0]
     spared = [answer.inputs for answer in further if answer.margin <= 1.0]
@@ -403,11 +397,10 @@ def only_with(
     right: Sequence[BatteryAnswer],
     spoken: Sequence[Condition] | None = None,
 ) -> list[Condition]:
-    """The conditions without which answers are right, as far as the answers show it.
+    """Return the conditions without which answers are right, as far as the answers show.
 
-    A condition counts where every wrong answer has it, and so many right ones lack it that share
-    all else that the wrong ones have in common that chance does not explain it: what nearly every
-    problem has explains nothing.
+    Every wrong answer must meet the condition. To exclude chance, enough right answers must lack
+    the condition alone.
     """
     common = _common(_spoken(wrong, right) if spoken is None else spoken, wrong)
     comparable = _count(right, common)
@@ -425,7 +418,7 @@ def never_with(
     right: Sequence[BatteryAnswer],
     spoken: Sequence[Condition] | None = None,
 ) -> list[Condition]:
-    """The conditions with which answers are right, though all else is as in the wrong ones."""
+    """Return the conditions with which answers are right, although like wrong answers otherwise."""
     spoken = _spoken(wrong, right) if spoken is None else spoken
     common = _common(spoken, wrong)
     sparing = [
@@ -437,7 +430,7 @@ def never_with(
             _count(right, common, without=one),
             _count(right, [*_others(common, one), one]),
         )
-        # Two forms of mask exclude each other: one is right because the other is absent.
+        # Mask forms exclude each other: a form is right where a wrong form is absent.
         and not any(other.implies and other.implies == one.implies for other in common)
     ]
     kept = {one.name for one in (*sparing, *common)}
@@ -445,10 +438,10 @@ def never_with(
 
 
 def _told(wrong: int, comparable: int, right: int) -> bool:
-    """Whether a condition decides: all answers on one side of it are right, and enough of them.
+    """Whether a condition decides: all answers on one side are right, too many for chance.
 
-    On the other side some are wrong, and ``comparable`` ones are right: if the condition decided
-    nothing, as large a part would be wrong among the ``right`` ones.
+    On the other side ``wrong`` are wrong and ``comparable`` are right; without an effect of the
+    condition the same part of the ``right`` ones would be wrong.
     """
     if wrong < FEWEST_WRONG or right < FEWEST_RIGHT:
         return False
@@ -457,7 +450,6 @@ def _told(wrong: int, comparable: int, right: int) -> bool:
 
 
 def _spoken(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> list[Condition]:
-    """The conditions that facts are about: with the number of keys up to which all is right."""
     fixed = [one for one in CONDITIONS if one.name != "many keys"]
     least = min((answer.inputs.geometry.key_length for answer in wrong), default=0)
     below = [n for answer in right if (n := answer.inputs.geometry.key_length) < least]
@@ -468,19 +460,16 @@ def _spoken(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> l
 
 
 def _has_extreme_logits(answer: BatteryAnswer) -> bool:
-    """Whether some dot product times the scale is far from zero, be its key hidden or not."""
     core = declared_with_every_key(answer.exact)
     scores = core.scale * core.query @ core.key.mT
     return bool((scores.abs() > EXTREME).any())
 
 
 def _common(conditions: Sequence[Condition], observed: Sequence[BatteryAnswer]) -> list[Condition]:
-    """The conditions that all answers share."""
     return [one for one in conditions if all(one.holds(answer.inputs) for answer in observed)]
 
 
 def _others(common: Sequence[Condition], one: Condition) -> list[Condition]:
-    """The other shared conditions, but for those that hold only where this one does."""
     return [other for other in common if other is not one and one.name != other.implies]
 
 
@@ -489,7 +478,6 @@ def _count(
     conditions: Sequence[Condition],
     without: Condition | None = None,
 ) -> int:
-    """How many problems meet every condition, and lack the one that is left out."""
     return sum(
         all(one.holds(answer.inputs) for one in conditions)
         and not (without is not None and without.holds(answer.inputs))

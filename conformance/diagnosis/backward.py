@@ -51,12 +51,12 @@ from .observed_gradients import (
 from .statement_search import Explanation
 
 MOST_REPORTED: Final = 6
-# How often statements are made, each time of more problems.
+# Rounds of statements, each from more problems.
 MOST_TIMES: Final = 2
 PRECISE: Final = ("float32", "float64")
 # The formats that gradients may be rounded to.
 FORMATS: Final = (torch.bfloat16, torch.float16)
-# The clauses whose problems need not have an option without which gradients may be right.
+# Clauses whose problems may lack the option that makes gradients wrong.
 WHOLE: Final = ("gradients.golden", "gradients.options")
 # The clause whose gradients are of two calls.
 TWO_CALLS: Final = "gradients.accumulate"
@@ -78,14 +78,14 @@ class BackwardDiagnostician:
         self.subject = subject
 
     def explain(self, clause: str, problem: Problem) -> list[dict[str, Any]]:
-        """What explains the failure of a clause on a problem, as the report's entries."""
+        """Return the report's entries that explain the failure of a clause on a problem."""
         candidate = self.subject.candidate
         point = candidate.declaration.semantics
         if not candidate.golden_known or why_unknown(point, candidate.kind):
             return []
         shown = observe_gradients(self.subject, problem)
         if shown is not None and has_empty_rows(self.subject, shown.inputs):
-            shown = None  # the clause that fails says what such rows return
+            shown = None  # the failing clause judges rows without keys
         every = [*self.observed, *([] if shown is None else [shown])]
         wrong = [gradients for gradients in every if gradients.wrong]
         if not wrong:
@@ -110,7 +110,6 @@ class BackwardDiagnostician:
         ]
 
     def _blamed_elsewhere(self, clause: str, problem: Problem) -> list[dict[str, Any]]:
-        """What a clause may fail of alone, where no gradient on its own is wrong."""
         if keeps_state(self.subject, problem):
             return [SECOND_CALL]
         if clause == TWO_CALLS and (entry := state_entry(self.subject)):
@@ -120,12 +119,10 @@ class BackwardDiagnostician:
         return []
 
     def _answers_wrong(self, problem: Problem) -> bool:
-        """Whether the answer to a problem itself is wrong, or there is none."""
         answer = answer_to(self.subject, self.subject.inputs(problem))
         return answer is None or answer.margin > 1.0
 
     def _by_gradients(self, every: Sequence[ObservedGradients]) -> list[NamedMistake]:
-        """The mistakes that explain every gradient, each name once."""
         ordered, declared = sorted(every, key=_dearness), self.subject.declaration
         made = {m.name: m for m in BACKWARD if _explains(m, ordered)}
         rules = (declared.masks, declared.causal, "window" in declared.features)
@@ -134,9 +131,9 @@ class BackwardDiagnostician:
         return list(made.values())
 
     def _read(self, every: Sequence[ObservedGradients]) -> list[NamedMistake]:
-        """The simplest statement that explains every gradient, and those of further problems.
+        """Return the simplest statement that explains every gradient, also of further problems.
 
-        Where further problems refute all statements, others are made of them as well.
+        If further problems refute all statements, new statements are made from these as well.
         """
         observed = list(every)
         # In half precision many statements hold at first, and more problems tell little apart.
@@ -161,7 +158,7 @@ class BackwardDiagnostician:
         return []
 
     def _rounded(self, every: Sequence[ObservedGradients]) -> list[dict[str, Any]]:
-        """That the wrong gradients are the right ones rounded to a format, if they are."""
+        """Return the entry for wrong gradients that are right gradients rounded to a format."""
         names = {name: None for each in every for name in each.wrong}
         own = torch.finfo(TORCH_DTYPES[self.subject.dtype]).eps
         for dtype in FORMATS:
@@ -191,7 +188,6 @@ class BackwardDiagnostician:
 
 
 def _proposals(observed: Sequence[ObservedGradients]) -> Iterator[NamedMistake]:
-    """Multiples of a layer's gradients are read at once, other statements are tried."""
     with suppress(NotExpressible):
         yield from factor_statements(observed)
     yield from backward_statements(observed, soon=True)
@@ -203,16 +199,15 @@ def _confirms(
     observed: Sequence[ObservedGradients],
     further: Sequence[ObservedGradients],
 ) -> bool:
-    """Whether further problems bear a statement out, and make the same gradients wrong."""
     names = {name for each in observed for name in each.wrong}
     seen = {name for each in further for name in each.wrong}
     return names == seen and _explains(statement, further)
 
 
 def _dearness(observed: ObservedGradients) -> tuple[bool, bool, int]:
-    """What is smaller for gradients that refute most mistakes soon: wrong ones of few pairs.
+    """Order gradients: wrong ones of few pairs first, since they refute most mistakes.
 
-    Sizes that are all different tell more.
+    Sizes that all differ tell more.
     """
     sizes = observed.inputs.geometry
     lengths = (sizes.query_length, sizes.key_length, sizes.head_size)
@@ -221,7 +216,6 @@ def _dearness(observed: ObservedGradients) -> tuple[bool, bool, int]:
 
 
 def _is_rounded(observed: ObservedGradients, names: Collection[str], dtype: torch.dtype) -> bool:
-    """Whether some gradients are numbers of a format, next to what they should be."""
     for name in names:
         if name not in observed.actual.by_name:
             continue
@@ -235,7 +229,6 @@ def _is_rounded(observed: ObservedGradients, names: Collection[str], dtype: torc
 
 
 def _by_clause(clause: str, problem: Problem) -> list[NamedMistake]:
-    """The mistake of a clause that fails alone, or of the only option that a problem has."""
     unstepped = [mistake for mistake in BACKWARD if not mistake.backward]
     options = [mistake for mistake in unstepped if mistake.right_without]
     for mistake in unstepped:
@@ -248,7 +241,6 @@ def _by_clause(clause: str, problem: Problem) -> list[NamedMistake]:
 
 
 def _explains(mistake: NamedMistake, every: Sequence[ObservedGradients]) -> bool:
-    """Whether a mistake gives every observed gradient, and leaves little of the errors of any."""
     edits = mistake.backward
     return bool(edits) and explain_gradients(
         every, lambda one: gradients_with(one.passes, one.inputs, edits)
@@ -258,11 +250,11 @@ def _explains(mistake: NamedMistake, every: Sequence[ObservedGradients]) -> bool
 def explain_gradients(
     every: Sequence[ObservedGradients], acting: Callable[[ObservedGradients], Gradients]
 ) -> bool:
-    """Whether gradients that are acted out are those observed, and leave little of their errors.
+    """Whether acted gradients match the observed ones and leave little of their errors.
 
-    Right gradients must not be farther from it than from the right ones.
+    Right gradients must not be farther from the acted ones than from the exact ones.
 
-    A mistake of the inputs' gradients may leave that of an additive mask right.
+    A mistake of the inputs' gradients may leave the gradient of an additive mask right.
     """
     errors: dict[str, SquaredErrors] = {}
     spared: dict[str, SquaredErrors] = {}
@@ -292,7 +284,6 @@ def explain_gradients(
 def _unknown(
     every: Sequence[ObservedGradients], wrong: Sequence[ObservedGradients]
 ) -> dict[str, Any]:
-    """What is true of gradients that no named mistake explains."""
     names = list(dict.fromkeys(name for each in wrong for name in each.wrong))
     facts: dict[str, Any] = {"asked": len(every), "wrong": len(wrong), "gradients": names}
     text = f"the gradients of {', '.join(names)} go wrong in {len(wrong)} of {len(every)} problems"
@@ -315,7 +306,6 @@ def _unknown(
 
 
 def _common_factor(wrong: Sequence[ObservedGradients]) -> float | None:
-    """The one number that wrong gradients are times the right ones, if there is one."""
     factors = [_factor(each) for each in wrong]
     numbers = [factor for factor in factors if factor is not None]
     if len(numbers) < len(factors) or max(numbers) - min(numbers) > model.NEARLY_NOTHING**0.5:
@@ -338,18 +328,15 @@ def _factor(observed: ObservedGradients) -> float | None:
     return factor if left <= model.NEARLY_NOTHING * total else None
 
 
-# As many queries as keys, and more than one, so that every input has an influence.
+# Equal numbers of queries and keys, more than one, so that every input has an influence.
 _SEVERAL: Final = 3
 
 
 class _NotingDifferentiator(Differentiator):
-    """Keeps the inputs, and the arguments that required gradients, of an answer without any."""
-
     lost: tuple[Inputs, tuple[str, ...]] | None = None
     _taped: Inputs | None = None
 
     def tape(self, inputs: Inputs, **options: Any) -> Taped:
-        """A recorded call, as for any candidate."""
         self._taped = inputs
         return super().tape(inputs, **options)
 
@@ -362,7 +349,7 @@ class _NotingDifferentiator(Differentiator):
 def loses_history(
     explanations: Sequence[Explanation], subject: Subject, clause: Clause, problem: Problem
 ) -> str:
-    """The name of mistakes that leave inputs whose gradient is lost without any influence, or "".
+    """Return the name of mistakes that remove all influence of inputs without gradient, or "".
 
     Asked on a problem with as many queries as keys, where right answers depend on each input.
     """
@@ -391,9 +378,9 @@ def loses_history(
 
 
 def passes_anew(subject: Subject, clause: Clause, problem: Problem) -> bool:
-    """Whether a clause passes where each call is the first of a copy of the candidate.
+    """Whether a clause passes if a fresh copy of the candidate answers each call.
 
-    False where no copy can be made of what is not built anew for each call anyway.
+    False if no copy can be made, except of layers, which are built anew for each call.
     """
     candidate = subject.candidate
     lacking: list[str] = []

@@ -1,4 +1,4 @@
-"""The battery: small problems that tell mistakes apart, and what a candidate answers on them."""
+"""The battery: small problems that separate mistakes, and a candidate's answers to them."""
 
 from __future__ import annotations
 
@@ -38,32 +38,32 @@ _ALIKE: Final = (3, 3, 3, 6, 6, 4, 4, 12, 12, 12, 12)
 _GROUPED: Final = (2, 6, 2, 4, 5, 5, 3, 9, 8, 7, 30)
 CUBE: Final = (4, 4, 4, 4, 4, 4, 4, 16, 16, 16, 16)
 _MORE_QUERIES: Final = (2, 2, 2, 8, 5, 9, 3, 7, 8, 6, 18)
-# Whole tiles of keys and channels: what is lost of a short one is not lost here.
+# Whole tiles of keys and channels: nothing of a short tile can be lost here.
 _WHOLE: Final = (1, 2, 2, 3, 16, 8, 8, 16, 16, 16, 16)
 _SHAPES: Final = (_APART, _ALIKE, _MORE_QUERIES)
 _LONG: Final = (1, 2, 2, 3, 150, 72, 5, 8, 9, 7, 40)
 # Logits of the only kept key that show fills of -1 .. -1e7; not near a multiple of a common fill.
 _TARGETS: Final = (6e1, 7e2, 2.3e4, 2.3e5, 3.7e6, 4.1e7)
-# Low ones, and two thirds of them, between fills of -3e4, -5e4, and -6e4 or -65504.
+# Low targets that, with two thirds of them, separate fills of -3e4, -5e4, and -6e4 or -65504.
 _LOW_TARGETS: Final = (5.95e4,)
-# The lowest logit is two thirds of them: between fills of -3e4, -5e4, -6e4 or -65504, and -1e5.
+# The lowest logit is two thirds of a target, to separate fills of -3e4, -5e4, -6e4 or -65504, -1e5.
 _TARGETS_OF_THE_TRIANGLE: Final = (*_TARGETS, 6e4, 8.3e4, 1.2e5)
 _NEAR_TARGET: Final = 1.5
 _SCALES: Final = (0.3, 1.7, 0.0, -0.4)
 _SOFTCAP: Final = 1.5
 _PAST: Final = 3
-# Cached keys of a layer that attends to itself: as many at most.
+# The most cached keys of a layer with self-attention.
 _CACHED_IN_SELF: Final = 3
 _WINDOWS: Final = ((1, 2), (2, -1), (-1, 1), (1, 0))
-# Problems of the battery besides the first ones from which on it is long.
+# A battery is long from this number of problems on, not counting the first.
 MANY: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatteryEntry:
-    """One problem of the battery, before it meets a candidate.
+    """A problem of the battery before its sizes are fitted to a candidate.
 
-    ``first`` are those that mostly suffice: each feature alone.
+    ``first`` entries, with a single feature each, mostly suffice.
     """
 
     sizes: tuple[int, ...]
@@ -78,10 +78,9 @@ class BatteryEntry:
 
 
 class Observation:
-    """What a candidate answers on the battery; what it cannot be called with is left out.
+    """A candidate's answers to the battery, without impossible calls.
 
-    It is called once for each problem, when that is asked for; not where answers are ``given``,
-    which stand for those to the whole battery.
+    Each problem is asked once, on demand. ``given`` answers replace those to the whole battery.
     """
 
     def __init__(self, subject: Subject, given: Sequence[BatteryAnswer] | None = None) -> None:
@@ -92,28 +91,26 @@ class Observation:
 
     @cached_property
     def _drawn(self) -> dict[Problem, bool]:
-        """The problems that are drawn, in order, and which come first."""
         return dict(listed(self.subject, "drawn", lambda: _drawn(self.subject).items()))
 
     @cached_property
     def _made(self) -> list[Inputs]:
-        """The inputs that are made otherwise."""
         return listed(self.subject, "made", lambda: _made(self.subject))
 
     @cached_property
     def is_long(self) -> bool:
-        """Whether the first answers are so much fewer that it is worth trying them alone."""
+        """Whether the first answers are few enough to be tried alone."""
         return self._given is None and list(self._drawn.values()).count(False) >= MANY
 
     @cached_property
     def first(self) -> list[BatteryAnswer]:
-        """The answers in which each feature is alone."""
+        """The answers to problems with a single feature."""
         drawn = [problem for problem, first in self._drawn.items() if first]
         return [*self._answered(drawn), *self._answered_made]
 
     @property
     def others(self) -> Iterator[BatteryAnswer]:
-        """The answers that are not among the first, each when it is asked for."""
+        """The further answers, each asked for on demand."""
         drawn = (problem for problem, first in self._drawn.items() if not first)
         return chain.from_iterable(self._answered([problem]) for problem in drawn)
 
@@ -129,7 +126,6 @@ class Observation:
         return self._answers_to([(inputs, None) for inputs in self._made])
 
     def _answered(self, problems: Sequence[Problem]) -> list[BatteryAnswer]:
-        """The answers to problems, then those to the same with keys in a cache."""
         for one in problems:
             if one not in self._cached:
                 make = partial(cached_in_self, self.subject, [one])
@@ -147,14 +143,14 @@ class Observation:
 
 
 def observe(subject: Subject) -> list[BatteryAnswer]:
-    """What the candidate answers on the whole battery."""
+    """Return the candidate's answers to the whole battery."""
     return Observation(subject).whole
 
 
 def answers_to(subject: Subject, problems: Sequence[Problem]) -> list[BatteryAnswer]:
-    """What the candidate answers to problems, each of which it is asked once.
+    """Return the candidate's answers to problems, each asked once.
 
-    Those that it cannot be called with are left out.
+    Problems that it cannot be called with are left out.
     """
     answered = subject.answered if isinstance(subject, DiagnosedSubject) else {}
     for problem in problems:
@@ -167,7 +163,7 @@ def answers_to(subject: Subject, problems: Sequence[Problem]) -> list[BatteryAns
 def answers_near(
     subject: Subject, problem: Problem, reach: Sequence[str] = REACH
 ) -> list[BatteryAnswer]:
-    """What the candidate answers to the neighbours of a problem, and to some of them cached."""
+    """Return the answers to the neighbours of a problem, and to cached variants of them."""
     problems = neighbours(subject, problem, reach)
     cached = (answer_to(subject, inputs) for inputs in cached_in_self(subject, problems))
     answers = answers_to(subject, problems)
@@ -175,7 +171,7 @@ def answers_near(
 
 
 def answers_to_pairs(subject: Subject, seed: int) -> list[BatteryAnswer]:
-    """What the candidate answers to problems in which any two of its options and sizes meet."""
+    """Return the answers to problems with all pairs of options and sizes."""
     space = Space(mask="maybe", finite_bias="maybe", values=("normal",))
     together = partial(options_together, subject.candidate, space, dtype=subject.dtype)
     problems = listed(subject, "together", together)
@@ -183,7 +179,7 @@ def answers_to_pairs(subject: Subject, seed: int) -> list[BatteryAnswer]:
 
 
 def answers_at_equal_sizes(subject: Subject) -> list[BatteryAnswer]:
-    """What the candidate answers to the battery where all sizes are the same."""
+    """Return the answers to the battery with all sizes equal."""
     plans = (replace(plan, sizes=CUBE) for plan in _plans(subject.candidate))
     problems = filter(None, (fitted_problem(subject, plan) for plan in plans))
     answers = answers_to(subject, list(dict.fromkeys(problems)))
@@ -192,7 +188,7 @@ def answers_at_equal_sizes(subject: Subject) -> list[BatteryAnswer]:
 
 
 def plainest_wrong(answers: Iterable[BatteryAnswer]) -> BatteryAnswer | None:
-    """The plainest wrong answer to a problem that was drawn, if there is one."""
+    """Return the plainest wrong answer to a drawn problem, or None."""
     wrong = (one for one in answers if one.problem is not None and one.margin > 1.0)
     return min(wrong, key=lambda one: plainness(one.inputs), default=None)
 
@@ -200,9 +196,9 @@ def plainest_wrong(answers: Iterable[BatteryAnswer]) -> BatteryAnswer | None:
 def answer_to(
     subject: Subject, inputs: Inputs, problem: Problem | None = None
 ) -> BatteryAnswer | None:
-    """The answer to some inputs as float64, of whatever shape; None if it is no such tensor.
+    """Return the answer as float64, of whatever shape; None if no floating tensor returns.
 
-    ``problem`` is what they were drawn from, if they are that as it is.
+    ``problem`` is the unmodified problem behind ``inputs``, else None.
     """
     try:
         forward = subject.forward(inputs)
@@ -221,14 +217,14 @@ def answer_to(
 def answer_from(
     subject: Subject, inputs: Inputs, output: Any, problem: Problem | None = None
 ) -> BatteryAnswer | None:
-    """What a candidate returned, as a float64 answer; None if it is no such tensor."""
+    """Return a candidate's returned value as a float64 answer; None if it is no such tensor."""
     if isinstance(output, tuple) and output:
         output = output[0]
     output = plainly(output) if is_tensor(output) else None  # no operator of a subclass runs here
     if output is None or not output.is_floating_point():
         return None
     fits = tuple(output.shape) == presented_shape(inputs)
-    # In the axes of another layout it is no right answer, though it may have the shape of one.
+    # With the axes of another layout an answer is wrong, though its shape may fit.
     in_axes = not inputs.head_layout.has_sequences and output.dim() == len(presented_shape(inputs))
     if inputs.batched and (fits or in_axes):
         output = canonical_output(output, inputs)
@@ -239,10 +235,10 @@ def answer_from(
 
 
 def battery(subject: Subject) -> Iterator[Inputs]:
-    """The problems that a candidate can be asked, plain ones first.
+    """Yield the possible problems of a candidate, plain problems first.
 
-    Rows without keys are left out where nothing is promised about them: what the candidate makes of
-    them is no mistake, and a layer that mixes tokens carries it everywhere.
+    Rows without keys are left out if nothing is promised about them: no answer is a mistake there,
+    and a layer that mixes tokens spreads the answer everywhere.
     """
     return (inputs for inputs, _ in _promised(subject))
 
@@ -252,7 +248,7 @@ def _promised(subject: Subject) -> Iterator[tuple[Inputs, Problem | None]]:
 
 
 def can_be_asked(subject: Subject, inputs: Inputs) -> bool:
-    """Whether the declaration allows the number of keys: a window has so many places."""
+    """Whether the declaration allows the number of keys, which a window may limit."""
     fitted = fitted_geometry(inputs.geometry, subject.candidate, Space())
     return fitted.key_length == inputs.geometry.key_length
 
@@ -266,9 +262,9 @@ def _has_empty_rows(subject: Subject, inputs: Inputs) -> bool:
 
 
 def cached_in_self(subject: Subject, problems: Iterable[Problem]) -> Iterator[Inputs]:
-    """Problems with a part of the keys cached, for a layer that attends to itself alone.
+    """Yield problems with a part of the keys cached, for a layer with self-attention alone.
 
-    What attends elsewhere draws caches like any other option.
+    Other candidates draw caches like any other option.
     """
     if can_cache(subject.candidate) or draws_cache(subject.candidate):
         return
@@ -284,7 +280,6 @@ def _every(subject: Subject) -> Iterator[tuple[Inputs, Problem | None]]:
 
 
 def _drawn(subject: Subject) -> dict[Problem, bool]:
-    """The problems of all plans in order, and which of them come first."""
     drawn: dict[Problem, bool] = {}
     fitted = cache(partial(_fitted, subject.candidate))  # many plans have the same sizes
     for plan in _plans(subject.candidate):
@@ -295,12 +290,10 @@ def _drawn(subject: Subject) -> dict[Problem, bool]:
 
 
 def _made(subject: Subject) -> Iterator[Inputs]:
-    """Inputs that are no problem as it is drawn."""
     yield from chain(_large(subject), _stretched(subject), _lowered(subject))
 
 
 def _plans(candidate: Candidate) -> Iterator[BatteryEntry]:
-    """Every feature alone, then with others."""
     declared = candidate.declaration
     for sizes in (_APART, _ALIKE, _GROUPED, CUBE, _MORE_QUERIES, _LONG, _WHOLE):
         yield BatteryEntry(sizes=sizes, first=True)
@@ -316,7 +309,6 @@ def _plans(candidate: Candidate) -> Iterator[BatteryEntry]:
 
 
 def _structured(candidate: Candidate) -> Iterator[BatteryEntry]:
-    """Bias, the arguments of a call, and causality, each alone and with a mask."""
     declared, extras = candidate.declaration, _extras(candidate)
     if "bias" in declared.masks:
         for sizes in _SHAPES:
@@ -358,7 +350,6 @@ def _extras(candidate: Candidate) -> list[dict[str, Any]]:
 
 
 def _caches(candidate: Candidate) -> list[dict[str, Any]]:
-    """Some keys cached, alone and with each other argument."""
     if not draws_cache(candidate):
         return []
     given = {"scale": 0.3, "softcap": _SOFTCAP, "window": (1, 1)}
@@ -373,7 +364,6 @@ def _masked(
     causal: bool,
     sizes: tuple[int, ...] | None = None,
 ) -> Iterator[BatteryEntry]:
-    """Every form with every argument."""
     for form in candidate.declaration.masks:
         for more in extras:
             yield BatteryEntry(
@@ -388,12 +378,11 @@ def _masked(
 
 
 def plain_problem(subject: Subject) -> Problem | None:
-    """The plainest problem that a candidate can be called with."""
+    """Return the plainest problem that a candidate can be called with."""
     return fitted_problem(subject, BatteryEntry(sizes=_APART))
 
 
 def _fitted(candidate: Candidate, sizes: tuple[int, ...]) -> Geometry:
-    """The nearest sizes that the candidate can be called with."""
     drawn = Geometry(**dict(zip(FIELDS, sizes, strict=True)))
     return draft_geometry(drawn, candidate, Space(values=("normal",)))
 
@@ -401,7 +390,7 @@ def _fitted(candidate: Candidate, sizes: tuple[int, ...]) -> Geometry:
 def fitted_problem(
     subject: Subject, plan: BatteryEntry, fitted: Geometry | None = None
 ) -> Problem | None:
-    """The nearest problem that the candidate can be asked; ``fitted`` are its sizes if known."""
+    """Return the nearest problem that the candidate can be asked; ``fitted`` are known sizes."""
     candidate = subject.candidate
     mask = _mask(candidate, plan)
     if plan.form and mask is None:
@@ -418,7 +407,7 @@ def fitted_problem(
 
 
 def _mask(candidate: Candidate, plan: BatteryEntry) -> MaskPlan | None:
-    """The mask in the shape with the most axes, or with the fewest."""
+    """Return the mask in the shape with the most axes, or (``broad``) with few axes."""
     if not plan.form:
         return None
     options = Space(forms=(plan.form,), mask="always").options(candidate)
@@ -430,7 +419,6 @@ def _mask(candidate: Candidate, plan: BatteryEntry) -> MaskPlan | None:
 
 
 def _broad(shapes: list[str]) -> str:
-    """A shape without heads, with the batch and as few others as there are."""
     return next((shape for shape in shapes if "B" in shape and "H" not in shape), shapes[0])
 
 
@@ -439,7 +427,7 @@ def _axes(shape: str) -> int:
 
 
 def _large(subject: Subject) -> Iterator[Inputs]:
-    """Logits past the range of the exponential, high and low."""
+    """Yield logits past the range of the exponential, high and low."""
     problem = fitted_problem(subject, BatteryEntry(sizes=_APART, seed=21))
     if problem is None or subject.candidate.declaration.inputs == "self":
         return
@@ -450,7 +438,7 @@ def _large(subject: Subject) -> Iterator[Inputs]:
 
 
 def _stretched(subject: Subject, sizes: tuple[int, ...] = _APART) -> Iterator[Inputs]:
-    """Single keys far below the hidden ones, and far below hidden by the triangle."""
+    """Yield single kept keys with logits far below, or far above, hidden ones."""
     space = Space(values=("normal",), mask="always", least=(("key_length", 3),))
     options = space.options(subject.candidate)
     if not options:
@@ -473,9 +461,9 @@ def _stretched(subject: Subject, sizes: tuple[int, ...] = _APART) -> Iterator[In
 def _without_squares(
     subject: Subject, drawn: Inputs, stretched: Inputs, target: float, *, low: bool
 ) -> Inputs:
-    """Self-attention with no logit farther from zero than a target, of those that it is about.
+    """Return self-attention whose relevant logits stay near the target.
 
-    The enlarged tokens are queries, too, and see squared logits: far past every usual fill.
+    The enlarged tokens are queries as well and would give squared logits, far past usual fills.
     """
     scores = subject.golden(stretched).core.scores
     about = scores[..., :1] if low else scores[..., 1:]
@@ -486,7 +474,7 @@ def _without_squares(
 
 
 def _lowered(subject: Subject) -> Iterator[Inputs]:
-    """The first key far below those that the triangle hides from the first query."""
+    """Yield inputs whose first key lies far below the keys that causality hides from query 0."""
     if subject.candidate.declaration.causal is None:
         return
     base = fitted_problem(subject, BatteryEntry(sizes=_ALIKE, seed=33, causal=True))

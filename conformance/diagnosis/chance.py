@@ -1,4 +1,4 @@
-"""What chance decides in answers: random numbers, the streams of a device, a race."""
+"""Finds chance in answers: random numbers, unordered device streams, races."""
 
 from __future__ import annotations
 
@@ -32,25 +32,23 @@ RANDOM: Final = "random-answers"
 _FIX: Final = (
     "drop nothing unless a call asks for it: dropout_p=self.dropout if self.training else 0.0"
 )
-# So often that a race, which has few answers, hardly gives one to each seed; in an order without a
-# period, which a count of calls may have.
+# Seeds too many for a race to mimic, without a period, which a count of calls has.
 _SEEDS: Final = (1, 2, 2, 1, 2, 1, 1, 2, 2, 1, 1, 2)
 _FIX_OF_RACES: Final = (
     "give each thread an accumulator and rows of its own, or have threads wait for each other"
 )
 UNORDERED: Final = "streams-not-ordered"
-# How often a call must be right when its device is waited for, before its streams are blamed.
+# Right answers with waits for the device before its streams are blamed.
 _TIMES: Final = 4
-# How often a failing call is made again; on a CPU, where races are rare, it is enough that it fails
-# so often at first.
+# How often a failing call is repeated; on a CPU, where races are rare, the first failures suffice.
 _MADE_AGAIN: Final = 16
 _AT_FIRST: Final = 3
-# How often a call is made where a race is looked for.
+# Equal calls in the search for a race.
 _RACES: Final = 32
 
 
 class Chance:
-    """Finds what chance decides in answers: when a device's streams work, or random numbers."""
+    """Finds whether random numbers, races or device streams decide answers; remembers results."""
 
     def __init__(self) -> None:
         self._unordered: set[Subject] = set()
@@ -66,10 +64,10 @@ class Chance:
         *,
         numbers: bool,
     ) -> dict[str, Any] | None:
-        """The report's entry, None where chance decides nothing.
+        """Return the report's entry; None if chance decides nothing.
 
-        ``fails`` asks a subject the failing problem; ``numbers`` says whether random numbers may
-        make it fail. They are looked for once.
+        ``fails`` asks a subject the failing problem; ``numbers`` says whether random numbers may be
+        the cause. They are looked for once.
         """
         unordered = unordered_entry(subject, fails, proven=subject in self._unordered)
         if unordered is not None:
@@ -87,7 +85,7 @@ class Chance:
     def unrepeatable(
         self, subject: Subject, fails: Callable[[Subject], bool]
     ) -> dict[str, Any] | None:
-        """The entry of a failure that no mistake explains, and that does not occur each time."""
+        """Return the entry of an unexplained failure that occurs only sometimes."""
         with forked_random(subject.device):
             failed = []
             for _ in range(_MADE_AGAIN):
@@ -110,7 +108,7 @@ class Chance:
 
 
 def threads_entry(violation: Violation) -> dict[str, Any] | None:
-    """What is said of an answer that is another on several threads; None for other failures."""
+    """Return the entry of an answer that changes with the number of threads, or None."""
     count = violation.measured.get(THREADS)
     if count is None:
         return None
@@ -132,7 +130,7 @@ def threads_entry(violation: Violation) -> dict[str, Any] | None:
 
 
 def race_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
-    """What is said of equal calls that differ unless one processor runs them; None for others."""
+    """Return the entry of a race: equal calls agree only on a single processor; else None."""
     pinned = kind_of(subject.device) == CPU and not subject.candidate.isolated
     pinned = pinned and subject.candidate.graph is None and sys.platform == "linux"
     processors = os.sched_getaffinity(0) if pinned else set()
@@ -164,9 +162,9 @@ def race_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
 
 @contextmanager
 def _on_one_processor(processors: set[int]) -> Iterator[None]:
-    """Run this process on one of its processors, where all of its threads take turns.
+    """Run all threads of this process on one processor.
 
-    Threads that are started meanwhile stay where the one that starts them is.
+    Threads that are started meanwhile inherit the processor of their parent.
     """
 
     def move(to: set[int]) -> None:
@@ -182,17 +180,16 @@ def _on_one_processor(processors: set[int]) -> Iterator[None]:
 
 
 def _seeded(subject: Subject, forward: Forward, inputs: Inputs) -> Tensor:
-    """An answer for the same seed of torch each time."""
     with forked_random(subject.device):
         seed_random(subject.device, _SEEDS[0])
         return subject.call(forward, inputs).output
 
 
 def random_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
-    """What makes a candidate answer at random, None where torch's seed decides nothing.
+    """Return the entry of answers that torch's seed decides, or None.
 
-    It answers the failing problem, and one of equal keys and equal values: every row of that
-    returns as many values as were kept, which distinguishes dropout from other random numbers.
+    The candidate answers the failing problem and a problem of equal keys and equal values, whose
+    rows count the kept values: this separates dropout from other random numbers.
     """
     if not subject.candidate.golden_known or subject.candidate.kind == "positions":
         return None
@@ -210,7 +207,7 @@ def random_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
 
 
 class Waiting(Subject):
-    """A subject whose device is waited for before or after each call, or both."""
+    """A subject that waits for its device before calls, after calls, or both."""
 
     def __init__(self, subject: Subject, *, before: bool, after: bool) -> None:
         vars(self).update(vars(subject))
@@ -218,15 +215,15 @@ class Waiting(Subject):
         self.gradients = _WaitingDifferentiator(self)
 
     def forward(self, inputs: Inputs) -> Forward:
-        """The candidate's own, between two moments at which its device has nothing left to do."""
+        """Return the candidate's forward with waits for the device."""
         return self.waiting(super().forward(inputs))
 
     def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
-        """The call of any forward, such as one that was built for gradients, in the same way."""
+        """Call a forward with the same waits."""
         return super().call_with(self.waiting(forward), call_arguments, inputs)
 
     def waiting(self, own: Forward) -> Forward:
-        """A function between two moments at which the device has nothing left to do."""
+        """Wrap a function in waits for the device."""
 
         def waited(*positional: Any, **keywords: Any) -> Any:
             if self.before:
@@ -240,12 +237,9 @@ class Waiting(Subject):
 
 
 class _WaitingDifferentiator(Differentiator):
-    """Differentiates a waiting subject: its backward passes are waited for, too."""
-
     subject: Waiting
 
     def tape(self, inputs: Inputs, **how: Any) -> Taped:
-        """The recorded call, whose backward pass waits as the call did."""
         taped = super().tape(inputs, **how)
         return _WaitingTaped(**vars(taped), subject=self.subject)
 
@@ -257,7 +251,6 @@ class _WaitingTaped(Taped):
     def backward(
         self, gradient: Tensor | None, *, of_weights: Tensor | None = None, again: bool = False
     ) -> None:
-        """Add to the gradients of the leaves, between two moments of an idle device."""
         pass_back = partial(super().backward, of_weights=of_weights, again=again)
         self.subject.waiting(pass_back)(gradient)
 
@@ -265,10 +258,10 @@ class _WaitingTaped(Taped):
 def unordered_entry(
     subject: Subject, fails: Callable[[Subject], bool], *, proven: bool
 ) -> dict[str, Any] | None:
-    """What is said of answers that are wrong unless their device is waited for; None for others.
+    """Return the entry of answers that are right only if the device is waited for, or None.
 
-    ``fails`` asks a subject the failing problem. That must fail again, unless such a failure of the
-    candidate is ``proven`` already: whether work comes too late is chance.
+    ``fails`` asks a subject the failing problem. It must fail again, unless such a failure is
+    ``proven`` already: late work is a matter of chance.
     """
     if kind_of(subject.device) == CPU:
         return None
@@ -280,7 +273,7 @@ def unordered_entry(
     again = proven or any(fails(subject) for _ in range(_TIMES))
     if not again or not right(before=True, after=True):
         return None
-    # What earlier calls decide may be right from now on whether the device is waited for or not.
+    # A failure by earlier calls may be gone now, with or without waiting.
     if not proven and not any(fails(subject) for _ in range(_TIMES)):
         return None
     stream = f"torch.{kind_of(subject.device)}.current_stream()"
@@ -311,7 +304,6 @@ def _entry(dropped: str) -> dict[str, Any]:
 
 
 def _decided_by_seed(subject: Subject, inputs: Inputs) -> Tensor | None:
-    """An answer where equal seeds give the same one and others do not; None elsewhere."""
     answers: list[Tensor] = []
     try:
         forward = subject.forward(inputs)
@@ -335,7 +327,7 @@ def _decided_by_seed(subject: Subject, inputs: Inputs) -> Tensor | None:
 
 
 def _dropped(subject: Subject, inputs: Inputs, answer: Tensor) -> str:
-    """What was dropped of a problem of equal tokens, with which probability; "" if nothing was."""
+    """Say what was dropped of a problem of equal tokens, with which probability, or ""."""
     shares, slack = shares_of(subject, inputs, answer)
     if shares is None:
         return ""
@@ -360,7 +352,6 @@ def _dropped(subject: Subject, inputs: Inputs, answer: Tensor) -> str:
 
 
 def _all_or_nothing(shares: Tensor, slack: Tensor) -> bool:
-    """Whether some elements are zero and all others the same multiple of what they should be."""
     dropped = shares.abs() <= slack
     kept = shares[~dropped]
     if not kept.numel() or not bool(dropped.any()):
@@ -369,7 +360,7 @@ def _all_or_nothing(shares: Tensor, slack: Tensor) -> bool:
 
 
 def _differ(shares: Tensor, slack: Tensor) -> bool:
-    """Whether channels of one row, which only a core shows, were dropped independently."""
+    """Whether channels of a row, visible only in cores, were dropped independently."""
     if shares.dim() != len("BHLD"):
         return False
     return bool(((shares - shares[..., :1]).abs() > 2.0 * slack).any())

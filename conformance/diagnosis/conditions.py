@@ -1,4 +1,4 @@
-"""What problems may have in common: the words for where a mistake shows, and where it does not."""
+"""Properties of problems, with the words for where a mistake shows and where it does not."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ MANY_KEYS: Final = 64
 class Condition:
     """A property that inputs have or lack.
 
-    ``words`` follow "only"; ``otherwise`` are those of inputs that lack it. ``implies`` names a
-    condition that holds wherever this one does. ``sizes`` is the same of sizes alone, where they
-    decide.
+    ``words`` follow "only", and ``otherwise`` is their negation. ``implies`` names a weaker
+    condition. ``sizes`` is the rule on sizes, if sizes alone decide.
     """
 
     name: str
@@ -43,7 +42,7 @@ class Condition:
 
     @property
     def negated(self) -> Condition:
-        """The condition that inputs lack this one."""
+        """The condition that inputs lack the property."""
         rule = self.sizes
         return Condition(
             f"not {self.name}",
@@ -65,7 +64,6 @@ def _of_sizes(
     implies: str = "",
     otherwise: str = "",
 ) -> Condition:
-    """The condition that sizes meet, those of some ``fields`` of ``Geometry``."""
     return Condition(
         name,
         words,
@@ -141,7 +139,7 @@ CONDITIONS: Final[tuple[Condition, ...]] = (
 
 @dataclass(frozen=True)
 class SizeLimit(Condition):
-    """That a size is above a number, or at most that."""
+    """The condition that a size is above a number, or at most the number."""
 
     field: str = ""
     number: int = 0
@@ -149,7 +147,7 @@ class SizeLimit(Condition):
 
 
 def size_limit(field: str, number: int, *, above: bool) -> SizeLimit:
-    """The condition that a size of the call, a field of ``Geometry``, is above or at most one."""
+    """Return the condition that a field of ``Geometry`` is above a number, or at most it."""
     name, one = SIZES[field]
     said, sign = ("more than", ">") if above else ("at most", "<=")
 
@@ -180,16 +178,16 @@ SIZES: Final[dict[str, tuple[str, str]]] = {
 
 
 def size_limits(made: Sequence[Geometry], spared: Sequence[Geometry]) -> Iterator[SizeLimit]:
-    """Limits of sizes that all of ``made`` keep, and some of ``spared`` do not."""
+    """Yield limits of sizes that all ``made`` keep and at least one ``spared`` violates."""
     for field in SIZES:
         sizes = ([getattr(one, field) for one in some] for some in (made, spared))
         yield from (size_limit(field, number, above=above) for number, above in limits(*sizes))
 
 
 def limits(made: Sequence[int], spared: Sequence[int]) -> Iterator[tuple[int, bool]]:
-    """Numbers that all of ``made`` are above, or at most, and some of ``spared`` are not.
+    """Yield numbers, with True for lower limits, that separate all ``made`` from some ``spared``.
 
-    Yields the number and whether it is the lower limit: of those that do as well the plainest one.
+    Of equally good numbers the plainest is taken.
     """
     if not made:
         return
@@ -203,7 +201,7 @@ def limits(made: Sequence[int], spared: Sequence[int]) -> Iterator[tuple[int, bo
 
 
 def plainest(least: int, most: int) -> int:
-    """Of some whole numbers the one that the highest power of two divides."""
+    """Return the number in a range that the highest power of two divides."""
     return max(range(least, most + 1), key=lambda number: number & -number)
 
 
@@ -280,13 +278,13 @@ def _varies(axis: int, words: str) -> Condition:
 
 @dataclass(frozen=True)
 class ScaleLimit(Condition):
-    """That the scale of the call is below a number."""
+    """The condition that the scale of the call is below a number."""
 
     number: float = 0.0
 
 
 def scale_below(number: float) -> ScaleLimit:
-    """The condition that the scale of the call is below a number."""
+    """Return the condition that the scale of the call is below a number."""
     words = f"a scale below {number:g} of the call"
     return ScaleLimit(
         f"scale < {number:g}",
@@ -302,7 +300,7 @@ def _hides_the_future(inputs: Inputs) -> bool:
     return inputs.causal or (inputs.window is not None and inputs.window[1] == 0)
 
 
-# What the place of a mistake in the code may depend on; the plainest come first.
+# Conditions that a branch in the code may test, the plainest first.
 FINER: Final[tuple[Condition, ...]] = (
     _of_sizes(
         "query_length",
@@ -415,7 +413,7 @@ FINER: Final[tuple[Condition, ...]] = (
     _varies(0, "batch items"),
     _varies(1, "heads"),
     _varies(2, "queries"),
-    # What axes that are taken for each other, and that shapes decide on, have in common.
+    # Equal sizes: only then can axes be confused.
     *(
         _as_many(*fields)
         for fields in (
@@ -429,13 +427,13 @@ FINER: Final[tuple[Condition, ...]] = (
 
 
 def plainness(inputs: Inputs) -> tuple[int, int]:
-    """What is smaller for the plainer of two calls: options, then sizes."""
+    """Order calls, the plainest first: by options, then by size."""
     options = sum(condition.holds(inputs) for condition in CONDITIONS)
     return options, inputs.geometry.logits
 
 
 def calls_for_weights(subject: Subject) -> Subject:
-    """The subject of a candidate that answers each call as one that asks for the weights."""
+    """Return the subject of a candidate that answers each call as if the weights were asked for."""
 
     def asking(called: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*positional: Any, **keywords: Any) -> Any:
@@ -449,7 +447,7 @@ def calls_for_weights(subject: Subject) -> Subject:
 
 
 def of_calls_for_weights(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is said of a candidate whose calls that ask for the weights have some diagnosis."""
+    """Limit entries, in their text, to calls that return the weights."""
     return [
         {**entry, "text": f"{entry['text']} (only where the weights are returned)"}
         for entry in entries

@@ -1,4 +1,4 @@
-"""One candidate in one dtype: what it answers, which mistakes explain it, and which failure."""
+"""Diagnoses one candidate in one dtype: its answers, the mistakes behind them, its failures."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from .statement_search import (
 )
 from .ways import Ways
 
-# Failing problems whose neighbours are searched for what explains them.
+# Failing problems whose neighbours are searched for an explanation.
 MOST_SEARCHES: Final = 2
 
 
 class Diagnostician:
     """Explains the failures of one candidate in one dtype; the search is made once.
 
-    ``observed`` are answers that stand for those to the whole battery.
+    ``observed`` answers replace those to the whole battery.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Diagnostician:
     def explain(
         self, clause: Clause | None = None, problem: Problem | None = None
     ) -> list[dict[str, Any]]:
-        """What explains a failure of a clause on a problem, or all answers of the battery.
+        """Return entries that explain a clause's failure on a problem, or all battery answers.
 
-        ``unknown-mistake`` where something is wrong and nothing named explains it. The first has a
-        ``picture`` where wrong weights can be read, unless its name has one of a problem as small
-        already. Entries have the ``line`` that makes the mistake where it can be known.
+        The entry is ``unknown-mistake`` if something is wrong without a name. The first entry has a
+        ``picture`` if wrong weights can be read, unless its name has a picture of a problem as
+        small. Entries have the ``line`` that makes the mistake, if known.
         """
         candidate = self.subject.candidate
         if not candidate.golden_known or candidate.kind == "positions":
@@ -98,7 +98,6 @@ class Diagnostician:
     def _in_parts(
         self, entry: dict[str, Any], clause: Clause | None, problem: Problem | None
     ) -> dict[str, Any]:
-        """An entry of several mistakes with each by itself, and whether it makes a clause fail."""
         named = (one for one in self.explanations if one.entry["name"] == entry["name"])
         known = next(named, Explanation(entry=entry)).made
         made = tuple(part for one in known for part in one.parts or (one,))
@@ -111,10 +110,10 @@ class Diagnostician:
     def _failing_alone(
         self, made: Combination, clause: Clause | None, problem: Problem | None
     ) -> Combination:
-        """The mistakes that make a clause fail on a problem without the others.
+        """Return the mistakes that alone make a clause fail on a problem.
 
-        Where none surely does, as what leaves rows without keys may return anything, those that
-        alone explain every answer to its calls.
+        If none surely does (rows without keys may return anything), return the mistakes that alone
+        explain every answer to the clause's calls.
         """
         if clause is None or problem is None:
             return made
@@ -125,7 +124,6 @@ class Diagnostician:
         return tuple(sure or alone)
 
     def _part(self, mistake: NamedMistake, made: Combination) -> dict[str, Any]:
-        """One of several mistakes as an entry, with its own line, which is looked for once."""
         if mistake.name not in self._lines:
             wrong = telling(None, self.observed, named=True)
             alone = [one for one in wrong if explains(self.subject, (mistake,), one)]
@@ -142,7 +140,7 @@ class Diagnostician:
 
     def _explained(self, clause: Clause | None, problem: Problem | None) -> list[dict[str, Any]]:
         shown = None if problem is None else answer_to(self.subject, self.subject.inputs(problem))
-        # A wrong answer is what explains its gradients, also where it is the only one.
+        # A wrong answer explains wrong gradients, even if it is the only one.
         if clause is not None and problem is not None and clause.family == "gradients":
             right = shown is None or shown.margin <= 1.0
             if right or self.anything_wrong:
@@ -191,7 +189,6 @@ class Diagnostician:
     def _of_earlier_calls(
         self, problem: Problem | None, shown: BatteryAnswer | None
     ) -> list[dict[str, Any]]:
-        """What is said where earlier calls make an answer wrong; empty for all others."""
         if self._of_state is not None:
             self._state = self._of_state
             return [self._state]
@@ -202,7 +199,6 @@ class Diagnostician:
         return [order] if order else []
 
     def _of_order(self, problem: Problem | None, shown: BatteryAnswer | None) -> dict[str, Any]:
-        """What is said where earlier calls make this answer wrong, else the plainest wrong one."""
         own = problem if shown is not None and shown.margin > 1.0 else None
         if self._state and own is not None:  # the call that this answer is wrong after
             return earlier.order_entry(self.subject, own) or self._state
@@ -217,7 +213,6 @@ class Diagnostician:
     def _located(
         self, entries: list[dict[str, Any]], problem: Problem | None
     ) -> list[dict[str, Any]]:
-        """The entries with the line of what they name, which is looked for once."""
         names = [str(entry["name"]) for entry in entries]
         key = " | ".join(names)
         if key not in self._lines:
@@ -239,16 +234,15 @@ class Diagnostician:
         return [one.entry for one in explanations if self._fits(one, clause, problem)]
 
     def _searches_left(self, shown: BatteryAnswer | None) -> bool:
-        """Whether one more failing problem is searched: of a few, where the answer is wrong."""
         if shown is None or shown.margin <= 1.0:
             return False
         self._searches += 1
         return self._searches <= MOST_SEARCHES
 
     def _unknown(self, clause: Clause | None, shown: BatteryAnswer | None) -> dict[str, Any]:
-        """The entry without a name: what all wrong answers share is said at one clause alone."""
+        """Return the entry without a name; common facts are reported at one clause alone."""
         further, said = self.ways.near if self.anything_wrong else (), self._said
-        if self.explanations:  # those of the other wrong answers say what these have in common
+        if self.explanations:  # the known explanations cover the facts of the other wrong answers
             said = f"{self.explanations[0].entry['name']} explains other wrong answers, not this"
         entry = answer_facts.unknown_entry(
             self.subject, self.observed, shown, said=said, further=further
@@ -263,7 +257,7 @@ class Diagnostician:
 
     @cached_property
     def _of_second_calls(self) -> list[dict[str, Any]]:
-        """What is said where the first call is answered rightly, and not the second."""
+        """The entries if first calls are answered rightly and second calls are not."""
         second = Diagnostician(earlier.second_calls(self.subject), self.mistakes)
         return earlier.of_second_calls(second.explain())
 
@@ -274,12 +268,11 @@ class Diagnostician:
 
     @cached_property
     def _for_weights(self) -> Diagnostician:
-        """Explains the answers to calls that all ask for the weights."""
         return Diagnostician(calls_for_weights(self.subject), self.mistakes)
 
     @cached_property
     def _returned_weights(self) -> list[dict[str, Any]]:
-        """What is returned in place of the weights; nothing where they are right."""
+        """The entries of what is returned in place of the weights; empty if they are right."""
         if self._for_weights.anything_wrong:
             told, wrong = self._for_weights.explain(), "wrong where the weights are returned"
             named = {one.entry["name"] for one in self._for_weights.explanations}
@@ -292,28 +285,28 @@ class Diagnostician:
 
     @property
     def observed(self) -> list[BatteryAnswer]:
-        """What the candidate answers on the battery, as far as needed, or what is to explain."""
+        """The answers to the battery, as far as needed, or the answers to explain."""
         enough = self.ways.of_first and not self._searched_all
         return self._observation.first if enough else self._observation.whole
 
     @cached_property
     def anything_wrong(self) -> bool:
-        """Whether some answer to the battery is wrong."""
+        """Whether an answer to the battery is wrong."""
         seen = self._observation
         long = seen.is_long and some_wrong(seen.first)
         return long or some_wrong(seen.whole) or some_wrong(self.ways.combined)
 
     @cached_property
     def explanations(self) -> list[Explanation]:
-        """What explains the answers on the battery, and on problems that were not searched.
+        """The explanations of battery answers and of answers that were not searched.
 
-        What explains a failing problem later is added.
+        Explanations of failing problems are added later.
         """
         return list(self.ways.of_first or self.ways.of_all)
 
     @property
     def misplacing(self) -> frozenset[str]:
-        """The names of mistakes found so far that put something in another's place."""
+        """The names of found mistakes that put a tensor or part in another's place."""
         found: list[Explanation] = vars(self).get("explanations", [])
         made = (mistake for one in found for mistake in one.made)
         return frozenset(mistake.name for mistake in made if mistake.misplaces)
@@ -321,11 +314,11 @@ class Diagnostician:
     def _fits(
         self, explanation: Explanation, clause: Clause | None, problem: Problem | None
     ) -> bool:
-        """Whether an explanation holds for the failing problem, and makes the clause fail, too."""
+        """Whether an explanation holds for the failing problem and makes the clause fail."""
         if clause is None or problem is None:
             return True
         answer = answer_to(self.subject, self.subject.inputs(problem))
-        if not explanation.made:  # a scale that is off breaks no law that holds at every scale
+        if not explanation.made:  # a wrong scale breaks no law that holds at every scale
             fits = clause.needs_golden or explanation.entry["name"] != "scale-off"
             return fits and (answer is None or has_no_nan(answer))
         return any(
@@ -336,7 +329,7 @@ class Diagnostician:
         )
 
     def explained_by(self, clause: Clause, problem: Problem, kind: str = "value") -> str:
-        """The name of another failure's mistake that makes this clause fail too, or ""."""
+        """Return the name of another failure's mistake that makes this clause fail too, or ""."""
         kept, asked = str(self._state.get("name", "")), (self.subject, clause, problem)
         if kind in WRONG_ANSWERS:  # no wrong answer explains a violation without one
             names = (self._name_here(one, *asked[1:]) for one in self._breaking(clause, problem))
@@ -353,15 +346,14 @@ class Diagnostician:
         return kept if kept and passes_anew(*asked) else ""
 
     def _name_here(self, one: Explanation, clause: Clause, problem: Problem) -> str:
-        """The name of what makes a clause fail: of several mistakes the one that does so alone."""
+        """Return the only mistake that alone makes a clause fail, else the name of all."""
         alone = self._failing_alone(one.made, clause, problem)
         return str(alone[0].name if len(alone) == 1 else one.entry["name"])
 
     def _of_law(self, clause: Clause, problem: Problem) -> list[dict[str, Any]]:
-        """What makes a clause fail that compares answers with each other alone.
+        """Return the entries behind a failed clause that only compares answers.
 
-        A way to answer that breaks it, if the answers to the battery have been explained by one,
-        or what is kept of earlier calls.
+        Either a known explanation breaks the clause, or earlier calls do.
         """
         self.ways.base = self.ways.base or problem
         breaking = self._breaking(clause, problem) if self.anything_wrong else ()
@@ -371,16 +363,12 @@ class Diagnostician:
         unseen = not self._state and not self.anything_wrong
         if unseen and earlier.keeps_state(self.subject, problem):
             return self._of_second_calls
-        # The first that is said is the name of all that follow: which call decides is looked for.
+        # The first entry names all later failures, so the deciding call is looked for.
         kept = self._state or self._of_state or earlier.order_entry(self.subject, problem)
         self._state = kept or earlier.EARLIER_CALLS
         return [self._state]
 
     def _breaking(self, clause: Clause, problem: Problem) -> Iterator[Explanation]:
-        """The explanations that make a clause fail on a problem when they are acted out.
-
-        Every one makes answers on this device differ from right ones on another.
-        """
         for one in self.explanations:
             if clause.id == answer_facts.ACROSS_DEVICES:
                 yield one
@@ -392,16 +380,15 @@ class Diagnostician:
                 yield one
 
     def _makes_each_answer(self, made: Combination, clause: Clause, problem: Problem) -> bool:
-        """Whether mistakes explain each answer to the calls of a clause, though none is right.
+        """Whether mistakes explain each answer to a clause's calls, although an answer is wrong.
 
-        Acted out exactly, they keep a law that the clause holds to the bound of right answers. A
-        candidate rounds: what it mistakes for its operands may be larger than those of that bound.
+        Acted out exactly, they keep a law that holds up to the bound of right answers. A candidate
+        rounds, and its mistaken operands may have larger errors than this bound allows.
         """
         answers, fails = earlier.answers_to_clause(self.subject, clause, problem)
         return fails and some_wrong(answers) and self.ways.explain_all(made, answers)
 
     def _loses_each_answer(self, entry: dict[str, Any], clause: Clause, problem: Problem) -> bool:
-        """Whether a loss of precision makes each wrong answer to the calls of a clause."""
         answers, fails = earlier.answers_to_clause(self.subject, clause, problem)
         pairs = [(one.inputs, one.output) for one in answers]
         return fails and loses_alike(self.subject, entry, pairs)

@@ -1,4 +1,4 @@
-"""What answers depend on besides the values of inputs: earlier calls, and places in memory."""
+"""Dependence of answers on earlier calls and on places in memory."""
 
 from __future__ import annotations
 
@@ -38,19 +38,18 @@ from .neighbours import OWN, neighbours, with_size
 CHANGED_INPUTS: Final = "state.inputs-unchanged"
 # Layouts whose strides are not those of rows, with nothing beside the elements.
 TRANSPOSED: Final = ("channels-first", "tokens-first")
-# Seconds that executing a candidate's module again may take in all: it may do anything there, and
-# what is known by then is said.
+# Seconds that executing a candidate's module again may take in all: its code may do anything.
 LONGEST_ANEW: Final = 5.0
 _SPENT: Final[WeakKeyDictionary[Subject, float]] = WeakKeyDictionary()
 _FIX: Final = "keep nothing of a call for the next one, or keep it by all that it depends on"
-# What is said of answers that are right for contiguous inputs alone.
+# The entry of answers that are right for contiguous inputs alone.
 STRIDES_IGNORED: Final[dict[str, Any]] = {
     "name": "strides-ignored",
     "text": "a tensor is read as if it lay row after row in memory",
     "fix": "honour the strides of the inputs, or call contiguous() on them",
     "confidence": 1.0,
 }
-# What is said of a second call that is answered wrongly, where nobody can say how.
+# The entry of a second call that is answered wrongly in an unknown way.
 SECOND_CALL: Final[dict[str, Any]] = {
     "name": "state: something of the first call in the second",
     "text": "the answer to the same call is another the second time: something is kept from call "
@@ -58,7 +57,7 @@ SECOND_CALL: Final[dict[str, Any]] = {
     "fix": _FIX,
     "confidence": 1.0,
 }
-# The same of an answer that some earlier call makes wrong.
+# The entry of an answer that an unknown earlier call makes wrong.
 EARLIER_CALLS: Final[dict[str, Any]] = {
     "name": "state: something of earlier calls",
     "text": "the answer depends on earlier calls: this call is answered rightly where it is the "
@@ -69,7 +68,7 @@ EARLIER_CALLS: Final[dict[str, Any]] = {
 
 
 def second_calls(subject: Subject) -> Subject:
-    """The subject of a candidate that answers each call with its second answer to it."""
+    """Return the subject of a candidate whose answer to each call is its second answer."""
 
     def twice(called: Callable[..., Any]) -> Callable[..., Any]:
         def answer(*positional: Any, **keywords: Any) -> Any:
@@ -82,7 +81,7 @@ def second_calls(subject: Subject) -> Subject:
 
 
 def of_second_calls(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is said of a candidate whose second calls have some diagnosis."""
+    """Return entries for a candidate from the diagnosis of its second calls."""
     if not entries or entries[0]["name"] == UNKNOWN:
         return [SECOND_CALL]
     return [
@@ -96,14 +95,14 @@ def of_second_calls(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-# So many copies that have made no call must show the same: what chance decides is no state.
+# Fresh copies that must all show the effect: chance is no state.
 _COPIES: Final = 16
 
 
 def keeps_state(subject: Subject, problem: Problem) -> bool:
-    """Whether one built candidate answers the same call differently the second time.
+    """Whether a built candidate answers the same call differently the second time.
 
-    So do all copies of it that have made no call, where copies can be made.
+    All fresh copies, where copies can be made, must do the same.
     """
     inputs = subject.inputs(problem)
     both = _twice_answered(subject, inputs)
@@ -115,7 +114,6 @@ def keeps_state(subject: Subject, problem: Problem) -> bool:
 
 
 def _twice_answered(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor] | None:
-    """The first and the second answer to a call; None unless both have the expected shape."""
     positional, keywords = arguments(inputs)
     try:
         forward = subject.forward(inputs)
@@ -133,7 +131,7 @@ def _apart(subject: Subject, inputs: Inputs, one: Tensor, other: Tensor) -> bool
     return bool(((one - other).abs() > subject.golden(inputs).bound).any())
 
 
-# Numbers of keys and queries that no other problem has: what is kept of a call by its sizes is new.
+# Numbers of keys and queries that no other problem has: nothing is cached for these sizes.
 _UNSEEN: Final = {"key_length": 13, "query_length": 11}
 # Added to the seed of a problem for the values of its second call.
 _OTHER_SEED: Final = 104_729
@@ -141,10 +139,10 @@ _TWICE: Final = 2
 
 
 def state_entry(subject: Subject) -> dict[str, Any] | None:
-    """What an earlier call leaves in the answer to the next one; None if that cannot be said.
+    """Return the entry that names the trace of an earlier call in the next answer, or None.
 
-    Two calls are made with sizes that are new, and twice so: the second is right with something of
-    the first in place of its own.
+    Two rounds of two calls are made at unseen sizes: the second answer must be right when something
+    of the first call replaces its own.
     """
     base = plain_problem(subject)
     if base is None:
@@ -167,7 +165,6 @@ def state_entry(subject: Subject) -> dict[str, Any] | None:
 
 
 def _options(subject: Subject, problem: Problem) -> Iterator[Problem]:
-    """A problem as it is, and with the first mask, or the first scale, that it can be given."""
     yield problem
     near = neighbours(subject, problem, (OWN,))
     yield from [one for one in near if one.mask is not None and one.scale is None][:1]
@@ -175,7 +172,7 @@ def _options(subject: Subject, problem: Problem) -> Iterator[Problem]:
 
 
 def _left_over(subject: Subject, problem: Problem) -> list[str]:
-    """What of a first call makes the answer to a second one, of other values, right."""
+    """Return what of a first call makes the answer to a second call, of other values, right."""
     earlier = subject.inputs(problem)
     other = subject.inputs(problem.replace(seed=problem.seed + _OTHER_SEED))
     if other.score_shape != earlier.score_shape:
@@ -190,13 +187,15 @@ def _left_over(subject: Subject, problem: Problem) -> list[str]:
     exact = subject.golden(later)
     if not _differ_from(second, exact.output, exact):
         return []
-    apart = later.replace(mode="separate")  # of one object only its keys may be an earlier call's
+    apart = later.replace(
+        mode="separate"
+    )  # with one object for all, only its keys may be an earlier call's
     words = [
         words
         for words, change in _KEPT.items()
         if not _differ_from(second, subject.golden(change(earlier, apart)).output, exact)
     ]
-    # Two wrong answers may be alike in themselves, as zeros are: the first has to be right.
+    # Two wrong answers may be alike, as zeros are: the first has to be right.
     own = subject.golden(earlier)
     if not (_differ_from(second, first, exact) or _differ_from(first, own.output, own)):
         words.insert(0, "the answer of an earlier call")
@@ -206,14 +205,12 @@ def _left_over(subject: Subject, problem: Problem) -> list[str]:
 
 
 def _differ_from(answer: Tensor, expected: Tensor, exact: Golden) -> bool:
-    """Whether an answer is another than some expected one; what is not finite equals nothing."""
     judged = exact.judged.expand(expected.shape)
     near = (answer - expected).abs() <= model.ACTED_ROOM * exact.bound
     return bool((~near & judged).any())
 
 
 def _accumulated(earlier: Inputs, later: Inputs) -> Inputs:
-    """The keys and values of both calls, one after the other; only the later ones with a mask."""
     if later.masked:
         return later
     both = (
@@ -222,7 +219,7 @@ def _accumulated(earlier: Inputs, later: Inputs) -> Inputs:
     return later.with_tokens(**dict(zip(("key", "value"), both, strict=True)))
 
 
-# What a candidate may keep of a call: the later inputs with that of the earlier ones.
+# What a candidate may keep of a call: the later inputs with parts of the earlier ones.
 _KEPT: Final[dict[str, Callable[[Inputs, Inputs], Inputs]]] = {
     "the query of an earlier call": lambda earlier, later: later.with_tokens(query=earlier.query),
     "the keys of an earlier call": lambda earlier, later: later.with_tokens(key=earlier.key),
@@ -240,14 +237,14 @@ _KEPT: Final[dict[str, Callable[[Inputs, Inputs], Inputs]]] = {
     "the scale of an earlier call": lambda earlier, later: later.replace(scale=earlier.scale),
 }
 
-# Sizes of an earlier call beside those of the failing one, with what is said of it.
+# Sizes in which an earlier call differs from the failing one, with their words.
 _RESIZED: Final = (
     ("key_length", "keys"),
     ("query_length", "queries"),
     ("batch", "items"),
     ("num_heads", "heads"),
 )
-# What is changed besides where it is confirmed that a call decides about a later one.
+# Further changes with which the effect of an earlier call is confirmed.
 _OTHERWISE: Final[tuple[dict[str, Any], ...]] = (
     {"values": "normal"},
     {"values": "normal", "mask": None},
@@ -256,7 +253,7 @@ _OTHERWISE: Final[tuple[dict[str, Any], ...]] = (
 
 
 def _earlier_calls(subject: Subject, problem: Problem) -> Iterator[tuple[str, Problem]]:
-    """Calls that may leave something for a failing one, each with what sets it apart."""
+    """Yield calls that may leave something for a failing call, with their difference in words."""
     yield "other values", problem.replace(overrides=None, seed=problem.seed + _OTHER_SEED)
     for field, plural in _RESIZED:
         size = getattr(problem.geometry, field)
@@ -280,10 +277,10 @@ def _earlier_calls(subject: Subject, problem: Problem) -> Iterator[tuple[str, Pr
 
 
 def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
-    """What is said of an answer that is wrong after earlier calls alone; None for any other.
+    """Return the entry of an answer that is wrong only after earlier calls; None for other answers.
 
-    A copy of the candidate that has made no call answers rightly, and wrongly after some earlier
-    call, with other values as well. Where no such call is found, it is said that some call decides.
+    A fresh copy answers rightly, and wrongly after an earlier call, with other values as well. If
+    no specific call is found, the entry blames earlier calls in general.
     """
     if not _always_right_anew(subject, subject.inputs(problem)):
         return None
@@ -303,15 +300,14 @@ def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
 
 
 def _makes_wrong(subject: Subject, problem: Problem, earlier: Problem) -> bool:
-    """Whether an earlier call makes a copy answer wrongly, with other values as well."""
     made = subject.inputs(problem), subject.inputs(earlier)
     return right_anew(subject, *made) is False and _confirmed(subject, problem, earlier)
 
 
 class Copying(Subject):
-    """A subject whose calls get copies of their inputs, but for what they are to write to.
+    """A subject whose calls get copies of their inputs, except of the ``out`` buffer.
 
-    Copies have the strides of the inputs, or lie row after row where they are ``contiguous``.
+    Copies have the strides of the inputs, or are ``contiguous``.
     """
 
     def __init__(self, subject: Subject, *, contiguous: bool = False) -> None:
@@ -320,7 +316,7 @@ class Copying(Subject):
         self._contiguous = contiguous
 
     def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
-        """The call of any forward, which gets copies of its arguments."""
+        """Call a forward with copies of its arguments."""
 
         def copying(*positional: Any, **keywords: Any) -> Any:
             copies = {k: v if k == "out" else self._copy(v) for k, v in keywords.items()}
@@ -337,9 +333,9 @@ class Copying(Subject):
 
 
 def _clone_with_strides(tensor: Tensor) -> Tensor:
-    """A copy that gradients pass, gaps and all, which clone() would close.
+    """Copy a tensor with its gaps, which clone() would close; gradients pass.
 
-    Of an expanded axis it has every element, so that it can be written to.
+    An expanded axis is copied in full, so that the copy can be written to.
     """
     if not all(tensor.stride()):
         return tensor.clone()
@@ -352,7 +348,7 @@ def _clone_with_strides(tensor: Tensor) -> Tensor:
 def changed_inputs_entry(
     subject: Subject, clause: str, fails: Callable[[Subject], bool]
 ) -> dict[str, Any] | None:
-    """What is said of a call that writes into its inputs, if with copies of them it is right.
+    """Return the entry of a call that overwrites its inputs but is right with copies.
 
     ``fails`` asks a subject the problem that fails the clause.
     """
@@ -368,15 +364,18 @@ def changed_inputs_entry(
 
 
 def strides_entry(subject: Subject, fails: Callable[[Subject], bool]) -> dict[str, Any] | None:
-    """What is said of a call that is right for contiguous inputs alone; ``fails`` as above."""
+    """Return the entry of a call that is right for contiguous inputs alone.
+
+    ``fails`` asks a subject the problem that fails the clause.
+    """
     right = not fails(Copying(subject, contiguous=True))
     return STRIDES_IGNORED if right and ignores_strides(subject) else None
 
 
 def ignores_strides(subject: Subject) -> bool:
-    """Whether an answer is right for contiguous inputs, and wrong for transposed ones.
+    """Whether an answer is right for contiguous inputs and wrong for transposed ones.
 
-    Nothing lies beside their elements that could be read by mistake.
+    The memory beside their elements is empty, so no gap can be read by mistake.
     """
     base = plain_problem(subject)
     if base is None:
@@ -390,7 +389,7 @@ def ignores_strides(subject: Subject) -> bool:
 
 
 def makes_law_fail(subject: Subject, clause: Clause, problem: Problem) -> bool:
-    """Whether a clause meets a wrong answer to a call that is answered rightly as the first."""
+    """Whether a clause meets a wrong answer to a call that a fresh copy always answers rightly."""
     answers, _ = answers_to_clause(subject, clause, problem)
     return any(one.margin > 1.0 and _always_right_anew(subject, one.inputs) for one in answers)
 
@@ -398,9 +397,9 @@ def makes_law_fail(subject: Subject, clause: Clause, problem: Problem) -> bool:
 def answers_to_clause(
     subject: Subject, clause: Clause, problem: Problem
 ) -> tuple[list[BatteryAnswer], bool]:
-    """The answers to the calls of a clause, and whether it fails though each call has one.
+    """Return the answers to a clause's calls, and whether it fails with every call answered.
 
-    What is written into a buffer of the caller's is none: inputs alone do not make that call again.
+    Calls that write into a buffer of the caller are left out: inputs alone do not repeat them.
     """
     recording, fails = Recording(), True
     with subject.recorded(recording), contextlib.suppress(CandidateFailure):
@@ -415,9 +414,9 @@ def answers_to_clause(
 
 
 def compares_wrong_answers(subject: Subject, clause: Clause, problem: Problem) -> bool:
-    """Whether a clause fails that meets a wrong answer to a call as any other.
+    """Whether a failing clause meets a wrong answer to an ordinary call.
 
-    What only tensors make wrong that are shared, or lie elsewhere in memory, is another mistake.
+    Shared tensors and unusual memory layouts do not count: they are other mistakes.
     """
     answers, fails = answers_to_clause(subject, clause, problem)
     given = ((one, one.inputs) for one in answers if not one.inputs.shared)
@@ -426,7 +425,6 @@ def compares_wrong_answers(subject: Subject, clause: Clause, problem: Problem) -
 
 
 def _confirmed(subject: Subject, problem: Problem, earlier: Problem) -> bool:
-    """Whether the same is seen with other values, and the first call is always right."""
     shown = False
     for turn, changes in enumerate(_OTHERWISE):
         other, before = (
@@ -442,9 +440,9 @@ def _confirmed(subject: Subject, problem: Problem, earlier: Problem) -> bool:
 
 
 def right_anew(subject: Subject, *calls: Inputs) -> bool | None:
-    """Whether a copy without calls answers the first inputs rightly, after the others.
+    """Whether a fresh copy answers the first inputs rightly after the other calls.
 
-    None where there is no such copy, or no answer.
+    None if there is no copy or no answer.
     """
     copy = _copy(subject)
     if copy is None:
@@ -461,7 +459,6 @@ def _always_right_anew(subject: Subject, inputs: Inputs) -> bool:
 
 
 def _copy(subject: Subject) -> Subject | None:
-    """The subject of a copy of its candidate that has made no call, where one can be made."""
     spent, begun = _SPENT.get(subject, 0.0), time.monotonic()
     if spent > LONGEST_ANEW:
         return None
@@ -473,10 +470,10 @@ def _copy(subject: Subject) -> Subject | None:
 
 
 def loaded_anew(candidate: Candidate) -> Candidate | None:
-    """The same candidate, of a copy of its module that was executed just now.
+    """Return the candidate from a freshly executed copy of its module.
 
-    What its code keeps of earlier calls is not there, but for what other modules keep of them. None
-    where its code is not to run in this process, and where no copy can be made or told.
+    State kept by its own module is gone, state kept by other modules is not. None if its code must
+    not run in this process, or if no copy can be made or identified.
     """
     runs_here = not (candidate.isolated or candidate.graph is not None)
     if not runs_here or candidate.of_model or candidate.eager is not None or not candidate.target:
@@ -496,7 +493,7 @@ def loaded_anew(candidate: Candidate) -> Candidate | None:
 
 
 def _executed_again(module: ModuleType) -> ModuleType | None:
-    """A second copy of a module, known by its name only while it is executed."""
+    """Execute a second copy of a module, registered under its name only meanwhile."""
     spec = module.__spec__
     if spec is None or spec.loader is None:
         return None

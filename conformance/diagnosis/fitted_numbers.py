@@ -1,8 +1,8 @@
-"""Numbers by which a stage is changed, read from an answer as a whole.
+"""Read from whole answers the numbers by which a stage of the program is changed.
 
-A family is a change of one stage by one number: the scores times a number, a softcap of a number.
-Grids of numbers are run together, and Newton's steps refine the best: of each head by itself, where
-the heads of an answer lie apart. What was read is said in closed form where one is near.
+A family changes one stage by one number, for example the scores times a number. A grid of numbers
+is run together, and Newton's steps refine the best number: per head where an answer keeps the heads
+apart. The number is reported in closed form where a closed form is near.
 """
 
 from __future__ import annotations
@@ -43,45 +43,45 @@ from .stage_edits import answers_of, run_besides
 from .turned_edits import is_turned
 
 _PRIMARY: Final = "numerics.golden"
-# Logits of answers that are read, and how many of each token and channel tell enough.
+# The most logits of an answer that is read, and the fewest tokens and channels that tell enough.
 _MOST_LOGITS: Final = 1 << 14
 _ENOUGH: Final = 3
-# Answers to extreme values that each number is sought in, where no other answer tells it.
+# Answers to extreme values that are tried for each number, where no other answer determines it.
 _ODD: Final = 3
 _STEPS: Final = 14
 _STEP: Final = 1e-5
-# After so many steps the error of a family that fits is below a part of that on the grid.
+# After _EARLY steps the error of a fitting family is below this part of its error on the grid.
 _EARLY, _PROMISING = 3, 0.25
 _FAR: Final = 1e30
 _TINY: Final = torch.finfo(torch.float64).tiny
-# The largest part of squares that a number leaves, so that its closed forms are worth acting out.
+# The largest part of the squared errors that a number may leave for its closed forms to be tried.
 _LEFT: Final = model.LARGEST_UNEXPLAINED**3
-# A scale that is so near the right one is a loss of precision, and is measured elsewhere.
+# A scale this near the right one is a loss of precision, which is measured elsewhere.
 _NEARLY_RIGHT: Final = 0.1
-# Limits that are tried together, and answers that say between which numbers a limit lies.
+# Limits that are tried together, and the most answers that narrow a limit.
 _LIMITS: Final = 96
 _MOST_LIMITED: Final = 12
 
 
-# What a name has a colon in place of.
+# Verbs that a mistake's name replaces by a colon.
 _VERB: Final = re.compile(" (?:are|is|have|count as) ")
 NumberOf = Callable[[Geometry], float | Tensor]
 _POSITIVE: Final = torch.logspace(-3, 3, 31, dtype=torch.float64)
-# Numbers that are tried first: of both signs, of one, and closely, for what turns round.
+# Numbers that are tried first: of both signs, positive ones, and close ones for angles.
 _GRID: Final = torch.cat([-_POSITIVE.flip(0), _POSITIVE])
-# Two that tell all others where answers are linear in them.
+# Two numbers determine a linear family.
 _ENDS: Final = torch.tensor([0.0, 1.0], dtype=torch.float64)
 _CLOSE: Final = torch.linspace(-4, 4, 321, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """A stage changed by a number: ``change(result, number, **others)``, others by their names.
+    """A stage changed by a number: ``change(result, number, **others)``, results by their names.
 
-    ``words`` hold ``{}`` for the number, whose ``grid`` is tried first; of each head, or one.
-    Answers are ``linear`` in some. ``right`` is the number of a run that changes nothing, near
-    which constants are measured elsewhere. ``limited`` are the numbers of a result below which
-    some count: such a number lies between two of them.
+    ``words`` hold ``{}`` for the number; ``grid`` holds the numbers to try first, per head or for
+    all heads. ``linear`` families have answers linear in the number. ``right`` gives the number
+    without effect, near which precision is measured elsewhere. ``limited`` gives the numbers of a
+    result that count from a limit on: the limit lies between two of them.
     """
 
     words: str
@@ -97,7 +97,7 @@ class Family:
     limited: Callable[[golden.Run], Tensor] | None = None
 
     def edit(self, number: NumberOf) -> golden.Edit:
-        """The stage changed by a number of the sizes."""
+        """Return the edit whose number follows from the sizes."""
 
         def change(result: Tensor, inputs: Inputs, *others: Any) -> Tensor:
             return self.change(result, number(inputs.geometry), *others)
@@ -106,7 +106,7 @@ class Family:
         return golden.Edit(self.stage, change=golden.Rewired(change, ("", "inputs", *reads)))
 
     def mistake(self, words: str, number: NumberOf) -> NamedMistake:
-        """The change by a number in words."""
+        """Return the mistake whose text shows ``words`` for the number."""
         said = self.words.format(words)
         return NamedMistake(
             name=_VERB.sub(": ", said.removeprefix("the "), count=1),
@@ -149,7 +149,7 @@ def _has_slopes(inputs: Inputs) -> bool:
     return bool(inputs.point.alibi)
 
 
-# What logits may have a multiple of, from a result's shape and other results.
+# Terms of which a multiple may be added to the logits, from other results.
 _ADDED: Final[tuple[tuple[str, Callable[..., Tensor]], ...]] = (
     ("the distance from query to key", lambda ahead: ahead.abs()),
     (
@@ -217,7 +217,6 @@ _CLAMPS: Final = (
 
 
 def _finite(bias: Tensor, number: Any, *, change: Callable[[Tensor, Any], Tensor]) -> Tensor:
-    """An additive mask whose minus infinities stay."""
     made = change(bias.masked_fill(bias.isneginf(), 0.0), number)
     return made.masked_fill(bias.isneginf(), -torch.inf)
 
@@ -225,14 +224,13 @@ def _finite(bias: Tensor, number: Any, *, change: Callable[[Tensor, Any], Tensor
 def _whole(
     bias: Tensor, number: Any, kept: Tensor | None, *, change: Callable[[Tensor, Any], Tensor]
 ) -> Tensor:
-    """An additive mask whose minus infinities, at keys that are not kept, are changed as well."""
     return change(bias if kept is None else bias.masked_fill(~kept, -torch.inf), number)
 
 
 _NO_TABLE: Final = (golden.Edit("by_mask", change=torch.ones_like),)
 
 
-# What the sums of exponentials have added, or are replaced by, times a number.
+# Terms of which a multiple is added to the sums of exponentials, or replaces them.
 _OF_TOTALS: Final[tuple[tuple[str, Callable[..., Tensor]], ...]] = (
     ("", lambda largest: (-largest).exp()),
     (" times the exponential of the row's largest logit", torch.ones_like),
@@ -258,7 +256,7 @@ def _total_is(total: Tensor, number: Any, *others: Tensor, of: Callable[..., Ten
 
 
 def families() -> Iterator[Family]:
-    """Every family, the plainest first."""
+    """Yield every family, the plainest first."""
     yield Family(_TIMES_SCORES, "scores", _times, fix=_SCALE, right=lambda _run: 1.0)
     said = "the dot products are multiplied by {}"
     yield Family(said, "scores", _scaled, fix=_SCALE, right=lambda run: float(run["scale"]))
@@ -303,7 +301,6 @@ def families() -> Iterator[Family]:
 
 
 def _limits() -> Iterator[Family]:
-    """Small weights that count as zero: below a number, or below a part of the row's largest."""
     fix = "let every key that is not hidden have its weight, however small"
     for words, stage, change in (
         ("weights below {} count as zero", "weights", _without_small),
@@ -334,13 +331,11 @@ def _renormalised(result: Tensor, number: Any) -> Tensor:
 
 
 def _near_kept(run: golden.Run) -> Tensor:
-    """Numbers near the largest logit that is not hidden: there what hidden ones have shows."""
     kept = run["logits"]
     return float(kept[torch.isfinite(kept)].amax()) + torch.linspace(-25.0, 10.0, 141).double()
 
 
 def _up_to_kept(run: golden.Run) -> Tensor:
-    """Numbers that bring the largest logit of a hidden key near the largest of the others."""
     hidden = run["modified"][run["logits"].isneginf()]
     return _near_kept(run) - (float(hidden.amax()) if hidden.numel() else 0.0)
 
@@ -358,7 +353,10 @@ def _filled(
     by_all: bool,
     empty_too: bool,
 ) -> Tensor:
-    """Logits of keys that the mask, or anything, hides: a number, or their own and a number."""
+    """Give hidden keys a number as their logit, or add it to their logits.
+
+    Hidden are keys that the mask hides, with ``by_all`` all hidden keys.
+    """
     plain = modified if distance_bias is None else modified + distance_bias
     plain = torch.where(biased.isneginf(), plain, biased)
     hidden = biased.isneginf() | ~by_mask
@@ -370,7 +368,7 @@ def _filled(
 
 
 def fills() -> Iterator[Family]:
-    """What hidden keys have as a logit, which shows where the others are as low."""
+    """Yield families in which hidden keys have a finite logit, visible among low logits."""
     fix = "give keys that are hidden a logit of minus infinity"
     for by_all, empty_too, added in product((True, False), (False, True), (False, True)):
         keys = "hidden keys" if by_all else "keys that the mask hides"
@@ -410,7 +408,7 @@ def _is_layer(inputs: Inputs) -> bool:
     return inputs.is_layer
 
 
-# Heads of a layer, whose answers lie together, of which alone a number may be wrong.
+# Heads of a layer that alone may have a wrong number: their answers cannot be told apart.
 _SOME_HEADS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("the first head", lambda head: head == 0),
     ("the last head", lambda head: head == len(head) - 1),
@@ -446,7 +444,7 @@ def _stretched(frequencies: Tensor, number: Any) -> Tensor:
 
 
 def _of_rotations() -> Iterator[Family]:
-    """Other bases first, which tell one head size from another if they are stretched."""
+    """Yield rotary families, bases first: a base tells head sizes apart."""
     bases = torch.logspace(-5, 9, 281, dtype=torch.float64)
     for words, stage, change, grid in (
         ("the base of the rotary positions is {}", "frequencies", _of_base, bases),
@@ -475,7 +473,7 @@ def _of_rotations() -> Iterator[Family]:
 
 
 def blends() -> Iterator[Family]:
-    """Results that are mixed with those of other heads, items, tokens or channels."""
+    """Yield families that mix results of different heads, items, tokens or channels."""
     for stage, noun, axes in (
         ("weights", "the weights", "BHQK"),
         ("value_heads", "the values", "BGKV"),
@@ -496,9 +494,9 @@ def _may_be_mixed_in(move: Operator) -> bool:
 
 
 class NumberFit:
-    """Fits numbers of families to what was read of a stage of a run: its answer, or its weights.
+    """Fits numbers of families to a stage read from a run: the answer or the weights.
 
-    ``told`` says which elements count.
+    ``told`` marks the elements that count.
     """
 
     def __init__(self, run: golden.Run, stage: str, read: Tensor, told: Tensor) -> None:
@@ -508,9 +506,9 @@ class NumberFit:
 
     @classmethod
     def of(cls, answer: BatteryAnswer, known: Combination = ()) -> NumberFit | None:
-        """The fit to an answer besides known mistakes, without rows that have no keys.
+        """Fit an answer besides known mistakes, without rows that have no keys.
 
-        None where no other row is wrong, or where these make an answer of another shape.
+        None if no other row is wrong or the known mistakes give an answer of another shape.
         """
         run, inputs = run_besides(answer, known), answer.inputs
         stage = "answer" if inputs.is_layer else "output"
@@ -522,13 +520,12 @@ class NumberFit:
         return cls(run, stage, answer.output, told) if bool(wrong.any()) else None
 
     def _summed(self, squares: Tensor) -> Tensor:
-        """Sums ``[.., H]`` over all but the heads; ``[.., 1]`` of layers, which merge them."""
+        """Sum over all axes but heads: ``[.., H]``; ``[.., 1]`` for layers, whose heads merge."""
         if self.stage == "answer":
             return squares.flatten(-3).sum(-1, keepdim=True)
         return squares.sum(-1).sum(-1).sum(-2)
 
     def _made(self, family: Family, tried: Tensor) -> Tensor:
-        """The results ``[N, ..]`` with numbers ``[N, H]`` of heads, or ``[N, 1]``."""
         run = self.run.edited(*family.more) if family.more else self.run
         result = run[family.stage]
         if result is None:
@@ -549,9 +546,9 @@ class NumberFit:
         return apart.nan_to_num(_FAR, _FAR, _FAR)
 
     def numbers(self, family: Family) -> list[float]:
-        """The number of all heads, or of each; none where these do not make what was read.
+        """Return the number of all heads, or a number per head; empty if none makes what was read.
 
-        Some heads may not tell it, as where all of their scores are below a limit.
+        A head may not determine its number, for example where all its scores lie below a limit.
         """
         with torch.inference_mode(), suppress(NotExpressible, *IMPOSSIBLE):
             grid = family.grid(self.run) if callable(family.grid) else family.grid
@@ -593,7 +590,7 @@ class NumberFit:
         return self._checked(best, left, summed)
 
     def limits(self, family: Family) -> tuple[float, float] | None:
-        """Two numbers of a result between which a limit makes what was read; None if none does."""
+        """Return two numbers of a result between which a fitting limit lies, or None."""
         with torch.inference_mode(), suppress(NotExpressible, *IMPOSSIBLE):
             return self._limits(family) if family.limited else None
         return None
@@ -623,7 +620,6 @@ class NumberFit:
 
 
 def _limit_in_words(family: Family, fits: Iterator[NumberFit]) -> Iterator[NamedMistake]:
-    """The roundest limit that the plainest error and some of the others leave."""
     first = next(fits, None)
     least, most = (first and first.limits(family)) or (math.inf, 0.0)
     others = sorted(fits, key=lambda one: -one.count) if least < most else []
@@ -652,7 +648,7 @@ def _in_words(
 
 
 def _closed(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
-    """What a number may be: closed forms, then ever more digits; each in words of its own."""
+    """Yield candidates for a number, each worded once: closed forms, then more and more digits."""
     *forms, exact = numbers(read, sizes, same)
     rounded = (float(f"{read:.{digits}g}") for digits in range(1, 7))
     digits = [Number(f"{each:g}", partial(_constant, each)) for each in rounded]
@@ -662,9 +658,8 @@ def _closed(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
     yield from said.values()
 
 
-# Lengths whose logarithm logits are multiplied by (Su, 2021), and bases: lengths of training, and
-# all whole numbers that are told apart. Those of stretched positions are 1 + 0.1 ln(how far) times
-# larger (YaRN).
+# Logits are multiplied by the logarithm of a length (Su, 2021) to a base: a training length or a
+# small whole number. YaRN multiplies them by 1 + 0.1 ln(length / base).
 _LENGTHS: Final[tuple[tuple[str, Callable[[Geometry], int]], ...]] = (
     ("the number of keys", lambda sizes: sizes.key_length),
     ("the number of queries", lambda sizes: sizes.query_length),
@@ -674,13 +669,13 @@ _YARN: Final = 0.1
 
 
 def _growths(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
-    """Numbers that grow with the logarithm of a length: to a base, not below one, or a multiple."""
+    """Yield numbers that grow with the logarithm of a length: to a base, floored, or multiples."""
     for words, size in _LENGTHS:
         own = math.log(max(size(sizes), 1))
         forms: list[tuple[str, float, float, float]] = []
         for base in _BASES:
             over = math.log(base)
-            if read > 1.0:  # below that it is one
+            if read > 1.0:  # max(1, ..) hides smaller values
                 forms.append((f"max(1, ln({words})/ln({base}))", 0.0, 1.0 / over, 1.0))
                 stretched = f"max(1, 1 + {_YARN:g} ln({words}/{base}))"
                 forms.append((stretched, 1.0 - _YARN * over, _YARN, 1.0))
@@ -714,7 +709,7 @@ def _of_heads(read: HeadNumbers, stage: str, sizes: Geometry) -> Tensor:
 def fitted_mistakes(
     observed: Sequence[BatteryAnswer], some: Iterable[Family], known: Combination = ()
 ) -> Iterator[NamedMistake]:
-    """Changes by numbers that make the plainest gross error on which they can show."""
+    """Yield changes by numbers that make the plainest gross error with an effect."""
     gross = [one for one in observed if one.fits and (known or one.margin > GROSS)]
     few = [one for one in gross if one.inputs.geometry.logits <= _MOST_LOGITS]
     plainest = sorted(few, key=lambda one: (not one.inputs.generic, *_plainness(one)))
@@ -724,9 +719,10 @@ def fitted_mistakes(
 def numbers_making(
     plainest: Sequence[BatteryAnswer], some: Iterable[Family], known: Combination = ()
 ) -> Iterator[NamedMistake]:
-    """Changes by numbers that make the first of some answers on which they can show.
+    """Yield changes by numbers that make the first of the answers with an effect.
 
-    Of answers to values that are not generic, a few: some lie where a number shows in none.
+    Several answers to values that are not generic are tried, since a number may not show in the
+    first.
     """
     fitted = cache(partial(NumberFit.of, known=known))
     for family in some:
@@ -746,9 +742,9 @@ def numbers_making(
 
 
 def is_wrong_by_head(reading: Reading) -> bool:
-    """Whether numbers that differ from head to head make the weights that were read.
+    """Whether different numbers in different heads make the weights that were read.
 
-    Of the scores, or of the distances that are added to them.
+    The numbers multiply the scores or the distances that are added to the scores.
     """
     run, told = with_every_key(reading.attention.run), torch.isfinite(reading.weights)
     fit = NumberFit(run, "weights", reading.weights, told)
@@ -758,7 +754,7 @@ def is_wrong_by_head(reading: Reading) -> bool:
 
 
 def bases_read(reading: Reading) -> Iterator[float]:
-    """Bases of the rotary positions that make the weights that were read, the plainest first."""
+    """Yield bases of the rotary positions that make the read weights, the plainest first."""
     told = torch.isfinite(reading.weights)
     run = reading.attention.run.edited(point=reading.call.semantics)
     for read in NumberFit(run, "weights", reading.weights, told).numbers(next(_of_rotations())):
@@ -766,7 +762,7 @@ def bases_read(reading: Reading) -> Iterator[float]:
 
 
 def _plainness(answer: BatteryAnswer) -> tuple[bool, int]:
-    """Few channels or tokens, or one head, tell little; many cost time."""
+    """Order answers: few channels or tokens, or a single head, tell little; many cost time."""
     sizes = answer.inputs.geometry
     least = min(sizes.query_length, sizes.key_length, sizes.head_size, sizes.value_head_size)
     return least < _ENOUGH or sizes.num_heads == 1, sizes.logits

@@ -1,4 +1,4 @@
-"""Mistakes of layers that nobody listed: other tokens, matrices, biases and orders of channels."""
+"""Unlisted mistakes of layers: other tokens, matrices, biases and orders of channels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Edit = golden.Edit
 _PRIMARY: Final = "numerics.golden"
 ROLES: Final = {"query": "queries", "key": "keys", "value": "values"}
 _PROJECTIONS: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
-# What each token may be before it is projected.
+# Functions of each token before the projection.
 NORMS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("normalised to mean 0 and variance 1", partial(standardised, axis=-1)),
     ("divided by the root of its mean square", partial(over_root_mean_square, axis=-1)),
@@ -32,7 +32,7 @@ _OF_TOKENS: Final = (("query", "key", "value"), ("key", "value"), ("query", "val
 
 
 def layer_edits() -> Iterator[NamedMistake]:
-    """Other ways to make what a layer projects, and what it puts together."""
+    """Yield wrong projections of a layer, and wrong merges of its heads."""
     yield from normed_tokens()
     yield from _of_matrices()
     yield from _of_channels()
@@ -51,7 +51,7 @@ def _mistake(words: str, fix: str, edits: Edits, *, misplaces: bool = True) -> N
 
 
 def normed_tokens() -> Iterator[NamedMistake]:
-    """Tokens that are normalised before they are projected; all of them first."""
+    """Yield tokens that are normalised before the projection, all inputs first."""
     fix = (
         "project the tokens as they are given; if the norm is meant, it cannot be declared: check "
         "the attention without it, as with module.norm = torch.nn.Identity()"
@@ -72,7 +72,6 @@ def _in_double(norm: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def _of_matrices() -> Iterator[NamedMistake]:
-    """Matrices and biases of other projections, and packed ones that are read in another order."""
     fix = "multiply by the projection's own matrix, (out, in) as in nn.Linear, and add its own bias"
     for role, name in _PROJECTIONS.items():
         for other, of in ((o, n) for o, n in _PROJECTIONS.items() if o != role):
@@ -99,7 +98,6 @@ _ORDERS: Final = {"head by head": by_head, "channel by channel": by_channel}
 
 
 def _of_channels() -> Iterator[NamedMistake]:
-    """Channels of all heads in another order where they are cut into heads or put together."""
     for role, plural in ROLES.items():
         heads = "num_heads" if role == "query" else "num_kv_heads"
         edit = Edit(f"projected_{role}", change=golden.Rewired(_in_blocks, ("", heads)))
@@ -133,12 +131,11 @@ def _merged_as_items(output: Tensor) -> Tensor:
     return output.permute(1, 2, 0, 3).reshape(batch, length, -1)
 
 
-# Tokens of an input, which may be ``projected`` as those of a role are, and a further projection.
+# The tokens, the role whose matrix projects them, and whether their own projection comes first.
 Source = tuple[str, str, bool]
 
 
 def _of_sources() -> Iterator[NamedMistake]:
-    """Queries, keys or values made of others, or of what is projected already; one, then two."""
     every = [*product(ROLES, ROLES, (False, True))]
     for role, source in product(ROLES, every):
         if source != (role, role, False):
@@ -176,7 +173,6 @@ def _source_words(source: Source) -> str:
 
 
 def _projected(tokens: Tensor, *weights: Any) -> Tensor:
-    """Tokens behind one projection, or two of them: each a matrix and a bias."""
     for matrix, bias in zip(weights[::2], weights[1::2], strict=True):
         tokens = golden.project(tokens, matrix, bias)
     return tokens

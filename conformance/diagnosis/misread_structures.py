@@ -1,4 +1,4 @@
-"""Masks of a structure whose arguments are read otherwise: operators on arguments of a call."""
+"""Structured masks with misread arguments: operators on arguments of a call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ _PRIMARY: Final = "mask.golden"
 
 
 def _with(form: str, name: str, change: Callable[[Any], Any]) -> _Read:
-    """The table of arguments of which one is changed."""
     return lambda given, structure: STRUCTURED_MASKS[form].read(
         {**given, name: change(given[name])}, structure
     )
@@ -60,8 +59,6 @@ def _chunk_as_window(*, behind: bool) -> _Read:
 
 
 def _of_tree(family: Callable[[Tensor, Tensor], Tensor], *, cached: bool = True) -> _Read:
-    """The tree with other keys among the new ones, from its own and the parents ``[B, L]``."""
-
     def read(given: Arguments, structure: Structure) -> Tensor:
         table = STRUCTURED_MASKS["tree"].read(given, structure).clone()
         past = structure.geometry.key_length - structure.geometry.query_length
@@ -79,7 +76,7 @@ def _parent_alone(family: Tensor, parents: Tensor) -> Tensor:
 
 
 def _ancestors_at_keys(given: Arguments, structure: Structure) -> Tensor:
-    """The numbers of new tokens taken for numbers of keys, of which the first are cached."""
+    """Take numbers of new tokens for numbers of keys, the first of which are cached."""
     table = STRUCTURED_MASKS["tree"].read(given, structure)
     past = structure.geometry.key_length - structure.geometry.query_length
     return table.roll(-past, dims=-1)
@@ -101,7 +98,7 @@ def _blocks_exchanged(given: Arguments, structure: Structure) -> Tensor:
 
 
 def _blocks_of_exchanged_sizes(given: Arguments, structure: Structure) -> Tensor:
-    """Blocks of as many queries as they have keys, and what lies behind them hidden."""
+    """Exchange the two sizes of a block; the rest of the table is hidden."""
     sizes, (tall, wide) = structure.geometry, structure.block_size
     table: Tensor = given["block_mask"].repeat_interleave(wide, dim=2)
     table = table.repeat_interleave(tall, dim=3)[..., : sizes.query_length, : sizes.key_length]
@@ -109,7 +106,7 @@ def _blocks_of_exchanged_sizes(given: Arguments, structure: Structure) -> Tensor
     return torch.nn.functional.pad(table, (0, lacking[0], 0, lacking[1]))
 
 
-# Form, what the mask then is, what to do, and how its arguments are read.
+# The form, the words for the wrong mask, the fix, and the wrong reading of arguments.
 _MISREADINGS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     (
         "segments",
@@ -205,7 +202,7 @@ _MISREADINGS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
 
 
 def misread_structures() -> Iterator[NamedMistake]:
-    """Each form's arguments read otherwise, as a mistake of the table that they make."""
+    """Yield misread arguments of each form, as mistakes of the resulting table."""
     for form, words, fix, read in _MISREADINGS:
         yield NamedMistake(
             name=f"{form}: {words}",

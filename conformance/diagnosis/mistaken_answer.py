@@ -1,7 +1,7 @@
-"""Acts a mistake out: the golden answer of a candidate that makes it, step by step.
+"""Acts a mistake out: the golden answer of a mistaken candidate, step by step.
 
-Inputs, point of the semantics, heads, attention proper, answer: a mistake may change each step.
-Several mistakes made together change one step after another.
+The steps are inputs, point of the semantics, heads, attention proper and answer; a mistake may
+change each of them. Mistakes that are made together change the steps one after another.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ Array = NDArray[Any]
 
 
 def array_of(tensor: Tensor) -> Array:
-    """A tensor on the CPU for numpy, in the same memory where that is possible."""
+    """Return a tensor on the CPU for numpy, sharing memory where possible."""
     array: Array = tensor.numpy(force=True)
     return array
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MistakenAnswer:
-    """The answer of a candidate that makes some mistakes.
+    """The answer of a candidate that makes several mistakes.
 
-    ``given`` are the inputs of the call, ``inputs`` and ``semantics`` those that it answers by;
-    ``stepwise`` says that a later step differs too, so that no bound was derived for this answer.
-    ``core`` is the attention proper before such a step, ``weights`` are those behind it,
-    ``largest`` each row's largest logit where steps change the logits, and ``evaluation`` the
-    golden's of inputs and semantics where it was made.
+    ``given`` are the inputs of the call, ``inputs`` and ``semantics`` those that the mistakes
+    answer by. ``stepwise`` says that a later step differs as well, for which no bound was derived.
+    ``core`` is the attention proper before a changed step, ``weights`` are those after it,
+    ``largest`` is each row's largest logit where steps change the logits, ``evaluation`` is the
+    golden evaluation if made.
     """
 
     given: Inputs
@@ -82,7 +82,7 @@ class MistakenAnswer:
         largest, before = map(_largest_finite, (self.output, exact.output))
         grown = max(1.0, largest / before) if before > 0.0 else 1.0
         room = model.ACTED_ROOM * min(grown, model.MOST_GROWN) ** 2
-        # Where the right answer is next to nothing, so is its bound: numbers are rounded anyway.
+        # A tiny right answer has a tiny bound, but the acted answer is rounded at its own size.
         rounded = max(model.ACTED_ROOM, self._logit_size) * largest
         rounded *= torch.finfo(self.inputs.query.dtype).eps
         if grown > model.MOST_GROWN:  # exponentials that no sum divides: a logit's error is theirs
@@ -91,20 +91,18 @@ class MistakenAnswer:
 
     @cached_property
     def _logit_size(self) -> float:
-        """The size of the largest logits of the rows behind all steps: weights have their error."""
         if self.largest is None:
             return 0.0
         return largest_size(self.largest[self.largest > torch.finfo(self.largest.dtype).min])
 
     @cached_property
     def exact(self) -> Golden | None:
-        """It as the golden answer of another point or call; None where a later step differs."""
+        """The golden answer of the mistaken point or call; None where a later step differs."""
         if self.stepwise or self.evaluation is None:
             return None
         return self.oracle.of(self.evaluation)
 
     def _before_steps(self) -> Golden:
-        """The golden answer by the same inputs and semantics; remembered if they are declared."""
         if self.semantics == self.oracle.point(self.inputs):
             return self.oracle.answer(self.inputs)
         return self.oracle.at(self.inputs, self.semantics)
@@ -116,7 +114,7 @@ class MistakenAnswer:
 
     @cached_property
     def all_finite(self) -> bool:
-        """Whether the whole answer is numbers."""
+        """Whether every element is finite."""
         return math.isfinite(self._largest)
 
     @cached_property
@@ -126,14 +124,14 @@ class MistakenAnswer:
 
     @cached_property
     def _largest(self) -> float:
-        """The size of the largest number of the answer; no number where it has such."""
+        """The largest magnitude of the answer; not finite if the answer is not."""
         return largest_size(self.output)
 
     @cached_property
     def _is_small_before(self) -> bool:
-        """Whether what the attention proper is made of, and its scores, come nowhere near it.
+        """Whether operands and scores of the attention proper stay far below the largest number.
 
-        The root leaves room for products; it spares a search the exact check.
+        The square root leaves room for products; the test spares a search the exact check.
         """
         most = min(model.HEADROOM * self.limit**0.5, headroom.FAR_BELOW)
         tensors = (self.core.query, self.core.key, self.core.value, self.core.scores)
@@ -145,7 +143,6 @@ class MistakenAnswer:
         return headroom.finite_limit(self.oracle.declaration, self.oracle.dtype)
 
     def _answer_small(self) -> bool:
-        """Whether no number of the answer itself comes near the largest one."""
         most = model.HEADROOM * self.limit
         sizes = np.abs(self.array) if not self._largest <= most else None
         return sizes is None or bool((~np.isfinite(sizes) | (sizes <= most)).all())
@@ -153,11 +150,12 @@ class MistakenAnswer:
     def unjudged(
         self, declaration: Declaration, right: Callable[[], Tensor | None]
     ) -> Tensor | None:
-        """Rows whose answer is open, broadcastable to the answer; None if there are none.
+        """Return the rows whose answer is open, broadcastable to the answer; None for no row.
 
-        Those that may overflow or lie below any fill, rows without keys if nothing is promised
-        about them, and rows that the mistake leaves without keys: but for those that are ``right``,
-        bool of the answer's shape but for the channels: they have keys. That takes a while.
+        Open are rows that may overflow or lie below any fill, rows without keys if nothing is
+        promised about them, and rows that the mistake leaves without keys, except where ``right()``
+        marks them as right (bool of the answer's shape without channels): these do have keys.
+        ``right`` is slow.
         """
         rows = self._without_keys(declaration, right)
         if not self._is_small_before:
@@ -175,7 +173,6 @@ class MistakenAnswer:
     def _without_keys(
         self, declaration: Declaration, right: Callable[[], Tensor | None]
     ) -> Tensor | None:
-        """Rows of the answer that have no key, though that is not what decides them."""
         if not self.has_empty_rows:
             return None
         empty, had_keys = self.core.empty, self.given.allowed(declaration.semantics).any(dim=-1)
@@ -183,26 +180,25 @@ class MistakenAnswer:
         rows = self._of_answer(empty if declaration.empty_rows == "any" else emptied)
         if not bool(emptied.any()):
             return rows if bool(rows.any()) else None
-        # Of one key the mean of all values is the right answer, whatever a row without keys gets.
+        # With a single key the mean of all values is the right answer: a right row may be empty.
         spared = right() if self.given.geometry.key_length > 1 else None
         emptied = self._of_answer(emptied)
         return rows if spared is None or spared.shape != rows.shape else rows & ~(emptied & spared)
 
     def empties_rows(self, declared: golden.Semantics) -> bool:
-        """Whether it leaves rows without keys that have some: what they answer is open."""
+        """Whether the mistake takes all keys from rows that have keys: their answer is open."""
         had_keys = self.given.allowed(declared).any(dim=-1)
         empty = self.core.empty
         return had_keys.shape == empty.shape and bool((empty & had_keys).any())
 
     def _of_answer(self, rows: Tensor) -> Tensor:
-        """Rows of the heads ``[B, H, Lq]`` as rows of the answer."""
         return self.given.answer_rows(rows, self.core.semantics).squeeze(-1)
 
 
 class ActedAnswers:
-    """What single mistakes answer, remembered for the searches of one subject.
+    """The answers of single mistakes, remembered for the searches of one subject.
 
-    Those of ``common`` are remembered for other subjects, too.
+    Answers in ``common`` are shared with other subjects.
     """
 
     def __init__(
@@ -211,16 +207,16 @@ class ActedAnswers:
         self._oracle = oracle
         self._declared = declared
         self._common = common
-        # Mistakes and inputs are kept along with the answers: their numbers stay theirs.
+        # Mistakes and inputs are kept with the answers, so that no identity is reused.
         self._answers: dict[tuple[int, int], Acted] = {}
         self._counts: Counter[int] = Counter()
 
     def count(self, inputs: Inputs) -> int:
-        """How many mistakes have been acted out on some inputs."""
+        """Return how many mistakes have been acted out on the inputs."""
         return self._counts[id(inputs)]
 
     def of(self, mistake: NamedMistake, inputs: Inputs) -> MistakenAnswer:
-        """What a candidate answers that makes one mistake; NotExpressible where it cannot."""
+        """Return the answer of a candidate that makes one mistake; NotExpressible if impossible."""
         key = id(mistake), id(inputs)
         if key not in self._answers:
             self._counts[id(inputs)] += 1
@@ -234,7 +230,7 @@ class ActedAnswers:
         return acted
 
     def touches(self, mistake: NamedMistake, inputs: Inputs) -> bool:
-        """Whether a mistake may change the answer to some inputs at all."""
+        """Whether a mistake may change the answer to the inputs at all."""
         touched: dict[int, bool] = {}
         if self._common is not None and self._common.is_of_catalogue(mistake):
             touched = self._common.touched.setdefault(inputs, touched)
@@ -250,10 +246,10 @@ class ActedAnswers:
             return mistake, inputs, None
 
 
-# A mistake, inputs and the answer, None where the mistake cannot be made on them.
+# A mistake, inputs and the answer; None where the mistake cannot be made on the inputs.
 Acted = tuple[NamedMistake, Inputs, MistakenAnswer | None]
-# Declarations whose answers are remembered, and how much of each: problems, acted answers, and the
-# most logits of a problem whose acted answers are.
+# How many declarations are remembered, problems and acted answers of each, and the most logits of
+# a problem whose acted answers are remembered.
 MOST_DECLARATIONS: Final = 3
 MOST_PROBLEMS: Final = 1024
 MOST_ACTED: Final = 4096
@@ -264,16 +260,15 @@ class _QuickOracle(Oracle):
     """An oracle whose answers nobody differentiates: operations are a third quicker."""
 
     def at(self, inputs: Inputs, point: golden.Semantics) -> Golden:
-        """The answer and its bound at any point; not remembered."""
         with torch.inference_mode():
             return super().at(inputs, point)
 
 
 class CommonAnswers:
-    """What follows from a declaration alone, for all diagnoses of candidates that share it.
+    """Problems and answers that follow from a declaration, for all candidates with it.
 
-    The problems of a diagnosis are chosen from the declaration, so their tensors, golden answers
-    and bounds are the same for the next candidate, and so is what mistakes of the catalogue answer.
+    A diagnosis chooses problems by the declaration, so tensors, golden answers, bounds and the
+    answers of catalogue mistakes are the same for the next candidate.
     """
 
     _latest: ClassVar[list[CommonAnswers]] = []
@@ -281,7 +276,7 @@ class CommonAnswers:
     def __init__(self, subject: Subject) -> None:
         self.place = subject.declaration, subject.dtype, subject.device
         self.oracle = _QuickOracle(subject.declaration, subject.dtype)
-        # What a candidate computes has no part in it, and is not kept alive.
+        # The candidate's own function plays no part, and must not be kept alive.
         like = dataclasses.replace(subject.candidate, function=like_nobody, eager=None, graph=None)
         other = subject.like(like)
         self.inputs = lru_cache(maxsize=MOST_PROBLEMS)(other.inputs.__wrapped__)
@@ -292,7 +287,7 @@ class CommonAnswers:
 
     @classmethod
     def of(cls, subject: Subject) -> CommonAnswers:
-        """Those of a subject's declaration, dtype and device."""
+        """Return the common answers of a subject's declaration, dtype and device."""
         place = subject.declaration, subject.dtype, subject.device
         common = next((one for one in cls._latest if one.place == place), None)
         if common is not None:
@@ -302,19 +297,19 @@ class CommonAnswers:
         return cls._latest[-1]
 
     def keep(self, acted: Acted) -> None:
-        """Remember the answer of a mistake of the catalogue to a small problem."""
+        """Remember the answer of a catalogue mistake to a small problem."""
         mistake, inputs, _ = acted
         small = inputs.geometry.logits <= MOST_KEPT_LOGITS
         if small and self.is_of_catalogue(mistake) and len(self.acted) < MOST_ACTED:
             self.acted[id(mistake), id(inputs)] = acted
 
     def is_of_catalogue(self, mistake: NamedMistake) -> bool:
-        """Whether a mistake is one of those that every search tries, and that are never gone."""
+        """Whether a mistake belongs to the catalogue, which every search tries."""
         return id(mistake) in self._catalogue
 
 
 class DiagnosedSubject(Subject):
-    """A subject whose problems, goldens and acted answers are shared with others of its kind."""
+    """A subject that shares problems, golden and acted answers with its declaration's subjects."""
 
     def __init__(self, subject: Subject) -> None:
         vars(self).update(vars(subject))
@@ -325,14 +320,16 @@ class DiagnosedSubject(Subject):
         self.gradients = Differentiator(self)
         self.acted = ActedAnswers(self.oracle, self.declaration.semantics, self._common)
         self.answered: dict[Problem, Any] = {}  # what the candidate has answered already
-        self.calls: dict[Inputs, str] = {}  # what each call said that raised, "" of an answer
+        self.calls: dict[
+            Inputs, str
+        ] = {}  # the message of each raising call, "" of an answered call
 
     def forward(self, inputs: Inputs) -> Any:
-        """What is called for some inputs: a layer that changes its weights changes no others."""
+        """Return the forward for inputs with their own weights: a layer may change its weights."""
         return super().forward(inputs.with_own_weights())
 
     def listed(self, key: Any, make: Callable[[], Iterable[Any]]) -> list[Any]:
-        """A list that follows from the declaration; made once."""
+        """Return a list that follows from the declaration; made once."""
         lists = {} if self._common is None else self._common.lists
         if key not in lists:
             lists[key] = list(make())
@@ -340,13 +337,13 @@ class DiagnosedSubject(Subject):
 
 
 def acted_answers(subject: Subject) -> ActedAnswers:
-    """The acted answers that a diagnosed subject shares; new ones for any other."""
+    """Return the acted answers that a diagnosed subject shares; new ones for any other subject."""
     own = subject.acted if isinstance(subject, DiagnosedSubject) else None
     return own or ActedAnswers(subject.oracle, subject.declaration.semantics)
 
 
 def listed(subject: Subject, key: Any, make: Callable[[], Iterable[Any]]) -> list[Any]:
-    """A list that follows from the declaration, made once for all that share it."""
+    """Return a list that follows from the declaration, made once per declaration."""
     return subject.listed(key, make) if isinstance(subject, DiagnosedSubject) else list(make())
 
 
@@ -355,7 +352,7 @@ _TIME_CHECKS: Final[list[Callable[[], None]]] = []
 
 @contextlib.contextmanager
 def limited_by(check: Callable[[], None]) -> Iterator[None]:
-    """Search meanwhile until ``check`` raises, which is asked before each acted mistake."""
+    """Run a search until ``check`` raises; it is called before each acted mistake."""
     _TIME_CHECKS.append(check)
     try:
         yield
@@ -364,7 +361,7 @@ def limited_by(check: Callable[[], None]) -> Iterator[None]:
 
 
 def check_time() -> None:
-    """Raise what ends a search whose time is up; for steps that act out nothing for long."""
+    """Raise the exception that ends a search out of time; for long steps that act nothing out."""
     for check in tuple(_TIME_CHECKS):
         check()
 
@@ -372,7 +369,7 @@ def check_time() -> None:
 def act(
     oracle: Oracle, declared: golden.Semantics, made: Sequence[NamedMistake], inputs: Inputs
 ) -> MistakenAnswer:
-    """What a candidate answers that makes some mistakes; NotExpressible where it cannot."""
+    """Return the answer of a candidate that makes the mistakes; NotExpressible if impossible."""
     check_time()
     if inputs.point is not declared and inputs.point != declared:
         inputs = inputs.replace(point=declared)
@@ -393,20 +390,20 @@ def act(
 def made_on(
     declared: golden.Semantics, made: Sequence[NamedMistake], inputs: Inputs
 ) -> Combination:
-    """Those of some mistakes that can be made on some inputs."""
+    """Return the mistakes that can be made on the inputs."""
     return tuple(one for one in made if one.where(inputs) and one.speaks_at(declared))
 
 
 def mistaken_call(declared: golden.Semantics, made: Combination, inputs: Inputs) -> DeclaredCall:
-    """The inputs and the point of the semantics that mistakes made on them answer by."""
+    """Return the inputs and the point of the semantics that the mistakes answer by."""
     call = _asked(declared, made, inputs)
     return asked_otherwise(call, _edits_of(made))
 
 
 def _asked(declared: golden.Semantics, made: Combination, inputs: Inputs) -> DeclaredCall:
-    """The call that mistakes take for the given one, but for their edits.
+    """Return the call as mistakes understand it, without their edits.
 
-    A mask that is read with the opposite polarity is inverted before others change what it keeps.
+    A mask read with the opposite polarity is inverted before further mistakes change it.
     """
     point = declared
     for mistake in made:
@@ -427,10 +424,10 @@ def _edits_of(made: Combination) -> list[golden.Edit]:
 def mistaken_attention(
     call: DeclaredCall, made: Combination, *, every_key: bool, declared: Golden | None = None
 ) -> tuple[golden.Attention, golden.Attention]:
-    """The attention proper before and after the changes that mistakes make to it.
+    """Return the attention proper before and after the changes by mistakes.
 
-    ``every_key`` says whether it has keys and values that no query reads as well. ``call`` is that
-    of :func:`mistaken_call`, and ``declared`` the golden answer to it, if that is known.
+    ``every_key`` includes keys and values that no query reads. ``call`` comes from
+    :func:`mistaken_call`; ``declared`` is the golden answer to it, if known.
     """
     if any(mistake.heads for mistake in made):
         heads = call.projected_heads()
@@ -458,7 +455,6 @@ def mistaken_attention(
 def _in_its_rows(
     mistake: NamedMistake, inputs: Inputs, answer: MistakenAnswer, without: MistakenAnswer
 ) -> MistakenAnswer:
-    """An answer in the rows in which a mistake is made, and the answer without it in the others."""
     if mistake.rows is None or without.output.shape != answer.output.shape:
         raise NotExpressible
     rows = mistake.rows(inputs, answer.output).unsqueeze(-1)
@@ -502,7 +498,6 @@ def _edited_answer(
     right: golden.Run,
     edits: Sequence[golden.Edit],
 ) -> MistakenAnswer:
-    """The answer of the right run with edits of later stages."""
     run = with_every_key(right).edited(*edits)
     declared = _as_declared(oracle, given, call)
     before = declared.core if declared else core_of(evaluate(call.inputs, call.semantics))
@@ -521,7 +516,6 @@ def _edited_answer(
 
 
 def _emptied(core: golden.Attention, empty: Tensor) -> golden.Attention:
-    """The attention proper with further rows that may answer anything."""
     if empty.shape != core.empty.shape or not bool((empty & ~core.empty).any()):
         return core
     return dataclasses.replace(core, empty=core.empty | empty)
@@ -530,7 +524,6 @@ def _emptied(core: golden.Attention, empty: Tensor) -> golden.Attention:
 def _answer_in_steps(
     oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination
 ) -> MistakenAnswer:
-    """The answer of mistakes some of which are functions of heads, attention or answer."""
     declared = _as_declared(oracle, given, call)
     every_key = any(one.core or one.edits for one in made)
     before, core = mistaken_attention(call, made, every_key=every_key, declared=declared)
@@ -553,7 +546,7 @@ def _answer_in_steps(
 
 
 def _as_declared(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golden | None:
-    """The golden answer to some inputs where a call is of nothing else; remembered."""
+    """Return the golden answer to the given inputs if the call equals them; remembered."""
     if call.inputs is not given:
         return None
     point = oracle.point(given)
@@ -562,7 +555,7 @@ def _as_declared(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golden | 
 
 
 def _answer_of(call: DeclaredCall, core: golden.Attention) -> Tensor:
-    """The answer made of the heads' output; as an edited layer makes it where it is still that."""
+    """Return the answer from the heads' output; an edited layer's own answer if still valid."""
     run = core.run
     if call.inputs.is_layer and "answer" in run.program.steps and core.output is run["output"]:
         answer: Tensor = run["answer"]
@@ -571,7 +564,7 @@ def _answer_of(call: DeclaredCall, core: golden.Attention) -> Tensor:
 
 
 def declared_with_every_key(declared: Golden) -> golden.Attention:
-    """The attention proper of a golden answer with the keys and values that no query reads."""
+    """Return the golden attention with the keys and values that no query reads."""
     remembered = _WITH_EVERY_KEY.get(declared)
     if remembered is None:
         remembered = _with_every_key(declared.core)
@@ -583,7 +576,7 @@ _WITH_EVERY_KEY: Final[WeakKeyDictionary[Golden, golden.Attention]] = WeakKeyDic
 
 
 def _with_every_key(attention: golden.Attention) -> golden.Attention:
-    """Attention with keys and values that no query reads: a mistake may read them."""
+    """Include keys and values that no query reads: a mistake may read them."""
     run = attention.run.edited(*EVERY_KEY)
     return dataclasses.replace(attention, key=run["key"], value=run["shared_value"])
 

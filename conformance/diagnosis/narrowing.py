@@ -1,7 +1,7 @@
-"""Where a mistake is made: under which conditions of a call, and for which rows of the answer.
+"""Conditions of a call, and rows of the answer, to which a mistake is limited.
 
-A mistake that explains every wrong row leaves other rows right that it would have spoilt. What the
-former have in common and the latter lack is the condition that the statement names.
+A mistake that explains every wrong row may spoil right rows. The condition is a property of all
+wrong rows that the spared rows lack.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .agreement import BatteryAnswer, RowComparison
 from .conditions import FINER, SIZES, Condition, SizeLimit, limits, size_limit, size_limits
 from .mistakes import NamedMistake
 
-# Conditions that a mistake may have together: of its calls and rows, and of its calls alone before
-# chance explains them.
+# How many conditions a mistake may have: of calls and rows, and of calls alone (more would be
+# chance).
 MOST_CONDITIONS: Final = 3
 MOST_OF_CALLS: Final = 2
-# Answers whose rows are told apart before the rest is looked at, and again for each twice as many.
+# Answers after which the rows are told apart for the first time; the number doubles each time.
 FIRST_LOOK: Final = 4
-# Indices that show a step between them, and sizes of tiles of which every second one is wrong.
+# The fewest indices that show a step, and sizes of tiles of which every second may be wrong.
 _FEWEST_REGULAR: Final = 2
 _TILES: Final = (2, 4, 8, 16, 32, 64)
 _ORDINALS: Final = ("first, third", "second, fourth")
@@ -38,7 +38,7 @@ _ORDINALS: Final = ("first, third", "second, fourth")
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows of an answer: ``holds`` gets batch, head and query of each row, and the inputs.
+    """Rows of an answer: ``holds`` gets the inputs and each row's batch, head and query index.
 
     ``head`` is None for a layer, whose rows are made of all heads.
     """
@@ -64,7 +64,6 @@ def _index(name: str, words: str, holds: Callable[[Tensor, int], Tensor], axis: 
 def _without_keys(
     inputs: Inputs, item: Tensor, head: Tensor | None, query: Tensor
 ) -> Tensor | None:
-    """Rows that may attend no key."""
     empty = ~inputs.allowed(inputs.point).any(dim=-1)
     if head is None:
         return inputs.answer_rows(empty, inputs.point)[item, query, 0]
@@ -74,7 +73,6 @@ def _without_keys(
 def _with_hidden_keys(
     inputs: Inputs, item: Tensor, head: Tensor | None, query: Tensor
 ) -> Tensor | None:
-    """Rows from which some key is hidden."""
     hidden = ~inputs.allowed(inputs.point).all(dim=-1)
     if head is None:
         return inputs.answer_rows(hidden, inputs.point)[item, query, 0]
@@ -91,7 +89,6 @@ _SEVERAL: Final = {"query": "queries", "item": "batch items", "head": "heads"}
 
 
 def _index_limit(axis: str, number: int, *, above: bool) -> Part:
-    """The rows of queries, items or heads whose index is above a number, or at most that."""
     if above:
         words = f"for {_SEVERAL[axis]} from index {number + 1} on"
     else:
@@ -104,7 +101,7 @@ def _in_a_short_tile(size: int) -> Part:
     return _index(f"short tile of {size}", words, lambda i, n: i >= n // size * size, "query")
 
 
-# The first of these depend on what a mask keeps, the others on indices and sizes alone.
+# The first parts depend on the mask, the others on indices and sizes alone.
 OF_MASKS: Final = 2
 PARTS: Final[tuple[Part, ...]] = (
     Part("rows without keys", "in rows without keys", _without_keys),
@@ -136,10 +133,10 @@ PARTS: Final[tuple[Part, ...]] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Narrowed:
-    """A mistake under as many conditions as it is made under.
+    """A mistake with the conditions under which it is made.
 
-    ``mistake`` is made under them, ``everywhere`` is the same without them. ``spared`` counts the
-    rows that this would have spoilt.
+    ``mistake`` is limited to them, ``everywhere`` is not. ``spared`` counts the rows that
+    ``everywhere`` would have spoilt.
     """
 
     mistake: NamedMistake
@@ -149,19 +146,19 @@ class Narrowed:
 
     @property
     def conditions(self) -> int:
-        """How many conditions there are."""
+        """The number of conditions."""
         return len(self.literals)
 
 
 class Narrowing:
-    """Some observed answers, and the conditions under which mistakes are made in them."""
+    """Observed answers, from which the conditions of mistakes are learnt."""
 
     def __init__(self, observed: Sequence[BatteryAnswer], compared: RowComparison) -> None:
         wrong = [answer for answer in observed if answer.margin > 1.0]
         self.observed = [*wrong, *_most_alike_first(observed, wrong)]
         self._compared = compared
-        # Wrong answers: those that refuted a mistake last, before any those on which most mistakes
-        # have been acted out already.
+        # Wrong answers that refuted a mistake last come first; at the start, those on which most
+        # mistakes have been acted out already.
         self._wrong = sorted(wrong, key=lambda answer: -compared.acted.count(answer.inputs))
 
     def explains_wrong(self, mistake: NamedMistake) -> bool:
@@ -174,12 +171,10 @@ class Narrowing:
         return True
 
     def narrowed(self, mistake: NamedMistake, most: int = MOST_CONDITIONS) -> Narrowed | None:
-        """The mistake where alone it is made; None where it does not explain the wrong rows.
+        """Return the mistake limited to where it is made; None if it misses a wrong row.
 
-        None as well where that takes more conditions than ``most``. The sooner an answer comes that
-        the mistake does not explain, or some for which no such conditions suffice, the less is
-        computed: right answers come first that are most alike the wrong ones. More rows never take
-        fewer conditions.
+        None as well if more than ``most`` conditions are needed. Right answers most alike the wrong
+        ones come first, which ends hopeless cases early: more rows never need fewer conditions.
         """
         made, spared, unable, count, telling, look = [], [], [], 0, 0, FIRST_LOOK
         for answer in self.observed:
@@ -203,7 +198,7 @@ class Narrowing:
         chosen = _telling_apart(_each_once(made), _each_once(spared), most)
         if chosen is None:
             return None
-        if any(map(len, unable)):  # that it cannot be made there is a condition of it, too
+        if any(map(len, unable)):  # rows where it cannot be made are a condition, too
             others = _each_once([*spared, *unable])
             chosen = _telling_apart(_each_once(made), others, MOST_CONDITIONS) or chosen
         return Narrowed(
@@ -217,9 +212,9 @@ class Narrowing:
 def _most_alike_first(
     observed: Sequence[BatteryAnswer], wrong: Sequence[BatteryAnswer]
 ) -> list[BatteryAnswer]:
-    """The right answers, first those to calls that meet most conditions which all wrong ones do.
+    """Sort right answers by the number of conditions shared with all wrong answers.
 
-    Such a call that a mistake would spoil rules out most conditions at once.
+    Such an answer, if a mistake would spoil it, rules out most conditions at once.
     """
     common = [one for one in _OF_CALLS if all(one.holds(answer.inputs) for answer in wrong)]
     right = (answer for answer in observed if answer.margin <= 1.0)
@@ -227,10 +222,10 @@ def _most_alike_first(
 
 
 def _traits(answer: BatteryAnswer) -> Tensor:
-    """What conditions may be about: whole numbers ``[rows, traits]``; remembered.
+    """Return whole numbers ``[rows, traits]`` that conditions may be about; remembered.
 
-    Which parts a row is in, the indices of its query, item and head, which conditions its call
-    meets, and its sizes.
+    The traits of a row: its parts, its query, item and head index, the conditions met by its call,
+    and the sizes.
     """
     if answer not in _TRAITS:
         _TRAITS[answer] = _made_traits(answer)
@@ -266,8 +261,8 @@ def _made_traits(answer: BatteryAnswer) -> Tensor:
     return torch.cat(columns, dim=-1)
 
 
-# What follows from the shape of an answer and from sizes alone: indices, and the parts of its rows.
-# No table that decides verdicts: those have names in capitals, and stay as they are.
+# Indices and parts of rows, which follow from shapes and sizes alone: a cache, no table that
+# decides verdicts.
 _rows_of_shapes: Final[dict[Any, tuple[Tensor, Tensor | None, Tensor, Tensor]]] = {}
 MOST_SHAPES: Final = 256
 
@@ -275,7 +270,7 @@ MOST_SHAPES: Final = 256
 _OF_CALLS: Final = tuple(
     literal for condition in FINER for literal in (condition, condition.negated) if literal.words
 )
-# What the columns of traits are about: the plainest literals first, then limits of numbers.
+# The columns of traits: the plainest literals first, then limits of numbers.
 _PLACES: Final[tuple[tuple[int, Limitation], ...]] = (
     *enumerate(_OF_CALLS, start=len(PARTS) + len(_SEVERAL)),
     *enumerate(PARTS),
@@ -287,15 +282,14 @@ _NUMBERS: Final = (
 
 
 def _each_once(rows: Sequence[Tensor]) -> Tensor:
-    """The rows of some tensors, each once."""
     every: Tensor = torch.cat(list(rows)).unique(dim=0)
     return every
 
 
 def _telling_apart(made: Tensor, spared: Tensor, most: int) -> tuple[Limitation, ...] | None:
-    """The fewest literals that all rows of ``made`` meet and none of ``spared`` does together.
+    """Return the fewest literals that all rows of ``made`` meet, and no row of ``spared`` fully.
 
-    None where no ``most`` of them tell the rows apart. Of equally many the plainest are taken.
+    None if ``most`` literals do not suffice. Ties go to the plainest.
     """
     met = made.bool().all(dim=0).tolist()
     common = [(place, literal) for place, literal in _PLACES if met[place]]
@@ -317,14 +311,14 @@ def _telling_apart(made: Tensor, spared: Tensor, most: int) -> tuple[Limitation,
 
 @dataclass(frozen=True)
 class _Regular:
-    """Rows at regular indices along an axis: ``holds`` says which of some indices are such."""
+    """Rows at regular indices along an axis: ``holds`` selects the indices."""
 
     literal: Part
     holds: Callable[[Tensor], Tensor]
 
 
 def _regular(axis: str, made: Tensor) -> Iterator[_Regular]:
-    """The widest step at which all indices lie, and every second tile that has them all."""
+    """Yield the widest step that contains all indices, and tiles of which every second is hit."""
     indices = made.unique()
     if len(indices) < _FEWEST_REGULAR:
         return
@@ -351,9 +345,9 @@ def _regularly(axis: str, words: str, holds: Callable[[Tensor], Tensor]) -> _Reg
 
 
 def telling_apart(made: Sequence[Inputs], spared: Sequence[Inputs]) -> tuple[Condition, ...] | None:
-    """The fewest conditions that all inputs of ``made`` meet and none of ``spared`` does together.
+    """Return the fewest conditions that all ``made`` inputs meet, and no ``spared`` input fully.
 
-    The plainest of equally many; None where no two tell them apart.
+    Ties go to the plainest; None if two conditions do not suffice.
     """
     sizes = ([inputs.geometry for inputs in some] for some in (made, spared))
     kept = [index for index in range(len(_OF_CALLS)) if all(_met(one)[index] for one in made)]
@@ -366,7 +360,6 @@ def telling_apart(made: Sequence[Inputs], spared: Sequence[Inputs]) -> tuple[Con
 
 
 def _met(inputs: Inputs) -> list[bool]:
-    """Which conditions a call meets; remembered."""
     if inputs not in _MET:
         _MET[inputs] = [condition.holds(inputs) for condition in _OF_CALLS]
     return _MET[inputs]
@@ -376,10 +369,10 @@ _MET: Final[WeakKeyDictionary[Inputs, list[bool]]] = WeakKeyDictionary()
 
 
 def fewest(left: Sequence[int], count: int, most: int) -> tuple[int, ...] | None:
-    """The fewest of some properties that none of ``count`` things has together, as indices.
+    """Return indices of the fewest properties that none of ``count`` things has together.
 
-    ``left`` holds a number for each property, bit i for the thing i that has it. Of equally many
-    the first are taken; None where no ``most`` of them suffice.
+    ``left`` holds a bit set for each property, bit i for the thing i. Ties go to the first; None if
+    ``most`` properties do not suffice.
     """
     if not count:
         return ()
@@ -398,14 +391,14 @@ def fewest(left: Sequence[int], count: int, most: int) -> tuple[int, ...] | None
 
 
 def _excluding(plainest: dict[int, int], left: int, number: int) -> Iterator[tuple[int, ...]]:
-    """Sets of so many properties that none of the things ``left`` has together, as indices.
+    """Yield sets of ``number`` properties that no thing in ``left`` has together, as indices.
 
-    ``plainest`` holds the index of each property by the things that have it.
+    ``plainest`` maps the bit set of each property to its index.
     """
     if not left:
         yield ()
     elif number:
-        first = left & -left  # one of the properties has to exclude it
+        first = left & -left  # a property must exclude this thing
         for mask, index in plainest.items():
             if not mask & first:
                 for others in _excluding(plainest, left & mask, number - 1):
@@ -413,18 +406,16 @@ def _excluding(plainest: dict[int, int], left: int, number: int) -> Iterator[tup
 
 
 def _common_bits(masks: Sequence[int]) -> int:
-    """The bits that all of some numbers have."""
     return reduce(and_, masks)
 
 
 def _as_bits(flags: Tensor) -> int:
-    """A number with bit i set where flag i is."""
     digits = flags.flip(0).to(torch.uint8) + ord("0")
     return int(bytes(digits.tolist()) or b"0", 2)
 
 
 def made_under(mistake: NamedMistake, literals: Sequence[Limitation]) -> NamedMistake:
-    """A mistake that is made under conditions and in some rows alone, and its text says so."""
+    """Limit a mistake, and its text, to conditions and rows."""
     if not literals:
         return mistake
     conditions = [one for one in literals if isinstance(one, Condition)]
@@ -440,7 +431,7 @@ def made_under(mistake: NamedMistake, literals: Sequence[Limitation]) -> NamedMi
     )
 
 
-# Two conditions that leave one case.
+# Two conditions that together mean equal widths.
 _WIDTHS: Final = frozenset(
     f"where values are no {words} than keys" for words in ("wider", "narrower")
 )
@@ -448,7 +439,7 @@ _AS_WIDE: Final = "where values are as wide as keys"
 
 
 def in_words(literals: Sequence[Limitation]) -> str:
-    """What limits a mistake, as it follows "only": what says together which sizes, in one."""
+    """Return the words after "only"; limits on one size are merged to a range."""
     said: dict[str, None] = {}
     for one in literals:
         field = _field(one)
@@ -460,13 +451,12 @@ def in_words(literals: Sequence[Limitation]) -> str:
 
 
 def _field(one: Limitation) -> str:
-    """The size that a condition is about, if there is one such size."""
     fields = one.sizes.fields if isinstance(one, Condition) and one.sizes else ()
     return fields[0] if len(fields) == 1 and fields[0] in SIZES else ""
 
 
 def _range_of(field: str, same: Sequence[Limitation]) -> str:
-    """The sizes that several conditions leave, where those are next to each other; else ""."""
+    """Return the range of sizes that several conditions leave, if it is contiguous; else ""."""
     highest = (one.number for one in same if isinstance(one, SizeLimit) and not one.above)
     most = min(highest, default=0)
     rules = [one.sizes for one in same if isinstance(one, Condition) and one.sizes]
@@ -484,7 +474,7 @@ def _range_of(field: str, same: Sequence[Limitation]) -> str:
 
 
 def _rows_of(parts: Sequence[Part]) -> Callable[[Inputs, Tensor], Tensor]:
-    """Which rows of an answer lie in every part: bool of the answer's shape but for channels."""
+    """Return a function of the rows in every part: bool of the answer's shape without channels."""
 
     def rows(inputs: Inputs, output: Tensor) -> Tensor:
         shape = output.shape[:-1]

@@ -1,4 +1,4 @@
-"""Problems near a failing one: the same call with one feature changed, so that conditions show."""
+"""Problems near a failing one: the same call with one feature changed, to show conditions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .agreement import BatteryAnswer
 from .conditions import SIZES
 from .mistakes.named_mistake import SizeRule
 
-# Larger sizes, at which few mistakes look alike; no two are equal, so that axes are told apart.
+# Larger sizes, at which few mistakes look alike; all different, to tell axes apart.
 _ENLARGED: Final = {
     "batch": 3,
     "num_heads": 4,
@@ -67,22 +67,22 @@ _CHANGED: Final = (
 )
 _NEW_VALUES: Final = 1009
 OWN, ENLARGED, RESIZED = REACH = ("own", "enlarged", "resized")
-# Of those of its own sizes the ones of which a size is at least so large: mistakes that differ in
-# the length of a tile, or in the order of a group, differ nowhere else.
+# The larger ones of its own sizes: only these separate mistakes that differ in the length of a tile
+# or the order of a group.
 GROWN: Final = "grown"
 _MANY: Final = 6
-# Sizes of which some number may decide, and how many of them most problems have.
+# Sizes that may have a threshold, and the size that most problems have.
 _LONG: Final = ("key_length", "query_length", "head_size", "batch", "num_heads")
 _FEW: Final = 16
-# A failing problem with more scores has no neighbours of its own size: each would cost as much.
+# Larger failing problems have no neighbours of their own size, which would cost as much.
 MOST_SCORES: Final = 20_000
 _PAST: Final = 2
-# Sizes that nobody has looked at, for each that a condition is about, and those that are tried.
+# Unseen sizes for each field of a condition, and candidates tried for them.
 _UNSEEN: Final = 2
 _TRIED: Final = 6
-# They are looked for up to so many past twice the largest size that was looked at.
+# The search ends this far past twice the largest observed size.
 _FURTHER: Final = 64
-# Keywords of a call: what they are where they are left out, and a value that shows.
+# Keywords of a call: the default, and a value with an effect.
 _KEYWORDS: Final = (
     ("scale", None, 0.3),
     ("scale", None, 0.7),
@@ -95,12 +95,12 @@ _KEYWORDS: Final = (
 
 
 def neighbours(subject: Subject, problem: Problem, reach: Sequence[str] = REACH) -> list[Problem]:
-    """A problem, one with larger sizes, and each of both with one feature changed.
+    """Return a problem, a larger one, and variants of both with a single feature changed.
 
-    ``reach`` says which: ``"own"`` those of its own sizes, ``"enlarged"`` those with larger sizes
-    and other options, ``"resized"`` those with each of the larger sizes changed. Of those of
-    its own sizes ``"grown"`` takes the larger ones. Their values are drawn with another seed, so
-    that what was made of the failing problem alone must hold for values that were not looked at.
+    ``reach`` selects them: ``"own"``: its own sizes; ``"enlarged"``: larger sizes and other
+    options; ``"resized"``: each of the larger sizes changed; ``"grown"``: the larger ones of its
+    own sizes. Another seed draws the values, so that conclusions from the failing problem are
+    tested on new values.
     """
     own = _anew(problem)
     large = _resized(subject, own.replace(values="normal"), _ENLARGED)
@@ -120,10 +120,10 @@ def neighbours(subject: Subject, problem: Problem, reach: Sequence[str] = REACH)
 
 
 def with_size(subject: Subject, problem: Problem, field: str, size: int) -> Problem | None:
-    """A problem with other values and one size, a field of ``Geometry``, at exactly a number.
+    """Return a problem with new values and one field of ``Geometry`` at an exact size.
 
-    None where the candidate cannot be called with that size. Of other heads as many share keys and
-    values as can.
+    None if the candidate cannot be called with this size. As many heads as possible share keys and
+    values.
     """
     sizes = {field: size}
     if field == "num_heads":
@@ -138,16 +138,15 @@ def right_with_fewer(
     wrong: BatteryAnswer | None,
     ask: Callable[[Subject, Inputs], BatteryAnswer | None],
 ) -> Iterator[str]:
-    """With how many of one size a wrong problem begins to go wrong, in words; found by halving.
+    """Yield sentences about the size from which a wrong problem goes wrong, found by bisection.
 
-    Nothing of such sizes as most problems have: what decides there are others.
+    Sizes up to ``_FEW``, which most problems have, are skipped: other properties decide there.
     """
     problem = None if wrong is None else wrong.problem
     if problem is None:
         return
 
     def is_right(field: str, size: int) -> bool | None:
-        """Whether such a call is answered rightly; None where it cannot be made, or is refused."""
         other = with_size(subject, problem, field, size)
         answer = None if other is None else ask(subject, subject.inputs(other))
         return None if answer is None else answer.margin <= 1.0
@@ -167,17 +166,17 @@ def right_with_fewer(
 
 
 def at_sizes(subject: Subject, problem: Problem, sizes: dict[str, int]) -> Problem:
-    """A problem with other values at sizes as near to some as the candidate can be called with."""
+    """Return a problem with new values at the nearest possible sizes."""
     return one_at_a_time(_resized(subject, _anew(problem), sizes), subject.candidate)
 
 
 def at_unseen_sizes(
     subject: Subject, problem: Problem, rules: Sequence[SizeRule], seen: Collection[Geometry]
 ) -> Iterator[Problem]:
-    """A problem at sizes that none of ``seen`` has, the next at which conditions on sizes hold.
+    """Yield a problem at unseen sizes, the next ones at which the conditions on sizes hold.
 
-    What is true of the sizes that were looked at need not be true of others. What is said of three
-    alone may be true of multiples of three: each size is doubled as well.
+    A condition on the observed sizes need not hold for others. Each size is also doubled: a
+    statement about three may be about multiples of three.
     """
 
     def hold(sizes: Geometry) -> bool:
@@ -198,14 +197,14 @@ def at_unseen_sizes(
         if doubled is not None:
             yield doubled
     for rule in rules:
-        if len(rule.fields) > 1:  # what holds of several may hold only where both change
+        if len(rule.fields) > 1:  # a rule on several sizes may need all of them to change
             yield from _with_new_sizes(subject, problem, rule, seen)
 
 
 def _with_new_sizes(
     subject: Subject, problem: Problem, rule: SizeRule, seen: Collection[Geometry]
 ) -> Iterator[Problem]:
-    """A problem at which all sizes of a rule are one number, which none of them was before."""
+    """Yield problems with all sizes of a rule at one new number."""
     known = {getattr(sizes, field) for sizes in seen for field in rule.fields}
     for size in islice((size for size in count(2) if size not in known), _UNSEEN):
         resized: Problem | None = problem
@@ -220,7 +219,6 @@ def _anew(problem: Problem) -> Problem:
 
 
 def _resized(subject: Subject, problem: Problem, sizes: dict[str, int]) -> Problem:
-    """The nearest problem of other sizes that the candidate can be called with."""
     space = Space(values=(problem.values,))
     geometry = fitted_geometry(problem.geometry.replace(**sizes), subject.candidate, space)
     past = min(problem.past, max(geometry.key_length - 1, 0))
@@ -236,7 +234,6 @@ def _other_options(subject: Subject, problem: Problem) -> Iterator[Problem]:
 
 
 def _options(subject: Subject, problem: Problem) -> Iterator[dict[str, Any]]:
-    """Other options of the call: without each that is set, with each that is not."""
     candidate = subject.candidate
     declared = candidate.declaration
     yield from _masks(subject, problem)
@@ -259,7 +256,7 @@ def _options(subject: Subject, problem: Problem) -> Iterator[dict[str, Any]]:
 
 
 def _masks(subject: Subject, problem: Problem) -> Iterator[dict[str, Any]]:
-    """No mask, and one of each declared form with the most axes and with the fewest."""
+    """Yield no mask, and each declared form with the most and the fewest axes."""
     if problem.mask is not None:
         yield {"mask": None}
     forms = tuple(subject.declaration.masks)

@@ -1,4 +1,4 @@
-"""The gradients that a candidate computes on some problems, and what they should be."""
+"""Observed and exact gradients of a candidate on problems."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from .mistakes.backward_pass import both_passes
 from .mistakes.named_mistake import NamedMistake
 from .neighbours import OWN, at_unseen_sizes, neighbours
 
-# The hand-picked sizes of the battery, of those that every clause begins with.
+# The number of hand-picked sizes, with which every clause begins.
 SIZES: Final = 8
-# Sizes behind those and problems of the battery with other values, to confirm statements on.
+# Further sizes, and battery problems with other values, to confirm statements.
 MORE_SIZES: Final = 6
 AGAIN: Final = 6
-# Problems past the edges of tiles: the first have nothing but their sizes.
+# Problems past the edges of tiles; the first have no options.
 TILES: Final = 2
 OTHER_VALUES: Final = 7919
 # Lengths between the usual sizes of tiles.
@@ -50,7 +50,7 @@ _BIAS: Final = Space(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ObservedGradients:
-    """The gradients of one problem, and what they should be."""
+    """The observed and the exact gradients of one problem."""
 
     problem: Problem
     inputs: Inputs
@@ -61,7 +61,7 @@ class ObservedGradients:
 
     @cached_property
     def passes(self) -> golden.Run:
-        """The right run of both passes, of which every wrong one is an edit."""
+        """The right run of both passes, of which every wrong run is an edit."""
         return both_passes(self.inputs, self.point, self.upstream)
 
     @cached_property
@@ -76,9 +76,9 @@ class ObservedGradients:
 
 
 def battery_gradients(subject: Subject) -> list[ObservedGradients]:
-    """The gradients on a battery of problems; what the candidate refuses is left out.
+    """Return the gradients on a battery of problems, without refused calls.
 
-    So are queries without keys whose gradients are not finite: a clause of their own judges them.
+    Queries without keys whose gradients are not finite are left out: another clause judges them.
     """
     return [
         each
@@ -90,10 +90,10 @@ def battery_gradients(subject: Subject) -> list[ObservedGradients]:
 def further_gradients(
     subject: Subject, observed: Sequence[ObservedGradients], *, time: int = 1
 ) -> list[ObservedGradients]:
-    """The gradients on problems that have not been observed: other values, and other sizes.
+    """Return the gradients on unseen problems: other values and other sizes.
 
-    Among them are the neighbours of the plainest wrong one, but for those that drop weights where
-    it does not: other clauses judge their gradients. Each ``time`` has values of its own.
+    Included are neighbours of the plainest wrong problem, except calls with dropout if it has none:
+    other clauses judge these. Each ``time`` has its own values.
     """
     candidate, dtype = subject.candidate, subject.dtype
     wrong = sorted((each for each in observed if each.wrong), key=_size, reverse=True)
@@ -123,7 +123,7 @@ def further_gradients(
 def gradients_at_unseen_sizes(
     subject: Subject, mistake: NamedMistake, observed: Sequence[ObservedGradients]
 ) -> list[ObservedGradients]:
-    """The gradients at sizes that were not observed and at which a mistake may be made."""
+    """Return the gradients at unseen sizes at which a mistake may be made."""
     seen = {each.inputs.geometry for each in observed}
     made = [each for each in observed if each.wrong and mistake.where(each.inputs)]
     if not made:
@@ -133,7 +133,7 @@ def gradients_at_unseen_sizes(
 
 
 def observe_gradients(subject: Subject, problem: Problem) -> ObservedGradients | None:
-    """The gradients of one problem; None where there are none, or none that can be judged."""
+    """Return the gradients of one problem; None if absent or not to be judged."""
     with subject.recorded(None):
         try:
             inputs = with_full_rows(subject, problem)
@@ -155,7 +155,7 @@ def observe_gradients(subject: Subject, problem: Problem) -> ObservedGradients |
 
 
 def near(actual: Tensor, expected: Tensor, bound: Tensor) -> bool:
-    """Whether every element lies within its bound, or is NaN where that is expected."""
+    """Whether every element lies within its bound, or is NaN as expected."""
     apart = (actual.double() - expected).abs()
     if not bool(apart.isnan().any()):  # as most are: to look closer takes far longer
         return bool((apart <= bound).all())
@@ -163,13 +163,13 @@ def near(actual: Tensor, expected: Tensor, bound: Tensor) -> bool:
 
 
 def _apart(actual: Tensor, expected: Tensor) -> Tensor:
-    """How far elements are from what is expected: NaN is infinitely far from any number."""
+    """Return the errors of elements: infinite for NaN in place of a number."""
     both = actual.isnan() & expected.isnan()
     return (actual.double() - expected).abs().nan_to_num(nan=math.inf).masked_fill(both, 0.0)
 
 
 def room(acted: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
-    """How far a candidate with a mistake may be from acting it out; see ``model.ACTED_ROOM``."""
+    """Return the tolerance around the acted result of a mistake; see ``model.ACTED_ROOM``."""
     if not bound.numel():
         return bound
     before, after = float(exact.abs().max()), float(acted.abs().nan_to_num(nan=0.0).max())
@@ -179,7 +179,7 @@ def room(acted: Tensor, exact: Tensor, bound: Tensor) -> Tensor:
 
 @dataclass
 class SquaredErrors:
-    """The squared errors of gradients, and what of them an explanation leaves."""
+    """The squared errors of gradients, before and after an explanation."""
 
     before: float = 0.0
     left: float = 0.0
@@ -193,17 +193,16 @@ class SquaredErrors:
 
     @property
     def explained(self) -> bool:
-        """Whether hardly anything is left."""
+        """Whether the explanation leaves hardly any error."""
         return self.left <= model.EXPLAINED_GRADIENTS * self.before
 
     @property
     def worsened(self) -> bool:
-        """Whether far more is left than there was, beyond the last digits of float64."""
+        """Whether the explanation leaves far more error, beyond the last digits of float64."""
         return self.left > model.AS_CLOSE * self.before + model.NEARLY_NOTHING**2 * self.size
 
 
 def _gradients(subject: Subject, inputs: Inputs, upstream: Tensor) -> Gradients:
-    """The gradients of a call, with that of an additive mask where there is one."""
     differentiator = subject.gradients
     if inputs.bias is None or inputs.is_layer:
         return differentiator.of(inputs, upstream)
@@ -227,7 +226,7 @@ def _battery(subject: Subject) -> Iterator[Problem]:
 
 
 def _lengthened(subject: Subject) -> Iterator[Problem]:
-    """Few queries and more and more keys, and the other way round: lengths tell tiles apart."""
+    """Yield few queries with more and more keys, and the reverse, to tell tile sizes apart."""
     candidate = subject.candidate
     for plain in edge_problems(candidate, _TILES, dtype=subject.dtype)[:1]:
         for field, other in (("key_length", "query_length"), ("query_length", "key_length")):
@@ -248,8 +247,6 @@ def _finite(observed: ObservedGradients) -> bool:
 
 
 def _telling(observed: Sequence[ObservedGradients]) -> ObservedGradients:
-    """The plainest of some problems, if possible one with several queries and keys."""
-
     def plainest(each: ObservedGradients) -> tuple[bool, tuple[int, int]]:
         sizes = each.inputs.geometry
         return 1 in (sizes.query_length, sizes.key_length), plainness(each.inputs)

@@ -1,8 +1,8 @@
-"""Two mistakes at once, which explain every answer together and none of the wrong ones alone.
+"""Two mistakes at once that explain every answer together and no wrong answer alone.
 
-Most answers are wrong by both. Some calls leave one of the two alone: of one head, item, query or
-key, without dot products, with values of unit length, and of a layer whose projections change
-nothing. What explains such an answer is one of two, and what completes it is soon found.
+Most answers show both. Several kinds of calls show only one: with a single head, item, query or
+key, without dot products, with values of unit length, or of a layer with identity projections. A
+mistake that explains a call of these kinds is soon completed to a pair.
 """
 
 from __future__ import annotations
@@ -52,24 +52,24 @@ from .statement_search import (
     explanations_of,
 )
 
-# Keys up to which one tile holds all of them.
+# The most keys that a single tile holds.
 FEW_KEYS: Final = 4
-# The part of the answers that may be left where one of two is told, and the other is not known.
+# The part of the answers that may stay unexplained if only the first mistake is reported.
 FEW_LEFT: Final = 0.1
-# The part that may be wrong by a second mistake, under conditions.
+# The part of the answers that a second mistake under conditions may make wrong.
 PART_LEFT: Final = 0.25
-# Mistakes besides which stages with operators are tried: that takes a second each.
+# Mistakes that are combined with edited stages: each takes a second.
 MOST_EDITED: Final = 1
-# Answers with rows of zeros that say which mistakes make NaN.
+# Answers with rows of zeros on which mistakes are tried for NaN.
 MOST_ZEROED: Final = 2
 
 
 class PairSearch:
-    """Two mistakes that explain every answer together.
+    """Searches for two mistakes that explain every answer together.
 
-    A ``searching`` function begins a search among answers, and takes over what another one has
-    judged. Pairs are confirmed on answers that nothing was learnt from: ``unseen`` gives those in
-    which any two options meet, those near the first failing problem, and those at other sizes.
+    ``searching`` begins a search among answers and reuses another's verdicts. ``unseen`` gives
+    fresh answers for confirmation: to all pairs of options, near the first failing problem, at
+    unseen sizes.
     """
 
     def __init__(
@@ -83,23 +83,23 @@ class PairSearch:
         self._reader = reader
         self._searching = searching
         self._unseen = unseen
-        # Searches know a mistake by its identity: what they have judged must outlive them.
+        # Searches know a mistake by its identity, so judged mistakes must outlive them.
         self._kept: list[NamedMistake] = []
 
     def explained(
         self, search: MistakeSearch, found: Callable[[], list[NamedMistake]]
     ) -> Iterator[list[Explanation]]:
-        """Pairs that are searched where nothing else explains the answers.
+        """Yield pairs, if nothing else explains the answers.
 
-        The stages with operators and numbers that were ``found`` make a few plain errors alone.
+        ``found`` gives stages with operators and numbers that make a few plain errors alone.
         """
         _, near, resized = self._unseen()
-        # Of one head, item or query: what mixes those up leaves the other of two mistakes alone.
+        # With a single head, item or query, a mistake that mixes them leaves the second one alone.
         more = self._searching([*search.observed, *near, *resized], search)
         yield self.confirmed(more, more.pairs())
         yield self.confirmed(search, search.supported_pairs())
         yield self.confirmed(search, self._read_besides(search, search.partial))
-        # A mistake of the catalogue besides a stage that is made otherwise, or what is read.
+        # A mistake of the catalogue besides an edited stage or a read statement.
         said = chain.from_iterable(islice(self._reader.statements(search.observed), MOST_PARTIAL))
         plain = sorted(found(), key=lambda one: len(one.sentence))
         alone = search.among([*plain, *said]).partial
@@ -114,10 +114,10 @@ class PairSearch:
         yield self._of_one_and_several(search, search.pairs())
 
     def besides_nan(self, search: MistakeSearch) -> list[Explanation]:
-        """What alone explains all answers but those that have NaN where numbers are promised.
+        """Return the explanation of all answers without NaN in place of promised numbers.
 
-        Another mistake makes these, as torch's attention does where causality meets a scale of
-        zero. They have no part in the search, and no name is said of them.
+        Another mistake makes the NaN, as torch's attention does for causality with a scale of zero.
+        Such answers take no part in the search, and the NaN gets no name.
         """
         left = list(filter(has_no_nan, search.observed))
         if len(left) == len(search.observed) or not any(one.margin > 1.0 for one in left):
@@ -140,11 +140,10 @@ class PairSearch:
         return explanations_of(next(filter(None, found), []))
 
     def singles(self, search: MistakeSearch) -> list[Combination]:
-        """Mistakes that alone explain every answer, else those that do with zeros for their NaN."""
+        """Return mistakes that alone explain every answer, if need be with zeros for their NaN."""
         return search.singles() or self._with_zeros_for_nan(search)
 
     def _with_zeros_for_nan(self, search: MistakeSearch) -> list[Combination]:
-        """What explains every answer where rows that it makes NaN are set to zero."""
         zeroed = [answer for answer in search.observed if _has_zeroed_rows(answer)]
         variants: list[NamedMistake] = []
         for one in search.mistakes if zeroed else ():
@@ -160,7 +159,6 @@ class PairSearch:
         return [made for made in found if any(_makes_numbers(made, one, search) for one in wrong)]
 
     def _with_one_alone(self, search: MistakeSearch) -> list[Explanation]:
-        """Pairs of a mistake that explains a wrong answer to what leaves one of two alone."""
         _, near, resized = self._unseen()
         answers = (answer_to(self.subject, one) for one in _leaving_one(self.subject))
         apart = [one for one in answers if one is not None]
@@ -169,7 +167,7 @@ class PairSearch:
         return self.confirmed(more, more.pairs(more.explaining_any(telling), orders=True))
 
     def _of_values(self, search: MistakeSearch) -> list[NamedMistake]:
-        """Stages with operators that make the wrong answers to calls of one key: it weighs one."""
+        """Return edits that make the wrong answers to calls of one key, whose weight must be 1."""
         _, near, resized = self._unseen()
         every = (*search.observed, *near, *resized)
         wrong = [a for a in every if a.margin > 1.0 and a.inputs.geometry.key_length == 1]
@@ -178,10 +176,10 @@ class PairSearch:
         return sorted(found, key=lambda one: len(one.sentence))[:MOST_PARTIAL]
 
     def confirmed(self, search: MistakeSearch, pairs: Sequence[Combination]) -> list[Explanation]:
-        """The pair, in the order in which it explains as well what any two options change.
+        """Return the pairs, in the right order, that also explain answers to all pairs of options.
 
-        None where pairs of several names do that answer otherwise: those explain what is left open
-        by one of their mistakes, and which is the other one is not known.
+        Empty if pairs of several names differ on these answers: the second mistake then explains
+        only open elements, and remains unknown.
         """
         told = search.told_apart(pairs) or self._told_apart_at_equal_sizes(pairs)
         if not told:
@@ -201,10 +199,10 @@ class PairSearch:
         return explained if alike else []
 
     def _by_width(self, made: Combination, answer: BatteryAnswer) -> bool:
-        """Whether a pair explains what one of it does not, and both answer the same there.
+        """Whether a pair explains an answer only by the wider bound of its second mistake.
 
-        Then it is no change but the wider bound of the other that explains the answer. Rows that
-        the other leaves without keys are a change: the pair says nothing of them.
+        In this case one mistake alone does not explain the answer, though both answers agree. Rows
+        that the second leaves without keys are a change: the pair says nothing of them.
         """
         oracle, declared = self.subject.oracle, self.subject.declaration.semantics
         for one in made if answer.fits else ():
@@ -223,9 +221,9 @@ class PairSearch:
     def _of_one_and_several(
         self, search: MistakeSearch, pairs: Sequence[Combination]
     ) -> list[Explanation]:
-        """The one mistake of all pairs, where it alone explains nearly every answer.
+        """Return the mistake common to all pairs, if it alone explains nearly every answer.
 
-        What completes it is one of several that the rest does not tell apart.
+        The second mistake is one of several that the remaining answers do not tell apart.
         """
         first = pairs[0] if pairs else ()
         one = next((m for m in first if all(any(m is n for n in pair) for pair in pairs)), None)
@@ -247,10 +245,10 @@ class PairSearch:
         return [Explanation(entry=entry, made=(one,), others=tuple(found))]
 
     def _told_apart_at_equal_sizes(self, pairs: Sequence[Combination]) -> list[Combination]:
-        """Those of some pairs that explain answers where all sizes are the same.
+        """Return the pairs that explain answers with all sizes equal.
 
-        What needs as many of one thing as of another can be made there, and shows beside the other
-        of a pair: elsewhere the pairs may be alike. None where several names are alike there, too.
+        Mistakes that need equal sizes show there; elsewhere the pairs may agree. Empty if several
+        names are left.
         """
         if not pairs:
             return []
@@ -264,7 +262,6 @@ class PairSearch:
     def _read_besides(
         self, search: MistakeSearch, partial: Sequence[NamedMistake]
     ) -> list[Combination]:
-        """Pairs of a mistake and of what is read besides it, for the first that has any."""
         for place, one in enumerate(partial[:MOST_PARTIAL]):
             stated = self._besides(one, search.unexplained(one), edited=place < MOST_EDITED)
             pairs = [pair for pair in search.completing(one, stated) if search.explains_every(pair)]
@@ -275,7 +272,6 @@ class PairSearch:
     def _besides(
         self, one: NamedMistake, left: Sequence[BatteryAnswer], *, edited: bool
     ) -> list[NamedMistake]:
-        """What is read besides a mistake of the answers that it leaves, edits of stages too."""
         stated = statements(self.subject, left, (one,))
         if edited:
             stated += edits_making(left, (one,))
@@ -286,10 +282,10 @@ class PairSearch:
     def _besides_under_conditions(
         self, search: MistakeSearch, partial: Sequence[NamedMistake]
     ) -> list[Combination]:
-        """Pairs of a mistake that explains nearly all, and of what is read besides it in the rest.
+        """Return a pair of a mistake that explains nearly all answers and a limited statement.
 
-        That is made under the conditions that tell these calls from others which it would spoil,
-        and confirmed with other values and at sizes that nothing was learnt from.
+        The conditions of the statement spare right answers; they are confirmed with new values and
+        at new sizes.
         """
         observed = [*search.observed, *self._unseen()[0]]
         for place, one in enumerate(partial[:MOST_PARTIAL]):
@@ -311,9 +307,9 @@ class PairSearch:
         left: Sequence[BatteryAnswer],
         observed: list[BatteryAnswer],
     ) -> NamedMistake | None:
-        """The second of two mistakes under the conditions of what the first leaves, if there are.
+        """Limit the second mistake to the conditions of answers that the first leaves unexplained.
 
-        What speaks against them is ``observed`` from then on.
+        Answers that contradict the pair join ``observed`` for the next round.
         """
         for round_number in range(1, MOST_ROUNDS + 1):
             others = [a.inputs for a in observed if not explains(self.subject, (one, two), a)]
@@ -335,7 +331,6 @@ class PairSearch:
         observed: Sequence[BatteryAnswer],
         seed: int,
     ) -> list[BatteryAnswer]:
-        """Answers to calls with other values, and at sizes at which a mistake should be made."""
         further = answers_to_pairs(self.subject, seed)
         problem = next((one.problem for one in left if one.problem is not None), None)
         if problem is None or not two.sizes:
@@ -346,7 +341,7 @@ class PairSearch:
 
 
 def _sparing(one: NamedMistake, search: MistakeSearch) -> NamedMistake:
-    """A mistake under a condition of all wrong answers that spares the right ones it spoils."""
+    """Limit a mistake to a condition of all wrong answers that spares the right ones."""
     wrong = [answer.inputs for answer in search.observed if answer.margin > 1.0]
     spoiled = [answer.inputs for answer in search.unexplained(one) if answer.margin <= 1.0]
     conditions = (
@@ -367,7 +362,7 @@ def has_no_nan(answer: BatteryAnswer) -> bool:
 
 
 def _makes_numbers(made: Combination, answer: BatteryAnswer, search: MistakeSearch) -> bool:
-    """Whether a mistake makes numbers of a wrong row: of zeros alone any would, set to zero."""
+    """Whether a mistake makes nonzero elements wrong: zeroed rows alone prove nothing."""
     acted = search.acted.of(made[0], answer.inputs).output
     if answer.wrong is None or acted.shape != answer.wrong.shape:
         return False
@@ -375,7 +370,6 @@ def _makes_numbers(made: Combination, answer: BatteryAnswer, search: MistakeSear
 
 
 def _has_zeroed_rows(answer: BatteryAnswer) -> bool:
-    """Whether a wrong row is that of heads which answer nothing."""
     if answer.wrong is None or not bool((rows := answer.wrong.any(dim=-1)).any()):
         return False
     call = DeclaredCall(inputs=answer.inputs, semantics=answer.subject.declaration.semantics)
@@ -385,8 +379,6 @@ def _has_zeroed_rows(answer: BatteryAnswer) -> bool:
 
 
 def _zeros_for_nan(one: NamedMistake) -> NamedMistake:
-    """A mistake whose weights and answers of heads are zero where they would be NaN."""
-
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
         changed = one.changed_core(call, attention)
         nan = changed.output.isnan().any(dim=-1, keepdim=True)
@@ -401,7 +393,6 @@ def _zeros_for_nan(one: NamedMistake) -> NamedMistake:
 
 
 def _is_small(answer: BatteryAnswer) -> bool:
-    """Whether a call has one item, head or query, or few keys."""
     sizes = answer.inputs.geometry
     return (
         min(sizes.batch, sizes.num_heads, sizes.query_length) == 1 or sizes.key_length <= FEW_KEYS
@@ -409,7 +400,7 @@ def _is_small(answer: BatteryAnswer) -> bool:
 
 
 def _leaving_one(subject: Subject) -> Iterator[Inputs]:
-    """Calls at which mistakes of one kind change nothing."""
+    """Yield calls in which mistakes of one kind change nothing."""
     problem = fitted_problem(subject, BatteryEntry(sizes=CUBE, seed=51))
     if problem is None:
         return
@@ -431,7 +422,7 @@ def _leaving_one(subject: Subject) -> Iterator[Inputs]:
 def _with(
     weights: golden.ProjectionWeights, change: Callable[[Tensor], Tensor], *roles: str
 ) -> golden.ProjectionWeights:
-    """Other matrices of some projections, whose biases add nothing."""
+    """Change the matrices of projections and zero their biases."""
     changed: dict[str, Tensor] = {}
     for role in roles:
         matrix, bias = getattr(weights, role), getattr(weights, f"{role}_bias")

@@ -1,6 +1,6 @@
-"""The picture of a failure: the weights that a candidate gives its values, beside the right ones.
+"""The picture of a failure: the candidate's weights beside the right ones.
 
-They are read from its answers to unit values, where these explain its answer: nothing is guessed.
+The weights are read from answers to unit values, if these explain its answer: nothing is guessed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .dissection.layer_weights import MOST_KEYS_OF_LAYERS, read_layer
 from .dissection.reading import ROOM, Reading, read, readable
 from .mistakes import IMPOSSIBLE
 
-# Queries and keys that a picture shows; of more it is a window around the worst weight.
+# The most queries and keys of a picture: a window around the worst weight.
 MOST_SHOWN: Final = 16
-# Failing problems of one diagnosis on which a picture is looked for.
+# The most failing problems of a diagnosis on which a picture is tried.
 MOST_TRIES: Final = 4
-# By what part the error of a hidden key counts more: of equal ones it says most.
+# The relative bonus of a hidden key's error, which wins ties.
 _OF_HIDDEN: Final = 1e-6
-# Digits of two weights: more where they do not differ in these.
+# Digits of two weights: the fewest in which they differ.
 _DIGITS: Final = range(3, 18)
 
 
@@ -46,9 +46,9 @@ class Illustrator:
     def illustrated(
         self, entries: list[dict[str, Any]], problem: Problem | None
     ) -> list[dict[str, Any]]:
-        """The entries of a report; the first gets a ``picture``.
+        """Add a ``picture`` to the first entry of a report.
 
-        Not where its name has one of a problem as small already.
+        Skipped if its name has a picture of a problem as small already.
         """
         if not entries or problem is None:
             return entries
@@ -67,10 +67,10 @@ class Illustrator:
 
 
 def picture(subject: Subject, inputs: Inputs) -> PictureEntry | None:
-    """The picture of the item and head whose weights differ most; None where no weight is wrong.
+    """Return the picture of the item and head with the largest weight error, or None.
 
-    None as well where weights cannot be read: values that are also keys, an answer that is not
-    linear in its values, values that a layer projects in another way than declared.
+    None if no weight is wrong or weights cannot be read: values also used as keys, a nonlinear
+    answer, an undeclared projection of values.
     """
     try:
         reading = _reading(subject, inputs)
@@ -80,7 +80,7 @@ def picture(subject: Subject, inputs: Inputs) -> PictureEntry | None:
         return None
     exact = subject.golden(reading.given)
     expected, hidden = exact.weights, ~exact.core.allowed
-    # What cannot be told from nothing is nothing: the equations of a layer leave some rounding.
+    # Weights within their error count as zero: the equations of a layer leave rounding.
     got = reading.weights.masked_fill(reading.weights.abs() <= ROOM * reading.error, 0.0)
     judged = exact.representable_core
     if subject.oracle.empty_rule(reading.given) == "any":
@@ -128,17 +128,14 @@ def _reading(subject: Subject, inputs: Inputs) -> Reading | None:
 
 
 def _place(errors: Tensor) -> list[int]:
-    """Where the largest of some errors is."""
     return [int(index) for index in (errors == errors.amax()).nonzero()[0]]
 
 
 def _first(worst: int, size: int) -> int:
-    """Where a window around the worst weight begins."""
     return max(0, min(worst - MOST_SHOWN // 2, size - MOST_SHOWN))
 
 
 def _sentence(place: list[int], *, expected: Tensor, got: Tensor, hidden: Tensor) -> str:
-    """The worst weight in words."""
     query, key = place
     which = "the hidden key" if bool(hidden) else "key"
     pairs = ([f"{float(weight):.{digits}g}" for weight in (got, expected)] for digits in _DIGITS)
@@ -147,17 +144,16 @@ def _sentence(place: list[int], *, expected: Tensor, got: Tensor, hidden: Tensor
 
 
 def _other_tokens(inputs: Inputs, given: Inputs) -> str:
-    """What is to be said where wider tokens were read, which tell keys apart."""
     if given.geometry.value_size == inputs.geometry.value_size:
         return ""
     return f"; read with tokens of {given.geometry.value_size} numbers, which tell all keys apart"
 
 
 def _logits(reading: Reading, expected: Tensor, item: int, head: int) -> dict[str, Tensor] | None:
-    """Logarithms of the weights of one head, each less that of its row's heaviest key.
+    """Return log weights of one head, relative to each row's heaviest key, or None.
 
-    ``[Lq, Lk]``, NaN where a weight has none. None where they are as they should be, and where
-    other keys have a weight than should: then it is not the logits that are wrong.
+    ``[Lq, Lk]``, NaN where a weight has no logarithm. None if they are right, and if the wrong keys
+    have weight: then the logits are not at fault.
     """
     got, error = reading.weights[item, head], ROOM * reading.error[item, head]
     if not expected.shape[-1] or bool(((got > error) != (expected > error)).any()):
@@ -175,7 +171,6 @@ def _logits(reading: Reading, expected: Tensor, item: int, head: int) -> dict[st
 
 
 def _cells(table: Tensor) -> list[list[Number | None]]:
-    """A table as lists, None where there is no number."""
     return [
         [None if isnan else cell for cell, isnan in zip(row, isnans, strict=True)]
         for row, isnans in zip(table.tolist(), table.isnan().tolist(), strict=True)

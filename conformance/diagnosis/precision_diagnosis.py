@@ -47,12 +47,12 @@ from .precision_losses import (
 )
 
 Observed = Sequence[tuple[Inputs, Tensor]]
-# Answers that losses of precision are tried on, spread over the battery: each costs all of them.
+# Answers, spread over the battery, on which every loss of precision is tried.
 FEW: Final = 12
-# Edge problems that the candidate answers from each space: one of each recipe.
+# Edge problems asked from each space: one per recipe.
 PROBED: Final = 2
-# Wrong answers that every loss of precision is tried on, and the part it must explain to go on:
-# of all of them together, and in the end of each.
+# Wrong answers that every loss of precision is tried on first, and the part of their errors that
+# it must explain: of all together, finally of each.
 FIRST_TRIED: Final = 3
 HALF: Final = 0.5
 
@@ -81,9 +81,8 @@ TILED: Final[tuple[PrecisionLoss, ...]] = tuple(
         stages=[(stage, what, _in_tiles(stages, size)) for stage, what, stages in EXPONENTIALS],
     )
 )
-# Those to try one after another.
 EVERY: Final = (LOSSES, TILED, EIGHT_BITS, SUMS)
-# Numbers of both are the same as long as none leaves float16's range.
+# Both round alike as long as no number leaves float16's range.
 SHORT_FORMATS: Final = ("float16", "tf32")
 COARSER: Final = {  # from the coarsest on: it holds the fewest numbers
     "float64": ("bfloat16", "float16", "tf32", "float32"),
@@ -91,7 +90,7 @@ COARSER: Final = {  # from the coarsest on: it holds the fewest numbers
     "float16": ("float8_e5m2", "float8_e4m3fn", "bfloat16"),
     "bfloat16": ("float8_e5m2", "float8_e4m3fn"),
 }
-# Bits that must be missing at the end of all wrong answers to say so.
+# The fewest missing bits, in all wrong answers, that are reported.
 FEWEST_LOST: Final = 3
 EVERYWHERE: Final = torch.tensor([0.0, 0.5], dtype=torch.float64)  # mantissas of 0 and 2^n
 # Dtypes that TensorFloat-32 cuts.
@@ -99,9 +98,9 @@ ROUNDED_SHORT: Final = ("float32", "float64")
 
 
 def spread_over(observed: Sequence[BatteryAnswer]) -> list[tuple[Inputs, Tensor]]:
-    """A few of all answers, and a few of the wrong ones: among them is what shows seldom.
+    """Choose a few of all answers and a few of the wrong ones, which may be rare.
 
-    Gross errors that only other calls than plain ones show must be explained, too.
+    Gross errors that only calls with options show must be explained as well.
     """
     wrong = [answer for answer in observed if answer.margin > 1.0]
     gross = [(answer.inputs, answer.output) for answer in wrong if answer.margin > GROSS]
@@ -110,25 +109,25 @@ def spread_over(observed: Sequence[BatteryAnswer]) -> list[tuple[Inputs, Tensor]
 
 
 def plain(answers: Sequence[BatteryAnswer]) -> list[tuple[Inputs, Tensor]]:
-    """Answers on which losses of precision are acted out: not of extreme values, nor long ones."""
+    """Select answers on which losses of precision are acted out: generic values, short calls."""
     inputs = ((answer.inputs, answer.output) for answer in answers)
     return [pair for pair in inputs if pair[0].generic and not _is_long_with_options(pair[0])]
 
 
 def _is_long_with_options(inputs: Inputs) -> bool:
-    """Whether a loss of precision would take long to act out, and show in shorter calls as well."""
+    """Whether acting a loss out would take long, though shorter calls show it as well."""
     given = (inputs.scale, inputs.softcap, inputs.window, inputs.sinks)
     with_options = inputs.causal or inputs.past > 0 or any(one is not None for one in given)
     return with_options and inputs.geometry.key_length > MANY_KEYS
 
 
 def precision_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
-    """The loss of precision that, acted out, gives the candidate's answers; None if none does."""
+    """Return the loss of precision that, acted out, gives the candidate's answers, or None."""
     if any(_too_far(subject, *pair) for pair in observed):
         return None
     wrong = [pair for pair in observed if not agrees(subject, *pair)]
     if not _may_be_of_precision(subject, observed, wrong):
-        return None  # what brings out losses of precision is large
+        return None  # problems that bring out losses of precision are large
     others = list(probed(subject))
     every = [*observed, *others]
     wrong += [pair for pair in others if not agrees(subject, *pair)]
@@ -144,9 +143,9 @@ def precision_entry(subject: Subject, observed: Observed) -> dict[str, Any] | No
 
 
 def _may_be_of_precision(subject: Subject, observed: Observed, wrong: Observed) -> bool:
-    """Whether some answers, the ``wrong`` ones among them, leave any loss of precision possible.
+    """Whether the answers (and the ``wrong`` ones among them) permit a loss of precision.
 
-    Each loss must explain them as well as what is looked at later.
+    Each loss must explain these answers as well as later ones.
     """
     few = wrong[:FIRST_TRIED]
     if len(few) < FIRST_TRIED:
@@ -164,7 +163,6 @@ def _may_be_of_precision(subject: Subject, observed: Observed, wrong: Observed) 
 
 
 def _too_far(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
-    """Whether an answer is farther from the golden one than any format's rounding leads."""
     known = subject.golden(inputs)
     if output.shape != known.output.shape:
         return True
@@ -174,7 +172,6 @@ def _too_far(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
 
 
 def _loss_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
-    """The simplest of the losses that leave the least; others that leave as little are doubts."""
     # Without a finite row, where the format overflowed, an answer says nothing.
     speaking = [one for one in (_Lossy(subject, *pair) for pair in wrong) if one.total > 0.0]
     if not speaking:
@@ -187,8 +184,7 @@ def _entry_among_all(wrong: Sequence[_Lossy], dtype: str) -> dict[str, Any] | No
 
 
 def _entry_of_two(wrong: Sequence[_Lossy], dtype: str) -> dict[str, Any] | None:
-    """Two losses, each of which explains the answers that the other does not."""
-    soonest = min(wrong, key=lambda one: one.keys)  # either of them explains it
+    soonest = min(wrong, key=lambda one: one.keys)  # one of the two losses explains it
     every = chain(*EVERY) if soonest.keys <= MANY_KEYS else ()  # all take too long on many
     some = filter(partial(_explains_half, soonest), every)
     for explained in dict.fromkeys(
@@ -209,9 +205,9 @@ def _explains_half(wrong: _Lossy, loss: PrecisionLoss) -> bool:
 
 
 def loses_alike(subject: Subject, entry: dict[str, Any], observed: Observed) -> bool:
-    """Whether some answers are wrong, and the loss of an entry that was found makes all that are.
+    """Whether answers are wrong and the loss of a known entry makes all the wrong ones.
 
-    It has been told from others already: these may be few and small.
+    The loss was identified on other answers: these may be few and small.
     """
     wrong = [pair for pair in observed if not agrees(subject, *pair)]
     if not wrong or any(_too_far(subject, *pair) for pair in wrong):
@@ -219,7 +215,7 @@ def loses_alike(subject: Subject, entry: dict[str, Any], observed: Observed) -> 
     telling = _telling(subject, wrong)
     if telling.numel() and entry["name"] == _computed_in(_coarsest(subject, telling)):
         return True
-    names = parts_of(entry["name"])  # either of two, and any variant, makes some of them
+    names = parts_of(entry["name"])  # of two losses, each makes a part of the wrong answers
     every = [one.output for one in chain(*EVERY) if one.name_in(subject.dtype) in names]
     acted = [_with_epsilon(entry["epsilon"])] if "epsilon" in entry else every
     each = (_Lossy(subject, *pair) for pair in wrong)
@@ -229,18 +225,18 @@ def loses_alike(subject: Subject, entry: dict[str, Any], observed: Observed) -> 
 def _entry_of(
     wrong: Sequence[_Lossy], losses: Sequence[PrecisionLoss], dtype: str
 ) -> dict[str, Any] | None:
-    """The simplest of some losses that explains the answers, if one does.
+    """Return the simplest of the losses that explains the answers, or None.
 
-    Each answer speaks for itself: a sum of squares may hide all but the largest error.
+    Each answer is tested alone as well: a sum of squares may hide all but the largest error.
     """
     few = wrong[:FIRST_TRIED]
-    # What leaves most of a few answers is not asked of the others: each must be explained.
+    # Each answer must be explained: a loss that fails on a few is not tried on the rest.
     promising = [loss for loss in losses if _unexplained(few, loss.output, HALF) <= HALF]
     if not promising:
         return None
-    # What leaves more is neither the least nor compared with it below.
+    # A loss that leaves more is neither the best nor compared with the best below.
     most = max(model.LARGEST_LEFT_BY_LOSS / model.CLEARLY_LESS, model.MUCH_CLOSER)
-    # The largest errors first: of what does not explain them the others are not asked.
+    # The largest errors first: a loss that does not explain them is soon given up.
     largest = sorted(wrong, key=lambda one: -one.total)
     left = [(_unexplained(largest, loss.output, most), loss) for loss in promising]
     least = min(part for part, _ in left)
@@ -272,7 +268,6 @@ def _entry_of(
 
 
 def _epsilon_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
-    """A number added to the sum of the exponentials, if that explains every wrong answer."""
     speaking, epsilon = [_Lossy(subject, *pair) for pair in wrong], 0.0
     for _ in range(model.NEWTON_STEPS):
         move = _newton_step(speaking, epsilon)
@@ -291,7 +286,7 @@ def _epsilon_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
 
 
 def _newton_step(wrong: Sequence[_Lossy], epsilon: float) -> float:
-    """Gauss and Newton's step to the epsilon that leaves the least; infinite if none matters."""
+    """Return the Gauss-Newton step towards the best epsilon; infinite if epsilon has no effect."""
     step, along, steepness = model.DIFFERENCE_STEP, 0.0, 0.0
     for one in wrong:
         here, below, above = (
@@ -304,7 +299,7 @@ def _newton_step(wrong: Sequence[_Lossy], epsilon: float) -> float:
 
 
 def _with_epsilon(epsilon: float) -> LossyOutput:
-    """Divided by a sum that is too large; the exponentials are those of logits less the largest."""
+    """Divide by a sum with epsilon added; the exponentials are relative to the largest logit."""
 
     def output(core: golden.Attention) -> Tensor:
         # The exponential of the largest is one, so its weight is one over the sum.
@@ -315,7 +310,6 @@ def _with_epsilon(epsilon: float) -> LossyOutput:
 
 
 def _one_number_explains(wrong: Sequence[_Lossy], acted: LossyOutput) -> bool:
-    """Whether next to nothing is left of any wrong answer, and enough elements speak."""
     most = model.LARGEST_UNEXPLAINED
     return (
         all(_unexplained([one], acted, most) <= most for one in wrong)
@@ -324,7 +318,7 @@ def _one_number_explains(wrong: Sequence[_Lossy], acted: LossyOutput) -> bool:
 
 
 def probed(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
-    """Answers to problems that bring out losses of precision."""
+    """Yield answers to problems that bring out losses of precision."""
     for space in (AVERAGED, NEARLY_TIED, LONG):
         if space.not_applicable(subject.candidate):
             continue
@@ -337,7 +331,7 @@ def probed(subject: Subject) -> Iterator[tuple[Inputs, Tensor]]:
 
 
 def _small(subject: Subject, others: Observed) -> Iterator[tuple[Inputs, Tensor]]:
-    """Wrong answers where float16 loses more than TensorFloat-32: to small numbers."""
+    """Yield wrong answers to small numbers, where float16 loses more than TensorFloat-32."""
     for inputs, _ in others:
         if inputs.is_layer or inputs.mode != "separate" or subject.dtype not in ROUNDED_SHORT:
             return
@@ -356,13 +350,13 @@ def _small(subject: Subject, others: Observed) -> Iterator[tuple[Inputs, Tensor]
 
 
 def agrees(subject: Subject, inputs: Inputs, output: Tensor, *, factor: float = 1.0) -> bool:
-    """Whether an answer is the golden one, at a multiple of the scale."""
+    """Whether an answer is the golden one at a multiple of the scale."""
     known = subject.golden(inputs)
     if known.output.shape != output.shape:
         return False
     if factor != 1.0:
         known = subject.golden(inputs.replace(scale=known.core.scale * factor))
-    # What is soon derived spares the bound, which costs the most.
+    # The quick part spares the bound, which is expensive.
     least = known.least_bound
     if least is not None and bool(((output - known.output).abs() <= least).all()):
         return True
@@ -370,9 +364,9 @@ def agrees(subject: Subject, inputs: Inputs, output: Tensor, *, factor: float = 
 
 
 def _coarse_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
-    """The coarsest format that holds every answer, of formats coarser than the tensors'.
+    """Return the coarsest format that holds every answer, among formats coarser than the tensors'.
 
-    Correct answers are numbers of a format that drops 13 bits or more once in thousands of cases.
+    A right answer is a number of a format with 13 bits fewer once in thousands of cases.
     """
     telling = _telling(subject, observed)
     if telling.numel() < model.FEWEST_FITTED:
@@ -382,9 +376,9 @@ def _coarse_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None
 
 
 def _bits_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
-    """How many bits all wrong answers keep, where those are fewer than their dtype has.
+    """Return how many bits all wrong answers keep, if fewer than their dtype has.
 
-    That one more number of the dtype ends in as many zeros by chance halves with each of them.
+    The probability of an equal number of trailing zeros by chance halves with each bit.
     """
     telling = _telling(subject, wrong)
     full = 1 - round(math.log2(torch.finfo(TORCH_DTYPES[subject.dtype]).eps))
@@ -408,13 +402,11 @@ def _has_bits(numbers: Tensor, bits: int) -> bool:
 
 
 def _coarsest(subject: Subject, answers: Tensor) -> str:
-    """The coarsest format, coarser than the tensors', that holds every answer; "" for none."""
     formats = COARSER[subject.dtype]
     return next((n for n in formats if bool((ROUNDINGS[n](answers) == answers).all())), "")
 
 
 def _telling(subject: Subject, observed: Observed) -> Tensor:
-    """The judged finite answers but zeros and powers of two, which every format has."""
     judged = []
     for inputs, output in observed:
         rows = subject.golden(inputs).judged.expand(inputs.output_shape)
@@ -443,8 +435,6 @@ def _computed_in(name: str) -> str:
 
 
 class _Lossy:
-    """A wrong answer that losses of precision are tried on."""
-
     def __init__(self, subject: Subject, inputs: Inputs, output: Tensor) -> None:
         self._subject = subject
         self._inputs = inputs
@@ -454,7 +444,7 @@ class _Lossy:
         if isinstance(known.evaluation, golden.Attention) and bool(
             torch.isfinite(inputs.key).all()
         ):
-            # A step that a whole tensor shares is that of keys, too, that no query reads.
+            # A quantisation step of a whole tensor depends on keys that no query reads, too.
             self._evaluation = declared_with_every_key(known)
         # Rows that are not finite do not count: formats differ in where they overflow.
         judged = known.judged & torch.isfinite(output).all(dim=-1, keepdim=True)
@@ -462,23 +452,23 @@ class _Lossy:
         self._weight = known.bound[self._judged].clamp_min(model.LOST_WEIGHT).reciprocal()
         self.elements = output.numel()
         self.keys = inputs.geometry.key_length
-        # The squared errors, each in units of its bound, where nothing is lost.
+        # The squared errors in bounds, without any loss.
         self.total = self.left(lambda core: core.output)
 
     def lacking(self, acted: LossyOutput) -> Tensor:
-        """How far it is from the answer of an acted loss, in bounds, element by element."""
+        """Return the distance to the answer of an acted loss, in bounds, per element."""
         lossy = _acted(self._subject, self._inputs, self._evaluation, acted)
         return (self._output - lossy)[self._judged] * self._weight
 
     def left(self, acted: LossyOutput) -> float:
-        """What an acted loss leaves of the squared errors."""
+        """Return the squared errors, in bounds, that an acted loss leaves."""
         return float(self.lacking(acted).square().sum())
 
 
 def _unexplained(wrong: Sequence[_Lossy], acted: LossyOutput, most: float) -> float:
-    """What a loss leaves of the squared errors of some answers: 0 is all explained.
+    """Return the part of the squared errors that a loss leaves: 0 if it explains everything.
 
-    Infinite where that is more than ``most``: the answers after that are not looked at.
+    Infinite as soon as the part exceeds ``most``; later answers are then not computed.
     """
     total, left = sum(one.total for one in wrong), 0.0
     for one in wrong:
@@ -495,7 +485,6 @@ def _acted(
     evaluation: golden.Attention | golden.MultiHeadAttention,
     loss: LossyOutput,
 ) -> Tensor:
-    """The whole answer of a candidate that loses precision in its attention proper."""
     if isinstance(evaluation, golden.Attention):
         return loss(evaluation)
     semantics = subject.declaration.semantics

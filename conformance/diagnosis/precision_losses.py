@@ -1,4 +1,4 @@
-"""Named losses of precision: stages of the program rounded as they should not be."""
+"""Named losses of precision: stages of the program with undeclared rounding."""
 
 from __future__ import annotations
 
@@ -22,20 +22,17 @@ from .mistakes.named_mistake import edited
 
 LossyOutput = Callable[[golden.Attention], Tensor]
 Edits = tuple[golden.Edit, ...]
-# What a rounding makes of the program.
+# From a rounding to the edits of the program.
 Lossy = Callable[[Rounding], Edits]
 # Numbers of the partial products that are held at the same time: 32 MiB.
 _PRODUCTS_HELD: Final = 2**22
 
 
 def _at(*stages: str) -> Lossy:
-    """Some stages rounded."""
     return lambda rounding: tuple(golden.Edit(stage, change=rounding) for stage in stages)
 
 
 def _rounded_mask(rounding: Rounding) -> Edits:
-    """The additive mask rounded; minus infinity stays."""
-
     def change(bias: Tensor) -> Tensor:
         return torch.where(bias.isinf(), bias, rounding(bias))
 
@@ -43,10 +40,10 @@ def _rounded_mask(rounding: Rounding) -> Edits:
 
 
 def relative_exponentials(rounding: Rounding, *stages: str, tile: int = 0) -> Edits:
-    """Exponentials as a fused kernel multiplies them, rounded for the product with the values only.
+    """Round exponentials as a fused kernel does, only for the product with the values.
 
-    They are relative to the largest logit of the row, or of those up to the end of each ``tile`` of
-    keys. Other ``stages`` are rounded, too.
+    They are relative to the largest logit of the row, or up to the end of each ``tile`` of keys.
+    Further ``stages`` are rounded as well.
     """
 
     def change(weights: Tensor) -> Tensor:
@@ -57,9 +54,9 @@ def relative_exponentials(rounding: Rounding, *stages: str, tile: int = 0) -> Ed
 
 
 def added_up(left: Tensor, right: Tensor, rounding: Rounding, at_once: int) -> Tensor:
-    """A product of matrices whose partial sums are rounded after so many terms each."""
+    """Return a matrix product whose partial sums are rounded after ``at_once`` terms each."""
     total = torch.zeros(*left.shape[:-1], right.shape[-1], dtype=torch.float64)
-    # Several products at once: one after another they would take longer than all the rest.
+    # Several products at once, for speed.
     several = at_once * max(1, _PRODUCTS_HELD // max(1, total.numel()))
     for first in range(0, left.shape[-1], several):
         lefts, rights = left[..., first : first + several], right[..., first : first + several, :]
@@ -69,7 +66,6 @@ def added_up(left: Tensor, right: Tensor, rounding: Rounding, at_once: int) -> T
 
 
 def _products(left: Tensor, right: Tensor, at_once: int) -> list[Tensor]:
-    """Products of so many terms each, the last of what is left."""
     count, rest = divmod(left.shape[-1], at_once)
     whole = left.shape[-1] - rest
     lefts = left[..., :whole].unflatten(-1, (count, at_once)).transpose(-2, -3)
@@ -81,15 +77,12 @@ def _products(left: Tensor, right: Tensor, at_once: int) -> list[Tensor]:
 
 
 def _rounded_sum(rounding: Rounding, at_once: int) -> Edits:
-    """Every partial sum of weighted values rounded, after some terms each."""
     return (
         golden.Edit("output", lambda weights, value: added_up(weights, value, rounding, at_once)),
     )
 
 
 def _rounded_unnormalised(rounding: Rounding, at_once: int) -> Edits:
-    """Every partial sum rounded, of weights that are divided by their sum afterwards."""
-
     def output(weights: Tensor, value: Tensor) -> Tensor:
         largest = _largest(weights)
         return added_up(weights / largest, value, rounding, at_once) * largest
@@ -98,7 +91,7 @@ def _rounded_unnormalised(rounding: Rounding, at_once: int) -> Edits:
 
 
 def _rounded_denominator(rounding: Rounding, at_once: int) -> Edits:
-    """Every partial sum of exponentials rounded; the sink joins the sum at last."""
+    """Round every partial sum of exponentials; the sink joins last."""
 
     def change(total: Tensor, exponentials: Tensor) -> Tensor:
         ones = torch.ones(exponentials.shape[-1], 1, dtype=torch.float64)
@@ -109,7 +102,7 @@ def _rounded_denominator(rounding: Rounding, at_once: int) -> Edits:
 
 
 def _largest(weights: Tensor, tile: int = 0) -> Tensor:
-    """The largest weight of each row, or up to the end of the tile of each key; one for zero."""
+    """Return the largest weight of each row, or up to each key's tile end; one for zero."""
     count = weights.shape[-1]
     if tile < count and tile:
         ends = ((torch.arange(count) // tile + 1) * tile - 1).clamp_max(count - 1)
@@ -120,12 +113,10 @@ def _largest(weights: Tensor, tile: int = 0) -> Tensor:
 
 
 def _rounded_products(rounding: Rounding, at_once: int) -> Edits:
-    """The dot products of query and key added up so."""
     return (golden.Edit("products", lambda query, key: added_up(query, key.mT, rounding, at_once)),)
 
 
 def _plain_softmax(working: torch.dtype) -> Edits:
-    """As most would write it: with torch's own softmax."""
     return (
         golden.Edit(
             "weights", lambda logits, sinks: _torch_softmax(logits, sinks, working).double()
@@ -134,8 +125,6 @@ def _plain_softmax(working: torch.dtype) -> Edits:
 
 
 def _plain_attention(working: torch.dtype) -> Edits:
-    """The textbook's three lines with every tensor converted first; softcap and bias exactly."""
-
     def output(
         query: Tensor,
         key: Tensor,
@@ -153,7 +142,7 @@ def _plain_attention(working: torch.dtype) -> Edits:
 
 
 def _torch_softmax(logits: Tensor, sinks: Tensor | None, working: torch.dtype) -> Tensor:
-    """Zero in rows without keys, where torch makes NaN; a sink counts as one more key."""
+    """Return torch's softmax, zero instead of NaN in rows without keys; a sink is one more key."""
     count = logits.shape[-1]
     if sinks is not None:
         column = sinks[:, None, None].expand(*logits.shape[:-1], 1)
@@ -161,7 +150,7 @@ def _torch_softmax(logits: Tensor, sinks: Tensor | None, working: torch.dtype) -
     return torch.softmax(logits.to(working), dim=-1)[..., :count].nan_to_num(nan=0.0)
 
 
-# After how many terms an accumulator is rounded: one, as many as an instruction adds, or a block.
+# Terms between roundings of an accumulator: one, those of an instruction, or a block.
 AT_ONCE: Final = (1, 4, 8, 16, 32, 64)
 KEPT: Final = "round nothing on the way to fewer digits than the inputs have"
 SPOKEN: Final = {"tf32": "TensorFloat-32"}
@@ -170,16 +159,16 @@ TEN_BITS: Final = "ten bits (float16 or TensorFloat-32)"
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionLoss:
-    """A rounding that no declaration allows unless it says so.
+    """A rounding that is wrong unless declared.
 
     stage, number_format
-        What is rounded and to what, as parts of the name.
+        The rounded stage and the format, as parts of the name.
     what, fix
-        What the candidate does, in the user's terms, with "{}" for the format; what to do instead.
+        The description with "{}" for the format, and the fix, in the user's terms.
     edits
-        The stages that are rounded.
+        The edits that round.
     manner
-        How it is rounded, where that is not to the nearest number.
+        The manner of rounding, if not to the nearest number.
     """
 
     stage: str
@@ -190,26 +179,26 @@ class PrecisionLoss:
     manner: str = ""
 
     def output(self, attention: golden.Attention) -> Tensor:
-        """The output ``[B, H, Lq, Dv]`` of attention that loses this, from the golden one."""
+        """Return the output ``[B, H, Lq, Dv]`` of golden attention with this loss."""
         return edited(attention, *self.edits).output
 
     @property
     def name(self) -> str:
-        """A stable slug."""
+        """The stable slug."""
         return f"{self.stage}-{self.number_format}"
 
     def name_in(self, dtype: str) -> str:
-        """The name where the inputs have a dtype: a loss to that itself is one for all dtypes."""
+        """Return the name for inputs of a dtype: rounding to the dtype itself has a common name."""
         return f"{self.stage}-input-dtype" if self.number_format == dtype else self.name
 
     @property
     def text(self) -> str:
-        """What happens; what to do instead is the fix."""
+        """The description; the fix is separate."""
         spoken = SPOKEN.get(self.number_format, self.number_format) + self.manner
         return self.what.format(spoken)
 
     def in_ten_bits(self) -> str:
-        """The text where float16 and TensorFloat-32 explain the answers alike."""
+        """Return the description if float16 and TensorFloat-32 explain the answers alike."""
         return self.what.format(TEN_BITS)
 
 
@@ -234,7 +223,7 @@ def _relative(stages: tuple[str, ...]) -> Lossy:
 
 
 _RELATIVE: Final = tuple((stage, what, _relative(stages)) for stage, what, stages in EXPONENTIALS)
-# What is rounded, as part of the name and in words, and how; those that round the least first.
+# Rounded stages: the part of the name, the words, the edits; those that round least first.
 _ROUNDED: Final[tuple[tuple[str, str, Lossy], ...]] = (
     (
         "weights-in",
@@ -275,11 +264,11 @@ _ROUNDED: Final[tuple[tuple[str, str, Lossy], ...]] = (
     ),
     _RELATIVE[2],
 )
-# Stages that are rounded on purpose: the fix says what to declare.
+# Stages that are often rounded on purpose: the fix names the declaration.
 _WITH_REMEDY: Final = ("scores-from", "products-in")
 
 
-# What is kept as integers of eight bits.
+# Tensors that are kept as integers of eight bits.
 _INTEGERS: Final[tuple[tuple[str, str, Lossy], ...]] = (
     *(one for one in _ROUNDED if one[0] in ("values-in", "key-in", *_WITH_REMEDY)),
     (
@@ -298,7 +287,7 @@ def of_format(
     manner: str = "",
     stages: Sequence[tuple[str, str, Lossy]] = _ROUNDED,
 ) -> tuple[PrecisionLoss, ...]:
-    """Every stage rounded to a format."""
+    """Return the losses that round every stage to a format."""
     return tuple(
         PrecisionLoss(
             stage=stage,
@@ -313,7 +302,6 @@ def of_format(
 
 
 def _sums_of_format(name: str, rounding: Rounding) -> tuple[PrecisionLoss, ...]:
-    """Sums in a format, those first that are rounded least often."""
     kinds: tuple[tuple[str, str, Callable[[Rounding, int], Edits]], ...] = (
         ("sum-in", "the weighted values are added up in {}", _rounded_sum),
         ("sum-in", "the weighted values are added up in {}", _rounded_unnormalised),
@@ -366,7 +354,7 @@ LOSSES: Final[tuple[PrecisionLoss, ...]] = (
     *of_format("tf32", to_cut_tf32, ALLOW_TF32, manner=" (cut off, not rounded)"),
     *of_format("bfloat16", to_format("bfloat16"), AS_INPUTS),
 )
-# What shares the step between two integers, and the axes of ``[B, H, L, D]`` that it lies along.
+# Tensors that share the step between two integers, with their axes of ``[B, H, L, D]``.
 _SHARING: Final = (
     ("the whole tensor", (0, 1, 2, 3)),
     ("each batch item", (1, 2, 3)),
@@ -374,7 +362,7 @@ _SHARING: Final = (
     ("each token", (3,)),
     ("each channel", (2,)),
 )
-# Formats that no tensor comes in: tried on answers that the others do not explain.
+# Formats that inputs never have: tried if no other loss explains the answers.
 EIGHT_BITS: Final[tuple[PrecisionLoss, ...]] = (
     *(
         loss
@@ -404,7 +392,7 @@ EIGHT_BITS: Final[tuple[PrecisionLoss, ...]] = (
         )
     ),
 )
-# What is rounded over and over; tried on answers that single roundings do not explain.
+# Repeated roundings: tried if no single rounding explains the answers.
 SUMS: Final[tuple[PrecisionLoss, ...]] = tuple(
     loss
     for name in ("float32", "float16", "bfloat16")

@@ -1,6 +1,6 @@
-"""The mistakes that a failure of a candidate that spans ranks can be named after.
+"""Mistakes of candidates that span ranks, which name their failures.
 
-Each is an entry of ``MISTAKES``: a change of the golden on several ranks, in one or more ways.
+Each entry of ``MISTAKES`` is a change of the golden on several ranks, in one or more ways.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ Edits = tuple[golden.Edit, ...]
 
 
 def _positions(kind: str, parts: Parts, place: Placed, length: int) -> list[Tensor]:
-    """Where each rank takes its tokens to stand."""
     right, count = parts.positions(place, length), parts.count
     if kind == "right" or len(right[0]) == length:
         return right
@@ -47,7 +46,7 @@ def _positions(kind: str, parts: Parts, place: Placed, length: int) -> list[Tens
 def _masked(
     rows: str, columns: str, parts: Parts, rank: int, blocks: list[Block], *, short: bool = False
 ) -> list[Block]:
-    """Blocks whose causal mask takes rows and keys to stand elsewhere; ``short``: in the block."""
+    """Return blocks with a causal mask at wrong positions; ``short`` aligns within the block."""
     sizes = parts.inputs.geometry
     if not parts.inputs.causal:
         return blocks
@@ -70,8 +69,6 @@ def _open(parts: Parts) -> tuple[Tensor, Tensor]:
 
 
 def _counted(times: Callable[[Parts, int, int], int]) -> dict[str, Any]:
-    """Blocks that are counted so many times: of a call, a rank and the home of the block."""
-
     def blocks(parts: Parts, rank: int, right: list[Block]) -> list[Block]:
         kept = [each for each in right for _ in range(times(parts, rank, each.home))]
         return kept or [replace(each, logits=each.logits - math.inf) for each in right]
@@ -80,7 +77,7 @@ def _counted(times: Callable[[Parts, int, int], int]) -> dict[str, Any]:
 
 
 def _stale(step: int, names: Sequence[str], parts: Parts, rank: int, right: list[Block]) -> Any:
-    """Blocks of a ring whose content is that of an earlier step; its mask is its own."""
+    """Return ring blocks with the content of an earlier step and their own mask."""
     core, changed = parts.without_causality, []
     for block in right:
         walked = (rank - block.home) % len(right)
@@ -111,7 +108,7 @@ def _padded(_parts: Parts, _rank: int, right: list[Block]) -> list[Block]:
 def _other_heads(
     shared: Callable[[Tensor, int, int, int], Tensor], parts: Parts, rank: int, right: list[Block]
 ) -> list[Block]:
-    """Blocks of other key/value heads: of the numbers of own heads, the rank, and two counts."""
+    """Return blocks of other key/value heads: ``shared(own heads, rank, own count, kv count)``."""
     del right
     query, key, value = parts.call.projected_heads()
     own = query.shape[1] // parts.count
@@ -124,14 +121,12 @@ def _other_heads(
 def _by_sums(
     change: Callable[[Tensor], Tensor], _parts: Parts, _rank: int, right: list[Block]
 ) -> Tensor:
-    """The blocks' answers weighed by a change of the logarithms of their sums."""
     sums = torch.stack([change(each.logits.logsumexp(-1)) for each in right])
     whole = sums.logsumexp(0)
     return _weighed((sums - whole.masked_fill(whole.isneginf(), 0.0)).exp(), right)
 
 
 def _unanchored(parts: Parts, _rank: int, right: list[Block]) -> Tensor:
-    """The blocks' answers weighed by exponentials of their sums, which overflow and underflow."""
     dtype = getattr(torch, parts.subject.dtype)
     weights = torch.stack([each.logits.logsumexp(-1).to(dtype).exp() for each in right])
     total = weights.sum(0)
@@ -139,20 +134,16 @@ def _unanchored(parts: Parts, _rank: int, right: list[Block]) -> Tensor:
 
 
 def _weighed(weights: Tensor, blocks: list[Block]) -> Tensor:
-    """The sum of the blocks' answers, each with its weights ``[B, H, Lq]``."""
     pairs = zip(weights[..., None].double(), blocks, strict=True)
     return sum((weight * merged([each]) for weight, each in pairs), torch.zeros(1))
 
 
 def _added(divided: int, parts: Parts, _rank: int, right: list[Block]) -> Tensor:
-    """The blocks' answers, added up, or their mean."""
     total = torch.stack([merged([each]) for each in right]).sum(0)
     return total / (parts.count if divided else 1)
 
 
 def _projected(change: Callable[[Parts, Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """A change of a layer's answer, of the call, the answer and the output bias."""
-
     def answer(parts: Parts, _rank: int, output: Tensor) -> Tensor:
         bias = known_weights(parts.inputs).o_bias if parts.inputs.is_layer else None
         if bias is None:
@@ -169,7 +160,6 @@ def _some_heads(parts: Parts, rank: int, output: Tensor) -> Tensor:
 
 
 def _lowered(by: float, parts: Parts, _rank: int, right: list[Block]) -> list[Block]:
-    """Blocks in which hidden keys are weighed, so much lower."""
     logits, value = _open(parts)
     hidden = parts.attention.logits.isneginf()
     return parts.blocks(logits - by * hidden, value) if parts.inputs.causal else right
@@ -190,7 +180,6 @@ def _scores(parts: Parts, rank: int) -> Edits:
 
 
 def _elsewhere(step: int, parts: Parts, rank: int) -> Edits:
-    """The gradients of another rank's keys and values, cut or filled up, in place of one's own."""
     if len(parts.keys) < parts.count:
         raise NotExpressible
     own, other = parts.keys[rank], parts.keys[(rank + step) % parts.count]
@@ -214,7 +203,6 @@ def _raises(of: str, parts: Parts) -> str:
 
 
 def _named(name: str, sentence: str, fix: str, *ways: dict[str, Any]) -> list[RankMistake]:
-    """The ways to make one mistake; a way may have a sentence of its own."""
     texts = {"name": name, "sentence": sentence, "fix": fix}
     return [RankMistake(**{**texts, **way}) for way in ways]
 

@@ -1,7 +1,7 @@
-"""The golden on several ranks: blocks of keys, their merge, and what a mistake changes of them.
+"""The golden on several ranks: blocks of keys, their merge, and changes by mistakes.
 
-Each rank attends from its queries to a block of keys of each rank; the blocks are merged by the
-sums of their exponentials. A mistake changes the blocks, the merge, what follows, or the gradients.
+A rank attends from its queries to a block of keys per rank; the sums of exponentials merge the
+blocks. A mistake changes the blocks, the merge, later steps, or the gradients.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ RAISES, IS_WRONG = "raises", "is wrong"
 
 @dataclass(frozen=True)
 class Block:
-    """What a rank attends of the keys of one rank.
+    """The keys of one rank that another rank attends.
 
-    Logits are ``[B, H, Lq, l]``, -inf where they are not attended, values ``[B, H, l, Dv]``.
+    Logits are ``[B, H, Lq, l]``, -inf for hidden keys; values are ``[B, H, l, Dv]``.
     """
 
     home: int
@@ -39,9 +39,9 @@ class Block:
 
 
 class Parts:
-    """One call on several ranks: which rows and keys are whose, and the golden's logits.
+    """One call on several ranks: the owner of each row and key, and the golden's logits.
 
-    ``missing`` says that a rank takes no part, ``late`` which rank sends late.
+    ``missing``: a rank takes no part; ``late``: the rank that sends late.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class Parts:
 
     @property
     def count(self) -> int:
-        """How many ranks there are."""
+        """The number of ranks."""
         return self.ranks.count
 
     def divides(self, place: Placed) -> bool:
-        """Whether ranks have parts of the sequence of what is placed so."""
+        """Whether a placement divides the sequence among ranks."""
         return place.axis == (1 if self.axes == "tokens" else 2)
 
     def positions(self, place: Placed, length: int) -> list[Tensor]:
-        """The positions of each rank's part of a sequence; of what is not divided all."""
+        """Return the positions of each rank's part of a sequence; all if it is not divided."""
         if not self.divides(place):
             return [torch.arange(length)] * self.count
         return [
@@ -82,7 +82,7 @@ class Parts:
 
     @cached_property
     def keys(self) -> list[Tensor]:
-        """The positions of each rank's keys; one block where every rank has all of them."""
+        """The positions of each rank's keys; one block if every rank has all keys."""
         every = self.positions(self.key_place, self.inputs.geometry.key_length)
         return every if self.divides(self.key_place) else every[:1]
 
@@ -93,7 +93,7 @@ class Parts:
 
     @cached_property
     def without_causality(self) -> Any:
-        """The same without the causal rule."""
+        """The golden's attention proper without the causal rule."""
         return self._core(self.inputs.replace(causal=False))
 
     def _core(self, inputs: Inputs) -> Any:
@@ -101,39 +101,39 @@ class Parts:
         return evaluation.core if inputs.is_layer else evaluation
 
     def blocks(self, logits: Tensor, value: Tensor) -> list[Block]:
-        """Logits with all keys, and their values, in blocks."""
+        """Cut logits with all keys, and their values, into blocks."""
         return [Block(h, logits[..., at], value[..., at, :]) for h, at in enumerate(self.keys)]
 
     @property
     def divides_evenly(self) -> bool:
-        """Whether all parts have one length."""
+        """Whether all parts have equal length."""
         return all(len({len(each) for each in parts}) == 1 for parts in (self.queries, self.keys))
 
     def own_heads(self, rank: int) -> Tensor:
-        """Which heads are a rank's, bool ``[H, 1, 1]``."""
+        """Return a mask of the rank's heads, bool ``[H, 1, 1]``."""
         heads = self.inputs.geometry.num_heads
         return (torch.arange(heads) // -(-heads // self.count) == rank)[:, None, None]
 
     def own_rows(self, rank: int) -> Tensor:
-        """Which queries are a rank's, bool ``[Lq, 1]``."""
+        """Return a mask of the rank's queries, bool ``[Lq, 1]``."""
         rows = torch.zeros(self.inputs.geometry.query_length, 1, dtype=torch.bool)
         rows[self.queries[rank]] = True
         return rows
 
     def own_keys(self, rank: int) -> Tensor:
-        """Which keys are a rank's, bool ``[Lk]``."""
+        """Return a mask of the rank's keys, bool ``[Lk]``."""
         columns = torch.zeros(self.inputs.geometry.key_length, dtype=torch.bool)
         columns[self.keys[rank % len(self.keys)]] = True
         return columns
 
     def place_of(self, name: str) -> Placed:
-        """Where an input, or a weight of a layer, lies."""
+        """Return the placement of an input or of a layer's weight."""
         if name in {"q", "k", "v", "o", "q_bias", "k_bias", "v_bias", "o_bias"}:
             return weight_place(name, self.ranks.weights)
         return self.ranks.places("mask" if name == "bias" else name, self.axes)
 
     def put_together(self, place: Placed, right: Tensor, wholes: Sequence[Tensor]) -> Tensor:
-        """What all ranks have of a divided tensor, each as it would have the whole."""
+        """Assemble a divided tensor from each rank's version of the whole."""
         whole = right.clone()
         for rank, each in enumerate(wholes):
             place.put(whole, place.part(each, rank, self.count), rank, self.count)
@@ -141,7 +141,7 @@ class Parts:
 
 
 def merged(blocks: Sequence[Block]) -> Tensor:
-    """The answer from some blocks of keys; zeros where there is no key."""
+    """Return the answer from blocks of keys; zeros if there is no key."""
     logits = torch.cat([each.logits for each in blocks], dim=-1)
     weights = logits.softmax(-1).nan_to_num(nan=0.0)
     return weights @ torch.cat([each.value for each in blocks], dim=-2)
@@ -149,21 +149,20 @@ def merged(blocks: Sequence[Block]) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class RankMistake:
-    """A change of the golden in parts; each step is of a call and of one of its ranks.
+    """A change of the golden in parts; each step gets a call and one of its ranks.
 
     blocks
-        Other blocks than those that the rank should attend.
+        Other blocks than the rank should attend.
     merge
-        Another merge of them.
+        Another merge of the blocks.
     answer
         Another answer from the output of the heads.
     effect
-        In place of an answer: "raises", or "is wrong" where nobody knows how; "" where it is right.
+        In place of an answer: "raises", or "is wrong" if unknown how; "" if right.
     backward
-        Stages that the rank's backward pass makes otherwise; ``of`` names the gradients that they
-        change.
+        Edited stages of the rank's backward pass; ``of`` names the gradients that they change.
     even
-        It is acted out where all parts have one length.
+        The mistake is acted out only if all parts have equal length.
     """
 
     name: str
@@ -178,7 +177,7 @@ class RankMistake:
     even: bool = False
 
     def whole(self, parts: Parts, rank: int) -> Tensor:
-        """The whole answer as a rank would give it."""
+        """Return the whole answer as a rank would give it."""
         core = parts.attention
         value = parts.without_causality.value if parts.inputs.causal else core.value
         blocks = parts.blocks(core.logits, value)
@@ -189,7 +188,7 @@ class RankMistake:
         return answer if self.answer is None else self.answer(parts, rank, output)
 
     def acted(self, parts: Parts, rank: int) -> Tensor:
-        """The golden answer with what this rank gives in its place."""
+        """Return the golden answer with the rank's answer in its place."""
         right = parts.subject.golden(parts.inputs).output
         if parts.output_place.whole:
             return self.whole(parts, rank)
@@ -199,7 +198,7 @@ class RankMistake:
         return whole
 
     def gradients(self, parts: Parts, rank: int, observed: ObservedGradients) -> Gradients:
-        """The gradients of a call, of what is replicated those that a rank has."""
+        """Return the gradients of a call; of replicated inputs, the rank's own."""
         right = {name: each.value for name, each in observed.expected.gradients.items()}
         if self.backward is None:
             return right

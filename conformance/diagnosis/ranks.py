@@ -1,8 +1,8 @@
-"""Names what a candidate that spans ranks does instead, and falls back to the other diagnosis.
+"""Names mistakes of candidates that span ranks, with the ordinary diagnosis as fallback.
 
-The candidate is called on a few problems of its own: as usual, on other numbers of ranks, backward,
-with a part that is empty, with a rank that is late and with one that is lost. A mistake is named
-that gives every rank's answer to all problems of the first kind of which any is wrong.
+The candidate is called on a few problems: as usual, on other numbers of ranks, backward, with an
+empty part, with a late rank and with a lost rank. A mistake is named if it gives every rank's
+answer to all problems of the first kind with a wrong answer.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from .rank_parts import IS_WRONG, RAISES, Parts, RankMistake
 # Query heads and key/value heads of the battery, which up to four ranks divide evenly; widths.
 _HEADS: Final = (24, 12)
 _WIDTHS: Final = (6, 4, 11, 13, 9, 10)
-# Queries are so many times as large where a mask that is added, not filled in, is to show.
+# The factor of queries that exposes an added mask, in place of a filled one.
 _LARGE: Final = 3e3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankAnswers:
-    """What each rank answered to one call, as the golden answer with its part in place.
+    """Each rank's answer to one call: the golden answer with the rank's part in place.
 
-    None for a rank that did not answer; ``raised`` are those that raised.
+    None for a rank that did not answer; ``raised`` are ranks that raised.
     """
 
     parts: Parts
@@ -60,7 +60,7 @@ class RankAnswers:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether a rank answers wrongly, or raises though none is lost."""
+        """Whether a rank answers wrongly, or raises though no rank is lost."""
         return bool(self.wrong) or (bool(self.raised) and not self.parts.missing)
 
     def tells(self, mistake: RankMistake) -> bool:
@@ -86,19 +86,19 @@ class RankAnswers:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankGradients:
-    """The gradients of one call as each rank has them."""
+    """The gradients of one call on each rank."""
 
     parts: Parts
     observed: list[ObservedGradients]
 
     @property
     def is_wrong(self) -> bool:
-        """Whether any rank has a wrong gradient."""
+        """Whether a rank has a wrong gradient."""
         return any(each.wrong for each in self.observed)
 
 
 def acted_out(mistake: RankMistake, parts: Parts, rank: int) -> MistakenAnswer:
-    """What a rank answers that makes a mistake; NotExpressible where it cannot be made."""
+    """Return a rank's answer with a mistake; NotExpressible if it cannot be made."""
     subject = parts.subject
     try:
         output = mistake.acted(parts, rank)
@@ -117,12 +117,12 @@ def acted_out(mistake: RankMistake, parts: Parts, rank: int) -> MistakenAnswer:
 
 
 class RankDiagnostician(Diagnostician):
-    """Explains the failures of one candidate that spans ranks, in one dtype."""
+    """Explains the failures of a candidate on several ranks, in one dtype."""
 
     def explain(
         self, clause: Clause | None = None, problem: Problem | None = None
     ) -> list[dict[str, Any]]:
-        """What explains a failure: a mistake of ranks, else what explains any candidate's."""
+        """Return entries of mistakes of ranks, else of the ordinary diagnosis."""
         named: dict[str, RankMistake] = {}
         for one in self.rank_mistakes:
             if self._names(one, clause, problem):
@@ -139,7 +139,7 @@ class RankDiagnostician(Diagnostician):
         return shared_confidence(entries) if entries else super().explain(clause, problem)
 
     def explained_by(self, clause: Clause, problem: Problem, kind: str = "value") -> str:
-        """The name of a mistake of ranks that makes a clause fail as well, or ""."""
+        """Return the name of a mistake of ranks that makes a clause fail as well, or ""."""
         for one in self.rank_mistakes:
             if fails_so(self.subject, self._acting(one), clause, problem):
                 return one.name
@@ -154,7 +154,7 @@ class RankDiagnostician(Diagnostician):
 
     @cached_property
     def _stage(self) -> Sequence[RankAnswers | RankGradients]:
-        """All that was observed up to the first kind of problems of which one is wrong."""
+        """All observations up to the first kind of problems with a wrong one."""
         if (
             not self.subject.candidate.golden_known
             or self.spanning.calls.ranks.places(
@@ -174,7 +174,7 @@ class RankDiagnostician(Diagnostician):
 
     @cached_property
     def rank_mistakes(self) -> list[RankMistake]:
-        """The mistakes that explain everything that was observed."""
+        """The mistakes that explain all observations."""
         return [one for one in MISTAKES if self._stage and self._explains(one)]
 
     @property
@@ -183,7 +183,6 @@ class RankDiagnostician(Diagnostician):
 
     @property
     def _is_backward(self) -> bool:
-        """Whether only gradients are wrong."""
         return not any(each.is_wrong for each in self._answers)
 
     def _explains(self, mistake: RankMistake) -> bool:
@@ -208,7 +207,6 @@ class RankDiagnostician(Diagnostician):
 
     @cached_property
     def _where(self) -> str:
-        """Which ranks answer wrongly on the declared number of ranks, where some are right."""
         count = self.spanning.calls.ranks.count
         wrong = {rank for each in self._answers if each.parts.count == count for rank in each.wrong}
         if not wrong or len(wrong) == count:
@@ -222,7 +220,6 @@ class RankDiagnostician(Diagnostician):
         return f" (only {which} wrongly)"
 
     def _names(self, mistake: RankMistake, clause: Clause | None, problem: Problem | None) -> bool:
-        """Whether a mistake is behind the failure of a clause on a problem, too."""
         if clause is None or problem is None or clause.family == "ranks":
             return True
         if clause.family == "gradients" or self._is_backward:
@@ -237,9 +234,9 @@ class RankDiagnostician(Diagnostician):
         return False
 
     def _telling(self, mistake: RankMistake, problem: Problem) -> tuple[RankAnswers, Problem]:
-        """A problem on which a mistake can be acted out, and what the ranks answer to it.
+        """Return the ranks' answers to a problem on which a mistake can be acted out.
 
-        Where parts must have one length, that is the nearest one that has such parts.
+        If parts must have equal length, return the nearest problem with equal parts.
         """
         observed = self._observed(self.subject.inputs(problem))
         if not observed.tells(mistake):
@@ -249,8 +246,6 @@ class RankDiagnostician(Diagnostician):
         return observed, problem
 
     def _acting(self, mistake: RankMistake) -> Callable[[Inputs], MistakenAnswer]:
-        """What the candidate answers that makes a mistake, with its part of each rank."""
-
         def acting(inputs: Inputs) -> MistakenAnswer:
             parts = self._parts(inputs)
             effect = "" if mistake.effect is None else mistake.effect(parts)
@@ -278,7 +273,6 @@ class RankDiagnostician(Diagnostician):
         )
 
     def _observed(self, inputs: Inputs, calls: Calls | None = None) -> RankAnswers:
-        """What each rank answers."""
         subject, calls = self.subject, calls or self.spanning.calls
         parts = self._parts(inputs, calls)
         function = self.spanning.under(calls)
@@ -310,7 +304,6 @@ class RankDiagnostician(Diagnostician):
         return answer_from(self.subject, parts.inputs, whole)
 
     def _problems(self, count: int, *lengths: tuple[int, int]) -> Iterator[Problem]:
-        """Problems of some lengths of queries and keys, without and with the causal rule."""
         can = self.subject.declaration.causal is not None
         for number, (queries, keys) in enumerate(lengths):
             for causal in (False, True) if can else (False,):
@@ -321,7 +314,7 @@ class RankDiagnostician(Diagnostician):
                     yield problem
 
     def _usual(self) -> Iterator[RankAnswers]:
-        """Lengths that the ranks divide and others, and other numbers of ranks."""
+        """Yield lengths that the ranks divide or do not divide, and other numbers of ranks."""
         ranks = self.spanning.calls.ranks
         even, count = 4 * ranks.count, ranks.count
         lengths = ((even, even), (even, 2 * even), (even - 1, even - 1), (even - 1, even + 1))
@@ -334,7 +327,7 @@ class RankDiagnostician(Diagnostician):
                     yield self._observed(self.subject.inputs(problem), Calls(spread))
 
     def _large(self) -> Iterator[RankAnswers]:
-        """Large queries, with which a mask that is added differs from one that is filled in."""
+        """Yield large queries, for which an added mask differs from a filled one."""
         even = 4 * self.spanning.calls.ranks.count
         if self.subject.candidate.kind == "core" and self.subject.dtype == "float32":
             for problem in self._problems(3, (even, even)):
@@ -342,7 +335,6 @@ class RankDiagnostician(Diagnostician):
                 yield self._observed(drawn.with_tokens(query=drawn.query * _LARGE))
 
     def _backward(self) -> Iterator[RankGradients]:
-        """The gradients of each rank."""
         if "gradients" not in self.subject.declaration.features:
             return
         even = 4 * self.spanning.calls.ranks.count
@@ -356,7 +348,6 @@ class RankDiagnostician(Diagnostician):
                 yield RankGradients(parts=self._parts(every[0].inputs), observed=every)
 
     def _empty(self) -> Iterator[RankAnswers]:
-        """Fewer queries or keys than ranks, where a part may be empty."""
         ranks = self.spanning.calls.ranks
         if ranks.even or ranks.count == 1:
             return
@@ -365,7 +356,6 @@ class RankDiagnostician(Diagnostician):
             yield self._observed(self.subject.inputs(problem))
 
     def _late(self) -> Iterator[RankAnswers]:
-        """One rank late, and then another."""
         ranks = self.spanning.calls.ranks
         limited = dataclasses.replace(ranks, seconds=min(ranks.seconds, 3.0 * ABSENT))
         even = 4 * ranks.count
@@ -375,7 +365,6 @@ class RankDiagnostician(Diagnostician):
                 yield self._observed(self.subject.inputs(problem), Calls(limited, late=late))
 
     def _lost(self) -> Iterator[RankAnswers]:
-        """The last rank dies, or never calls."""
         ranks = dataclasses.replace(self.spanning.calls.ranks, seconds=ABSENT)
         even = 4 * ranks.count
         for problem in self._problems(13, (even, even)) if ranks.count > 1 else ():
@@ -387,6 +376,6 @@ class RankDiagnostician(Diagnostician):
 def diagnostician(
     subject: Subject, mistakes: Sequence[NamedMistake] | None = None
 ) -> Diagnostician:
-    """The diagnostician of a candidate, whether it spans ranks or not."""
+    """Return the diagnostician of a candidate, whether it spans ranks or not."""
     spans = isinstance(subject.candidate.function, Spanning)
     return (RankDiagnostician if spans else Diagnostician)(subject, mistakes)

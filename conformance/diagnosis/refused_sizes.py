@@ -1,7 +1,7 @@
-"""At which sizes a call raises that answers at others, and the operation at which it does.
+"""Finds the sizes at which a call raises, and the raising operation.
 
-A condition is said only where it separates every call that was asked, and others that were not used
-to find it. Sizes are said to be declarable only where the answers at them are right.
+A condition is reported only if it separates all calls, including unseen ones. Sizes are proposed
+for a declaration only if the answers at them are right.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from .lines.raising import (
 )
 from .neighbours import at_sizes
 
-# What another problem's call does, and what it says: it "raises", its answer is "right" or "wrong";
-# None for a problem that cannot be asked.
+# The outcome of another problem's call ("raises", "right" or "wrong") and its message; None for a
+# problem that cannot be asked.
 Asks = Callable[[Problem], tuple[str, str] | None]
 RAISES, RIGHT, WRONG = "raises", "right", "wrong"
 
-# What torch says of a view of memory in another order.
+# Part of torch's message about an impossible view of memory.
 _NO_VIEW: Final = "view size is not compatible"
 _OF_GRADIENTS: Final = "while computing the gradients"
-# Sizes that a call is asked at which raises at one of them, and those that two have in common.
+# Sizes to ask for a single field, and sizes that two fields share.
 _ASKED: Final = (1, 2, 3, 4, 5, 7, 8, 16, 32, 64, 128)
 _COMMON: Final = (3, 6)
-# All axes are told apart: no two sizes are equal, nor is half of one, one more or one less another.
-# They are no usual tile either.
+# Sizes that tell all axes apart: none equals another, its half, or its neighbour; none is a usual
+# tile.
 _APART: Final = {
     "batch": 9,
     "num_heads": 42,
@@ -66,7 +66,7 @@ _APART: Final = {
     "value_size": 47,
     "output_size": 53,
 }
-# Small sizes, in the range in which conditions are looked for and confirmed; ones meet the rest.
+# Small sizes, within the range of conditions; combined with sizes of one.
 _MIDDLE: Final = {
     "batch": 2,
     "num_heads": 6,
@@ -78,7 +78,7 @@ _MIDDLE: Final = {
 }
 _SMALL: Final = (1, 1, 2, 3, 4, 5, 6)
 _DRAWN: Final = 24
-# A declaration is proposed only where calls of so many sizes were answered rightly.
+# Sizes that must be answered rightly before a declaration is proposed.
 _JUDGED: Final = 3
 _MOST_JUDGED: Final = 12
 
@@ -101,15 +101,16 @@ _SEVERAL: Final = {
     "batch": "there are several batch items",
 }
 _GROUPED: Final = "queries share key/value heads"
-# The sizes that kernels may well take as one.
+# Pairs of sizes that kernels may rightly require to be equal.
 _DECLARABLE: Final = {("value_head_size", "head_size"), ("key_length", "query_length")}
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition under which a call raises, in words, and the fields it is about.
+    """A condition under which a call raises, in words, with the fields it is about.
 
-    ``equal`` are pairs of fields of one size where it answers, ``allowed`` sizes of the one field.
+    ``equal`` are pairs of fields that are equal where the call answers; ``allowed`` are the sizes
+    of the single field.
     """
 
     words: str
@@ -120,7 +121,7 @@ class Condition:
 
     @property
     def pins(self) -> dict[str, str | tuple[int, ...]]:
-        """What a declaration of the sizes that are answered says of them."""
+        """The declaration of the sizes that are answered."""
         if self.allowed:
             return {self.fields[0]: self.allowed}
         first, second = zip(*self.equal, strict=True) if self.equal else ((), ())
@@ -129,9 +130,9 @@ class Condition:
 
 @dataclass(frozen=True)
 class RefusedCall:
-    """The report's entry about a call that raises, and the condition under which it does.
+    """The report's entry about a raising call, and the condition of raising.
 
-    ``wrong`` says that calls which it lets answer are answered wrongly.
+    ``wrong`` says that the other calls are answered wrongly.
     """
 
     entry: dict[str, Any]
@@ -139,7 +140,7 @@ class RefusedCall:
     wrong: bool
 
     def answering(self, subject: Subject) -> Subject:
-        """The subject asked only at sizes that it answers."""
+        """Return the subject restricted to sizes that it answers."""
         candidate, declared = subject.candidate, subject.declaration
         equal = self.condition.equal if self.condition else ()
         ties = {**declared.pins.equal_to, **{second: first for first, second in equal}}
@@ -147,7 +148,7 @@ class RefusedCall:
         return Subject(replace(candidate, declaration=declared), subject.dtype, subject.device)
 
     def with_names(self, named: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The entries of what its answers are, the operation and sizes behind the first."""
+        """Combine entries of wrong answers with the raising operation and sizes."""
         first, *others = [entry for entry in named if entry["name"] != UNKNOWN] or [self.entry]
         if first is self.entry:
             return [first]
@@ -157,9 +158,9 @@ class RefusedCall:
 
 
 class RefusedSizes:
-    """Says at which sizes a call raises that answers at others, once for each exception's line.
+    """Reports the sizes at which a call raises, once per raising line.
 
-    Of a number that does not fit into a dtype it says that.
+    A number that does not fit into a dtype has an entry of its own.
     """
 
     def __init__(self) -> None:
@@ -168,11 +169,11 @@ class RefusedSizes:
     def call(
         self, subject: Subject, problem: Problem, raised: Violation, asks: Asks
     ) -> RefusedCall | None:
-        """What is said of a call that raises; None where it raises at all sizes."""
+        """Return the entry of a call that raises; None if it raises at all sizes."""
         too_large = beyond_dtype(raised)
         if too_large is not None:
             return RefusedCall(too_large, None, wrong=False)
-        if subject.candidate.kind not in ("core", "layer"):  # others declare no such sizes
+        if subject.candidate.kind not in ("core", "layer"):  # other kinds declare no sizes
             return None
         key = subject, f"{raised.got} {raised.message.rpartition('(')[2]}"
         if key not in self._said:
@@ -183,7 +184,6 @@ class RefusedSizes:
 
 
 def _answered_on_the_cpu(subject: Subject, problem: Problem) -> bool:
-    """Whether a call that raises on a device answers on the CPU, so that no size is refused."""
     if kind_of(subject.device) == CPU:
         return False
     there = Subject(subject.candidate, subject.dtype)
@@ -195,14 +195,12 @@ def _answered_on_the_cpu(subject: Subject, problem: Problem) -> bool:
 
 
 class _RefusedCalls:
-    """The calls of one problem at other sizes."""
-
     def __init__(self, subject: Subject, problem: Problem, raised: Violation, asks: Asks) -> None:
         self._subject, self._problem, self._raised, self._asks = subject, problem, raised, asks
         self._answers: dict[Geometry, tuple[Problem, str]] = {}
 
     def told(self) -> RefusedCall | None:
-        """What is said; None where no size is answered, or its own size with other values."""
+        """Return the entry; None if no size is answered, or if its own size now answers."""
         for sizes in self._sizes():
             self._ask(sizes)
         own = self._answers.get(self._problem.geometry)
@@ -231,7 +229,6 @@ class _RefusedCalls:
         return RefusedCall(entry, condition, wrong=wrong)
 
     def _sizes(self) -> Iterator[dict[str, int]]:
-        """The sizes that are asked: one changed, two changed to one, others at random."""
         yield {}
         for name in _WORDS:
             yield from ({name: size} for size in _ASKED)
@@ -245,7 +242,6 @@ class _RefusedCalls:
         yield from (_drawn(number) for number in range(_DRAWN))
 
     def _ask(self, sizes: dict[str, int]) -> tuple[Problem, str] | None:
-        """A problem at sizes as near to some as can be, and what its call does."""
         sizes = dict(sizes)
         heads = sizes.get("num_heads", self._problem.geometry.num_heads)
         shared = sizes.get("num_kv_heads")
@@ -264,7 +260,7 @@ class _RefusedCalls:
         return self._answers[problem.geometry]
 
     def _conditions(self) -> Iterator[Condition]:
-        """The conditions that separate all calls, and others, the simplest first."""
+        """Yield the conditions that separate all calls and confirming calls, simplest first."""
         sizes = list(self._answers)
         raising = sum(1 << at for at, one in enumerate(sizes) if self._answers[one][1] == RAISES)
 
@@ -288,7 +284,6 @@ class _RefusedCalls:
                 yield both
 
     def _listed(self, name: str) -> Condition | None:
-        """The sizes of one field that decide, if they do."""
         told: dict[int, set[bool]] = {}
         for sizes, (_, answer) in self._answers.items():
             told.setdefault(getattr(sizes, name), set()).add(answer == RAISES)
@@ -308,7 +303,6 @@ class _RefusedCalls:
         )
 
     def _confirmed(self, condition: Condition) -> bool:
-        """Whether a condition holds for calls that were not used to find it."""
         known = set(self._answers)
         for number in range(_DRAWN, 2 * _DRAWN):
             sizes = _drawn(number)
@@ -325,7 +319,6 @@ class _RefusedCalls:
         return True
 
     def _are_right(self, condition: Condition) -> bool:
-        """Whether calls of several sizes that a condition lets answer are answered rightly."""
         if not set(condition.pins.items()) <= _DECLARABLE and not (
             condition.allowed and self._may_be_listed(condition.fields[0])
         ):
@@ -343,12 +336,11 @@ class _RefusedCalls:
         return all(self._is_right(problem) for problem, _ in judged)
 
     def _may_be_listed(self, name: str) -> bool:
-        """Whether a declaration of a size hides no grouped heads, a promise of its own."""
+        """Whether declaring a size hides no grouped heads, which are a separate promise."""
         grouped = "gqa" in self._subject.declaration.features
         return name != "num_kv_heads" and not (grouped and name == "num_heads")
 
     def _is_right(self, problem: Problem) -> bool:
-        """Whether an answer is right, and its gradients are where they raise at other sizes."""
         shown = answer_to(self._subject, self._subject.inputs(problem))
         if shown is None or shown.margin > 1.0:
             return False
@@ -362,7 +354,6 @@ class _RefusedCalls:
 
     @cached_property
     def _place(self) -> str:
-        """The file and the line of the user's own that raises; "" where it is not known."""
         places = re.findall(r"[^\s(]+\.py:\d+", self._raised.message)
         return places[-1] if places else ""
 
@@ -373,9 +364,9 @@ class _RefusedCalls:
         return told[-1].partition(": ")[2] if told else ""
 
     def _line(self) -> tuple[str, str]:
-        """What the operation that raises is given, and what to change at it.
+        """Return the operands of the raising operation, and the fix.
 
-        Axes are named where the call raises at the same line at sizes that tell them apart.
+        Axes are named if the line raises at sizes that tell them apart.
         """
         apart = dict(_APART)
         own = self._problem.geometry
@@ -400,7 +391,7 @@ class _RefusedCalls:
         return "", GENERAL if self._code else TAKE_EVERY_SIZE
 
     def _operation(self, problem: Problem) -> tuple[str, RaisingOperation | None]:
-        """What a call says that raises in the line that is known, and the operation of torch."""
+        """Return the message of a call that raises in the known line, and torch's operation."""
         recorder = RaisingRecorder()
         with within_each_call(recorder) if self._subject.candidate.eager is None else nullcontext():
             status, message = self._asks(problem) or ("", "")
@@ -412,7 +403,6 @@ class _RefusedCalls:
 
 
 def _drawn(number: int) -> dict[str, int]:
-    """Small sizes at random, the same ones for each number."""
     random = Random(number)  # noqa: S311 (no secret)
     sizes = {name: random.choice(_SMALL) for name in _WORDS}
     return {**sizes, "num_heads": sizes["num_kv_heads"] * random.choice((1, 1, 2, 3))}
@@ -423,7 +413,6 @@ def _are_one(sizes: Sequence[Geometry], one: str, other: str) -> bool:
 
 
 def _single(fields: Sequence[str]) -> Iterator[Condition]:
-    """The conditions on the sizes of one or two fields."""
     pairs = list(combinations(fields, 2))
     for one, other in pairs:
         equal = ((one, other),)
@@ -463,7 +452,7 @@ def _apart(one: str, other: str, sizes: Geometry) -> bool:
 
 
 def _is_plain(one: Condition, other: Condition) -> bool:
-    """Whether two conditions are about different fields, so that both together are understood."""
+    """Whether two conditions are about different fields, so that their conjunction is clear."""
     return set(one.fields) != set(other.fields) and _GROUPED not in (one.words, other.words)
 
 

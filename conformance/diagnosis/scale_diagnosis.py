@@ -1,4 +1,4 @@
-"""Names a scale that is off by some relative error, with the head sizes at which it is."""
+"""Names a scale with a relative error, and the head sizes at which it has the error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FIX_WRONG: Final = (
 
 
 def are_slight(subject: Subject, observed: Observed) -> bool:
-    """Whether all errors are as small as those of a scale that is rounded."""
+    """Whether all errors are as small as those of a rounded scale."""
 
     def is_slight(inputs: Inputs, output: Tensor) -> bool:
         expected = subject.golden(inputs).output
@@ -40,7 +40,7 @@ def are_slight(subject: Subject, observed: Observed) -> bool:
 
 
 def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
-    """The scale as the mistake, with its relative error, if it explains every wrong answer."""
+    """Return the entry of a wrong scale, if its relative error explains every wrong answer."""
     wrong: list[tuple[Inputs, Tensor]] = []
     right: list[tuple[Inputs, Tensor]] = []
     known: list[float] = []
@@ -49,7 +49,7 @@ def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
             right.append(pair)
             continue
         error = fitted_scale_error(subject.oracle, *pair)
-        if error is None:  # it has another cause, and what the others have need not be known
+        if error is None:  # another cause: the other errors do not matter
             known.clear()
             break
         wrong.append(pair)
@@ -65,20 +65,18 @@ def scale_entry(subject: Subject, observed: Observed) -> dict[str, Any] | None:
         return None if where is None else _scale(min(known), max(known), where)
     averaged = _averaged_scale_error(subject)
     if averaged is None or not all(
-        # Right answers, too: they speak against a scale that is off by more than they may be.
+        # Right answers, too, limit the error of the scale.
         agrees(subject, *pair, factor=1.0 + averaged[1].scale_error)
         for pair in observed
     ):
         return None
     found = averaged[1]
     entry = _scale(found.scale_error, found.scale_error, where="")
-    # Another mistake may lean the same way: the number explains this part of the squared errors.
+    # Another mistake may have a similar effect: the scale explains only a part of the errors.
     return {**entry, "confidence": _part(found)}
 
 
 def _is_alike(inputs: Inputs, wrong: Observed) -> bool:
-    """Whether the scale of some inputs is made as that of a wrong answer."""
-
     def made(one: Inputs) -> tuple[float | None, int]:
         return one.scale, one.geometry.head_size
 
@@ -86,12 +84,10 @@ def _is_alike(inputs: Inputs, wrong: Observed) -> bool:
 
 
 def _part(found: Fit) -> float:
-    """The part of the squared errors that a scale explains."""
     return 1.0 - (found.unexplained / found.rms) ** 2
 
 
 def _a_factor_explains(subject: Subject, inputs: Inputs, output: Tensor) -> float:
-    """The part of the squared errors that one factor on the whole answer explains."""
     known = subject.golden(inputs)
     judged = known.judged.expand(known.output.shape)
     weight = known.bound[judged].clamp_min(model.LOST_WEIGHT).reciprocal()
@@ -102,7 +98,6 @@ def _a_factor_explains(subject: Subject, inputs: Inputs, output: Tensor) -> floa
 
 
 def _answers_again(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
-    """Whether a second call errs as the first did: else the scale is not one number."""
     try:
         again = subject.answer(inputs).double()
     except CandidateFailure:
@@ -116,7 +111,7 @@ def _answers_again(subject: Subject, inputs: Inputs, output: Tensor) -> bool:
 
 
 def _averaged_scale_error(subject: Subject) -> tuple[Inputs, Fit] | None:
-    """A scale error where single answers are too few or too coarse, and many elements show it."""
+    """Return a scale error that only many elements together show."""
     for inputs, output in probed(subject):
         measured = subject.yardstick(inputs)
         found = measured.fit(output)
@@ -132,7 +127,7 @@ def _averaged_scale_error(subject: Subject) -> tuple[Inputs, Fit] | None:
 
 
 def _where(subject: Subject, wrong: Observed, spared: Observed) -> str | None:
-    """At which head sizes a scale is off, in words; None where other calls tell them apart.
+    """Name the head sizes with a wrong scale; None if other properties decide.
 
     ``spared`` are right answers that the same error would have spoilt.
     """
@@ -168,9 +163,9 @@ def _scale(least: float, most: float, where: str) -> dict[str, Any]:
 def in_numbers(
     subject: Subject, entries: list[dict[str, Any]], problem: Problem | None
 ) -> list[dict[str, Any]]:
-    """Names of a scale with the number that it is here, where sizes do not tell which rule it is.
+    """Add the number of the scale to names of a rule, if sizes do not identify the rule.
 
-    That is so of a graph, whose head size is one number, and where several names explain as much.
+    This concerns graphs, whose head size is fixed, and several equally good names.
     """
     fixed = subject.candidate.kind == "graph" or len(entries) > 1
     ruled = all(_RULE.fullmatch(str(entry["name"])) for entry in entries)

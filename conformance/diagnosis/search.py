@@ -1,4 +1,4 @@
-"""The search: mistakes whose acted answers are the candidate's on every problem of the battery."""
+"""The search for mistakes whose acted answers are the candidate's on every problem."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ from .mistakes import NamedMistake, NotExpressible, Where, deciding_properties
 from .narrowing import MOST_CONDITIONS, Narrowed, Narrowing
 
 USUAL_WAYS: Final = 3
-# Wrong answers without which no condition is learnt from them.
+# The fewest wrong answers from which conditions are learnt.
 FEWEST_WRONG: Final = 3
-# Mistakes that explain a part of the wrong answers and are completed by another.
+# Mistakes that explain a part of the wrong answers and for which a second one is sought.
 MOST_PARTIAL: Final = 4
-# Answers by which it is told, first of all, which mistakes explain the most.
+# Answers that preselect the mistakes which explain the most.
 COUNTED: Final = 48
-# Mistakes that explain every wrong row, of which conditions are learnt: those of the shortest text.
+# Mistakes for which conditions are learnt: those of the shortest text.
 MOST_NARROWED: Final = 12
 # Logits that are acted out in search of pairs, each problem counted as no smaller than the least. A
 # count and not a time: a slow machine gives the same names. Some 1,200 problems, or a second.
 MOST_LOGITS: Final = 300_000
 LEAST_LOGITS: Final = 256
-# A mistake with the problems that it may change.
+# A mistake with the problems whose answer it may change.
 Touching = tuple[NamedMistake, int]
-# The part of them that is left for equivalents of the first pair.
+# The part of the logits that is left for equivalents of the first pair.
 REST_OF_LOGITS: Final = 0.2
-# Those that are acted out in search of what completes a mistake which explains the plainest answer.
+# Logits that are acted out in search of a second mistake beside one that explains the plainest.
 MOST_LOGITS_OF_COMPLETED: Final = 5 * MOST_LOGITS
 
 
 class MistakeSearch:
     """Verdicts on mistakes, one problem after another, each computed once.
 
-    Sets of problems are integers, bit ``i`` for the problem ``observed[i]``. What an ``earlier``
-    search among some of the same answers said of them is taken over.
+    Sets of problems are integers with bit ``i`` for the problem ``observed[i]``. Verdicts of an
+    ``earlier`` search on shared answers are reused.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class MistakeSearch:
         self.declared = subject.declaration.semantics
         self.acted = acted or acted_answers(subject)
         self._given = observed
-        # What goes grossly wrong first: a mistake that changes nothing would pass the rest.
+        # Gross errors first: a mistake that changes nothing would pass the rest.
         self.observed = sorted(observed, key=_order)
         sizes = [answer.margin for answer in self.observed]
         self.right = _bits(size <= 1.0 for size in sizes)
@@ -72,8 +72,8 @@ class MistakeSearch:
         self._gross = _bits(size > GROSS for size in sizes)
         self.gross = bool(self._gross)
         self.mistakes = self._possible(mistakes)
-        # Answers by their index: after the first one those that refuted a mistake last. The first
-        # is grossly wrong and cheap: most mistakes are acted out on no other.
+        # Indices of answers: the first is grossly wrong and cheap and refutes most mistakes; those
+        # that refuted a mistake last follow.
         self._refuting = sorted(range(len(self.observed)), key=self._dearness)
         self._touched: dict[tuple[int, int], bool] = {}
         self._touching: dict[int, int] = {}
@@ -90,7 +90,7 @@ class MistakeSearch:
             self._take_over(earlier)
 
     def among(self, mistakes: Sequence[NamedMistake]) -> MistakeSearch:
-        """The search among other mistakes, which must outlive it, for what explains the answers."""
+        """Return the search among other mistakes, which must outlive it."""
         _ = self._narrowing  # rows are compared once for all searches among these answers
         other = copy(self)
         other.mistakes = self._possible(mistakes)
@@ -98,7 +98,6 @@ class MistakeSearch:
         return other
 
     def _possible(self, mistakes: Sequence[NamedMistake]) -> list[NamedMistake]:
-        """The mistakes that a candidate with this declaration can make."""
         return [
             mistake
             for mistake in mistakes
@@ -108,7 +107,7 @@ class MistakeSearch:
         ]
 
     def singles(self) -> list[Combination]:
-        """The mistakes that alone explain every answer."""
+        """Return the mistakes that alone explain every answer."""
         return [
             (one,)
             for one in self.mistakes
@@ -116,15 +115,15 @@ class MistakeSearch:
         ]
 
     def explaining(self) -> Iterator[NamedMistake]:
-        """The mistakes that alone explain every answer, those of the shortest text first."""
+        """Yield the mistakes that alone explain every answer, shortest text first."""
         shortest = sorted(self.mistakes, key=lambda one: len(one.sentence))
         return (one for one in shortest if self.explains_every((one,)))
 
     def narrowed(self, most: int = MOST_CONDITIONS) -> list[Narrowed]:
-        """The mistakes that explain every wrong row, each made under as few conditions as suffice.
+        """Return the mistakes that explain every wrong row, under the fewest sufficient conditions.
 
-        Of several those under the fewest conditions, which are ``most`` of them, then those that
-        are no special cases, then those that spare the fewest rows.
+        At most ``most`` conditions are used. Ties go to mistakes that are no special cases, then to
+        the fewest spared rows.
         """
         if self.wrong.bit_count() < FEWEST_WRONG:
             return []
@@ -133,7 +132,7 @@ class MistakeSearch:
         return self._plainest_narrowed(filter(narrowing.explains_wrong, plainest), most)
 
     def limited(self) -> list[Narrowed]:
-        """The mistakes that are made wherever they can be, under the condition that says where."""
+        """Return the mistakes made wherever possible, with the condition that says where."""
         if self.wrong.bit_count() < FEWEST_WRONG:
             return []
         every = (1 << len(self.observed)) - 1
@@ -144,7 +143,7 @@ class MistakeSearch:
     def _plainest_narrowed(self, likely: Iterable[NamedMistake], most: int) -> list[Narrowed]:
         narrowed: dict[str, Narrowed] = {}
         for mistake in islice(likely, MOST_NARROWED):
-            # Another way to make the same mistake says nothing more.
+            # A further way to make a known mistake adds nothing.
             learnt = None if mistake.name in narrowed else self._narrowing.narrowed(mistake, most)
             if learnt is not None:
                 narrowed[mistake.name] = learnt
@@ -152,26 +151,26 @@ class MistakeSearch:
         fewest = min(map(_plainness, narrowed.values()), default=None)
         chosen = [one for one in narrowed.values() if _plainness(one) == fewest]
         if len(chosen) == 1 and any(one.name == "one query" for one in chosen[0].literals):
-            # A number of the only size there is may be any constant: the first is the plainest.
+            # At a single size, a size and a constant are alike: the first is the plainest.
             alike = (one for one in narrowed.values() if one.literals == chosen[0].literals)
             chosen = [next(alike)]
         return chosen
 
     @cached_property
     def _narrowing(self) -> Narrowing:
-        """The rows of the answers: wrong ones first, and of sizes that tell much.
+        """The rows of the answers: wrong ones first, at informative sizes.
 
-        That is what other searches have acted out on.
+        Other searches have acted out on these answers already.
         """
         return Narrowing(sorted(self._given, key=_telling), self._compared)
 
     def pairs(
         self, partial: Sequence[NamedMistake] | None = None, *, orders: bool = False
     ) -> list[Combination]:
-        """Pairs that explain every answer, with a mistake that explains the plainest one alone.
+        """Return pairs that explain every answer; one mistake alone explains the plainest answer.
 
-        That is one of ``partial``, else of those that are searched; of each as many are tried as
-        can be soon. With ``orders`` either of two is made first.
+        This mistake comes from ``partial``, else from the searched mistakes, as many as the budget
+        of logits allows. With ``orders`` both orders of a pair are tried.
         """
         end = self._logits + MOST_LOGITS_OF_COMPLETED
         for one in (self.partial if partial is None else partial)[:MOST_PARTIAL]:
@@ -183,12 +182,12 @@ class MistakeSearch:
         return []
 
     def told_apart(self, pairs: Sequence[Combination]) -> list[Combination]:
-        """Pairs, without those of several names that cannot be made where they would differ."""
+        """Drop pairs that cannot be made where they would differ, if pairs have several names."""
         several = len({frozenset(one.name for one in made) for made in pairs}) > 1
         return [one for one in pairs if not several or tuple(map(id, one)) not in self._in_part]
 
     def supported_pairs(self) -> list[Combination]:
-        """The pairs that explain every answer, of those that are soon tried."""
+        """Return the pairs that explain every answer, as many as the budget of logits allows."""
         end = self._logits + MOST_LOGITS
         pairs: list[Combination] = []
         for pair in self._promising(end):
@@ -196,28 +195,28 @@ class MistakeSearch:
                 break
             if self.explains_every(pair):
                 pairs.append(pair)
-                # Equivalent pairs are supported as well, so they come soon.
+                # Equivalent pairs have equal support, so they come soon.
                 end = min(end, self._logits + int(MOST_LOGITS * REST_OF_LOGITS))
         return pairs
 
     @cached_property
     def partial(self) -> list[NamedMistake]:
-        """Mistakes that explain the plainest wrong answer, those that explain the most first.
+        """Mistakes that explain the plainest wrong answer, the most explaining first.
 
-        Of two mistakes the one that shows more often is likely to be among these. Of several that
-        explain the same answers one is kept.
+        The more frequent of two mistakes is likely among these. Of mistakes that explain the same
+        answers one is kept.
         """
         return self._explaining_any([0]) if self.gross else []  # gross errors come first
 
     def explaining_any(self, answers: Sequence[BatteryAnswer]) -> list[NamedMistake]:
-        """Mistakes that alone explain any of some gross errors, those that explain most first."""
+        """Return mistakes that alone explain any of the gross errors, the most explaining first."""
         chosen, every = set(answers), enumerate(self.observed)
         return self._explaining_any([i for i, a in every if a in chosen and self._gross >> i & 1])
 
     def _explaining_any(self, places: Sequence[int]) -> list[NamedMistake]:
-        """A few that explain the most answers, of those that explain one at any of some places.
+        """Return the few best of the mistakes that explain an answer at any of the places.
 
-        Answers that are spread over all say which come into question: only those are tried on all.
+        Answers spread over all preselect the mistakes that are tried on all.
         """
         some: dict[int, list[NamedMistake]] = defaultdict(list)
         spread = range(0, len(self.observed), len(self.observed) // COUNTED + 1)
@@ -234,16 +233,16 @@ class MistakeSearch:
         return _bits_at(index for index in places if self._explains(mistake, index))
 
     def unexplained(self, mistake: NamedMistake) -> list[BatteryAnswer]:
-        """The answers that a mistake alone does not explain."""
+        """Return the answers that a mistake alone does not explain."""
         return [one for i, one in enumerate(self.observed) if not self._explains(mistake, i)]
 
     def completing(
         self, one: NamedMistake, others: Sequence[NamedMistake], *, orders: bool = False
     ) -> Iterator[Combination]:
-        """Pairs of a mistake and one of others that together explain what the one alone does not.
+        """Yield pairs that explain an answer unexplained by the first mistake.
 
-        The cheapest answer decides that the one does not explain, and cannot change if there is
-        such: there the other is alone, as in every such pair. The rest is to be judged.
+        The cheapest answer that the first mistake cannot affect is tested: only the second acts
+        there. The other answers remain to be judged.
         """
         every = range(len(self.observed))
         left = [index for index in every if not self._explains(one, index)]
@@ -260,21 +259,20 @@ class MistakeSearch:
                     yield pair
 
     def _promising(self, end: int) -> list[Combination]:
-        """Pairs that no verdict on one of the two alone rules out, the best supported first."""
         supported: list[tuple[int, Combination]] = []
         for (one, first), (two, second) in self._covering():
             alone = ((one, first & ~second), (two, second & ~first))
             if not any(self._fails(mistake, problems) for mistake, problems in alone):
-                # As many wrong answers one of the two explains where the other changes nothing.
+                # Support: wrong answers that only one of the two may change.
                 supported.append(((self.wrong & (first ^ second)).bit_count(), (one, two)))
             if self._logits > end:
                 break
         return [pair for _, pair in sorted(supported, key=lambda entry: -entry[0])]
 
     def _covering(self) -> Iterator[tuple[Touching, Touching]]:
-        """Pairs that may change every wrong answer, each mistake with the problems that it may."""
+        """Yield pairs that may change every wrong answer, with the problems of each mistake."""
         ways = self._usual_ways()
-        # What speaks against one of two alone the other must change: of that little is looked at.
+        # One must change an answer that refutes the other; few answers are looked at.
         against = [self._refuted(one) & -self._refuted(one) for one in ways]
         telling = [bit.bit_length() - 1 for bit in set(against) if bit]
         changed = [_bits_at(i for i in telling if self._may_change(one, i)) for one in ways]
@@ -292,7 +290,7 @@ class MistakeSearch:
                     yield (one, first), (two, second)
 
     def _usual_ways(self) -> list[NamedMistake]:
-        """Without the rarer of many ways to make one mistake: pairs of them are too many."""
+        """Drop rare ways to make a mistake: their pairs are too many."""
         ways: Counter[str] = Counter()
         usual = []
         for mistake in self.mistakes:
@@ -302,7 +300,6 @@ class MistakeSearch:
         return usual
 
     def _take_over(self, earlier: MistakeSearch) -> None:
-        """Remember the verdicts of another search on those answers that it shares."""
         self._compared = earlier._compared
         places = {answer: index for index, answer in enumerate(self.observed)}
         moved = [(i, places[one]) for i, one in enumerate(earlier.observed) if one in places]
@@ -313,11 +310,9 @@ class MistakeSearch:
             now.update((key, sets[bits]) for key, bits in before.items())
 
     def _refuted(self, mistake: NamedMistake) -> int:
-        """The problems that are known to speak against a mistake."""
         return self._judged.get(id(mistake), 0) & ~self._explained.get(id(mistake), 0)
 
     def _fails(self, mistake: NamedMistake, problems: int) -> bool:
-        """Whether a mistake leaves any of some problems unexplained."""
         if problems & self._refuted(mistake):
             return True
         unknown = problems & ~self._judged.get(id(mistake), 0)
@@ -329,7 +324,6 @@ class MistakeSearch:
         return False
 
     def _explains(self, mistake: NamedMistake, index: int) -> bool:
-        """The verdict on one mistake and one problem."""
         bit, key = 1 << index, id(mistake)
         if not self._judged.get(key, 0) & bit:
             touched = self._may_change(mistake, index)
@@ -339,7 +333,7 @@ class MistakeSearch:
         return bool(self._explained[key] & bit)
 
     def explains_every(self, made: Combination) -> bool:
-        """Whether they explain every answer together, and not only because errors are small."""
+        """Whether mistakes together explain every answer, and not only because errors are small."""
         for place, index in enumerate(self._refuting):
             alone = len(made) == 1
             if not (self._explains(made[0], index) if alone else self._judge(made, index)):
@@ -350,10 +344,6 @@ class MistakeSearch:
         return self._leaves_little(made) and self._each_matters(made)
 
     def _each_matters(self, made: Combination) -> bool:
-        """Whether each of some mistakes changes a wrong answer that is made by the others.
-
-        One that changes none explains nothing: it makes bounds wider.
-        """
         wrong = [i for i in range(len(self.observed)) if self.wrong >> i & 1]
         return len(made) == 1 or all(
             any(self._matters(one, made, i) for i in wrong) for one in made
@@ -364,7 +354,7 @@ class MistakeSearch:
         acted = other = None
         with suppress(NotExpressible):
             acted, other = (self._acted(each, answer.inputs) for each in (made, rest))
-        # One of two is made alone.
+        # Only one of the two can be made.
         if acted is None or other is None or acted.output.shape != answer.output.shape:
             if not self._explains(left, index) or all(self._explains(one, index) for one in rest):
                 return False
@@ -375,16 +365,16 @@ class MistakeSearch:
         fits = both.shape == answer.exact.output.shape
         bound = answer.exact.bound if fits else torch.zeros_like(both)
         differ, judged = ~within(both, one, bound), answer.judged_with(acted)
-        if judged is not None:  # what is open tells as much where it is as acted out
+        if judged is not None:  # open elements count where they match the acted answer
             differ &= torch.from_numpy(judged) | within(answer.output, both, bound)
         return bool(differ.any())
 
     def _leaves_little(self, made: Combination) -> bool:
-        """Whether next to nothing is left of all that is wrong; else any small error would fit."""
+        """Whether next to nothing of all errors is left; otherwise any small error would fit."""
         every = [answer for i, answer in enumerate(self.observed) if self.wrong >> i & 1]
         wrong, acted = [], []
         for answer in every:
-            with suppress(NotExpressible):  # one of two explains it alone
+            with suppress(NotExpressible):  # a single mistake explains the answer
                 acted.append(self._acted(made, answer.inputs))
                 wrong.append(answer)
         if not wrong:
@@ -393,7 +383,7 @@ class MistakeSearch:
             return True
         closeness = map(BatteryAnswer.closeness, wrong, acted)
         left, total, more = map(sum, zip(*closeness, strict=True))
-        # What is judged at few of the wrong elements explains nothing.
+        # A mistake that is judged at few of the wrong elements explains nothing.
         return more > 0.0 and left <= model.LARGEST_UNEXPLAINED * total
 
     def _judge(self, made: Combination, index: int) -> bool:
@@ -403,7 +393,7 @@ class MistakeSearch:
             acted = self._acted(made, answer.inputs)
             if acted.output.shape == answer.output.shape:
                 return answer.agrees(acted)
-        # Where one of two cannot be made, the other may be made alone, or none.
+        # If one of two cannot be made, the candidate may make the other alone, or none.
         right = bool(self.right >> index & 1)
         if len(made) > 1:
             self._in_part.add(tuple(map(id, made)))
@@ -422,16 +412,14 @@ class MistakeSearch:
         return answers[id(inputs)]
 
     def _cost(self, index: int) -> int:
-        """What acting out on one problem counts."""
         return max(LEAST_LOGITS, self.observed[index].inputs.geometry.logits)
 
     def _dearness(self, index: int) -> tuple[bool, int]:
-        """What is smaller for an answer on which mistakes are sooner refuted."""
+        """Order answers: those on which mistakes are refuted sooner come first."""
         gross = bool(self._gross >> index & 1)
         return not gross, self._cost(index) if gross else 0
 
     def _touches(self, mistake: NamedMistake) -> int:
-        """The problems whose answers a mistake may change; remembered."""
         key = id(mistake)
         if key not in self._touching:
             deciding = deciding_properties(mistake)
@@ -446,13 +434,12 @@ class MistakeSearch:
         return self._touching[key]
 
     def _having(self, holds: Where) -> int:
-        """The problems that have a property, which many mistakes share; remembered."""
+        """Return the problems with a property, which many mistakes share; remembered."""
         if holds not in self._properties:
             self._properties[holds] = _bits(holds(answer.inputs) for answer in self.observed)
         return self._properties[holds]
 
     def _may_change(self, mistake: NamedMistake, index: int) -> bool:
-        """Whether a mistake may change the answer to one problem."""
         if mistake.is_everywhere and mistake.speaks_at(self.declared):
             return True
         key = id(mistake), index
@@ -471,17 +458,16 @@ def is_special_case(made: Combination, names: set[frozenset[str]]) -> bool:
 
 
 def _plainness(narrowed: Narrowed) -> tuple[int, bool, int]:
-    """What is smaller for the plainer of two mistakes under conditions."""
     return narrowed.conditions, bool(narrowed.mistake.special_of), narrowed.spared
 
 
 def _order(answer: BatteryAnswer) -> tuple[bool, bool, tuple[int, int]]:
-    """Gross errors first, then others, then right answers; plain calls before others."""
+    """Order answers: gross errors, other errors, right answers; plain calls before others."""
     return answer.margin <= GROSS, answer.margin <= 1.0, plainness(answer.inputs)
 
 
 def _telling(answer: BatteryAnswer) -> tuple[bool, bool, bool, tuple[int, int]]:
-    """Wrong answers first, those to calls with one item, query, key or channel last of them."""
+    """Order answers: wrong ones first, among them calls with a single item, query or key last."""
     sizes = answer.inputs.geometry
     least = min(sizes.batch, sizes.query_length, sizes.key_length, sizes.head_size)
     return answer.margin <= 1.0, least == 1, answer.margin <= GROSS, _order(answer)[-1]

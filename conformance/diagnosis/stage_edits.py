@@ -1,4 +1,4 @@
-"""Mistakes nobody listed: each stage of the program with each operator that it can have."""
+"""Mistakes nobody listed: each stage of the program with each operator that fits it."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from .mistakes.named_mistake import IMPOSSIBLE, with_every_key
 from .turned_edits import is_turned, turned_edits
 
 _PRIMARY: Final = "numerics.golden"
-# Heads take one more axis in front, and what is projected does not.
+# Heads take a further axis in front, projected tokens do not.
 _BEHIND: Final = {f"projected_{role}": f"given_{role}" for role in ("query", "key", "value")}
-# Numbers of one result of the problems that are run together.
+# The most numbers of a result in a run of several problems together.
 _MOST_TOGETHER: Final = 1 << 18
 
 
 @dataclass(frozen=True)
 class Searched:
-    """A stage, or several that are changed alike, in a noun and where a change of it can show.
+    """A stage (or several, changed alike) with its noun and the calls where a change can show.
 
-    ``of`` is "layer" where cores have no such stage; ``needs`` is that of a mistake. Stages
-    that are only ``moved`` have no other operators.
+    ``of`` is "layer" for stages that cores lack; ``needs`` is that of a mistake. Stages that are
+    only ``moved`` take no other operators.
     """
 
     noun: str
@@ -65,8 +65,8 @@ def _counts_distances(inputs: Inputs) -> bool:
     return inputs.point.alibi
 
 
-# In the order of the program; what a change of one stage does a later one may do, too, and the
-# shortest text is said.
+# In the order of the program. Changes of two stages may have the same effect: the shortest text is
+# reported.
 _SEARCHED: Final = (
     Searched("the projected queries", ("projected_query",), of="layer"),
     Searched("the projected keys", ("projected_key",), of="layer"),
@@ -108,7 +108,7 @@ _SEARCHED: Final = (
     Searched("the merged heads", ("merged",), of="layer"),
     Searched("the answer", ("answer",), of="layer"),
 )
-# Numbers that these are multiplied by are those of the scores, or of the values.
+# Stages that are not multiplied: a factor of theirs is a factor of the scores or the values.
 _BEFORE_SCORES: Final = (
     *(("query",), ("turned_key",), ("shared_key",), ("products",)),
     *((f"projected_{role}",) for role in ("query", "key", "value")),
@@ -129,7 +129,7 @@ _SINGLY: Final = frozenset({"positions", "counted"})
 _AXES: Final = {stage.name: stage.axes for stage in golden.LAYER.stages}
 
 
-# Results that a stage may read in place of each other, by kind.
+# Results that may be mistaken for each other, by kind.
 _NOUNS: Final = (
     {"query": "the queries", "shared_key": "the keys", "shared_value": "the values"},
     {
@@ -161,9 +161,9 @@ _SAID: Final = {
 
 @cache
 def stage_edits(kind: str) -> tuple[NamedMistake, ...]:
-    """Every stage with every operator, as mistakes of candidates of a kind.
+    """Return every stage with every operator, as mistakes of candidates of a kind.
 
-    And every stage that reads another result in place of one that it should read.
+    Includes stages that read a wrong result.
     """
     searched = (one for one in _SEARCHED if one.of in ("", kind))
     rewired = {one.name: one for one in _rewired()}
@@ -180,15 +180,15 @@ def stage_edits(kind: str) -> tuple[NamedMistake, ...]:
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """Edits of one run each, with their answers and the rows without keys, along a first axis."""
+    """Edits, each of one run, with their answers and their rows without keys along a first axis."""
 
     edits: Sequence[NamedMistake]
     answers: Tensor
     empty: Tensor
 
 
-# Answers that thousands of edits are tried on, the smallest first, and how large these may be, but
-# for the plainest one: extreme values leave more room than is compared with.
+# Answers that thousands of edits are tried on, smallest first, and their largest size, except for
+# the plainest answer: extreme values leave more room than the comparison allows.
 _FITTED: Final = 3
 _MOST_LOGITS: Final = 1 << 14
 
@@ -196,7 +196,7 @@ _MOST_LOGITS: Final = 1 << 14
 def edits_making(
     wrong: Sequence[BatteryAnswer], known: Sequence[NamedMistake] = ()
 ) -> tuple[NamedMistake, ...]:
-    """The stages with operators that make a few plain errors of several, besides known mistakes."""
+    """Return the stages with operators that make a few plain errors, besides known mistakes."""
     gross = [one for one in wrong if one.fits and (known or one.margin > GROSS)]
     left = stage_edits(gross[0].subject.declaration.kind) if gross else ()
     usual = [one for one in gross if one.inputs.generic]
@@ -215,13 +215,11 @@ def fitting(
     *,
     some: bool = True,
 ) -> Iterator[NamedMistake]:
-    """The edits that make the wrong rows of an answer: what lies far from these is passed over.
+    """Yield the edits that make the wrong rows of an answer; known mistakes do not make these rows.
 
-    Wrong are rows that mistakes which are ``known`` do not make either. ``some`` wrong row must be
-    one that an edit leaves keys: what the others answer is open.
-
-    Operators on one stage are run on together, as many problems of equal sizes: a fraction of the
-    time that acting each mistake out would take.
+    With ``some``, an edit must leave keys to at least one wrong row: the answer of other rows is
+    open. Operators on one stage are run together as problems of equal sizes, far quicker than
+    acting each mistake out.
     """
     run = run_besides(answer, known)
     if run is None:
@@ -236,9 +234,9 @@ def fitting(
 
 
 def run_besides(answer: BatteryAnswer, known: Sequence[NamedMistake]) -> golden.Run | None:
-    """The run of an answer's call with known mistakes and every key; None where it has no such.
+    """Return the run of an answer's call with known mistakes and every key; None if impossible.
 
-    It has what edits may read besides.
+    The run also holds the inputs, past and point that edits may read.
     """
     inputs, declared = answer.inputs, answer.subject.declaration.semantics
     attention = answer.exact.core
@@ -257,7 +255,7 @@ def run_besides(answer: BatteryAnswer, known: Sequence[NamedMistake]) -> golden.
 
 
 def _changed_stages(one: NamedMistake) -> tuple[str, ...]:
-    """The stages whose results an edit changes; empty where these take no axis in front."""
+    """Return the stages that an edit changes; empty if they take no further axis in front."""
     changed = all(edit.change is not None and edit.rule is None for edit in one.edits)
     stages = tuple(edit.stage for edit in one.edits)
     changed = changed and _AXES.keys() >= set(stages)  # others are given, and take no axis
@@ -278,7 +276,7 @@ def _answer_of(run: golden.Run) -> str:
 def _made_together(
     run: golden.Run, stages: tuple[str, ...], edits: Sequence[NamedMistake]
 ) -> list[Made] | None:
-    """The answers of edits of some stages, in few runs; None where these take no further axis."""
+    """Run the edits of several stages together; None if the stages take no further axis."""
     able: list[NamedMistake] = []
     results: list[list[Tensor | None]] = []
     behind = _BEHIND.get(stages[0], "")
@@ -308,12 +306,12 @@ def _largest_result(run: golden.Run) -> int:
     return max(one.numel() for one in results if isinstance(one, Tensor)) or 1
 
 
-# The number of axes of stages that lack some which others have, with one more in front.
+# Stages that lack axes: their number of axes with one more in front.
 _ALONG_PROBLEMS: Final = {"QK": 5, "QR": 5, "KR": 5, "R": 5, "H": 3}
 
 
 def _stacked(stage: str, results: Sequence[Tensor | None]) -> Tensor | None:
-    """Results of one stage along an axis in front of batch items and heads; None if not given."""
+    """Stack results of a stage along an axis in front of items and heads; None if not given."""
     made = [each for each in results if each is not None]
     if not made:
         return None
@@ -324,7 +322,7 @@ def _stacked(stage: str, results: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _changed(run: golden.Run, edit: golden.Edit) -> Tensor | None:
-    """The result of a stage with a change, in the shape and dtype that it had, or a larger one."""
+    """Return the changed result of a stage, in its dtype and in its shape or a broadcast shape."""
     change, result = edit.change or torch.clone, run[edit.stage]
     if result is None or not run.holds(edit):
         unchanged: Tensor | None = result
@@ -336,14 +334,14 @@ def _changed(run: golden.Run, edit: golden.Edit) -> Tensor | None:
     return changed.expand(torch.broadcast_shapes(changed.shape, result.shape))
 
 
-# Of changes that are kept as long as the edits of stages.
+# Cached: the changes live as long as the edits of stages.
 _reads_besides: Final = lru_cache(maxsize=1 << 16)(golden.reads_besides)
 
 
 def answers_of(
     run: golden.Run, given: dict[str, Tensor], shape: tuple[int, ...]
 ) -> tuple[Tensor, Tensor]:
-    """The answers where results of stages have one more axis in front, and the empty rows."""
+    """Return answers and empty rows for results of stages that have one more axis in front."""
     if "answer" in given:
         return given["answer"], run["empty"]
     if "merged" in given:
@@ -361,9 +359,9 @@ def answers_of(
 def _making(
     answer: BatteryAnswer, run: golden.Run, made: Made, *, some: bool
 ) -> Iterator[NamedMistake]:
-    """The edits whose answers have the wrong rows of another, but for rows left without keys.
+    """Yield the edits whose answers match the wrong rows of an answer.
 
-    What rows without keys answer is open, unless it is the same.
+    Rows that an edit leaves without keys do not count unless they match as well.
     """
     exact, output, right = answer.exact, answer.output, run[_answer_of(run)]
     if made.answers.shape[1:] != output.shape or right.shape != output.shape:
@@ -408,7 +406,6 @@ def _rewired() -> Iterator[NamedMistake]:
 
 
 def _where(names: tuple[str, ...], read: tuple[str, ...]) -> Callable[[Inputs], bool]:
-    """Calls that have what a rule that should read ``names`` reads."""
     if "softcap" in names:
         return has_softcap
     return _has_numbers if read.count("bias") > names.count("bias") else everywhere
@@ -419,7 +416,6 @@ def _verb(noun: str) -> str:
 
 
 def _in_place_of(name: str) -> Iterator[str]:
-    """Other results that may be read in place of one."""
     own = {"key": "shared_key", "value": "shared_value", "modified": "capped", "masked": "logits"}
     plain = own.get(name, name)
     for nouns in _NOUNS:
@@ -435,7 +431,7 @@ def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
     for operator in operators(last, _AXES[last], multiplied=searched.stages not in _BEFORE_SCORES):
         if searched.moved and operator.words not in moving:
             continue
-        # What a mask hides is no part of the numbers that it adds.
+        # The keys that a mask hides are no part of the numbers that it adds.
         tables = last in OF_TABLES and operator.words not in moving
         stages = (last,) if tables else searched.stages
         of_numbers = "bias" in _reads_besides(operator.change)
@@ -452,7 +448,6 @@ def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
 
 
 def _of_both_masks() -> Iterator[NamedMistake]:
-    """A mask of another place that hides keys beside its own, or the mean of several."""
     of_bias: list[tuple[str, Operator, Callable[..., Any]]] = [
         (f"{one.words}, and its own hides keys as well", one, _beside(one.change))
         for one in moves(_AXES["by_mask"])
@@ -475,7 +470,6 @@ def _of_both_masks() -> Iterator[NamedMistake]:
 
 
 def _of_misread_masks() -> Iterator[NamedMistake]:
-    """Masks that are indexed wrongly, as they were given: with an axis of one, or with all."""
     for operator in misread_masks():
         yield NamedMistake(
             name=f"mask: {operator.words}",
@@ -493,7 +487,7 @@ def _opening(operator: Operator) -> tuple[golden.Edit, ...]:
 
 
 def _edit(stage: str, change: Callable[..., Any]) -> golden.Edit:
-    """A stage with a change; a mask is changed as it is for each query of each head and item."""
+    """Edit a stage; a mask is first expanded to each query, head and item."""
     if stage == "by_mask":
         return golden.Edit(stage, change=_expanded(change), when=_has_boolean)
     return golden.Edit(stage, change=_expanded(change) if stage == "bias" else change)
@@ -510,7 +504,7 @@ def _expanded(change: Callable[..., Tensor]) -> golden.Rewired:
     return golden.Rewired(changed, ("", "scores_shape", *_reads_besides(change)))
 
 
-# Axes that numbers of an additive mask are averaged along: what is hidden anywhere stays hidden.
+# Axes along which an additive mask is averaged; keys hidden anywhere stay hidden.
 _MEANS: Final = {f"averaged over the {n}": axis for n, axis in (("queries", -2), ("heads", -3))}
 
 

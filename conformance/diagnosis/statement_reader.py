@@ -1,7 +1,7 @@
-"""Reads what a candidate computes, and states it.
+"""Reads wrong computations from a candidate's answers, and states them.
 
-The answers to unit values are the weights that a candidate gives to each value. What no stage with
-an operator or a number makes is told by them: biases by place, and caches that are lost in part.
+The answers to unit values are the weights that a candidate gives to each value. They tell what no
+operator or number at a stage makes: biases by place, and partly lost caches.
 """
 
 from __future__ import annotations
@@ -38,14 +38,13 @@ from .fitted_numbers import fills, numbers_making
 from .mistaken_answer import Combination
 from .mistakes import NamedMistake
 
-# Numbers of keys that tell tiles apart: an answer of each range is read.
+# Ranges of numbers of keys, to tell tiles apart: an answer of each range is read.
 RANGES: Final = (8, 16, 32, 64, 160)
-# Tokens and channels of a head from which on few statements fit the same layer.
+# With fewer tokens or channels of a head, many statements fit a layer.
 ENOUGH: Final = 4
 # Keys of a layer whose weights are read.
 FEW_KEYS: Final = 12
-# One query and one head, whose only kept key is lowered to a logit of minus this at the most, until
-# a part of the answer is of hidden keys.
+# One query and one head, whose only kept key is lowered until hidden keys take part in the answer.
 _ONE_QUERY: Final = (1, 1, 1, 1, 7, 6, 4, 6, 6, 4, 4)
 # Sizes at which a bias by place is read.
 _MANY_PLACES: Final = (1, 8, 8, MOST_KEYS, MOST_KEYS, 6, 32, 6, 6, 4, 4)
@@ -56,10 +55,10 @@ _HIGHEST_TURN: Final = 2.0**17
 
 
 class StatementReader:
-    """Reads what a candidate may compute instead from its wrong answers, each answer once.
+    """Reads what a candidate may compute instead from wrong answers, each once.
 
-    With mistakes that are ``known``: what it does besides them. Each statement is a proposal that
-    holds for the answer that was read, and is to be checked on others.
+    Mistakes that are ``known`` are acted out first. Statements are proposals for the read answer,
+    to be checked on others.
     """
 
     def __init__(self, subject: Subject, known: Combination = ()) -> None:
@@ -71,10 +70,10 @@ class StatementReader:
         self._placed: set[bool] = set()
 
     def statements(self, observed: Sequence[BatteryAnswer]) -> Iterator[list[NamedMistake]]:
-        """What each answer that is worth reading says, the plainest first.
+        """Yield the statements of each answer worth reading, the plainest answer first.
 
-        Right answers are passed over, and so are names that an earlier answer gave. An answer is
-        read when what it says is asked for: what the plainest says may explain all of them.
+        Right answers are skipped, and names of earlier answers are not repeated. Answers are read
+        on demand: the plainest may explain all.
         """
         names: set[str] = set()
         wrong = [one for one in observed if one.margin > 1.0]
@@ -89,16 +88,15 @@ class StatementReader:
                     new.setdefault(one.name, one)
             names.update(new)
             yield list(new.values())
-        few = list(map(_keeps_few, wrong))  # besides what is known nothing else may be left
+        few = list(map(_keeps_few, wrong))  # the known mistakes may explain the rest
         if self._at_the_turn is None and any(few) and (all(few) or not self.known):
             self._at_the_turn = self._where_hidden_keys_win()
         yield self._at_the_turn or []
         lost = lost_row_statements(wrong)
-        self._far += lost  # searches know a statement by its identity: it must outlive them
+        self._far += lost  # searches know a statement by its identity, so it must outlive them
         yield lost
 
     def _where_hidden_keys_win(self) -> list[NamedMistake]:
-        """What hidden keys have where they weigh as much as the only one that is kept."""
         answers = (answer_to(self.subject, one) for one in _where_hidden_keys_win(self.subject))
         each = (numbers_making([one], fills(), self.known) for one in answers if one is not None)
         return list(chain.from_iterable(each))
@@ -122,9 +120,9 @@ class StatementReader:
         return reading if reading is not None and reading.explained else None
 
     def _by_place(self, reading: Reading) -> Iterator[NamedMistake]:
-        """A bias by place, read again at many heads and lengths: no table tells more than it has.
+        """Yield a bias by place, read again at many heads and lengths to fill its table.
 
-        Places are counted from either corner, where both fit.
+        Places are counted from both corners, if both fit.
         """
         for corner in alignments(reading):
             if corner in self._placed or place_table(reading, bottom_right=corner) is None:
@@ -140,7 +138,6 @@ class StatementReader:
 
     @cached_property
     def _has_fixed_lengths(self) -> bool:
-        """Whether the candidate takes one number of keys alone: a window of so many places."""
         sizes = (_PLACES_OF_LAYERS, _FAR_PLACES_OF_LAYERS)
         asked = (fitted_problem(self.subject, BatteryEntry(sizes=each, seed=67)) for each in sizes)
         lengths = {one.geometry.key_length for one in asked if one is not None}
@@ -160,9 +157,9 @@ class StatementReader:
 
 
 def _where_hidden_keys_win(subject: Subject) -> Iterator[Inputs]:
-    """Queries whose only kept key is so low that hidden ones weigh about as much, if they do.
+    """Yield queries whose only kept key is so low that hidden keys weigh about as much.
 
-    One for each form of a mask that gives hidden keys a weight, however low the kept one must be.
+    One query per mask form that gives hidden keys weight.
     """
     options = Space(values=("normal",), mask="always").options(subject.candidate)
     base = fitted_problem(subject, BatteryEntry(sizes=_ONE_QUERY, seed=41))
@@ -176,7 +173,7 @@ def _where_hidden_keys_win(subject: Subject) -> Iterator[Inputs]:
 
 
 def _at_the_turn(subject: Subject, drawn: Inputs) -> Inputs | None:
-    """How low the only kept key is where hidden ones weigh about as much; found by halving."""
+    """Lower the only kept key, by bisection, until hidden keys weigh about as much."""
     least, most, target = 0.0, 0.0, 1.0
     while target < _HIGHEST_TURN:
         inputs = single_key_inputs(drawn, live=0, target=target, low=True)[0]
@@ -198,17 +195,15 @@ def _at_the_turn(subject: Subject, drawn: Inputs) -> Inputs | None:
 def statements(
     subject: Subject, observed: Sequence[BatteryAnswer], known: Combination = ()
 ) -> list[NamedMistake]:
-    """All that a :class:`StatementReader` reads from some answers."""
+    """Return all that a :class:`StatementReader` reads from answers."""
     return list(chain.from_iterable(StatementReader(subject, known).statements(observed)))
 
 
 def _is_legible(reading: Reading) -> bool:
-    """Whether some query has weights that are all numbers."""
     return bool(torch.isfinite(reading.weights).all(dim=-1).any())
 
 
 def _keeps_few(answer: BatteryAnswer) -> bool:
-    """Whether a mask keeps the same single key for all queries, or none for some."""
     inputs = answer.inputs
     few = not inputs.generic or bool(answer.exact.empty_rows.any())
     return inputs.masked and few and inputs.geometry.key_length > 1
@@ -219,13 +214,11 @@ def _readable_layer(inputs: Inputs) -> bool:
 
 
 def _is_tiny(inputs: Inputs) -> bool:
-    """Whether sizes are so small that many statements fit what is read."""
     sizes = inputs.geometry
     return min(sizes.query_length, sizes.key_length, sizes.head_size) < ENOUGH
 
 
 def _plainest(answers: Sequence[BatteryAnswer]) -> list[BatteryAnswer]:
-    """Of some answers the plainest of each range of key lengths and each condition."""
     ordered = sorted(answers, key=_size)
     chosen: dict[str, BatteryAnswer] = {}
     for answer in ordered:
@@ -238,7 +231,6 @@ def _plainest(answers: Sequence[BatteryAnswer]) -> list[BatteryAnswer]:
 
 
 def _size(answer: BatteryAnswer) -> tuple[bool, bool, bool, int, int]:
-    """How hard an answer is to read: unusual values, no numbers, one query or key, features."""
     inputs, sizes = answer.inputs, answer.inputs.geometry
     features = sum(condition.holds(inputs) for condition in CONDITIONS)
     return (

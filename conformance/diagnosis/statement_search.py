@@ -1,9 +1,9 @@
-"""Explains answers that no mistake of the catalogue explains as it stands.
+"""Explains answers that no mistake of the catalogue explains alone.
 
-Proposed are statements of what was read, and mistakes under conditions. Each is confirmed on
-problems that nothing was learnt from: those in which any two options and sizes of a call meet, and
-neighbours, with other values, of the plainest one at which the mistake shows. Answers that speak
-against a proposal are learnt from in the next round.
+Proposed are statements read from answers, and mistakes under conditions. Proposals are confirmed on
+fresh problems: pairs of options and sizes, and neighbours, with other values, of the plainest
+problem at which the mistake shows. Answers that contradict a proposal are learnt from in the next
+round.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from .statement_reader import StatementReader
 
 # Explanations that are reported.
 MOST_REPORTED: Final = 6
-# Rounds of proposals: what spoke against those of one is learnt from in the next.
+# Rounds of proposals: a round learns from the answers that contradicted the round before.
 MOST_ROUNDS: Final = 3
-# Proposals of a round that are tried on problems that nothing was learnt from.
+# Proposals of a round that are tried on fresh problems.
 MOST_PROPOSED: Final = 6
-# Answers that are read before conditions are learnt: what is stated in the end is read from these,
-# but for one mutant of ``benchmarks/naming.py`` in a hundred.
+# Answers that are read before conditions are learnt: they suffice for 99 of 100 mutants of
+# ``benchmarks/naming.py``.
 SOON: Final = 4
 # Added to the seed of a problem, once for each round, for values that no search has looked at.
 OTHER_VALUES: Final = 7919
-# How often values are drawn that a mistake may change the answer to.
+# Draws of values whose answer a mistake may change.
 MOST_SEEDS: Final = 4
 # Halvings of the range within which a scale decides: to a part in a hundred.
 HALVINGS: Final = 7
@@ -73,15 +73,15 @@ def explains(subject: Subject, made: Combination, answer: BatteryAnswer) -> bool
         return answer.margin <= 1.0 or any(explains(subject, (one,), answer) for one in parts)
     if len(made) == 1 and acted.output.shape != answer.exact.output.shape:
         same = acted.output.shape == answer.output.shape
-        # Of more or fewer queries: such a call may be right where shapes are broadcast, as one row
-        # is by a mask, and which mask goes with which of them is no part of the mistake.
+        # With another number of queries a call may be right if shapes are broadcast, as a mask
+        # broadcasts one row; the mistake does not say which mask goes with which query.
         if acted.inputs.geometry.query_length != answer.inputs.geometry.query_length or not same:
             return same or answer.margin <= 1.0 or acted.inputs.geometry.query_length == 1
     return answer.agrees(acted)
 
 
 def changes_answer(subject: Subject, made: Combination, inputs: Inputs) -> bool:
-    """Whether mistakes answer otherwise than rightly in any way, or may: it cannot be said."""
+    """Whether mistakes change the right answer, or may (if they cannot be acted out)."""
     if not _touches_any(subject, made, inputs):
         return False
     try:
@@ -95,7 +95,7 @@ def changes_answer(subject: Subject, made: Combination, inputs: Inputs) -> bool:
 
 
 def answer_alike(subject: Subject, one: Combination, other: Combination, inputs: Inputs) -> bool:
-    """Whether mistakes answer as others do in every row, also where the answer is open."""
+    """Whether two combinations answer alike in every row, including rows whose answer is open."""
     try:
         first, second = (_acted(subject, made, inputs) for made in (one, other))
     except NotExpressible:
@@ -108,7 +108,7 @@ def answer_alike(subject: Subject, one: Combination, other: Combination, inputs:
 
 
 def cannot_be_made(subject: Subject, made: Combination, inputs: Inputs) -> bool:
-    """Whether a call that makes mistakes has no answer, or one of another shape than is right."""
+    """Whether the mistaken call has no answer, or an answer of the wrong shape."""
     try:
         output = _acted(subject, made, inputs).output
     except NotExpressible:
@@ -119,10 +119,10 @@ def cannot_be_made(subject: Subject, made: Combination, inputs: Inputs) -> bool:
 def changes_gradients(
     subject: Subject, clause: Clause, problem: Problem, made: Combination
 ) -> bool:
-    """Whether mistakes change the answer that a clause of gradients asks for, or other values' one.
+    """Whether mistakes change the answer that a clause of gradients asks for.
 
-    Some clauses draw a cache, or sinks, that the problem itself lacks. Values that are all zero
-    hide what changes the weights: others are tried.
+    Several clauses draw a cache or sinks that the problem lacks. Values of zero hide a change of
+    the weights, so further values are tried.
     """
     seeds = range(problem.seed, problem.seed + MOST_SEEDS)
     drawn = [problem.replace(overrides=None, values="normal", seed=seed) for seed in seeds]
@@ -149,9 +149,9 @@ def _acted(subject: Subject, made: Combination, inputs: Inputs) -> MistakenAnswe
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """One entry of the report, with the mistakes that it names; none for a loss of precision.
+    """An entry of the report with the mistakes that it names; no mistakes for a loss of precision.
 
-    ``others`` are further ways to make the same mistakes, which explain as much.
+    ``others`` are further combinations of equal effect.
     """
 
     entry: dict[str, Any]
@@ -160,27 +160,26 @@ class Explanation:
 
     @property
     def ways(self) -> tuple[Combination, ...]:
-        """Every way to make what it names."""
+        """Every combination that makes the named mistakes."""
         return (self.made, *self.others)
 
 
-# One less than a multiple of 32: tiles of each size leave another rest.
+# ``n | 31`` is one less than a multiple of 32, with a different rest in tiles of each size.
 _UNEVEN: Final = 31
 # Numbers of queries and keys that are whole tiles of many sizes.
 _WHOLE: Final = (16, 32, 64)
 
 
 def of_precision(entry: dict[str, Any] | None) -> list[Explanation]:
-    """The explanation by a loss of precision, or by a scale, if there is one."""
+    """Return the explanation by a loss of precision or by a scale, if there is an entry."""
     return [] if entry is None else [Explanation(entry=entry)]
 
 
 class StatementSearch:
-    """What explains some ``observed`` answers, and those that a candidate is asked for besides.
+    """Searches for explanations of the ``observed`` and further answers of a candidate.
 
-    The ``reader`` remembers what it has read of a candidate for other searches. What an ``earlier``
-    search said of some of the answers is taken over. ``counts`` says which further answers are to
-    be explained as well.
+    The ``reader`` remembers its readings for other searches. Results of an ``earlier`` search are
+    reused. ``counts`` selects the further answers that need an explanation.
     """
 
     def __init__(
@@ -206,10 +205,10 @@ class StatementSearch:
         self._kept: list[NamedMistake] = []
 
     def in_every_call(self) -> Iterator[list[Combination]]:
-        """What is made wherever it can be: of the catalogue, a stage with an operator, or read.
+        """Yield explanations made in every call: of the catalogue, edits, numbers, statements.
 
-        Each way gives what explains every answer and is confirmed, if that is anything. Reading is
-        dear: what the plainest answer says comes last.
+        Each step gives confirmed explanations of every answer. Reading is expensive, so statements
+        come last.
         """
         yield self._first_confirmed(self._limited, rounds=1)
         yield self._first_confirmed(self._edited, rounds=1)
@@ -217,7 +216,7 @@ class StatementSearch:
         yield self._first_confirmed(partial(self._stated, 1), rounds=1)
 
     def under_conditions(self) -> Iterator[list[Combination]]:
-        """The same under conditions, and what several answers say; few conditions come first."""
+        """Yield explanations under conditions, few first, and statements of several answers."""
         yield self._first_confirmed(self._soon_named)
         yield self._first_confirmed(partial(self._edited_under, 1), rounds=1)
         yield self._first_confirmed(self._fitted_under, rounds=1)
@@ -229,28 +228,24 @@ class StatementSearch:
 
     @cached_property
     def _edits(self) -> MistakeSearch:
-        """The search among stages with operators that make the plainest gross error, and others."""
         return self._search.among(self._making)
 
     @cached_property
     def _making(self) -> tuple[NamedMistake, ...]:
-        """Stages with operators that make a few gross errors, in all rounds: no others make all."""
+        """Stages with operators that make a few gross errors; no others can make all errors."""
         check_time()
         return edits_making(self._search.observed)
 
     def _edited(self) -> Iterator[list[Combination]]:
-        """A stage of the program with an operator, in every call."""
         for one in self._edits.explaining():
             yield [(one,)]
 
     def _edited_under(self, most: int) -> Iterator[list[Combination]]:
-        """A stage with an operator wherever it can be made, or under so many conditions."""
         for narrowed in sorted([*self._edits.limited(), *self._edits.narrowed(most)], key=_length):
             yield self._exactly([narrowed])
 
     @cached_property
     def _fits(self) -> MistakeSearch:
-        """The search among stages that are changed by numbers, read from the plainest errors."""
         return self._among_fitted(families())
 
     @cached_property
@@ -259,29 +254,27 @@ class StatementSearch:
 
     def _among_fitted(self, some: Iterable[Family]) -> MistakeSearch:
         found = list(fitted_mistakes(self._search.observed, some))
-        self._kept += found  # searches know a mistake by its identity: it must outlive them
+        self._kept += found  # searches know a mistake by its identity, so it must outlive them
         return self._search.among(found)
 
     def found(self) -> list[NamedMistake]:
-        """Stages with operators, or with numbers, that make the plainest errors alone."""
+        """Return stages with operators or with numbers that alone make the plainest errors."""
         return [*self._edits.mistakes, *self._fits.mistakes]
 
     def _fitted(self) -> Iterator[list[Combination]]:
-        """A stage that is changed by a number, in every call."""
         for one in self._fits.explaining():
             yield [(one,)]
         for one in self._blends.explaining():
             yield [(one,)]
 
     def _fitted_under(self) -> Iterator[list[Combination]]:
-        """A stage that is changed by a number wherever it can be, or under one condition."""
         for narrowed in sorted([*self._fits.limited(), *self._fits.narrowed(1)], key=_length):
             yield self._exactly([narrowed])
 
     def _stated(self, most: int | None = None) -> Iterator[list[Combination]]:
-        """Statements read from so many answers, or from all, that explain every one.
+        """Yield statements read from ``most`` answers (None: all) that explain every answer.
 
-        The shortest of those that the plainest answer gives which gives one.
+        The reader gives the shortest statements of the plainest answer first.
         """
         for said in islice(self._reader.statements(self.observed), most):
             check_time()  # thousands of statements ask for no call
@@ -289,25 +282,21 @@ class StatementSearch:
                 yield [(one,)]
 
     def _limited(self) -> Iterator[list[Combination]]:
-        """Mistakes of the catalogue that are made in all calls but those where they cannot be."""
         limited = self._search.limited()
         if limited:
             yield self._exactly(limited)
 
     def _soon_named(self) -> Iterator[list[Combination]]:
-        """Mistakes of the catalogue under one condition."""
         named = self._search.narrowed(1)
         if named:
             yield self._exactly(named)
 
     def _soon_narrowed(self) -> Iterator[list[Combination]]:
-        """What few answers say, under one condition."""
         read = self._search.among(self._read(SOON))
         for one in sorted(read.narrowed(1), key=_length):
             yield self._exactly([one])
 
     def _narrowed(self) -> Iterator[list[Combination]]:
-        """Mistakes of the catalogue and statements under conditions."""
         named = self._search.narrowed()
         conditions = named[0].conditions if named else 0
         if named and conditions <= 1:  # what is read cannot be plainer
@@ -338,23 +327,19 @@ class StatementSearch:
 
     @cached_property
     def _search(self) -> MistakeSearch:
-        """The search among the mistakes of the catalogue for what explains the answers so far."""
         return MistakeSearch(
             self.subject, self.observed, self.mistakes, self.acted, earlier=self._earlier
         )
 
     def _read(self, most: int | None = None) -> list[NamedMistake]:
-        """The statements that are read from the answers observed so far, or from so many."""
         return list(chain.from_iterable(islice(self._reader.statements(self.observed), most)))
 
     @cached_property
     def _unseen(self) -> list[BatteryAnswer]:
-        """Answers to problems in which any two options and sizes meet, with values of a round."""
         unseen = answers_to_pairs(self.subject, OTHER_VALUES * (self._rounds + 1))
         return list(filter(self._counts, unseen))
 
     def _learn(self) -> None:
-        """Begin another round: what was used to confirm is observed from now on."""
         self.observed += [*self._unseen, *self._around]
         self._around.clear()
         self._rounds += 1
@@ -363,7 +348,6 @@ class StatementSearch:
             self.__dict__.pop(name, None)
 
     def _is_confirmed(self, made: Combination) -> bool:
-        """Whether mistakes explain answers that nothing was learnt from."""
         if not all(explains(self.subject, made, answer) for answer in self._unseen):
             return False
         around = self._answers_around(made)
@@ -371,12 +355,11 @@ class StatementSearch:
         return all(explains(self.subject, made, answer) for answer in around)
 
     def _answers_around(self, made: Combination) -> list[BatteryAnswer]:
-        """Answers to calls that differ in one thing from one where mistakes are made.
+        """Return answers to calls that differ in one respect from a call with the mistakes.
 
-        They tell the conditions from others that hold for as many of the calls observed so far;
-        those on sizes are asked for at sizes that no answer was observed at.
-        Where only some rows are concerned, calls have more than twice as many queries: the last one
-        may have been the only one of its kind, and tiles of several sizes may end alike.
+        They rule out other conditions that fit the observed calls; conditions on sizes are tested
+        at unobserved sizes. If only certain rows are concerned, the calls have more than twice as
+        many queries: the last row may have been unique, and tiles of several sizes may end alike.
         """
         plainest = self._plainest(made)
         if plainest is None or plainest.problem is None:
@@ -388,7 +371,7 @@ class StatementSearch:
             twice = 2 * problem.geometry.query_length
             more = (self._with_size(plainest, "query_length", n) for n in (twice, twice | _UNEVEN))
             near += filter(None, more)
-        if any(one.edits for one in made):  # which tiles are whole decides between many of them
+        if any(one.edits for one in made):  # whole tiles decide between many edits
             lengths = product(("query_length", "key_length"), _WHOLE)
             near += filter(None, (self._with_size(plainest, *length) for length in lengths))
         if any(edit.stage in GUESSED for one in made for edit in one.edits):
@@ -401,16 +384,15 @@ class StatementSearch:
         return list(filter(self._counts, around))
 
     def _plainest(self, made: Combination) -> BatteryAnswer | None:
-        """The plainest wrong answer to a drawn problem at which mistakes are made."""
         declared = self.subject.declaration.semantics
         shown = (one for one in self.observed if touches_any(made, one.inputs, declared))
         return plainest_wrong(shown)
 
     def _exactly(self, group: Sequence[Narrowed]) -> list[Combination]:
-        """Mistakes under their conditions, with the exact numbers of those about sizes.
+        """Find the exact limits of sizes and scales; drop mistakes that then explain less.
 
-        What was looked at leaves a range: the candidate is asked within it. A mistake may have left
-        rows open where its conditions do not hold: there it explains nothing.
+        Observed answers leave a range for a limit, within which the candidate is asked. A mistake
+        may have left rows open where its conditions do not hold: there it explains nothing.
         """
         limited = ((self._with_exact_limits(one),) for one in group)
         wrong = [answer for answer in self.observed if answer.margin > 1.0]
@@ -431,9 +413,9 @@ class StatementSearch:
     def _exact_size(
         self, limit: SizeLimit, wherever: NamedMistake, plainest: BatteryAnswer
     ) -> SizeLimit:
-        """A limit of a size with the number at which answers change.
+        """Find the size at which answers change.
 
-        The limit as it is where the candidate cannot be called with the sizes in between.
+        The limit is returned unchanged if the candidate cannot be called with the sizes in between.
         """
 
         def size(answer: BatteryAnswer) -> int:
@@ -456,7 +438,7 @@ class StatementSearch:
     def _exact_scale(
         self, limit: ScaleLimit, wherever: NamedMistake, plainest: BatteryAnswer
     ) -> ScaleLimit:
-        """The limit of the scale with the fewest digits at which answers change."""
+        """Find the scale with the fewest digits at which answers change."""
         made = plainest.inputs.scale
         scales = [answer.inputs.scale for answer in self._spared(limit, wherever)]
         spared = min((scale for scale in scales if scale is not None), default=None)
@@ -471,7 +453,6 @@ class StatementSearch:
         return scale_below(roundest(made, spared)) if made > 0.0 else limit
 
     def _spared(self, limit: Condition, wherever: NamedMistake) -> Iterator[BatteryAnswer]:
-        """Right answers past a limit, which a mistake without that limit would spoil."""
         declared = self.subject.declaration.semantics
         return (
             answer
@@ -482,14 +463,13 @@ class StatementSearch:
         )
 
     def _is_made(self, wherever: NamedMistake, answer: BatteryAnswer | None) -> bool | None:
-        """Whether an answer is that of a mistake, or right; None for neither, or for both."""
+        """Whether an answer is mistaken (True) or right (False); None for neither or both."""
         if answer is None:
             return None
         right, explained = answer.margin <= 1.0, explains(self.subject, (wherever,), answer)
         return explained if right != explained else None
 
     def _with_size(self, answer: BatteryAnswer, field: str, size: int) -> BatteryAnswer | None:
-        """The answer to a problem like another's, at another size."""
         if answer.problem is None:
             return None
         problem = with_size(self.subject, answer.problem, field, size)
@@ -504,7 +484,7 @@ def _length(narrowed: Narrowed) -> int:
 
 
 def explanations_of(combinations: list[Combination]) -> list[Explanation]:
-    """Each name once, without the special cases of what explains as much."""
+    """Turn combinations into explanations: each name once, without special cases."""
     names = {frozenset(mistake.name for mistake in made) for made in combinations}
     named: dict[frozenset[str], list[Combination]] = {}
     for made in combinations:
@@ -526,14 +506,14 @@ def explanations_of(combinations: list[Combination]) -> list[Explanation]:
 
 
 def some_wrong(answers: Sequence[BatteryAnswer], least: float = 1.0) -> bool:
-    """Whether an answer is beyond so many bounds."""
+    """Whether the error of an answer exceeds ``least`` bounds."""
     return any(answer.margin > least for answer in answers)
 
 
 def only_one(
     subject: Subject, explanations: Sequence[Explanation], others: Iterator[BatteryAnswer]
 ) -> list[Explanation]:
-    """The explanations of several that further answers leave, until it is one."""
+    """Drop explanations that further answers contradict, until one is left."""
     left = list(explanations)
     while len(left) > 1 and (answer := next(others, None)) is not None:
         left = [one for one in left if not one.made or explains(subject, one.made, answer)]
@@ -547,10 +527,10 @@ def weights_follow(
     in_their_place: Callable[[], list[dict[str, Any]]],
     of_answers: Callable[[], list[Explanation]],
 ) -> str:
-    """The name for what goes wrong where weights are returned, if a clause meets that; else "".
+    """Return the name of a mistake that a clause meets where weights are returned, or "".
 
-    The functions give what is returned in place of the weights, and what explains the answers that
-    are returned together with them.
+    ``in_their_place`` gives what is returned instead of the weights; ``of_answers`` gives
+    explanations of the answers that are returned together with the weights.
     """
     answers, refused = answers_with_weights(subject, clause, problem)
     if refused:

@@ -1,4 +1,4 @@
-"""Mistakes of queries and keys that are normalised and turned before they meet."""
+"""Mistakes of the normalisation and rotation of queries and keys."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .mistakes import NamedMistake
 
 Edit = golden.Edit
 _PRIMARY: Final = "position.rotary"
-# The stages of queries and keys behind their rotation, what these are made of, and their angles.
+# The rotated stages of queries and keys, their operands, and their angles.
 _SIDES: Final = {
     "queries": ("query", "normalised_query", "query_angles"),
     "keys": ("turned_key", "normalised_key", "key_angles"),
 }
 _BOTH: Final[tuple[tuple[str, ...], ...]] = (("queries", "keys"), ("queries",), ("keys",))
-# The channels of a pair behind a rotation, from these and the sine and cosine of their angle.
+# The rotated channels of a pair, from the channels and the cosine and sine of their angle.
 Form = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 _SHORT: Final = {name: to_format(name) for name in ("bfloat16", "float16")}
 
@@ -61,7 +61,7 @@ _FORMS: Final[dict[str, Form]] = {
 }
 # Numbers that positions may end at, or be counted modulo.
 _NUMBERS: Final = (*range(2, 17), 20, 24, 32, 48, 64, 100, 128, 256, 512, 1000, 1024, 2048)
-# Other positions than those of the tokens, with words that follow "the positions are".
+# Wrong positions of tokens, with words that follow "the positions are".
 Places = Callable[[Tensor, golden.Sizes], Tensor]
 _PLACES: Final[tuple[tuple[str, Places], ...]] = (
     ("the index of the head", lambda at, s: _spread(torch.arange(s.num_heads)[:, None], at)),
@@ -88,7 +88,7 @@ _PLACES: Final[tuple[tuple[str, Places], ...]] = (
 
 
 def is_turned(inputs: Inputs) -> bool:
-    """Whether queries and keys of a call are turned by their positions."""
+    """Whether queries and keys of a call are rotated by their positions."""
     return inputs.point.rotary != "none"
 
 
@@ -97,7 +97,7 @@ def _is_normalised(inputs: Inputs) -> bool:
 
 
 def turned_edits() -> Iterator[NamedMistake]:
-    """Other rotations, other positions, and other norms in front of them."""
+    """Yield wrong rotations, wrong positions, and wrong norms before them."""
     for words, form in _FORMS.items():
         for sides in _BOTH:
             yield _turned(f"so that {words}", sides, partial(_by_form, form=form))
@@ -181,7 +181,7 @@ def _by_other_pairs(heads: Tensor, angles: Tensor, point: golden.Semantics) -> T
 def _by_channel(
     heads: Tensor, angles: Tensor, point: golden.Semantics, *, neighbours: bool, pairs: str
 ) -> Tensor:
-    """Each channel by an angle of its own: that of its place in a table of the other layout."""
+    """Rotate each channel by an angle from a table of the opposite layout."""
     point = point if pairs == "own" else _other_pairs(point)
     every = angles.repeat_interleave(2, dim=-1) if neighbours else torch.cat([angles] * 2, dim=-1)
     first, second = golden.rotary_pairs(heads.shape[-1], point)
@@ -247,7 +247,7 @@ def _query_angles_at(
 
 def _key_angles_at(places: Places, own: Tensor, frequencies: Tensor, sizes: golden.Sizes) -> Tensor:
     at = torch.arange(own.shape[-2])
-    of_keys = sizes._replace(num_heads=sizes.num_kv_heads)  # what is shared has no other heads
+    of_keys = sizes._replace(num_heads=sizes.num_kv_heads)  # angles of shared keys
     return _query_angles_at(places, own, at, frequencies, of_keys)
 
 
@@ -264,7 +264,6 @@ _NORMS: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
 
 
 def _normalised() -> Iterator[NamedMistake]:
-    """Queries and keys, or one of them, by other norms than declared."""
     for sides in _BOTH:
         names = [_SIDES[side][1] for side in sides]
         every: list[tuple[str, Callable[[Tensor], Tensor]]] = [("left as they are", torch.clone)]

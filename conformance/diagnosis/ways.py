@@ -1,9 +1,9 @@
-"""The ordered list of ways to explain wrong answers; each is gone once, until one explains them.
+"""The ordered ways to explain wrong answers.
 
-Right answers, answers by chance and calls that depend on earlier ones are told before. Of what is
-left a mistake of the catalogue comes first, then what rounding makes, then what is made in every
-call: the catalogue's wherever it can be made, a stage of the program with an operator, what was
-read. Pairs, conditions, and what many answers say follow. What no way explains has facts alone.
+Right answers, chance and dependence on earlier calls are handled before. Then come mistakes of the
+catalogue, losses of precision, and mistakes made in every call: limited catalogue mistakes, edited
+stages, read statements. Pairs, conditions, and statements of many answers follow. Answers that no
+way explains get facts alone.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from .statement_search import (
 
 
 class Ways:
-    """Explains the answers of one candidate to the battery, and those near a failing problem.
+    """Explains the answers of one candidate to the battery and near a failing problem.
 
-    ``base`` is the first failing problem, where there is one: what explains the others is confirmed
-    near it. ``small_errors`` says whether errors that rounding may make are looked into.
+    ``base`` is the first failing problem, if any: explanations of other answers are confirmed near
+    it. ``small_errors`` allows explanations by rounding.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Ways:
 
     @cached_property
     def of_first(self) -> list[Explanation]:
-        """The one name that explains the first answers to a long battery, if there is one.
+        """The only explanation of the first answers to a long battery, if there is one.
 
-        It explains calls in which any two options meet, too. Where there are several, as many more
-        answers are asked for as leave one.
+        It also explains calls in which any two options meet. Of several explanations, further
+        answers are asked for until one is left.
         """
         if not self._observation.is_long:
             return []
@@ -87,21 +87,21 @@ class Ways:
 
     @cached_property
     def of_all(self) -> list[Explanation]:
-        """What explains every answer of the battery: single mistakes first, pairs last."""
+        """The explanations of every battery answer: single mistakes first, pairs last."""
         if not self._observation.whole:
             return []
         search = self._search(self._observation.whole, self._first_search)
         if search.wrong and not answer_facts.repeats(self.subject, search.observed[0]):
-            return []  # what answers at random makes no mistake that could be acted out
+            return []  # random answers cannot be acted out
         if not search.gross:
             return self._of_gross_near(search) or self._of_small_errors(search)
         return next(filter(None, self.in_order(search, last=True)), [])
 
     def in_order(self, search: MistakeSearch, *, last: bool = False) -> Iterator[list[Explanation]]:
-        """Ways to explain mistakes that no rounding makes, one after another, as far as asked.
+        """Yield explanations of gross mistakes, way by way, on demand.
 
-        Each is confirmed on answers that nothing was learnt from. The ``last`` ones, pairs of what
-        was read, take long.
+        Each is confirmed on answers that nothing was learnt from. ``last`` adds pairs of
+        statements, which take long.
         """
         observed = [*search.observed, *self.near, *self._resized]
         pairs = [(answer.inputs, answer.output) for answer in observed]
@@ -121,13 +121,11 @@ class Ways:
             yield from self._pairs.explained(search, stated.found)
 
     def _of_catalogue(self, search: MistakeSearch) -> list[Explanation]:
-        """Mistakes of the catalogue in every call, near the failing problem and of two options."""
         near = self._near_in((GROWN, ENLARGED))
         named = [made for made in self._pairs.singles(search) if self.explain_all(made, near)]
         return explanations_of([made for made in named if self.explain_all(made, self.combined)])
 
     def _of_gross_near(self, search: MistakeSearch) -> list[Explanation]:
-        """What explains wrong answers near the failing problem too, if they alone are gross."""
         base = self.base
         near = [] if base is None else answers_near(self.subject, base, (OWN, ENLARGED))
         wrong = [answer for answer in near if answer.margin > 1.0]
@@ -137,7 +135,6 @@ class Ways:
         return explanations_of([made for made in named if self.explain_all(made, self.combined)])
 
     def _of_small_errors(self, search: MistakeSearch) -> list[Explanation]:
-        """The scale, or the loss of precision, that explains errors which are all small."""
         if not self.small_errors:
             return []
         near = self._wrong_near
@@ -149,12 +146,12 @@ class Ways:
 
     @cached_property
     def of_combined(self) -> list[Explanation]:
-        """What explains what only two options together make wrong: the battery has no such call."""
+        """The explanations of errors that only two options together cause."""
         wrong = plainest_wrong(self.combined)
         return [] if wrong is None or wrong.problem is None else self.near_problem(wrong.problem)
 
     def near_problem(self, problem: Problem) -> list[Explanation]:
-        """What explains every answer of the battery and of the neighbours of a problem."""
+        """Return the explanations of every answer to the battery and near a problem."""
         near = answers_near(self.subject, problem)
         observed = [*self._observation.whole, *near]
         if not some_wrong(observed, GROSS):
@@ -165,14 +162,14 @@ class Ways:
 
     @cached_property
     def _wrong_near(self) -> list[BatteryAnswer]:
-        """Wrong answers near the first failing problem: what is said must explain them, too."""
+        """Wrong answers near the first failing problem, which must be explained as well."""
         base = self.base
         near = [] if base is None else answers_near(self.subject, base)
         return [answer for answer in near if answer.margin > 1.0]
 
     @cached_property
     def near(self) -> list[BatteryAnswer]:
-        """Answers near the first failing problem, on which what explains others is confirmed."""
+        """Answers near the first failing problem, which confirm explanations of others."""
         return self._near_in((OWN, ENLARGED))
 
     @cached_property
@@ -185,11 +182,11 @@ class Ways:
 
     @cached_property
     def combined(self) -> list[BatteryAnswer]:
-        """Answers to problems in which any two options and sizes of a call meet."""
+        """Answers to problems with all pairs of options and sizes of a call."""
         return answers_to_pairs(self.subject, OTHER_VALUES)
 
     def explain_all(self, made: Combination, answers: Sequence[BatteryAnswer]) -> bool:
-        """Whether mistakes explain every one of some answers."""
+        """Whether mistakes explain every answer."""
         return all(explains(self.subject, made, answer) for answer in answers)
 
     def _search(

@@ -1,6 +1,7 @@
-"""Ways to change the result of a stage, each with its words: what a mistake does to it.
+"""Operators: changes of the result of a stage, with their words, as mistakes make them.
 
-An operator is usable at every stage whose axes it needs. It imports torch and the golden alone.
+An operator fits every stage with the axes that it needs. The package imports only torch and the
+golden.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from .roundings import roundings_below
 from .softmaxes import of_one_stage
 from .tables import guessed_from_values, lost_rows, mask_moves, tables
 
-# Stages that are tables of which key a query attends, and the places that keys have for queries.
+# Stages that are tables of the keys attended by a query.
 OF_TABLES = frozenset(
     "kept by_mask by_causality by_window structure admitted attended allowed empty "
     "unread_keys unread_values".split()
 )
-# Stages with operators that values decide on: by which of them are zero, or add up to it.
+# Stages with operators that depend on values which are zero or add up to zero.
 GUESSED = frozenset({"admitted", "output"})
 OF_PLACES = frozenset({"positions", "ahead"})
 # Stages of which models keep tables, as short numbers at times.
 _OF_ROTATIONS = frozenset({"frequencies", "query_angles", "key_angles"})
-# Stages of numbers that each key has for each query: zero is that of a key that is lost.
+# Stages with a number for each query and key: zero for a lost key.
 OF_SHARES = frozenset({"exponentials", "weights"})
 
 __all__ = [
@@ -56,23 +57,22 @@ __all__ = [
 
 @cache
 def operators(stage: str, axes: str, *, multiplied: bool = True) -> tuple[Operator, ...]:
-    """Every operator that is usable at a stage with some axes, such as "BHQK".
+    """Return every operator for a stage with the given axes, such as "BHQK".
 
-    Without those that multiply by a number where a later stage is ``multiplied`` in its place.
+    Multiples are left out unless ``multiplied``: a later stage has them instead.
     """
     return tuple(_operators(stage, axes, multiplied=multiplied))
 
 
 @cache
 def _of_axes(made: Callable[[str], Iterator[Operator]], axes: str) -> tuple[Operator, ...]:
-    """The operators that all stages of some axes share."""
     return tuple(made(axes))
 
 
 def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]:
     if stage == "counted":
         yield from FLAGS
-    elif stage == "shares":  # the others are those of the weights
+    elif stage == "shares":  # further operators are those of the weights
         yield from of_one_stage(stage)
     elif stage in OF_PLACES:
         yield from places(stage)

@@ -1,4 +1,4 @@
-"""Biases by distance with other slopes, or of other distances, than the declared ones."""
+"""Biases by distance with undeclared slopes or distances."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .operator import Operator
 
 
 def _geometric(heads: int, first: int, count: int) -> Tensor:
-    """Slopes ``2 ** (-8 i / count)`` of so many heads, i counted from a first number."""
+    """Return the slopes ``2 ** (-8 i / count)`` of ``heads`` heads, for i from ``first`` on."""
     exponents = torch.arange(first, first + heads, dtype=torch.float64)
     return 2.0 ** (-8.0 * exponents / count)
 
 
 def _two_sequences(heads: int, first: int, further: int) -> Tensor:
-    """Slopes whose first exponents, and those for heads beyond a power of two, start otherwise."""
+    """Return slopes with other first exponents, also for heads beyond a power of two."""
     power = 2 ** (max(heads, 1).bit_length() - 1)
     finer = _geometric(2 * power, further, 2 * power)[::2]
     return torch.cat([_geometric(power, first, power), finer])[:heads]
@@ -32,7 +32,7 @@ def _of_groups(sizes: golden.Sizes) -> Tensor:
     return golden.alibi_slopes(sizes.num_kv_heads).repeat_interleave(group)
 
 
-# Slopes of the heads ``[H]``; those of other heads, and multiples, are moves and numbers.
+# Wrong slopes of heads ``[H]``; slopes of other heads are moves, multiples are numbers.
 _SLOPES: Final[tuple[tuple[str, Callable[[golden.Sizes], Tensor]], ...]] = (
     ("counted from 2 ** 0", lambda s: _two_sequences(s.num_heads, 0, 1)),
     ("counted from 2 ** 0 in both sequences", lambda s: _two_sequences(s.num_heads, 0, 0)),
@@ -74,7 +74,7 @@ _DISTANCES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 
 
 def linear_biases() -> Iterator[Operator]:
-    """Other slopes, and other functions of how far a key lies ahead."""
+    """Yield wrong slopes, and wrong functions of the distance to a key."""
     for words, slopes in _SLOPES:
         yield Operator(f"made with slopes {words}", partial(_sloped, slopes=slopes))
     for words, distance in _DISTANCES:

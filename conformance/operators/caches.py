@@ -28,7 +28,7 @@ _STORED: Final[tuple[tuple[str, Change], ...]] = (
 
 
 def cached(axes: str) -> Iterator[Operator]:
-    """Moves and roundings of cached keys or values, or of new ones, beside those of the others."""
+    """Yield moves and roundings of cached keys or values alone, or of new ones alone."""
     for move in main_moves(axes):
         for part, of_cached in (("cached", True), ("new", False)):
             moved = partial(_in_part, change=move.change, of_cached=of_cached)

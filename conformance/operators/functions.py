@@ -1,4 +1,4 @@
-"""Functions of each number of a result, or of a row of them."""
+"""Functions of single numbers of a result, or of rows of numbers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.nn import functional
 from .operator import AlongAxis, Operator, axes_of, in_words
 
 Function = Callable[[Tensor], Tensor]
-# Beyond this, exponentials would overflow, and who writes one by mistake clamps nothing.
+# Larger exponents overflow.
 _MOST_EXPONENT: Final = 700.0
 # What layer norms add to the variance.
 EPSILON: Final = 1e-5
-# What norms by the mean square add to it.
+# What RMS norms add to the mean square.
 SMALL_EPSILON: Final = 1e-6
 OF_EACH: Final[tuple[tuple[str, Function], ...]] = (
     ("left at zero", torch.zeros_like),
@@ -54,7 +54,7 @@ OF_EACH: Final[tuple[tuple[str, Function], ...]] = (
 
 
 def functions(axes: str) -> Iterator[Operator]:
-    """Functions that a result with some axes has."""
+    """Yield the functions of a result with given axes."""
     for words, function in OF_EACH:
         yield Operator(words, function)
     for noun, along in axes_of(axes):
@@ -77,18 +77,18 @@ def _over_largest(result: Tensor, axis: int) -> Tensor:
 
 
 def standardised(result: Tensor, axis: int) -> Tensor:
-    """Mean zero and variance one along an axis, as layer norms have it."""
+    """Return mean zero and variance one along an axis, as layer norms have it."""
     centred = result - result.mean(axis, keepdim=True)
     return centred / (centred.square().mean(axis, keepdim=True) + EPSILON).sqrt()
 
 
 def over_root_mean_square(result: Tensor, axis: int) -> Tensor:
-    """Divided by the root of the mean square along an axis, as RMS norms have it."""
+    """Divide by the root of the mean square along an axis, as RMS norms do."""
     return result / (result.square().mean(axis, keepdim=True) + SMALL_EPSILON).sqrt()
 
 
 def _over_deviation(result: Tensor, axis: int, *, added: float, fewer: int = 0) -> Tensor:
-    """As it is where there are too few numbers for a deviation."""
+    """Divide by the deviation; unchanged if too few numbers have a deviation."""
     if result.shape[axis] <= fewer:
         return result
     deviation = result.std(axis, keepdim=True, correction=fewer) + added

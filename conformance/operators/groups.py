@@ -1,4 +1,4 @@
-"""Key/value heads shared by query heads in another way."""
+"""Wrong ways to share key/value heads among query heads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from .._golden import golden
 from .operator import Operator
 
-# The key/value head that query head h is taken to read, of the numbers of heads; it may be none.
+# Wrong key/value heads of query head h, from the numbers of heads; they may be out of range.
 GROUPINGS: Final[tuple[tuple[str, Callable[[Tensor, int, int], Tensor]], ...]] = (
     ("h // their number", lambda h, _of, kv: h // kv),
     ("(h + 1) // group", lambda h, of, kv: (h + 1) // (of // kv)),
@@ -29,7 +29,7 @@ _PAST_THE_LAST: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] =
 
 
 def groupings(_axes: str) -> Iterator[Operator]:
-    """Keys or values of each query head that are those of another key/value head."""
+    """Yield wrong choices of the key/value head for each query head."""
     for words, order in GROUPINGS:
         for more, within in _PAST_THE_LAST:
             said = f"those of key/value head {words}, {more}"

@@ -1,4 +1,4 @@
-"""Kinds of keys by their place and that of the query, which a table may show or hide by mistake."""
+"""Kinds of keys, by their place and the query's, which a table may show or hide by mistake."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .operator import Operator
 # A table ``[Lq, Lk]``, or one for each head, from how far keys lie ahead of queries, the sizes and
 # the number of cached keys.
 Kind = Callable[[Tensor, golden.Sizes, int], Tensor]
-# Indices and distances that may decide, and steps between keys.
+# Thresholds of indices and distances, and steps between keys.
 _INDICES: Final = range(2, 160)
 _DISTANCES: Final = range(1, 64)
 _STEPS: Final = range(3, 34)
 
 
 def from_first_key(ahead: Tensor) -> Tensor:
-    """How far keys lie ahead of queries of which the first stands at the first key."""
+    """Return distances from queries to keys, the first query at the first key."""
     queries, keys = ahead.shape[-2:]
     return torch.arange(keys) - torch.arange(queries)[:, None]
 
 
 def from_last_key(ahead: Tensor) -> Tensor:
-    """How far keys lie ahead of queries of which the last stands at the last key."""
+    """Return distances from queries to keys, the last query at the last key."""
     queries, keys = ahead.shape[-2:]
     return from_first_key(ahead) - (keys - queries)
 
@@ -62,7 +62,7 @@ _OF_CACHE: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
     ("in the last cached place", lambda index, past: (index == past - 1) & (past > 0)),
     ("in the first new place", lambda index, past: (index == past) & (past > 0)),
 )
-# Sizes of other axes at which a loop over the keys may end.
+# Wrong ends of a loop over the keys: sizes of other axes.
 _OTHER_SIZES: Final[tuple[tuple[str, Callable[[golden.Sizes], int]], ...]] = (
     ("queries", lambda sizes: sizes.query_length),
     ("channels of a head", lambda sizes: sizes.head_size),
@@ -119,7 +119,7 @@ def _more_than(number: int, sign: int) -> Kind:
 
 
 def _up_to_folded(*, by_query: bool) -> Kind:
-    """Keys up to the index of a row, where the heads of a group are rows: ``[H, Lq, Lk]``."""
+    """Select keys up to the row index, with the heads of a group as rows: ``[H, Lq, Lk]``."""
 
     def kind(ahead: Tensor, sizes: golden.Sizes, _past: int) -> Tensor:
         group = sizes.num_heads // max(sizes.num_kv_heads, 1)
@@ -146,7 +146,7 @@ def _kinds() -> Iterator[tuple[str, Kind]]:
     for words, size_of in _OTHER_SIZES:
         yield f"past as many as there are {words}", _past_size(size_of)
     for number in _INDICES:
-        if number not in TILES[2:]:  # which are parts of any axis
+        if number not in TILES[2:]:  # tiles are parts of any axis
             yield f"past the first {number}", _past(number)
         yield f"among the first {number}", _among(number)
     for number in _DISTANCES:
@@ -161,7 +161,7 @@ def _kinds() -> Iterator[tuple[str, Kind]]:
 
 
 _KINDS: Final = tuple(_kinds())
-# What may be meant where such keys are lost: a causal call, which has to be declared.
+# Fixes: a causal call may be intended, which has to be declared.
 _DECLARE: Final = "if every call is meant to be causal, declare it: causal={}, always_causal=True"
 _MEANT: Final = {
     "after the query": _DECLARE.format('"bottom-right"'),
@@ -178,7 +178,7 @@ _MEANT: Final = {
 
 @cache
 def kinds_of_keys(*verbs: str) -> tuple[Operator, ...]:
-    """A truth value, or zeros, for each kind of keys; of ``verbs`` "true", "false" and "zero"."""
+    """Return operators that fill kinds of keys; ``verbs`` are of "true", "false" and "zero"."""
     return tuple(
         Operator(
             f"{verb} for keys {words}",

@@ -1,7 +1,7 @@
-"""Softmaxes made tile by tile: sums that are rescaled wrongly, and tiles that are put together so.
+"""Softmaxes made tile by tile, with wrong rescaling or a wrong combination of tiles.
 
-A kernel that goes over the keys tile by tile keeps the largest logit so far, and multiplies what it
-has added up by ``exp(old - new)`` whenever that grows (Milakov and Gimelshein, 2018).
+A kernel that loops over tiles of keys keeps the largest logit so far, and multiplies its sums by
+``exp(old - new)`` whenever this maximum grows (Milakov and Gimelshein, 2018).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from .moves import TILES
 from .operator import Operator
 
-# What multiplies a sum so far, from the largest logit before a tile and behind it.
+# A factor of a running sum, from the largest logit before a tile and after it.
 Factor = Callable[[Tensor, Tensor], Tensor]
 _FIX: Final = (
     "take exponentials less the largest logit so far, and multiply both sums once by "
@@ -55,13 +55,13 @@ _FACTORS: Final[tuple[tuple[str, Factor], ...]] = (
         )
     ),
 )
-# Which sums: the weighted one, and that of the weights.
+# Flags: whether the weighted sum, and whether the sum of the weights.
 _SUMS: Final = {
     "the weighted sum so far": (True, False),
     "the sum of the weights so far": (False, True),
     "both sums so far": (True, True),
 }
-# At which tiles, by their numbers from 0 and how many there are.
+# Selections of tiles, from their indices and their count.
 At = Callable[[Tensor, int], Tensor]
 _AT: Final[tuple[tuple[str, At], ...]] = (
     ("", lambda tile, _count: tile >= 0),
@@ -73,7 +73,7 @@ _AT: Final[tuple[tuple[str, At], ...]] = (
 
 
 def loops() -> Iterator[Operator]:
-    """Softmaxes of tiles of each size, and of so many parts of the keys."""
+    """Yield softmaxes in tiles of each size, and in fixed numbers of parts."""
     for size, (sums, wrong) in product(_SIZES, _SUMS.items()):
         for where, at in _AT:
             for words, factor in _NOT if where else _FACTORS:
@@ -112,7 +112,7 @@ def _in_turn(
     of_tile: bool = False,
     relative: bool = True,
 ) -> Tensor:
-    """The quotient of both sums; those that are ``wrong`` are multiplied by another factor."""
+    """Return the quotient of both sums; ``wrong`` sums are multiplied by another factor."""
     keys = logits.shape[-1]
     count = -(-keys // size)
     if relative and count < 2:  # noqa: PLR2004 (one tile has no sums so far)
@@ -126,12 +126,11 @@ def _in_turn(
     right = (old - new).exp()
     other = torch.where(at(torch.arange(count), count), factor(old, new), right)
     tile = torch.arange(keys) // size
-    # As they are exponentials overflow where the working dtype does.
+    # Exponentials of plain logits overflow in the working dtype.
     plain = logits.to(inputs.query.dtype).exp().double()
     powers = (logits - new[..., tile]).exp() if relative else plain
 
     def rescaled(factors: Tensor) -> Tensor:
-        """The exponentials of each tile times the factors of all later ones."""
         later = pad(factors[..., 1:], (0, 1), value=1.0).flip(-1).cumprod(-1).flip(-1)
         return powers * later[..., tile]
 
@@ -147,7 +146,6 @@ Lengths = Callable[[int], list[int]]
 
 
 def _cuts() -> Iterator[tuple[str, Lengths]]:
-    """Tiles of one size, and so many parts of however many keys, as they are split for decoding."""
     yield from ((f"tile of {size} keys", partial(_tiles_of, size)) for size in TILES)
     for count in (2, 3, 4, 8):
         yield f"of {count} parts of the keys", partial(_longest_first, count)
@@ -180,15 +178,15 @@ def _largest(tiles: Tiles) -> list[Tensor]:
 
 
 def _rescaled(tiles: Tiles, *, at_each: bool, divisions: int) -> Tiles:
-    """Shares in a loop that rescales what it has so far, whose exponentials are divided in it.
+    """Return shares of tiles in a loop with a rescaled running result.
 
-    By the sum of their own tile, or with ``at_each`` all that it has so far by the sum so far; so
-    many ``divisions`` by the sum of all follow.
+    Exponentials are divided by the sum of their own tile, or with ``at_each`` the running result is
+    divided by the running sum; ``divisions`` divisions by the total sum follow.
     """
     own = torch.cat(_log_sums(tiles), -1)
     most = torch.cat(_largest(tiles), -1).cummax(-1).values
     most = most.masked_fill(most.isneginf(), 0.0)
-    sums = own.logcumsumexp(-1) - most  # what is added up at each tile, as its logarithm
+    sums = own.logcumsumexp(-1) - most  # logarithms of the running sums
     sums = sums.masked_fill(sums.isneginf(), 0.0)
     shares = most - most[..., -1:] - divisions * sums[..., -1:]
     if at_each:

@@ -1,6 +1,6 @@
-"""Masks that are read at another place: by the number along another axis, or at a wrong offset.
+"""Masks that are read at another place: by another axis' index, or at a wrong offset.
 
-A mask ``[b, h, q, Lk]`` has one entry along an axis, or as many as there are items, heads, queries.
+Along each axis a mask ``[b, h, q, Lk]`` has length one, or the number of items, heads, queries.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .._golden import golden
 from .operator import PLACES, Operator, in_words
 
 _AXES: Final = "BHQ"
-# Numbers that may stand in place of an axis' own, by the axis.
+# Indices that may replace an axis' own, by axis.
 _OTHERS: Final = {
     "B": ("head", "key/value head", "query"),
     "H": ("batch item", "query"),
@@ -26,7 +26,7 @@ _OTHERS: Final = {
 }
 _PAST_THE_END: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("its last number", lambda memory: memory[-1:]),
-    # Zero is what an additive mask keeps keys with.
+    # Zero keeps keys in an additive mask.
     ("what keeps keys", lambda memory: memory.new_full((1,), memory.dtype == torch.bool)),
     ("what hides keys", lambda memory: memory.new_full((1,), _hiding(memory))),
 )
@@ -37,7 +37,7 @@ def _hiding(memory: Tensor) -> float:
 
 
 def misread_masks() -> Iterator[Operator]:
-    """Masks, in full or broadcast, that are indexed wrongly; of the shape of the scores."""
+    """Yield masks, full or broadcast, that are indexed wrongly; of the shape of the scores."""
     for axis, others in _OTHERS.items():
         for other in others:
             words = f"indexed along {in_words('{}s', PLACES[axis])} by the {other}"
@@ -62,7 +62,7 @@ def _of_offsets(counted: tuple[str, ...], read: tuple[str, ...]) -> Iterator[Ope
 
 
 def _numbers(mask: Tensor, sizes: golden.Sizes) -> dict[str, Tensor]:
-    """The number of each place along its axis of the scores; ValueError for other calls' masks."""
+    """Return the index of each score along each axis; ValueError for a mask of another call."""
     shape = (sizes.batch, sizes.num_heads, sizes.query_length, sizes.key_length)
     if any(length not in (1, size) for length, size in zip(mask.shape, shape, strict=True)):
         msg = f"a mask {list(mask.shape)} is none of scores {list(shape)}"

@@ -1,4 +1,4 @@
-"""Moves along an axis: each place holds what belongs to another, or what several have together."""
+"""Moves along an axis: each place holds the content of another place, or of several."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .._golden import golden
 from .operator import PLACES, Operator, axes_of, axis_of, in_words
 
 Order = Callable[[int], Tensor]
-# Places of tokens: some models shift these.
+# Places of tokens, which a model may shift on purpose.
 TOKENS: Final = ("query", "key")
 # Sizes of tiles that loops of kernels have.
 TILES: Final = (2, 4, 8, 16, 32, 64, 128)
 
 
 def _from(order: Order) -> Callable[[Tensor, int], Tensor]:
-    """Place i holds what stands at ``order(count)[i]``."""
+    """Return the move by which place i holds the content of ``order(count)[i]``."""
     return lambda result, axis: result.index_select(
         axis % result.dim(), _indices(order, result.shape[axis])
     )
 
 
-# The same for all stages of one length.
+# Cached, since stages share lengths.
 @lru_cache(maxsize=1 << 14)
 def _indices(order: Order, count: int) -> Tensor:
     with torch.inference_mode(mode=False):
@@ -36,8 +36,6 @@ def _indices(order: Order, count: int) -> Tensor:
 
 
 def _partner(partner: Callable[[Tensor], Tensor]) -> Order:
-    """Each place exchanged with a partner, if it has one."""
-
     def order(count: int) -> Tensor:
         own = torch.arange(count)
         other = partner(own)
@@ -73,7 +71,7 @@ def _first_of_tile(size: int) -> Order:
 
 
 def _in_tiles(order: Order, size: int) -> Order:
-    """Whole tiles in some order, as pages that a table names wrongly; the last may be smaller."""
+    """Reorder whole tiles, as pages under a wrong table; the last tile may be smaller."""
 
     def of(count: int) -> Tensor:
         tiles = torch.arange(count).split(size)
@@ -88,7 +86,7 @@ _ORDERS_OF_TILES: Final[tuple[tuple[str, Order], ...]] = (
     ("of which the first comes last", lambda count: torch.arange(count).roll(-1)),
     ("exchanged in pairs", _partner(lambda own: own ^ 1)),
 )
-# In words of which the place is named by ``{}``; the plainest first.
+# Orders with their words, the plainest first; ``{}`` is the name of a place.
 _ORDERS: Final[tuple[tuple[str, Order], ...]] = (
     ("those of the first {}", lambda count: torch.zeros(count, dtype=torch.int64)),
     ("those of the last {}", lambda count: torch.full((count,), count - 1)),
@@ -112,7 +110,7 @@ _ORDERS: Final[tuple[tuple[str, Order], ...]] = (
         for size in TILES
     ),
 )
-# How many of them any part of an axis may have, and how many there are.
+# The number of main moves, and of all orders.
 _MAIN: Final = 8
 ORDERS: Final = len(_ORDERS)
 _TOGETHER: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
@@ -130,7 +128,7 @@ _TOGETHER: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
 
 
 def moves(axes: str) -> Iterator[Operator]:
-    """Moves along each axis of a result, and of two axes exchanged."""
+    """Yield moves along each axis of a result, and exchanges of two axes."""
     for noun, along in axes_of(axes, pairs=True):
         for words, order in _ORDERS:
             misplaces = noun not in TOKENS
@@ -173,7 +171,7 @@ def _in_groups(
 
 
 def main_moves(axes: str, *, but: str = "") -> Iterator[Operator]:
-    """The first of the moves along each axis but the last: those that a part of it may have."""
+    """Yield the main moves along each axis but the last, for parts of an axis."""
     for noun, along in islice(axes_of(axes), len(axes) - 1):
         for words, order in _ORDERS[:_MAIN] if noun != PLACES.get(but) else ():
             misplaces = noun not in TOKENS
@@ -181,7 +179,7 @@ def main_moves(axes: str, *, but: str = "") -> Iterator[Operator]:
 
 
 def moves_in_one_head(axes: str) -> Iterator[Operator]:
-    """Those moves of the first head alone, or of the last."""
+    """Yield the main moves in the first head alone, or in the last."""
     for move in main_moves(axes, but=axes[1]):
         for words, head in (("first", 0), ("last", -1)):
             change = partial(_in_head, change=move.change, axis=axis_of(axes, axes[1]), head=head)
@@ -202,9 +200,9 @@ _ORDERS_IN_TILES: Final = tuple(
 
 
 def layouts(axes: str) -> Iterator[Operator]:
-    """Tiles along each axis in another order, and the memory of heads with axes in another one.
+    """Yield reordered tiles along each axis, and heads read with another order of axes.
 
-    As pages that a table names wrongly, and as a view where a transpose is meant.
+    The causes are pages under a wrong table, and a view in place of a transpose.
     """
     for noun, along in axes_of(axes):
         for words, order in _ORDERS_IN_TILES:
@@ -230,7 +228,7 @@ def _read_back(result: Tensor, *, order: tuple[int, ...]) -> Tensor:
 
 
 def _in_turns(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
-    """The head ``g * Hkv + j`` in the place of ``j * G + g``, G of them a group."""
+    """Put the head ``g * Hkv + j`` in the place of ``j * G + g``, for groups of G heads."""
     count = result.shape[axis]
     if count % max(sizes.num_kv_heads, 1):
         msg = f"{count} heads are no whole groups of {sizes.num_kv_heads} key/value heads"
@@ -240,7 +238,7 @@ def _in_turns(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
 
 
 def sums(axes: str) -> Iterator[Operator]:
-    """What numbers along each axis of a result have together."""
+    """Yield sums, means and similar reductions along each axis of a result."""
     for noun, along in axes_of(axes):
         for words, together in _TOGETHER:
             yield Operator(in_words(words, noun), along(together))

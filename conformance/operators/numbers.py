@@ -1,4 +1,4 @@
-"""Numbers made of the sizes of a call, by which a result may be multiplied."""
+"""Factors of a result, made of the sizes of a call."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _NUMBERS: Final = (
 
 
 def multiples(_axes: str) -> Iterator[Operator]:
-    """Results, whatever their axes, multiplied by a number, a size, its root or the scale."""
+    """Yield results of any axes times a number, a size, its root or the scale."""
     for words, number in _NUMBERS:
         yield Operator(words, partial(_times_number, number=number))
     for noun, size in SIZES:

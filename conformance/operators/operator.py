@@ -1,4 +1,4 @@
-"""What an operator is, and the axes of the results that it changes."""
+"""The operator, and the axes of the results that operators change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-# What one place along an axis of a stage is called, by the letter of the axis.
+# Names of a place along an axis, by the letter of the axis.
 PLACES: Final = {
     "B": "batch item",
     "H": "head",
@@ -25,13 +25,13 @@ PLACES: Final = {
 
 @dataclass(frozen=True)
 class Operator:
-    """One way to change a result.
+    """A change of a result.
 
     ``words`` follow "the weights are"; ``change`` gets the result and, by the names of its further
-    parameters, other results of the program. It raises one of torch's errors, or ValueError, where
-    a result has no such change. ``misplaces`` says that each head, item or channel gets what is
-    another's, which nobody means. ``opens`` adds rows whose answer rounding decides to the empty
-    ones, ``[B, H, Lq]``, and reads other results as well.
+    parameters, other results of the program. It raises torch's errors or ValueError for unsuitable
+    results. ``misplaces`` marks an exchange of the content of heads, items or channels, which
+    nobody intends. ``opens`` adds rows whose answer rounding decides to the empty rows ``[B, H,
+    Lq]``, and may read other results.
     """
 
     words: str
@@ -42,12 +42,12 @@ class Operator:
 
 
 def axis_of(axes: str, letter: str) -> int:
-    """The place of an axis, counted from the last, so that further axes in front change nothing."""
+    """Return the index of an axis, counted from the last, so that axes in front do not matter."""
     return axes.index(letter) - len(axes)
 
 
 def in_words(words: str, place: str) -> str:
-    """Words with the name of a place for ``{}``, and its plural for ``{}s``."""
+    """Replace ``{}`` in words by a place's name, and ``{}s`` by its plural."""
     plural = "queries" if place == "query" else f"{place}s"
     return words.replace("{}s", plural).replace("{}", place)
 
@@ -58,9 +58,9 @@ AlongAxis = Callable[[Tensor, int], Tensor]
 def axes_of(
     axes: str, *, pairs: bool = False
 ) -> Iterator[tuple[str, Callable[[AlongAxis], Callable[[Tensor], Tensor]]]]:
-    """What a place along each axis is called, and what makes a change along an axis one along it.
+    """Yield the name of each axis, with a function that binds a change to the axis.
 
-    With ``pairs`` batch items and heads are one axis, too, as kernels count their blocks.
+    With ``pairs``, batch items and heads also count as one axis, as kernels count blocks.
     """
     for letter in filter(PLACES.get, dict.fromkeys(axes)):
         yield PLACES[letter], partial(_bound, axis=axis_of(axes, letter), along=_along)
@@ -77,7 +77,7 @@ def _along(result: Tensor, *, change: AlongAxis, axis: int) -> Tensor:
 
 
 def _along_pairs(result: Tensor, *, change: AlongAxis, axis: int) -> Tensor:
-    """A change along the heads of all items, of which ``axis`` is that of the heads."""
+    """Change a result along the joined axis of items and heads; ``axis`` is the heads' axis."""
     changed = change(result.flatten(axis - 1, axis), axis)
     pairs: Tensor = changed.unflatten(axis, result.shape[axis - 1 : axis + 1 or None])
     return pairs

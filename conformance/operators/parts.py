@@ -1,4 +1,4 @@
-"""Parts of an axis, which a loop may leave out or treat otherwise."""
+"""Parts of an axis, which a loop may leave out or treat differently."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from torch import Tensor
 from .moves import TILES, TOKENS
 from .operator import AlongAxis, Operator, axes_of, in_words
 
-# How many places at an end a loop may miss.
+# Numbers of places that a loop may miss at an end.
 _FEW: Final = (1, 2, 3)
-# How far tiles that overlap may lie apart, besides the sizes of tiles.
+# Further steps between overlapping tiles.
 _STEPS: Final = [step for step in range(3, 32) if step not in TILES]
 Part = Callable[[Tensor, int], Tensor]
 
@@ -101,7 +101,7 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
 
 
 def parts_lost(axes: str) -> Iterator[Operator]:
-    """Zeros for a part of the places along each axis of a result."""
+    """Yield zeros for a part of the places along each axis of a result."""
     for noun, along in axes_of(axes, pairs=True):
         for words, part in PARTS:
             lost = along(filled(part, 0.0))
@@ -110,7 +110,7 @@ def parts_lost(axes: str) -> Iterator[Operator]:
 
 
 def parts_doubled() -> Iterator[Operator]:
-    """Keys, along the last axis, that count twice, as where tiles overlap."""
+    """Yield keys of the last axis that count twice, as in overlapping tiles."""
     for words, part in PARTS:
         yield Operator(f"doubled for {in_words(words, 'key')}", partial(_doubled, part=part))
     for step in _STEPS:
@@ -125,7 +125,7 @@ def _doubled(result: Tensor, *, part: Part) -> Tensor:
 
 
 def filled(part: Part, number: float) -> AlongAxis:
-    """A number, or a truth value, at each place of a part."""
+    """Return the change that fills each place of a part with a number or truth value."""
 
     def change(result: Tensor, axis: int) -> Tensor:
         return result.masked_fill(_places(part, result.shape[axis], axis), number)
@@ -133,7 +133,7 @@ def filled(part: Part, number: float) -> AlongAxis:
     return change
 
 
-# The same for all stages of one length.
+# Cached, since stages share lengths.
 @lru_cache(maxsize=1 << 14)
 def _places(part: Part, count: int, axis: int) -> Tensor:
     with torch.inference_mode(mode=False):

@@ -1,4 +1,4 @@
-"""Where queries stand among the keys, and what causality and windows make of the distances."""
+"""Places of queries among the keys, and what causality and windows make of the distances."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .operator import Operator
 Sides = tuple[int, int]
 # How far the first query stands from the first key, by the sizes and the number of cached keys.
 Shift = Callable[[golden.Sizes, int], int]
-# Numbers of keys that an end may be off by, and that a shift may be limited to.
+# Wrong ends by numbers of keys, and limits of shifts.
 _FEW: Final = (1, 2, 3)
 _LIMITS: Final = range(1, 33)
 
@@ -55,7 +55,7 @@ _SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
 
 
 def places(stage: str) -> Iterator[Operator]:
-    """Changes of the places of queries, or of the distances from them to keys."""
+    """Yield changes of the places of queries, or of their distances to keys."""
     yield Operator("negated", torch.neg)
     yield Operator("without their sign", torch.abs)
     for size in TILES:
@@ -110,7 +110,7 @@ def _modulo_keys(ahead: Tensor) -> Tensor:
 
 
 def _in_bytes(ahead: Tensor, *, least: int) -> Tensor:
-    """Distances of places that are kept in eight bits, from minus ``least`` on."""
+    """Return distances of places stored in eight bits, from minus ``least`` on."""
     keys = torch.arange(ahead.shape[-1])
     kept, places = ((each + least) % 256 - least for each in (keys, keys - ahead))
     return kept - places
@@ -139,12 +139,12 @@ def _inverted(counted: tuple[bool, bool]) -> tuple[bool, bool]:
     return not counted[0], counted[1]
 
 
-# Of whether causality counts, and whether the mask does.
+# Operators on the two flags: causality counts, and the mask counts.
 FLAGS: Final = (Operator("inverted", _inverted),)
 
 
 def causal_tables() -> Iterator[Operator]:
-    """What a causal call may show in place of the keys up to the query's own."""
+    """Yield tables that a causal call may show in place of keys up to the query's own."""
     for words, shows in _BY_CAUSALITY:
         yield Operator(f"made of {words} alone", partial(_where_causal, shows=shows))
     yield Operator("made with the last query at the last key that the mask keeps", _up_to_kept)
@@ -157,7 +157,7 @@ def causal_tables() -> Iterator[Operator]:
 
 
 def _kept_length(by_mask: Tensor, table: Tensor) -> Tensor:
-    """How many keys of a table there are up to the last that the mask keeps: ``[B, H, Lq, 1]``."""
+    """Return the number of keys up to the last that the mask keeps: ``[B, H, Lq, 1]``."""
     queries, keys = table.shape[-2:]
     kept = by_mask.expand(*by_mask.shape[:-2], queries, keys)
     return (torch.arange(1, keys + 1) * kept).amax(-1, keepdim=True)
@@ -223,13 +223,13 @@ _NUMBERS: Final[tuple[tuple[str, Callable[[int, int], int]], ...]] = (
     ("as many keys more as are cached", lambda side, past: side + past),
     *((_by_number(number), partial(_moved, number=number)) for number in (-3, -2, -1, 1, 2, 3)),
 )
-# An end of a window, or both: in words, and whether before and after the query.
+# The ends of a window: words, verb, and flags for before and after the query.
 _SIDES: Final = (
     ("before the query", "begins", (True, False)),
     ("after the query", "ends", (False, True)),
     ("on both sides", "begins and ends", (True, True)),
 )
-# Sides of which -1 is taken for a number of keys, and whether in causal calls after the query, too.
+# Sides whose -1 is taken as a number of keys, and whether after the query in causal calls, too.
 _LITERAL: Final = (
     ("as a number of keys", (True, True), True),
     ("before the query as a number of keys", (True, False), True),
@@ -241,7 +241,7 @@ _LITERAL: Final = (
         False,
     ),
 )
-# The keys that one end may show, by how far they lie off the query on its side.
+# Keys that an end may show, by their distance from the query on its side.
 _ENDS: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
     ("the keys at its end or beyond, not those within", lambda off, side: off >= side),
     ("the keys beyond its end alone", lambda off, side: off > side),
@@ -251,7 +251,7 @@ _ENDS: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
 
 
 def window_tables() -> Iterator[Operator]:
-    """What a window may show in place of the keys within its sides."""
+    """Yield tables that a window may show in place of the keys within its sides."""
     for anew in (False, True):
         more = ", counted from the first key" if anew else ""
         for words, change in _WINDOWS if anew else filter(_is_changed, _WINDOWS):
@@ -276,7 +276,6 @@ def _is_changed(window: tuple[str, Callable[[int, int], Sides]]) -> bool:
 
 
 def _within(ahead: Tensor, left: int, right: int) -> Tensor:
-    """The keys within two sides, of which -1 is no limit."""
     return ((left == -1) | (ahead >= -left)) & ((right == -1) | (ahead <= right))
 
 
@@ -328,7 +327,7 @@ def _taken_literally(
     sides: tuple[bool, bool],
     causal: bool,
 ) -> Tensor:
-    """A side of -1 as a number of keys; after the query in ``causal`` calls as well."""
+    """Take -1 as a number of keys; without ``causal``, not after the query of causal calls."""
     if window is None:
         return table
     literal = sides[0], sides[1] and (causal or not counted[0])
@@ -365,7 +364,6 @@ def _to_tiles(
     sides: tuple[bool, bool],
     outwards: bool,
 ) -> Tensor:
-    """Ends that lie where tiles of keys do, moved outwards or inwards."""
     if window is None:
         return table
     left, right = window

@@ -1,4 +1,4 @@
-"""Roundings: each number of a result brought to a format that holds fewer."""
+"""Roundings: each number of a result converted to a coarser format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from .operator import Operator
 
 Rounding = Callable[[Tensor], Tensor]
-# The dtypes that tensors come in, and those that only caches and products are kept in.
+# The dtypes of tensors, and the dtypes of caches and products alone.
 FORMATS: Final[dict[str, torch.dtype]] = {
     name: getattr(torch, name)
     for name in "float16 bfloat16 float32 float64 float8_e4m3fn float8_e5m2".split()
@@ -21,13 +21,13 @@ SHORT_BITS: Final = 13
 
 
 def to_format(name: str) -> Rounding:
-    """Round to a number format and back; what is too large becomes the largest finite number."""
+    """Round to a format and back; finite numbers that overflow become the largest finite number."""
     working = FORMATS[name]
     limits = torch.finfo(working)
 
     def rounded(tensor: Tensor) -> Tensor:
         clamped = tensor.clamp(limits.min, limits.max)
-        if bool(torch.isinf(tensor).any()):  # they stay what they are, as NaN does
+        if bool(torch.isinf(tensor).any()):  # infinities stay, like NaN
             clamped = torch.where(torch.isinf(tensor), tensor, clamped)
         return clamped.to(working).double()
 
@@ -40,7 +40,7 @@ def to_tf32(tensor: Tensor) -> Tensor:
 
 
 def to_cut_tf32(tensor: Tensor) -> Tensor:
-    """Cut the last bits off."""
+    """Cut off the last bits, as TensorFloat-32 without rounding."""
     return _cut(tensor.float().contiguous().view(torch.int32))
 
 
@@ -49,7 +49,7 @@ def _cut(bits: Tensor) -> Tensor:
 
 
 def to_integers(steps: int, axes: tuple[int, ...]) -> Rounding:
-    """Round to so many steps up to the largest size of all that lie along some axes."""
+    """Round to multiples of the largest magnitude along the axes divided by ``steps``."""
 
     def rounded(tensor: Tensor) -> Tensor:
         if not tensor.numel():
@@ -72,6 +72,6 @@ ROUNDINGS: Final[dict[str, Rounding]] = {
 
 
 def roundings_below() -> Iterator[Operator]:
-    """Roundings to formats of sixteen bits."""
+    """Yield roundings to formats of sixteen bits."""
     for name in ("bfloat16", "float16"):
         yield Operator(f"rounded to {name}", to_format(name))

@@ -21,7 +21,7 @@ from .tables import outputs_guessed_from_queries
 _TILES: Final = (*TILES, 256)
 
 
-# What the exponentials of a row may be summed over in place of its keys, in words and as axes.
+# Axes that the exponentials may be summed over instead of the keys, with their words.
 _OTHER_SUMS: Final = (
     ("the queries", (-2,)),
     ("the heads", (-3,)),
@@ -30,7 +30,7 @@ _OTHER_SUMS: Final = (
     ("the whole batch item", (-3, -2, -1)),
     ("everything", (-4, -3, -2, -1)),
 )
-# The part of a row's sum by which rounding may change what is said of it.
+# The part of a row's sum that rounding may change before the row is open.
 _ROUNDED: Final = 1e-3
 _GATES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("", torch.clone),
@@ -43,7 +43,7 @@ _GATES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 
 
 def of_one_stage(stage: str) -> Iterator[Operator]:
-    """Operators that a stage has by what it is, not by its axes."""
+    """Yield the operators for the meaning of a stage, as opposed to its axes."""
     yield from {
         "distance_bias": linear_biases,
         "capped": _caps,
@@ -57,7 +57,7 @@ def of_one_stage(stage: str) -> Iterator[Operator]:
     }.get(stage, lambda: iter(()))()
 
 
-# What may be made of the scores and a softcap.
+# Functions of the scores and a softcap.
 _CAPS: Final[tuple[tuple[str, Callable[[Tensor, float], Tensor]], ...]] = (
     ("c tanh(c times the scores), c being the softcap", lambda s, c: c * torch.tanh(c * s)),
     ("tanh(c times the scores), c being the softcap", lambda s, c: torch.tanh(c * s)),
@@ -113,7 +113,6 @@ def _sinks_of(
 
 
 def _of_logits() -> Iterator[Operator]:
-    """A function of the logits that are not hidden, in place of their exponential."""
     yield from parts_doubled()
     for size in TILES:
         words = f"counted as often for the last key as fills up its tile of {size}"
@@ -141,8 +140,7 @@ def _function_of_logits(
     return function(logits.masked_fill(hidden, 0.0)).masked_fill(hidden, 0.0).to(exponentials)
 
 
-# What the exponentials are of, in place of those of the logits: products of features (Katharopoulos
-# et al., 2020), whose sum divides them.
+# Feature maps whose products replace the exponentials of the logits (Katharopoulos et al., 2020).
 _FEATURES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("put through ELU and plus one", lambda t: torch.nn.functional.elu(t) + 1.0),
     ("with zeros for what is negative", torch.relu),
@@ -179,7 +177,7 @@ def _rounded_features(
     *,
     feature: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Rows whose products are others, or all zero, where features are rounded to float32."""
+    """Mark rows whose products change or vanish if features are rounded to float32."""
     exact = _products(query, key, attended, feature)
     rounded = _products(query.float(), key.float(), attended, feature)
     room, total = _ROUNDED * exact.sum(-1, keepdim=True), rounded.sum(-1)
@@ -187,8 +185,8 @@ def _rounded_features(
 
 
 _SHARE: Final = "1 / (1 + exp(sink - log-sum-exp of the row)), the share of the keys"
-# What weights without a sink are multiplied by in place of the share that it leaves them, from a
-# row's log-sum-exp, its largest logit and the sink.
+# Wrong factors for weights without a sink, from a row's log-sum-exp, its largest logit and the
+# sink.
 _OF_SINKS: Final[tuple[tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]], ...]] = (
     (
         "made with exp(sink) beside exponentials that are relative to the row's largest logit",
@@ -249,17 +247,16 @@ def _with_sink(
 
 
 def _cut_elsewhere(shares: Tensor, sinks: Tensor | None, attended: Tensor, *, step: int) -> Tensor:
-    """Weights moved by one key, with that of the sink at the end that is left."""
+    """Move weights by one key, with the weight of the sink at the free end."""
     _without_sink(sinks)
     moved = shares.roll(step, -1)
     moved[..., -1 if step < 0 else 0] = 1.0 - shares.sum(-1)
     return moved * attended
 
 
-# How many weights of a row are left, the largest ones.
+# Numbers of largest weights that a row keeps.
 _COUNTS: Final = (1, 2, 3, 4, 5, 8, 10, 16, 32, 64)
-# What weights and the numbers of an additive mask, none where it is of minus infinities alone, make
-# behind the softmax.
+# Ways to join weights and an additive mask (zero if it only hides keys) after the softmax.
 _JOINED: Final[tuple[tuple[str, Callable[[Tensor, Tensor], Tensor]], ...]] = (
     ("added", torch.add),
     ("added, and divided by their sum,", lambda w, b: _over_sum(w + b)),
@@ -380,7 +377,7 @@ def _gated_by_token(
 
 
 def paddings() -> Iterator[Operator]:
-    """Keys of a logit of zero, or of a score far below the softcap, and with values of zero."""
+    """Yield padding keys with zero values and a logit of zero, or of minus the softcap."""
     for size in _TILES:
         words = f"for each key that fills up the last tile of {size}"
         yield Operator(f"made with a logit of zero {words}", partial(_with_zeros, size=size))

@@ -1,4 +1,4 @@
-"""Changes of tables of which key a query attends."""
+"""Changes of tables that say which key a query attends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 
 
 def tables(stage: str, axes: str) -> Iterator[Operator]:
-    """Changes of a table with some axes."""
+    """Yield changes of a table with given axes."""
     for words, change in _CHANGES:
         yield Operator(words, change)
     for noun, along in axes_of(axes, pairs=True):
@@ -49,7 +49,7 @@ _ZEROS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 
 
 def guessed_from_values() -> Iterator[Operator]:
-    """Tables that hide what values are taken to say: padding is guessed from zeros."""
+    """Yield tables that hide keys by their values: zeros are taken for padding."""
     for words, are in _ZEROS:
         for role in ("key", "value"):
             hidden = golden.Rewired(partial(_hidden_heads, are=are), ("", f"shared_{role}"))
@@ -68,7 +68,7 @@ def _hidden_heads(table: Tensor, heads: Tensor, *, are: Callable[[Tensor], Tenso
 
 
 def outputs_guessed_from_queries() -> Iterator[Operator]:
-    """Outputs that are left out where queries are taken for padding."""
+    """Yield outputs that are zero for queries taken for padding."""
     for words, are in _ZEROS:
         yield Operator(f"zero for queries {words}", partial(_left_out, are=are))
 
@@ -77,7 +77,7 @@ def _left_out(output: Tensor, query: Tensor, *, are: Callable[[Tensor], Tensor])
     return output.masked_fill(are(query).unsqueeze(-1), 0.0)
 
 
-# What a mask may be read as, along its keys.
+# Wrong readings of a mask along its keys.
 _READ: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("true up to the first key that it hides", lambda t: t.cumprod(-1).bool()),
     ("true from the first key on that it keeps", lambda t: t.cumsum(-1) > 0),
@@ -109,7 +109,7 @@ def _masks() -> Iterator[Operator]:
 
 
 def mask_moves() -> Iterator[Operator]:
-    """Other places that a mask may be read at."""
+    """Yield other places at which a mask may be read."""
     for size in TILES[2:]:
         said = f"those of the key at the same place of the tile of {size} before"
         yield Operator(said, partial(_of_tile_before, size=size))
@@ -128,7 +128,7 @@ def _all(table: Tensor, *, axis: int) -> Tensor:
 
 
 def _in_byte(table: Tensor, *, least: int) -> Tensor:
-    """A table of lengths that are kept in eight bits, from minus ``least`` on."""
+    """Return a table of lengths stored in eight bits, from minus ``least`` on."""
     index, count = torch.arange(table.shape[-1]), table.sum(-1, keepdim=True)
     if not torch.equal(table, index < count):
         msg = "a table of keys that are not the first ones has no lengths"
@@ -153,7 +153,6 @@ def _exchanged(table: Tensor, *, axis: int) -> Tensor:
 
 
 def _joined() -> Iterator[Operator]:
-    """Other ways to join what mask, causality and window admit."""
     yield Operator(
         "true where the mask admits a key, or causality and window do",
         lambda table, by_mask, structure, kept: (
@@ -184,14 +183,14 @@ _OWN: Final = (("index", False), ("place, counted from the last key,", True))
 
 
 def lost_queries(verb: str) -> Iterator[Operator]:
-    """All keys of queries that a mask of keys hides, as where it is laid over queries, too."""
+    """Yield the loss of queries that a mask of keys hides, as if it applied to queries."""
     for own, from_last in _OWN:
         lost = partial(_without_hidden, from_last=from_last)
         yield Operator(f"{verb} for queries whose own {own} the mask hides", lost)
 
 
 def lost_rows() -> Iterator[Operator]:
-    """Rows that are taken to have no keys."""
+    """Yield rows that are wrongly taken to have no keys."""
     yield from lost_queries("zero")
     words = "zero for queries from which the first half of the keys is hidden"
     yield Operator(words, _without_first_half)
@@ -212,7 +211,6 @@ def _without_hidden(
 
 
 def _of_queries(table: Tensor, *, from_last: bool) -> Tensor:
-    """What a mask says of the key at each query's own place, for all keys."""
     queries, keys = table.shape[-2:]
     place = torch.arange(queries) + (keys - queries if from_last else 0)
     inside = (place >= 0) & (place < keys)

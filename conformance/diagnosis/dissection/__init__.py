@@ -1,1 +1,1 @@
-"""What is read of a candidate: weights, gradients, and what is returned as weights."""
+"""Reads weights, gradients and returned weights of a candidate."""

@@ -1,9 +1,9 @@
-"""Reads which gradients a candidate computes instead, and states it.
+"""Reads wrong gradients as variants of the backward pass, and states them.
 
-Gradients are linear in what flows back, so each step of the backward pass shows in them. For each
-wrong gradient by itself every variant of ``backward_variants`` is compared with what the candidate
-computes, times the number that fits best. What holds in every problem is put together with as few
-variants, numbers and conditions as possible, as a mistake that can be acted out and so checked.
+Gradients are linear in the upstream gradient, which shows each step of the backward pass. Each
+wrong gradient is compared with all variants of ``backward_variants`` times their best factors. The
+variants that hold in every problem are combined, with as few variants, numbers and conditions as
+possible, to a mistake that can be acted out and checked.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .backward_variants import RIGHT, Variant, all_variants, places
 from .read_gradients import ROLES, TOKENS, clamped, clamped_upstream, read_variants
 from .reading import Number, numbers
 
-# Forms of one gradient that are combined with those of others, and statements that are tried.
+# The most forms of a gradient to combine with other gradients' forms, and statements to try.
 MOST_FORMS: Final = 8
 MOST_STATEMENTS: Final = 12
-# Problems after which a variant that leaves much of the errors is looked at no further.
+# Problems after which a variant that leaves much of the errors is given up.
 FEW: Final = 3
 _NAMES: Final = {
     "query": "the query",
@@ -40,7 +40,7 @@ _NAMES: Final = {
     "value": "the value",
     "bias": "the additive mask",
 }
-# What a number times the right gradient is in the catalogue, by the gradients that it concerns.
+# Catalogue names of a number times the right gradient, by the gradients concerned.
 _OF_CATALOGUE: Final = {
     ("1 / scale", ("query", "key")): "scale-forgotten-backward",
     ("1 / scale", ("query",)): "scale-forgotten-for-query",
@@ -61,20 +61,20 @@ _FIX_BIAS: Final = (
 
 @dataclass(frozen=True)
 class Multiple:
-    """A number that a gradient is multiplied by, in words and as a function of a right run."""
+    """A factor of a gradient, in words and as a function of a right run."""
 
     words: str
     value: Callable[[golden.Run], float]
 
 
 ONCE: Final = Multiple("1", lambda _run: 1.0)
-# The stage that makes the gradient of the heads of each role.
+# The stages of the gradients of heads, by role.
 _STAGES: Final = {**{role: f"given_{role}_gradient" for role in TOKENS}, "bias": "bias_gradient"}
 
 
 @dataclass(frozen=True, eq=False)
 class Form:
-    """How one gradient is computed: a variant times a number, under some conditions."""
+    """How one gradient is computed: a variant times a number, under conditions."""
 
     role: str
     variant: Variant
@@ -82,17 +82,17 @@ class Form:
     conditions: tuple[Condition, ...] = ()
 
     def holds(self, inputs: Inputs) -> bool:
-        """Whether it is made in a call."""
+        """Whether the form applies in a call."""
         return all(condition.holds(inputs) for condition in self.conditions)
 
     @property
     def where(self) -> str:
-        """The conditions in words, as they follow a sentence."""
+        """The conditions in words, as a suffix of a sentence."""
         return f" (only {in_words(self.conditions)})" if self.conditions else ""
 
 
 class BackwardReading:
-    """One observed problem with the right run of both passes, and what variants of it give."""
+    """An observed problem with the right run of both passes and the values of variants."""
 
     def __init__(self, observed: ObservedGradients) -> None:
         self.observed = observed
@@ -100,11 +100,11 @@ class BackwardReading:
         self._values: dict[int, dict[str, Tensor]] = {}
 
     def name(self, role: str) -> str:
-        """The gradient that shows that of the heads: of a layer that of the projection."""
+        """Return the gradient that shows the one of the heads: for a layer, of the projection."""
         return role[0] if self.observed.inputs.is_layer else role
 
     def shows(self, role: str) -> bool:
-        """Whether the gradient of a role was observed, and the right pass gives its exact value."""
+        """Whether a role's gradient was observed and the right pass gives its exact value."""
         exact = self.observed.expected.gradients.get(self.name(role))
         if exact is None or self.name(role) not in self.observed.actual.by_name:
             return False
@@ -112,11 +112,11 @@ class BackwardReading:
         return own is not None and near(own, exact.value, room(own, exact.value, exact.worst))
 
     def actual(self, role: str) -> Tensor:
-        """What the candidate computes."""
+        """Return the gradient that the candidate computes."""
         return self.observed.actual.by_name[self.name(role)].double()
 
     def exact(self, role: str) -> Gradient:
-        """What should be computed, with its bound."""
+        """Return the exact gradient with its bound."""
         return self.observed.expected.gradients[self.name(role)]
 
     def is_wrong(self, role: str) -> bool:
@@ -124,9 +124,9 @@ class BackwardReading:
         return self.name(role) in self.observed.wrong
 
     def values(self, variant: Variant, role: str) -> Tensor | None:
-        """What a variant gives for one role, in the shape of what is observed.
+        """Return the gradient of a variant for one role, in the shape of the observed one.
 
-        None where it cannot be made, or changes nothing on the way to that gradient.
+        None if the variant cannot be made or does not change this gradient.
         """
         if id(variant) not in self._values:
             self._values[id(variant)] = self._made(variant)
@@ -150,12 +150,12 @@ class BackwardReading:
         }
 
     def fits(self, role: str, values: Tensor) -> bool:
-        """Whether a candidate that computes some values would give what was observed."""
+        """Whether a candidate that computes ``values`` would give the observed gradient."""
         exact = self.exact(role)
         return near(self.actual(role), values, room(values, exact.value, exact.worst))
 
     def spared(self, role: str, values: Tensor) -> bool:
-        """Whether some values would be wrong here, where what was observed is right."""
+        """Whether ``values`` would be wrong here, where the observed gradient is right."""
         exact = self.exact(role)
         return not near(values, exact.value, room(values, exact.value, exact.worst))
 
@@ -163,11 +163,11 @@ class BackwardReading:
 def backward_statements(
     observed: Sequence[ObservedGradients], *, soon: bool = False
 ) -> list[NamedMistake]:
-    """What the candidate may compute in place of wrong gradients, the simplest statement first.
+    """Return statements of what is computed instead of wrong gradients, simplest first.
 
-    Each is a proposal that is to be checked on all that was observed, and on more. None where a
-    wrong gradient fits no variant. ``soon`` gives a number times right gradients alone: nothing
-    that is said of variants is as simple.
+    Each is a proposal to be checked on all observations and on more. Empty if a wrong gradient fits
+    no variant. ``soon`` allows only a number times the right gradients: no statement of variants is
+    as simple.
     """
     try:
         with torch.no_grad():
@@ -184,7 +184,7 @@ def backward_statements(
     partial = [key for key, one in named.items() if not _touched(one, readings) <= set(wrong)]
 
     def complexity(forms: Sequence[Form]) -> tuple[int, int, int]:
-        """An entry of the catalogue of which a part is made says less than it seems to."""
+        """Count a further step for partly made catalogue entries."""
         steps, words, place = _complexity(forms)
         return steps + any(id(form.variant) in partial for form in forms), words, place
 
@@ -196,14 +196,13 @@ def backward_statements(
 def _forms(
     role: str, variants: Sequence[Variant], readings: Sequence[BackwardReading]
 ) -> list[Form]:
-    """Every form of one gradient that holds in all problems, the simplest first."""
     shown = [each for each in readings if each.shows(role)]
     wrong = sorted((each for each in shown if each.is_wrong(role)), key=_telling)
     if not wrong or any(each.is_wrong(role) and each not in wrong for each in readings):
         return []
     right = [each for each in shown if not each.is_wrong(role)]
     if all(each.fits(role, torch.zeros_like(each.actual(role))) for each in wrong):
-        variants = [RIGHT]  # of next to nothing any variant times 0 says the same
+        variants = [RIGHT]  # a zero gradient is any variant times 0
     forms = []
     for variant in variants:
         for times in _multiples(variant, role, wrong):
@@ -215,14 +214,13 @@ def _forms(
 
 
 def _telling(reading: BackwardReading) -> tuple[bool, int]:
-    """Few problems suffice to rule out most variants: small ones whose sizes all differ first."""
+    """Order problems: small ones with different sizes rule out most variants."""
     sizes = reading.observed.inputs.geometry
     lengths = (sizes.query_length, sizes.key_length, sizes.head_size)
     return 1 in lengths or len(set(lengths)) < len(lengths), sizes.query_length * sizes.key_length
 
 
 def _multiples(variant: Variant, role: str, wrong: Sequence[BackwardReading]) -> Iterator[Multiple]:
-    """The numbers that a variant is multiplied by in every problem where a gradient is wrong."""
     fitted: list[tuple[BackwardReading, Tensor, float]] = []
     at_best = SquaredErrors()
     for reading in wrong:
@@ -246,13 +244,13 @@ def _multiples(variant: Variant, role: str, wrong: Sequence[BackwardReading]) ->
             errors.add(reading.actual(role), reading.exact(role).value, given)
         return errors.explained
 
-    # Closed forms are read where the values are largest beside their bounds.
+    # Closed forms are read at the problem with the largest values.
     first = max(fitted, key=lambda each: float(each[1].square().sum()))
     yield from filter(fits, _closed_forms(first[0], first[2], role))
 
 
 def _factor(actual: Tensor, values: Tensor) -> float:
-    """The number that values are multiplied by: by least squares; 1 where they are all zero."""
+    """Return the least-squares factor of values; 1 if all are zero."""
     size = float(values.square().sum())
     if not size or not bool(actual.isfinite().all()):
         return 1.0
@@ -260,7 +258,6 @@ def _factor(actual: Tensor, values: Tensor) -> float:
 
 
 def _closed_forms(reading: BackwardReading, factor: float, role: str) -> Iterator[Multiple]:
-    """What a number may be: one, the scale and its powers, shares of the mask, sizes."""
     run, inputs = reading.run, reading.observed.inputs
     same = model.SAME_READ + torch.finfo(inputs.query.dtype).eps
 
@@ -297,10 +294,10 @@ def _pairs_of_element(run: golden.Run) -> float:
 def _under_conditions(
     form: Form, wrong: Sequence[BackwardReading], right: Sequence[BackwardReading]
 ) -> Form | None:
-    """A form under the conditions without which gradients are right; None where none fit."""
+    """Return a form under the conditions that spare right gradients; None if none fit."""
     made = [reading.observed.inputs for reading in wrong]
     spared, unable = [], []
-    for reading in reversed(right):  # the last ones were asked for next to wrong ones
+    for reading in reversed(right):  # the last right gradients lie near wrong ones
         values = reading.values(form.variant, form.role)
         if values is None:
             unable.append(reading.observed.inputs)
@@ -309,13 +306,13 @@ def _under_conditions(
             if not len(spared) % FEW and telling_apart(made, spared) is None:
                 return None  # more of them take no fewer conditions
     conditions = telling_apart(made, spared)
-    if unable and conditions is not None:  # that it cannot be made there is a condition of it, too
+    if unable and conditions is not None:  # calls where it cannot be made are a condition, too
         conditions = telling_apart(made, [*spared, *unable]) or conditions
     return None if conditions is None else Form(form.role, form.variant, form.times, conditions)
 
 
 def _complexity(forms: Sequence[Form]) -> tuple[int, int, int]:
-    """Conditions weigh most, then variants other than the right one, then numbers; then words."""
+    """Order forms: conditions weigh most, then variants, then numbers, then words."""
     conditions = len({one.name for form in forms for one in form.conditions})
     variants = {id(form.variant) for form in forms if form.variant is not RIGHT}
     times = {form.times.words for form in forms if form.times.words != ONCE.words}
@@ -326,7 +323,6 @@ def _complexity(forms: Sequence[Form]) -> tuple[int, int, int]:
 
 
 def _of_what_was_read(readings: Sequence[BackwardReading]) -> Iterator[Variant]:
-    """Variants with numbers that were read."""
     yield from _clamped_steps(readings)
     for role in TOKENS:
         observed = []
@@ -339,10 +335,10 @@ def _of_what_was_read(readings: Sequence[BackwardReading]) -> Iterator[Variant]:
 
 
 def _clamped_steps(readings: Sequence[BackwardReading]) -> Iterator[Variant]:
-    """The ranges that dS, and what flows back, are clamped to.
+    """Yield the ranges that dS and the upstream gradient are clamped to.
 
-    Where keys are linearly independent, the gradient of the query says what dS is; where the rows
-    of the weights are, that of the value says what flows back.
+    If keys are linearly independent, the gradient of the query determines dS; if the rows of the
+    weights are, the gradient of the value determines the upstream gradient.
     """
     of_cores = (each for each in readings if not each.observed.inputs.is_layer)
     ordered = sorted(of_cores, key=_telling)
@@ -370,7 +366,7 @@ def _upstream_read(reading: BackwardReading) -> Tensor | None:
 
 
 def _limit_of(reading: BackwardReading, read: Tensor | None) -> float | None:
-    """The size that several of the largest numbers share, of a core without a mask."""
+    """Return the magnitude that several of the largest numbers share, for a core without a mask."""
     inputs = reading.observed.inputs
     if read is None or inputs.masked or not bool(torch.isfinite(read).all()):
         return None
@@ -383,7 +379,6 @@ def _limit_of(reading: BackwardReading, read: Tensor | None) -> float | None:
 
 
 def _statement(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> NamedMistake:
-    """Forms of several gradients as one mistake of the backward pass."""
     parts = [*_changed(forms, readings), *_multiplied(forms, readings)]
     return NamedMistake(
         name="+".join(part.name for part in parts),
@@ -396,7 +391,6 @@ def _statement(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> Na
 
 
 def _acted(form: Form) -> golden.Edit:
-    """The gradient of one role made as a form says: a number times that of another run."""
     stage = _STAGES[form.role]
 
     def made(right: golden.Run) -> Any:
@@ -408,7 +402,7 @@ def _acted(form: Form) -> golden.Edit:
 
 @dataclass(frozen=True)
 class WrongPart:
-    """One thing that is done wrong, in words."""
+    """One wrong part of the backward pass, in words."""
 
     name: str
     sentence: str
@@ -416,7 +410,6 @@ class WrongPart:
 
 
 def _changed(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> Iterator[WrongPart]:
-    """Each variant with the gradients that are computed so."""
     groups: dict[Any, list[Form]] = {}
     for form in forms:
         if form.variant is not RIGHT:
@@ -435,7 +428,6 @@ def _changed(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> Iter
 
 
 def _touched(variant: Variant, readings: Sequence[BackwardReading]) -> set[str]:
-    """The roles whose observed gradients a variant changes."""
     touched = set()
     for role in ROLES:
         for reading in readings:
@@ -447,13 +439,11 @@ def _touched(variant: Variant, readings: Sequence[BackwardReading]) -> set[str]:
 
 
 def _moves(values: Tensor, exact: Tensor) -> bool:
-    """Whether values are others than the exact ones, however wide the bounds are."""
     moved = float((values - exact).square().sum())
     return moved > model.NEARLY_NOTHING * float(exact.square().sum())
 
 
 def _multiplied(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> Iterator[WrongPart]:
-    """Each number with the gradients that are multiplied by it."""
     groups: dict[Any, list[Form]] = {}
     for form in forms:
         if form.times is not ONCE:
@@ -482,7 +472,6 @@ def _multiplied(forms: Sequence[Form], readings: Sequence[BackwardReading]) -> I
 def _gradients(
     same: Sequence[Form], readings: Sequence[BackwardReading], *, each: bool = False
 ) -> str:
-    """The gradients of some roles in words: all of them, those of the scores, or ``each``."""
     roles = [form.role for form in same]
     shown = [role for role in ROLES if any(reading.shows(role) for reading in readings)]
     if roles == [role for role in shown if role != "value"] and not each:
@@ -495,5 +484,4 @@ def _gradients(
 
 
 def _named(of_roles: str) -> str:
-    """The gradients as they begin a name."""
     return of_roles.removeprefix("the ").replace("of the ", "of ")

@@ -1,7 +1,7 @@
-"""Ways to compute a gradient of attention other than the right one: edits of the backward pass.
+"""Wrong ways to compute a gradient of attention, as edits of the backward pass.
 
-Each stage with each operator, and those that no operator makes. Which gradients a candidate
-computes so is read for each by itself.
+The variants are all stages with all operators, and further wrong rules. Each gradient is read by
+itself.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ Change = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Variant:
-    """One way to compute some gradients; ``words`` follow "in the gradient of the query".
+    """One way to compute gradients; ``words`` follow "in the gradient of the query".
 
-    ``name`` is that of the catalogue's entry, where it is one: then ``words`` are a sentence of
-    their own. ``each`` says that it is about each gradient, not about what they are made of.
+    ``name`` is that of a catalogue entry, whose ``words`` are a full sentence. ``each`` variants
+    concern each gradient separately, not a common intermediate.
     """
 
     words: str
@@ -88,7 +88,7 @@ _OPERANDS_CHANGED: Final = (
 )
 _OF_EACH: Final = ("given_query_gradient", "given_key_gradient", "given_value_gradient")
 _STAGES: Final = {stage.name: stage for stage in golden.BOTH_PASSES.stages}
-# What a backward pass that saves no weights makes again.
+# Stages that a backward pass without saved weights recomputes.
 _UP_TO_WEIGHTS: Final = frozenset(
     stage.name for stage in golden.FORWARD.stages if stage.name not in ("value", "output")
 )
@@ -119,7 +119,6 @@ def _variants() -> Iterator[Variant]:
 def _operators(
     axes: str, kinds: tuple[Callable[[str], Iterator[Operator]], ...]
 ) -> Iterator[Operator]:
-    """Operators of some kinds, and roundings."""
     for kind in kinds:
         yield from kind(axes)
     yield from roundings_below()
@@ -128,7 +127,7 @@ def _operators(
 def with_operand(
     rule: Callable[..., Any], operand: str, change: Callable[..., Any]
 ) -> golden.Rewired:
-    """A rule that gets one of the results that it reads changed."""
+    """Return a rule that reads one of its results changed."""
     names, more = golden.reads(rule), golden.reads_besides(change)
     place = names.index(operand)
 
@@ -141,7 +140,6 @@ def with_operand(
 
 
 def _of_catalogue() -> Iterator[Variant]:
-    """The entries of the catalogue that change the backward pass of the heads."""
     heads = golden.BOTH_PASSES.steps
     for entry in BACKWARD:
         if entry.backward and all(edit.stage in heads for edit in entry.backward):
@@ -153,7 +151,7 @@ def _of_catalogue() -> Iterator[Variant]:
 def _collected(
     heads: Tensor, sizes: golden.Sizes, *, reads: Callable[[Tensor, int, int], Tensor]
 ) -> Tensor:
-    """Gradients of query heads added up where each is taken to have read; past the last is lost."""
+    """Sum gradients of query heads over the key/value head read; drop excess heads."""
     read = reads(torch.arange(sizes.num_heads), sizes.num_heads, max(sizes.num_kv_heads, 1))
     belongs = read[:, None] == torch.arange(sizes.num_kv_heads)
     return torch.einsum("bhld,hg->bgld", heads, belongs.to(heads))
@@ -164,14 +162,12 @@ def _of_values(weights: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _over_attended(numbers: Tensor, allowed: Tensor) -> Tensor:
-    """The mean of a row's numbers over the keys that are attended."""
     kept = allowed.expand(numbers.shape).double()
     total: Tensor = (kept * numbers).sum(dim=-1, keepdim=True)
     return total / kept.sum(dim=-1, keepdim=True).clamp_min(1.0)
 
 
 def _of_rules() -> Iterator[Variant]:
-    """Stages made by another rule."""
     for stage, fix, words, rule in _RULES:
         yield Variant(words=words, fix=fix, edits=(Edit(stage, rule),))
     for words, total in (
@@ -306,7 +302,6 @@ _RULES: Final[tuple[tuple[str, str, str, Callable[..., Tensor]], ...]] = (
 
 
 def _both(change: Callable[..., Any], before: str, behind: str, *more: str) -> Edits:
-    """The gradients of queries and keys on their way back, from one stage to another."""
     return tuple(
         Edit(
             behind.format(role),
@@ -317,8 +312,6 @@ def _both(change: Callable[..., Any], before: str, behind: str, *more: str) -> E
 
 
 def _turned(times: int) -> Edits:
-    """Heads turned by a multiple of their angles in place of back."""
-
     def turned(gradient: Tensor, inputs: Any, positions: Tensor) -> Tensor:
         places = positions if len(positions) == gradient.shape[-2] else None
         places = torch.arange(gradient.shape[-2]) if places is None else places
@@ -337,7 +330,7 @@ def _turned(times: int) -> Edits:
 
 
 def _by_constant(gradient: Tensor, heads: Tensor, inputs: Any, *, centred: bool) -> Tensor:
-    """Divided by the norm of heads, which is taken for a constant, as their mean may be."""
+    """Divide by the norm of the heads, taken for a constant; their mean as well unless centred."""
     point = inputs.point
     layer = point.qk_norm == "layer"
     less_mean = heads - heads.mean(dim=-1, keepdim=True) if layer else heads
@@ -382,7 +375,6 @@ _WAYS_BACK: Final[tuple[tuple[str, str, Edits], ...]] = (
 
 
 def _recomputed() -> Iterator[Variant]:
-    """Weights recomputed without several rules, with a mistake, or over other sums."""
     for words, edits in (
         ("without mask and causal rule", (MASK_LEFT_OUT, BIAS_LEFT_OUT, CAUSALITY_LEFT_OUT)),
         ("without causal rule and window", (CAUSALITY_LEFT_OUT, WINDOW_LEFT_OUT)),
@@ -425,7 +417,6 @@ def _causal_where_it_is_not(ahead: Tensor, counted: tuple[bool, bool]) -> Tensor
 
 
 def _forward_mistakes() -> Iterator[tuple[NamedMistake, Edits]]:
-    """The mistakes of the catalogue that are edits up to the weights alone."""
     for one in MISTAKES:
         if one.inputs or one.point:
             continue
@@ -445,7 +436,7 @@ def _of_saved_sums(words: str, change: Change) -> Variant:
 
 @cache
 def all_variants() -> tuple[Variant, ...]:
-    """The right pass, then every variant, those of the catalogue first.
+    """Return the right pass, then every variant, those of the catalogue first.
 
     Made when a wrong gradient is first read: there are thousands.
     """
@@ -454,5 +445,5 @@ def all_variants() -> tuple[Variant, ...]:
 
 @cache
 def places() -> dict[int, int]:
-    """The place of each variant by its identity."""
+    """Return the place of each variant by its identity."""
     return {id(variant): place for place, variant in enumerate(all_variants())}

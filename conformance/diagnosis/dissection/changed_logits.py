@@ -1,7 +1,7 @@
-"""Logits that are raised, clamped, multiplied, or less another number than the row's largest.
+"""Logits shifted by another number than the row maximum, or with a number added.
 
-They are raised to a distance below the largest of their row, clamped to a range, multiplied by what
-grows from query to query, or have a number added for each pair of query and key.
+Numbers are subtracted before the exponentials, join their sums, or are added for each pair of query
+and key.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from .logits import MASK, SCORES
 from .places import added_to_logits
 from .reading import Reading, in_digits, statement
 
-# The size of a logit below which no exponential vanishes or overflows in any format.
+# Below this magnitude of logits no exponential vanishes or overflows in any format.
 _LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
-# A row must be too small by so many roundings before a number is read from it.
+# A row must be too small by this many roundings before a number is read.
 _CLEARLY: Final = 32.0
-_FEWEST_ITEMS: Final = 2  # of a batch that say that inputs change nothing
+_FEWEST_ITEMS: Final = 2  # of a batch, to show independence of the inputs
 _LARGEST_ADDED: Final = 0.5  # of the numbers that are looked for
 
 
@@ -49,7 +49,7 @@ def _over_every_key(_call: DeclaredCall, attention: golden.Attention, _logits: T
 def _but_for_additive_masks(
     call: DeclaredCall, attention: golden.Attention, _logits: Tensor
 ) -> Tensor:
-    """Minus infinities that are added to logits leave no larger one."""
+    """Return the row maximum that ignores boolean masks; added minus infinities count."""
     logits = unmasked_logits(attention)
     if has_bias(call.inputs):
         logits = logits.masked_fill(~admitted_by_mask(call), -math.inf)
@@ -69,11 +69,6 @@ def _floored(floor: float) -> Shift:
 
 
 def _along(*axes: int, every: bool = False) -> Shift:
-    """The largest along other axes, of hidden keys as well where it is that of ``every`` key.
-
-    Nothing is subtracted where there is none.
-    """
-
     def largest(_call: DeclaredCall, attention: golden.Attention, logits: Tensor) -> Tensor:
         most = unmasked_logits(attention) if every else logits
         most = most.amax(dim=axes, keepdim=True)
@@ -82,7 +77,7 @@ def _along(*axes: int, every: bool = False) -> Shift:
     return largest
 
 
-# What is subtracted from the logits of a row in place of their largest, in words.
+# Numbers subtracted from the logits of a row in place of their largest, with their words.
 _SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
     ("the largest one of hidden keys as well", _over_every_key),
     ("the largest one of keys that a mask of truth values hides as well", _but_for_additive_masks),
@@ -113,7 +108,7 @@ _SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
     ),
 )
 _ADDED: Final = (1e-30, 1e-20, 1e-12, 1e-10, 1e-9, 1e-8, 1e-6)
-# What the exponentials are divided by, of their sum.
+# Divisors of the exponentials, as functions of their sum.
 _DIVISORS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("", lambda total: total),
     ("", lambda total: torch.where(total == 0.0, 1.0, total)),
@@ -126,9 +121,9 @@ _DIVISORS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 
 
 def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
-    """Numbers that may be subtracted before exponentials are taken, where rows vanish or overflow.
+    """Yield numbers that may be subtracted before the exponentials, if rows vanish or overflow.
 
-    Each is acted out on this answer: those that make it are proposed.
+    Each is acted out on this answer; only matching ones are proposed.
     """
     exact, inputs = answer.exact, answer.inputs
     if not answer.fits or not answer.output.numel():
@@ -164,15 +159,15 @@ def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
                 )
 
 
-# What answers with lost rows say, and how many of extreme values are asked.
+# Statements of answers with lost rows, and the number of extreme answers that are read.
 _OF_LOST_ROWS: Final[WeakKeyDictionary[BatteryAnswer, list[NamedMistake]]] = WeakKeyDictionary()
 _FEW_EXTREME: Final = 6
 
 
 def lost_row_statements(wrong: Sequence[BatteryAnswer]) -> list[NamedMistake]:
-    """What is subtracted before exponentials, as the first answers to extreme values say.
+    """Return the subtracted numbers that the first answers to extreme values show.
 
-    Remembered: those answers are the same in each round of a search.
+    Remembered: these answers are the same in each round of a search.
     """
     extreme = [one for one in wrong if not one.inputs.generic][:_FEW_EXTREME]
     for one in extreme:
@@ -182,10 +177,10 @@ def lost_row_statements(wrong: Sequence[BatteryAnswer]) -> list[NamedMistake]:
 
 
 def added_number_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
-    """A number that joins the sums of exponentials, or that these are not below.
+    """Yield numbers added to the sums of exponentials, or lower limits of the sums.
 
-    The row whose answer is the most too small tells it. Exponentials are those of the logits
-    themselves: a number beside relative ones is a loss of precision.
+    The row that is most too small determines the number. The exponentials are of the plain logits:
+    a number beside relative ones is a loss of precision.
     """
     exact, inputs = answer.exact, answer.inputs
     if not answer.fits or inputs.is_layer or not answer.output.numel():
@@ -211,7 +206,6 @@ def added_number_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
 
 
 def _with_number(words: str, shift: Shift, number: float, *, beside: bool) -> NamedMistake:
-    """Exponentials over their sum and a number, or the number where the sum is smaller."""
     divisor = partial(torch.add, other=number) if beside else partial(torch.clamp, min=number)
     sums = f"their sum and {number:g}" if beside else f"their sum, or {number:g} if larger"
     return statement(
@@ -228,7 +222,7 @@ def _nothing(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) 
 
 
 def _nothing_of_any(_call: DeclaredCall, attention: golden.Attention, logits: Tensor) -> Tensor:
-    """No number where the exponential of a hidden logit is infinite: times zero it is none."""
+    """Return NaN where the exponential of a hidden logit is infinite: infinity times zero."""
     powers = unmasked_logits(attention).to(logits.dtype).exp()
     return torch.where(torch.isinf(powers).any(-1, keepdim=True), torch.nan, 0.0).to(logits.dtype)
 
@@ -240,9 +234,9 @@ _PLAIN_SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
 
 
 def pair_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """A number of each head for each pair of places, the same whatever the inputs are.
+    """Yield a number of each head for each pair of places, whatever the inputs are.
 
-    It is read of several batch items, and known for these heads and lengths alone.
+    It is read from several batch items, and known for these heads and lengths alone.
     """
     attention, call = reading.attention, reading.call
     scores, bias = (term.values(call, attention) for term in (SCORES, MASK))
@@ -253,7 +247,7 @@ def pair_statements(reading: Reading) -> Iterator[NamedMistake]:
         return
 
     def against_mean(table: Tensor, sign: float) -> Tensor:
-        """A row's numbers and their mean: its weights do not tell what all of its keys have."""
+        """Subtract or add a row's mean: weights do not show a constant of their row."""
         mean = torch.where(always, table, 0.0).sum(-1, keepdim=True) / always.sum(-1, keepdim=True)
         return torch.where(shown, table + sign * mean, 0.0)
 

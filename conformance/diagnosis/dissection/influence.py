@@ -1,7 +1,7 @@
-"""Stray influence: values of other keys, heads, items and channels that an answer is made of.
+"""Stray influence: answers that depend on values of foreign keys, heads, items or channels.
 
-Which items, heads and channels read which others, and which key stands for which, is read without
-looking for a cause. A part of a cache may be lost.
+The dependences of items, heads and channels, and exchanged keys, are found without looking for a
+cause. Partly lost caches are found as well.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from ..mistakes import DeclaredCall, NamedMistake
 from ..mistakes.named_mistake import InputsChange
 from .reading import ROOM, Reading, read, readable, statement
 
-# Errors of a weight of which it must be a multiple for a small logit, or its part of the right one,
-# to be read from it.
+# A weight must exceed its error this many times before a small logit, or its ratio to the right
+# weight, is read from it.
 CLEAR: Final = 20.0
-# The axes of heads ``[B, H, L, D]``, and what one place of each is called.
+# Names of a place along the axes of heads ``[B, H, L, D]``.
 PLACES: Final = ("batch item", "head", "token", "channel")
 # Pairs of places, and keys, that a fact names.
 _MOST_NAMED: Final = 6
 
 
 def influence_facts(subject: Subject, inputs: Inputs) -> list[str]:
-    """Which items, heads and channels read values of others, and which keys stand for which.
+    """Return sentences: which places read values of others, which keys replace which.
 
-    Each is what was seen at some inputs, in a sentence, whatever the cause.
+    Each is an observation at the given inputs, whatever the cause.
     """
     if inputs.is_layer:
         return list(_across(subject, inputs, (0,))) if inputs.past == 0 else []
@@ -51,9 +51,9 @@ def influence_facts(subject: Subject, inputs: Inputs) -> list[str]:
 
 
 def _between_tiles(reading: Reading) -> list[str]:
-    """In which tiles of keys weights are in proportion, and from which to which they are not.
+    """Name the tile size within which weights are in proportion, but not between tiles.
 
-    Nothing where the first tile is not followed by another as large: its end alone is no size.
+    Empty if the first tile is not followed by another as large: its end alone is no size.
     """
     keys = reading.weights.shape[-1]
     return [
@@ -65,9 +65,9 @@ def _between_tiles(reading: Reading) -> list[str]:
 
 
 def tile_sizes(reading: Reading) -> list[int]:
-    """Sizes of tiles within which weights are in the right proportion, but not from one to another.
+    """Return tile sizes within which weights are in proportion, but not between tiles.
 
-    The largest first; none where weights are right, or wrong within whatever tiles.
+    Largest first; empty if weights are right, or wrong within all tiles.
     """
     exact, read = reading.attention.weights, reading.weights
     clear = exact > CLEAR * reading.error
@@ -83,7 +83,6 @@ def tile_sizes(reading: Reading) -> list[int]:
 
 
 def _across(subject: Subject, inputs: Inputs, axes: tuple[int, ...]) -> Iterator[str]:
-    """Pairs of places along each axis of which one changes with the values of the other."""
     plain = answer_to(subject, inputs)
     if plain is None or plain.output.shape != inputs.output_shape:
         return
@@ -125,7 +124,6 @@ def _listed(pairs: list[tuple[int, int]]) -> str:
 
 
 def _other_keys(reading: Reading) -> Iterator[str]:
-    """The keys whose weight stands at another key's value, where every weight does so."""
     exact, got = reading.attention.weights, reading.weights
     room = ROOM * float(reading.error.max())
     columns, golden = got.flatten(0, 2).T, exact.flatten(0, 2).T
@@ -142,9 +140,9 @@ def _other_keys(reading: Reading) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class UsedPart:
-    """Some of the cached keys, or none: those from one index up to before another.
+    """A range of the cached keys: from one index up to before another.
 
-    The indices are made of the numbers of cached and of all keys; ``words`` follow "of a cache".
+    The indices follow from the numbers of cached and of all keys; ``words`` follow "of a cache".
     """
 
     words: str
@@ -152,7 +150,7 @@ class UsedPart:
     end: Callable[[int, int], int] = lambda past, _count: past
 
     def left(self, past: int, count: int) -> slice:
-        """The cached keys that are left, by the numbers of those and of all keys."""
+        """Return the remaining cached keys, from the numbers of cached and of all keys."""
         return slice(max(self.first(past, count), 0), max(self.end(past, count), 0))
 
 
@@ -161,7 +159,7 @@ def _keys_in_words(number: int, which: str) -> str:
 
 
 def lost_cache_statements(reading: Reading) -> Iterator[NamedMistake]:
-    """A cache of which the front or the end is lost: what is left stands right before new keys."""
+    """Yield caches without their front or end; the rest stands right before the new keys."""
     past, count = reading.call.inputs.past, reading.sizes.key_length
     seen = reading.visible.flatten(0, -2).any(0)
     used = seen[:past].nonzero().flatten().tolist()

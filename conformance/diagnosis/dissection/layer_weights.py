@@ -1,10 +1,10 @@
-"""The weights of a layer's attention, read through its projections.
+"""Reads the weights of a layer's attention through its projections.
 
-The answer of a layer is linear in its values, and the values are linear in the matrix of their
-projection, which queries and keys do not depend on. So answers for several such matrices are
-equations for the weights, if it is known which way the values go. A layer whose matrices are its
-own is asked with other tokens of its values, where these are an input by themselves. Where they are
-keys as well, each answer is read by itself: it has enough channels for the weights of few tokens.
+The answer of a layer is linear in its values, and these are linear in the matrix of their
+projection, which queries and keys do not depend on. Answers for several such matrices are equations
+for the weights, given the path of the values. A layer with fixed matrices is asked with different
+value tokens, if value tokens are a separate input. Otherwise each answer is read alone: it has
+enough channels for the weights of few tokens.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken
 from ..mistakes import IMPOSSIBLE, DeclaredCall, NotExpressible
 from .reading import ROOM, Reading
 
-# Keys of a layer whose weights are read: the time grows with the cube of their number. More where a
-# layer takes no fewer.
+# The most keys of a layer whose weights are read: the time grows with their cube. The larger limit
+# is for layers that take no fewer.
 MOST_KEYS_OF_LAYERS: Final = 40
 MOST_KEYS_ASKED: Final = 64
 # Equations for each unknown weight.
 TIMES: Final = 2.0
-# Weights of one item that are read together, and answers that are asked for.
+# The most weights of an item that are read together, and the most calls.
 MOST_UNKNOWN: Final = 400
 MOST_CALLS: Final = 16
-# Numbers that say what each head's answer adds to that of the layer: 8 bytes each.
+# The most numbers of the map from heads' answers to the layer's: 8 bytes each.
 MOST_NUMBERS: Final = 24_000_000
 # Widths of tokens that leave the values of all keys independent.
 WIDER: Final = 1.25
-# Tokens that are compared with each other.
+# The fewest tokens of a comparison.
 FEWEST_TOKENS: Final = 3
 _SEED: Final = 17
 
 
 def few_tokens(subject: Subject, inputs: Inputs) -> Inputs | None:
-    """Some inputs, or the first tokens of those that are too long; None if they cannot be cut."""
+    """Return inputs, cut to the first tokens if too long; None if they cannot be cut."""
     keys = inputs.geometry.key_length
     if keys <= MOST_KEYS_OF_LAYERS:
         return inputs
@@ -63,11 +63,10 @@ def few_tokens(subject: Subject, inputs: Inputs) -> Inputs | None:
 
 
 class LayerCalls:
-    """The answers of a layer for several matrices of its value projection, or tokens of its values.
+    """The answers of a layer for several matrices of its value projection, or value tokens.
 
-    They are equations for its weights. ``inputs`` are those given, or
-    wider ones of the same lengths; None where the layer takes none that would do. A layer too wide
-    for its tokens is not read.
+    They are equations for its weights. ``inputs`` are the given inputs or wider ones of equal
+    lengths; None if the layer takes none that suffice. A layer too wide for its tokens is not read.
     """
 
     def __init__(self, subject: Subject, inputs: Inputs) -> None:
@@ -87,9 +86,9 @@ class LayerCalls:
     def reading(
         self, known: Combination = (), point: golden.Semantics | None = None
     ) -> Reading | None:
-        """The weights besides mistakes that are known; None where they cannot be read.
+        """Return the weights besides known mistakes; None if they cannot be read.
 
-        ``point`` stands for the declared one.
+        ``point`` replaces the declared one.
         """
         inputs, declared = self.inputs, point or self.subject.declaration.semantics
         if inputs is None or not self._answers:
@@ -124,19 +123,19 @@ class LayerCalls:
 
 
 def read_layer(subject: Subject, inputs: Inputs, known: Combination = ()) -> Reading | None:
-    """Read the weights of a layer besides mistakes that are known; None where they cannot be."""
+    """Return the weights of a layer besides known mistakes; None if they cannot be read."""
     return LayerCalls(subject, inputs).reading(known)
 
 
 def _without_lost_rows(output: Tensor, inputs: Inputs) -> Tensor:
-    """The answer, with those of queries that are all NaN as if no value had a weight there."""
+    """Replace all-NaN rows by the answer without values."""
     bias = known_weights(inputs).o_bias
     nothing = torch.zeros_like(output) if bias is None else bias.to(output).expand_as(output)
     return torch.where(output.isnan().all(dim=-1, keepdim=True), nothing, output)
 
 
 def most_tokens(sizes: Geometry) -> int:
-    """How many queries of a layer may be read at once, by its widths."""
+    """Return how many queries of a layer may be read at once, given its widths."""
     numbers = sizes.num_heads * sizes.value_head_size * sizes.output_size
     return math.isqrt(MOST_NUMBERS // max(numbers, 1))
 
@@ -151,7 +150,6 @@ def _count(sizes: Geometry) -> int:
 
 
 def _variants(subject: Subject, inputs: Inputs) -> list[Inputs]:
-    """The inputs with other values, whose queries and keys are the same; else as they are."""
     count = _count(inputs.geometry)
     if subject.candidate.draws_weights:
         return _with_other_matrices(inputs, count)
@@ -159,7 +157,6 @@ def _variants(subject: Subject, inputs: Inputs) -> list[Inputs]:
 
 
 def _with_other_matrices(inputs: Inputs, count: int) -> list[Inputs]:
-    """The inputs with other matrices of the value projection, without its bias."""
     generator = torch.Generator().manual_seed(_SEED)
     weights = known_weights(inputs)
 
@@ -174,7 +171,6 @@ def _with_other_matrices(inputs: Inputs, count: int) -> list[Inputs]:
 
 
 def _with_other_values(inputs: Inputs, count: int) -> list[Inputs]:
-    """The inputs with other tokens of the values."""
     generator = torch.Generator().manual_seed(_SEED)
     shape, dtype = inputs.value.shape, inputs.value.dtype
     drawn = (torch.randn(shape, generator=generator).to(dtype) for _ in range(count))
@@ -182,10 +178,9 @@ def _with_other_values(inputs: Inputs, count: int) -> list[Inputs]:
 
 
 def with_values_of_one(subject: Subject, inputs: Inputs) -> Inputs | None:
-    """The inputs with values that are all one, of a layer the answers of heads averaged.
+    """Return inputs with values of one; a layer then averages the answers of its heads.
 
-    None where a layer has weights of its own, no output matrix, or no bias that makes values one
-    whatever is given.
+    None if a layer has weights of its own, no output matrix, or no value bias.
     """
     if not inputs.is_layer:
         return inputs.with_tokens(value=torch.ones_like(inputs.value))
@@ -203,7 +198,7 @@ def with_values_of_one(subject: Subject, inputs: Inputs) -> Inputs | None:
 
 
 def _wide_enough(subject: Subject, inputs: Inputs) -> Inputs | None:
-    """The inputs, or others of the same lengths whose tokens can be told apart by their values."""
+    """Return inputs, or wider ones of the same lengths, whose values tell tokens apart."""
     if inputs.past:
         return None
     if not subject.candidate.draws_weights:
@@ -243,10 +238,10 @@ def _wide_enough(subject: Subject, inputs: Inputs) -> Inputs | None:
 
 
 def _few_enough(inputs: Inputs) -> Inputs | None:
-    """The first tokens of some inputs, fewer than a head's value has channels.
+    """Return the first tokens of inputs, fewer than a value head has channels.
 
-    Then one answer gives more equations than there are weights. None where fewer than three tokens
-    are left, and for a mask that cannot be cut short.
+    One answer then gives more equations than weights. None if fewer than three tokens are left, or
+    for a mask, which cannot be cut.
     """
     count = inputs.geometry.value_head_size - 1
     if inputs.geometry.key_length <= count:
@@ -257,10 +252,10 @@ def _few_enough(inputs: Inputs) -> Inputs | None:
 
 
 class _Equations:
-    """What one answer says of the weights.
+    """The equations of one answer for the weights.
 
-    ``values [B, H, Lk, Dv]`` are those that the weights meet, ``out [H, Lq, Dv, L, Eo]`` is what
-    each head's answer adds to the layer's, ``left [B, L, Eo]`` the answer without what is added.
+    ``values [B, H, Lk, Dv]`` meet the weights, ``out [H, Lq, Dv, L, Eo]`` maps each head's answer
+    to the layer's, ``left [B, L, Eo]`` is the answer without constant terms.
     """
 
     def __init__(self, call: DeclaredCall, made: Combination, answer: Tensor) -> None:
@@ -276,7 +271,7 @@ class _Equations:
         return answer
 
     def out(self) -> Tensor:
-        """What each head's answer adds to that of the layer, by unit answers."""
+        """Return the map from each head's answer to the layer's, by unit answers."""
         count = math.prod(self._shape)
         units = torch.eye(count, dtype=torch.float64).reshape(count, *self._shape)
         answers = self._answer(units) - self._answer(torch.zeros(1, *self._shape))
@@ -284,9 +279,9 @@ class _Equations:
 
 
 def _solve(equations: Sequence[_Equations], sizes: Geometry) -> tuple[Tensor, float, Tensor] | None:
-    """The weights, the largest equation that they leave, and how far an error of one spreads.
+    """Return the weights, the largest residual, and the spread of an equation's error.
 
-    None where the equations leave weights open.
+    None if the equations do not determine the weights.
     """
     out = equations[0].out()
     heads, queries = out.shape[:2]

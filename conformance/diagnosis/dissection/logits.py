@@ -1,4 +1,4 @@
-"""What logits are made of: terms that add up to those that were read."""
+"""Fits terms to the logits that were read."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ..mistakes import DeclaredCall
 from ..mistakes._steps import plain_scores, scored
 from .reading import Reading
 
-# Logits that must be left over after a fit, so that it says something.
+# The fewest logits in excess of a fit's parameters.
 FEWEST_LEFT: Final = 3
 TermValues = Callable[[DeclaredCall, golden.Attention], Tensor | None]
 
 
 @dataclass(frozen=True)
 class Term:
-    """Something that a logit may have: values ``[B, H, Lq, Lk]``, None where there are none."""
+    """A possible term of the logits: values ``[B, H, Lq, Lk]``, None if absent."""
 
     words: str
     values: TermValues
@@ -42,15 +42,15 @@ SCORES: Final = Term("the scores", lambda _call, a: scored(a, plain_scores(a)))
 
 
 class LogitFit:
-    """The equations of one reading: terms that add up to its logits, up to a constant a row.
+    """The equations of one reading: terms add up to the logits, up to a constant per row.
 
-    Along another ``axis``: up to one for each of its sums. With ``right_rows`` right rows count.
+    Along another ``axis``, a constant for each slice. ``right_rows`` includes right rows.
     """
 
     def __init__(self, reading: Reading, axis: int = -1, *, right_rows: bool = False) -> None:
         self.reading, self.axis = reading, axis
         legible = reading.legible & reading.attention.allowed
-        if not right_rows:  # a mistake may be made in some rows alone: others say nothing about it
+        if not right_rows:  # a mistake may concern only wrong rows
             legible = legible & reading.wrong
         self.used = legible & (legible.sum(dim=axis, keepdim=True) > 1)
         self.count = int((legible.sum(dim=axis) - 1).clamp_min(0).sum())
@@ -58,7 +58,7 @@ class LogitFit:
         self.logits = self.centred(reading.logits)
 
     def centred(self, values: Tensor, cells: Tensor | None = None) -> Tensor:
-        """The values ``[.., B, H, Lq, Lk]`` of the cells that are used, less their rows' means."""
+        """Return the used cells of values ``[.., B, H, Lq, Lk]``, less their rows' means."""
         cells = self.used if cells is None else cells
         used = torch.where(cells, values, 0.0)
         count = cells.sum(dim=self.axis, keepdim=True).clamp_min(1)
@@ -66,7 +66,7 @@ class LogitFit:
         return (values - mean)[..., cells]
 
     def column(self, term: Term) -> Tensor | None:
-        """A term as a column of equations; None where it is absent or the same for all keys."""
+        """Return a term as a column of equations; None if absent or equal for all keys."""
         given = term.values(self.reading.call, self.reading.attention)
         if given is None:
             return None
@@ -75,7 +75,7 @@ class LogitFit:
         return column if bool(tells) else None
 
     def solve(self, fixed: Sequence[Tensor], free: Sequence[Tensor]) -> list[float] | None:
-        """The factors of free columns that leave nothing over; None where something is left."""
+        """Return the factors of free columns without residual; None if a residual is left."""
         if self.count < len(free) + FEWEST_LEFT:
             return None
         target = self.rest(fixed)
@@ -86,5 +86,5 @@ class LogitFit:
         return solution[:, 0].tolist() if bool((left <= 3 * self.room).all()) else None
 
     def rest(self, fixed: Sequence[Tensor]) -> Tensor:
-        """What some columns leave of the logits."""
+        """Return the logits less the given columns."""
         return self.logits - sum(fixed, torch.zeros_like(self.logits))

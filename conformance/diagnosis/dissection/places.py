@@ -1,4 +1,4 @@
-"""A bias by place: what logits have more, by how far the key lies ahead of its query."""
+"""A bias by place: a term of the logits by the distance from query to key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .reading import Reading, in_digits, statement
 
 
 def alignments(reading: Reading) -> list[bool]:
-    """Whether queries may be counted from the last key, the declared answer first."""
+    """Return whether to count queries from the last key; the declared alignment comes first."""
     sizes = reading.sizes
     declared = bool(reading.call.semantics.causal_alignment == "bottom-right")
     return [declared] if sizes.query_length == sizes.key_length else [declared, not declared]
@@ -31,10 +31,10 @@ _MOST_SAID: Final = 7  # places of which the number is said, the query's own in 
 
 @dataclass(frozen=True, eq=False)
 class PlaceTable:
-    """Numbers by how far a key lies ahead of its query, counted from the first ones or the last.
+    """Numbers by the distance from query to key, counted from the first or the last of both.
 
-    ``values`` are ``[H, places]``, or ``[1, places]`` where all heads have the same: those of the
-    place ``first``, and of the following ones.
+    ``values`` are ``[H, places]``, or ``[1, places]`` if all heads agree, from the place ``first``
+    on.
     """
 
     values: Tensor
@@ -42,10 +42,10 @@ class PlaceTable:
     bottom_right: bool
 
     def added(self, inputs: Inputs, *, beyond: bool) -> Tensor:
-        """What it adds to the logits ``[B, H, Lq, Lk]``.
+        """Return the term of the logits ``[B, H, Lq, Lk]``.
 
-        What lies farther than it was read has the number of its end where that holds ``beyond``.
-        Raises NotExpressible for other heads, and for such a place where nothing is known of it.
+        With ``beyond``, places past the table get its end values. Raises NotExpressible for other
+        heads, and for places past the table without ``beyond``.
         """
         sizes = inputs.geometry
         heads, count = sizes.num_heads, self.values.shape[-1]
@@ -56,7 +56,7 @@ class PlaceTable:
         return self.values[:heads, ahead.clamp(0, count - 1)].expand(inputs.score_shape)
 
     def with_more(self, far: PlaceTable | None) -> PlaceTable:
-        """It with the places of another one that lie before its first and behind its last."""
+        """Return the table extended by the outer places of another table."""
         if far is None or len(far.values) not in (1, len(self.values)):
             return self
         before = max(self.first - far.first, 0)
@@ -66,7 +66,7 @@ class PlaceTable:
         return PlaceTable(values, self.first - before, self.bottom_right)
 
     def statement(self, *, beyond: bool = True) -> NamedMistake:
-        """The scores with what it adds."""
+        """Return the mistake that adds the table to the logits."""
         head = int(self.values.abs().amax(-1).argmax())
         clear = self.values[head] * (self.values[head].abs() > model.LOGIT_READ_TO)
         read = dict(enumerate(clear.tolist(), start=self.first))
@@ -81,14 +81,14 @@ class PlaceTable:
 
 
 def added_to_logits(words: str, fix: str, added: Callable[[Inputs], Tensor]) -> NamedMistake:
-    """Logits with one more term ``[B, H, Lq, Lk]`` of the inputs; ``words`` are a noun phrase."""
+    """Return logits with a further term ``[B, H, Lq, Lk]``; ``words`` are a noun phrase."""
     edit = golden.Edit("biased", change=lambda biased, inputs: biased + added(inputs))
     text = f"the logits have one more term, {words}"
     return statement(f"logits: {words}", text, fix, edits=(edit,))
 
 
 def place_table(reading: Reading, *, bottom_right: bool) -> PlaceTable | None:
-    """What is added to the logits by the place of the key alone, if that explains all of them."""
+    """Return the term of the logits by place, if it explains all of them."""
     attention, call = reading.attention, reading.call
     scores, bias = (term.values(call, attention) for term in (SCORES, MASK))
     shown = reading.legible & attention.allowed
@@ -115,7 +115,6 @@ def place_table(reading: Reading, *, bottom_right: bool) -> PlaceTable | None:
 
 
 def _from_steps(steps: Tensor, known: Tensor, first: int, bottom_right: bool) -> PlaceTable | None:  # noqa: FBT001
-    """The table whose neighbours differ by steps; None where it is not known in one piece."""
     every = known.all(dim=0).nonzero().flatten().tolist()
     if not every or every[-1] - every[0] + 1 != len(every):
         return None

@@ -1,4 +1,4 @@
-"""What is read of wrong gradients themselves: limits, lengths, and numbers times the right ones."""
+"""Numbers read from wrong gradients: limits, lengths, and factors of the right ones."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ TOKENS: Final = ("query", "key", "value")
 ROLES: Final = (*TOKENS, "bias")
 
 _NO_LIMIT: Final = "return the gradients as they are: whoever trains clips them"
-# Problems that a length must be the same in to be one that gradients are cut to.
+# Problems in which a length must recur to count as a limit of gradients.
 _TWICE: Final = 2
-# The part of a number that is rounded away where it is said with few digits.
+# The relative precision of numbers in words.
 _SAME: Final = model.SAME_READ
 
-# What a candidate computes in problems where it is wrong, and what it should.
+# Pairs of a wrong and the exact gradient.
 Observed = Sequence[tuple[Tensor, Tensor]]
 
 
 def read_variants(role: str, observed: Observed) -> Iterator[Variant]:
-    """What a wrong gradient of one role may be, with numbers read from what was observed."""
+    """Yield variants of a role's wrong gradient, with numbers read from the observations."""
     yield from _clamped(role, observed)
     yield from _cut_to_length(role, observed)
     yield from _tokens_from(role, observed)
@@ -42,7 +42,6 @@ def read_variants(role: str, observed: Observed) -> Iterator[Variant]:
 
 
 def _variants(role: str, words: str, fix: str, change: Change) -> Iterator[Variant]:
-    """A change to the gradient of a role, as a whole, and of each query head that shares it."""
     whole = (golden.Edit(f"given_{role}_gradient", change=change),)
     yield Variant(words=words, fix=fix, edits=whole, each=True)
     if role != "query":
@@ -52,12 +51,12 @@ def _variants(role: str, words: str, fix: str, change: Change) -> Iterator[Varia
 
 
 def _said(read: float) -> float:
-    """A number with as few digits as are read of it."""
+    """Return a number with as few digits as its precision allows."""
     return roundest(read * (1.0 - _SAME), read * (1.0 + _SAME))
 
 
 def _clamped(role: str, observed: Observed) -> Iterator[Variant]:
-    """Elements clamped to a limit, which then is the size of the largest, of several of them."""
+    """Yield clamping to a limit: the largest magnitude, if several elements share it."""
     for actual, exact in observed:
         sizes = actual.abs()
         limit = float(sizes.amax()) if sizes.numel() else 0.0
@@ -76,7 +75,6 @@ def _clamp_to(limit: float) -> Change:
 
 
 def _cut_to_length(role: str, observed: Observed) -> Iterator[Variant]:
-    """All gradients of a call, or each one's channels, cut to a length where they are longer."""
     for words, length in (
         ("the whole gradient is cut to a length of {:g}", _whole_length),
         ("each token's gradient is cut to a length of {:g}", _length_of_tokens),
@@ -105,7 +103,6 @@ def _cut(limit: float, length: Callable[[Tensor], Tensor]) -> Change:
 
 
 def _tokens_from(role: str, observed: Observed) -> Iterator[Variant]:
-    """Tokens from an index on whose gradients are a number times what they must be."""
     for actual, exact in observed:
         by_token = (actual * exact).sum((0, 1, 3)), exact.square().sum((0, 1, 3))
         if not bool((by_token[1] > 0.0).all()) or not bool(torch.isfinite(actual).all()):
@@ -134,9 +131,9 @@ def _times_from(first: int, factor: float) -> Change:
 
 
 def _not_numbers(role: str, observed: Observed) -> Iterator[Variant]:
-    """Tokens behind the last whole tile whose gradients are NaN, by the sizes that a tile may have.
+    """Yield NaN after the last whole tile, for possible tile sizes.
 
-    Where there is no whole tile another loop may do the work.
+    If no whole tile exists, another loop may do the work.
     """
     ends: set[tuple[int, int]] = set()
     for actual, _ in observed:
@@ -163,7 +160,7 @@ def _nan_behind_tiles(size: int) -> Change:
 
 
 def clamped(limit: float) -> Variant:
-    """The gradients of the logits clamped to a limit that was read."""
+    """Return the gradients of the logits clamped to a limit that was read."""
     return Variant(
         words=f"dS is clamped to the range from {-limit:.4g} to {limit:.4g}",
         fix="do not clamp within the backward pass",
@@ -172,7 +169,7 @@ def clamped(limit: float) -> Variant:
 
 
 def clamped_upstream(limit: float) -> Variant:
-    """What flows back clamped to a limit that was read."""
+    """Return the upstream gradient clamped to a limit that was read."""
     return Variant(
         words=f"what flows back is clamped to the range from {-limit:.4g} to {limit:.4g}",
         fix="do not clamp within the backward pass: whoever trains clips gradients",
@@ -187,9 +184,9 @@ _FIX_FACTORS: Final = (
 
 
 def factor_statements(observed: Sequence[ObservedGradients]) -> Iterator[NamedMistake]:
-    """Gradients of a layer's tokens, matrices and biases that are numbers times the right ones.
+    """Yield factors of the gradients of a layer's tokens, matrices and biases.
 
-    Where those of an operand are all times the same number its heads say so.
+    A factor common to an operand is left to the statements about its heads.
     """
     layers = [each for each in observed if each.inputs.is_layer and each.wrong]
     if not layers:
@@ -208,9 +205,9 @@ def factor_statements(observed: Sequence[ObservedGradients]) -> Iterator[NamedMi
 
 
 def _factors(observed: ObservedGradients) -> dict[str, list[Number]]:
-    """What the number may be that each gradient is multiplied by; {} where one is no multiple.
+    """Return the possible factors of each gradient; {} if one is no multiple.
 
-    Tokens that are read for several operands get a sum, with a number for each.
+    Tokens of several operands get a sum with a factor per operand.
     """
     passes = observed.passes
     parts = {name: passes[stage] for name, stage in stages_of(passes).items()}
@@ -231,7 +228,7 @@ def _factors(observed: ObservedGradients) -> dict[str, list[Number]]:
             return {}
         read += zip((same + worst / sizes).tolist(), roles, solved.tolist(), strict=True)
     factors: dict[str, list[Number]] = {}
-    for apart, role, factor in sorted(read):  # what is read best tells what others may be
+    for apart, role, factor in sorted(read):  # the best-known factors identify the others
         known = next((e for e in factors.values() if _is_near(factor, e[0], apart, at)), None)
         zero = [Number("0", lambda _sizes: 0.0)] if abs(factor) <= apart else []
         factors[role] = known or zero or list(numbers(factor, at, apart))
@@ -246,7 +243,6 @@ _ORDER: Final = (*TOKENS, *(name for role in "qkvo" for name in (role, f"{role}_
 
 
 def _listed(some: Sequence[str], read: Collection[str]) -> str:
-    """Some of the gradients that were read, in words."""
     if len(some) == len(read):
         return "all gradients"
     if {*some, "o", "o_bias"} == set(read):

@@ -1,9 +1,9 @@
-"""The weights that a candidate gives to its values, read by handing over values that are one.
+"""Reads the weights of a candidate by unit values.
 
-Attention is linear in its values. So the answer to values that are one at a single key and zero at
-all others is the weight of that key, for each query, head and batch item. Where the channels of the
-values do not meet, each can be one at another key: one call reads as many keys. Whether they do
-shows in the answer to other values: then each key is read in all channels.
+Attention is linear in its values. The answer to values that are one at a single key and zero
+elsewhere is the weight of this key, for each query, head and batch item. If channels do not mix,
+each channel can mark another key, and one call reads many keys. The answer to ordinary values shows
+whether channels mix: then each key is read in all channels.
 
 Numbers that are read are put into words: constants, powers of sizes, else their digits.
 """
@@ -31,27 +31,26 @@ from ..battery import answer_to
 from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
 from ..mistakes import IMPOSSIBLE, DeclaredCall, NamedMistake, NotExpressible
 
-# Keys that one reading may have: each costs a call.
+# The most keys of a reading: each key may cost a call.
 MOST_KEYS: Final = 160
-# Errors of the declared precision that a number read may be off by.
+# The tolerance of a number read, in errors of the declared precision.
 ROOM: Final = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reading:
-    """What the answers to some inputs are made of.
+    """The weights that the answers to inputs are made of.
 
     call, attention
-        The inputs at the declared point, and what the golden makes of them: with the mistakes
-        that are known already, if there are any.
+        The inputs at the declared point, and their golden attention, with known mistakes if any.
     weights
         What the values of each key add to the answer: float64 ``[B, H, Lq, Lk]``.
     answer
         The answer to the values of the inputs: ``[B, H, Lq, Dv]``.
     explained
-        Whether these weights and the values of a query's own head and item make that answer.
+        Whether these weights and the values of a query's own head and item make the answer.
     error
-        How far a weight may be off at the declared precision: ``[B, H, Lq, Lk]``.
+        The error of a weight at the declared precision: ``[B, H, Lq, Lk]``.
     given
         The inputs that the candidate answered.
     """
@@ -71,11 +70,11 @@ class Reading:
 
     @cached_property
     def same(self) -> float:
-        """The part of a number by which the same number, computed elsewhere, may differ."""
+        """The relative difference allowed between two computations of the same number."""
         return max(model.SAME_READ, ROOM * torch.finfo(self.call.inputs.query.dtype).eps)
 
     def against(self, call: DeclaredCall, made: Combination = ()) -> Reading:
-        """The same reading beside what the golden makes of another call, with some mistakes."""
+        """Return the reading beside the golden attention of another call with mistakes."""
         _, attention = mistaken_attention(call, made, every_key=True)
         return replace(self, call=call, attention=attention)
 
@@ -86,13 +85,13 @@ class Reading:
 
     @cached_property
     def wrong(self) -> Tensor:
-        """The rows with a weight that is not the right one: bool ``[B, H, Lq, 1]``."""
+        """The rows with a wrong weight: bool ``[B, H, Lq, 1]``."""
         apart = (self.weights - self.attention.weights).abs() > ROOM * self.error
         return apart.any(dim=-1, keepdim=True)
 
     @cached_property
     def legible(self) -> Tensor:
-        """The keys whose weight is positive and large enough for its logarithm to be read."""
+        """The keys whose weight is positive and large enough to read its logarithm."""
         largest = self.weights.abs().amax(dim=-1, keepdim=True)
         return (self.weights > model.SMALLEST_READ * largest) & (self.weights > ROOM * self.error)
 
@@ -103,12 +102,12 @@ class Reading:
 
     @cached_property
     def logit_error(self) -> Tensor:
-        """How far each logit may be off."""
+        """The error of each logit."""
         return ROOM * self.error / self.weights.abs()
 
 
 def readable(inputs: Inputs) -> bool:
-    """Whether the values of some inputs can be changed alone, in as many calls as are allowed."""
+    """Whether the values of inputs can be changed alone, in as many calls as are allowed."""
     keys = inputs.geometry.key_length
     return not inputs.is_layer and inputs.mode == "separate" and 0 < keys <= MOST_KEYS
 
@@ -116,11 +115,11 @@ def readable(inputs: Inputs) -> bool:
 def read(
     subject: Subject, inputs: Inputs, known: Combination = (), *, finite: bool = True
 ) -> Reading | None:
-    """Read what the answers to some inputs are made of; None where an answer is of another shape.
+    """Read the weights behind the answers to inputs; None if an answer has a wrong shape.
 
-    ``inputs`` are those of a core for which :func:`readable` holds. What is read is compared with
-    what the golden makes of them with the mistakes that are ``known``. Weights that are no numbers
-    are read where they need not be ``finite``: an answer that is none either is explained by them.
+    ``inputs`` must be :func:`readable`. The reading is compared with golden attention with the
+    ``known`` mistakes. Weights may be NaN or infinite unless ``finite``: they explain answers that
+    are not finite either.
     """
     zeros = torch.zeros_like(inputs.value)
     answer, offset = _answer(subject, inputs, inputs.value), _answer(subject, inputs, zeros)
@@ -132,7 +131,7 @@ def read(
         call = mistaken_call(declared, made, inputs)
         _, attention = mistaken_attention(call, made, every_key=True)
     except (NotExpressible, *IMPOSSIBLE):
-        return None  # what is known cannot be made of these inputs
+        return None  # the known mistakes cannot be made on these inputs
     if attention.weights.shape != inputs.score_shape:
         return None  # what is known changes the number of items or heads
     if attention.value.shape[-1] != answer.shape[-1]:
@@ -160,10 +159,10 @@ def read(
 
 
 def _weights(subject: Subject, inputs: Inputs, offset: Tensor, channels: int) -> Tensor | None:
-    """The weight of each key, ``[B, H, Lq, Lk]``; None where an answer is of another shape.
+    """Return the weight of each key, ``[B, H, Lq, Lk]``; None if an answer has a wrong shape.
 
-    A call reads a key in each of some ``channels``. Where there is one, a key has all channels of
-    the values, and its weight is their mean. ``offset`` is the answer to values of zero.
+    A call reads one key in each of ``channels``; with one channel, a key fills all channels of the
+    values, and its weight is their mean. ``offset`` is the answer to values of zero.
     """
     keys, columns = inputs.geometry.key_length, []
     for first in range(0, keys, channels):
@@ -181,7 +180,6 @@ def _weights(subject: Subject, inputs: Inputs, offset: Tensor, channels: int) ->
 
 
 def _answer(subject: Subject, inputs: Inputs, value: Tensor) -> Tensor | None:
-    """The answer to other values, ``[B, H, Lq, Dv]`` in float64."""
     answer = answer_to(subject, inputs.with_tokens(value=value))
     if answer is None or answer.output.shape != inputs.output_shape:
         return None
@@ -193,7 +191,7 @@ _PRIMARY: Final = "numerics.golden"
 
 
 def statement(name: str, text: str, fix: str, **steps: Any) -> NamedMistake:
-    """The golden with exactly the change that was read; ``name`` is of the form "kind: words"."""
+    """Return the mistake with exactly the change that was read; ``name`` is "kind: words"."""
     return NamedMistake(name=name, primary=_PRIMARY, sentence=text, fix=fix, **steps)
 
 
@@ -223,9 +221,9 @@ _LOGARITHMS: Final = ("the number of keys", "the number of queries")
 
 
 def numbers(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
-    """What a number that was read at some sizes may be, closed forms first.
+    """Yield what a number read at known sizes may be, closed forms first.
 
-    ``same`` is the part of a number by which two readings of it may differ.
+    ``same`` is the relative difference allowed between two readings.
     """
 
     def near(value: float) -> bool:
@@ -252,14 +250,14 @@ def numbers(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
 class HeadNumbers:
     """A number for each head, in words and as a function of the sizes of a call.
 
-    NotExpressible at sizes at which nothing is known of them.
+    Raises NotExpressible at sizes for which the numbers are unknown.
     """
 
     words: str
     of: Callable[[Geometry], list[float]]
 
     def of_heads(self, sizes: Geometry) -> Tensor:
-        """The numbers ``[H, 1, 1]``, to be multiplied with ``[B, H, L, D]``."""
+        """Return the numbers ``[H, 1, 1]``, to be multiplied with ``[B, H, L, D]``."""
         return torch.tensor(self.of(sizes), dtype=torch.float64)[:, None, None]
 
 
@@ -272,7 +270,7 @@ def _slope_in_half(head: int, count: int) -> float:
     return _slope(own, head % own)
 
 
-# What numbers of heads are multiples of, by the index h of a head and the number of heads.
+# Sequences that numbers of heads may be multiples of, by head index h and number of heads.
 _BY_HEAD: Final[tuple[tuple[str, Callable[[int, int], float]], ...]] = (
     ("(h + 1)", lambda h, _count: h + 1.0),
     ("h", lambda h, _count: float(h)),
@@ -292,7 +290,7 @@ _BY_HEAD: Final[tuple[tuple[str, Callable[[int, int], float]], ...]] = (
 
 
 def head_numbers(read: Sequence[float], sizes: Geometry, same: float) -> Iterator[HeadNumbers]:
-    """What the numbers may be that were read of each head: by a rule first, else as they are.
+    """Yield what the numbers of heads may be: by a rule first, else as they are.
 
     A rule holds for any number of heads. ``same`` is as for :func:`numbers`.
     """
@@ -310,7 +308,7 @@ def head_numbers(read: Sequence[float], sizes: Geometry, same: float) -> Iterato
 
 
 def _rules(read: Sequence[float], sizes: Geometry, same: float) -> Iterator[tuple[str, HeadRule]]:
-    """Rules that give some numbers, of the index h of a head and sizes, with their words."""
+    """Yield rules of the head index h and the sizes that give the numbers, with their words."""
     count, most = len(read), max(map(abs, read))
 
     def near(made: Sequence[float]) -> bool:
@@ -369,7 +367,7 @@ def _of_so_many(read: Sequence[float]) -> HeadRule:
 
 
 def in_digits(number: float) -> str:
-    """A number to four digits; near one to three digits of what it is above or below."""
+    """Return a number to four digits; near one, to three digits of the difference to one."""
     apart = abs(abs(number) - 1.0)
     if not model.SAID_AS_ONE < apart < model.SAID_NEAR_ONE:
         return f"{number:.4g}"
@@ -389,7 +387,7 @@ def _of_size(words: str, size: Callable[[Geometry], int], power: float, sign: fl
 
 
 def roundest(least: float, most: float) -> float:
-    """The number with the fewest digits that is above one and at most another, both positive."""
+    """Return the number with the fewest digits in ``(least, most]``, both positive."""
     digits = -math.floor(math.log10(most))
     while True:
         number = math.floor(most * 10.0**digits) / 10.0**digits

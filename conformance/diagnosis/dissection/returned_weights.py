@@ -37,21 +37,21 @@ _FIX: Final = "return what the softmax gives, [B, H, Lq, Lk]: what the values ar
 _HEADS: Final = 1
 # The clause that judges the gradient of returned weights.
 OF_WEIGHTS: Final = "gradients.weights"
-# The kind of violation of a tensor that has another shape than it should.
+# The kind of violation of a tensor with a wrong shape.
 SHAPE: Final = "shape"
 Change = Callable[[Tensor], Tensor]
 Values = Callable[["Returned"], Tensor]
 
 
 def asks_for_weights(subject: Subject, clause: Clause, problem: Problem) -> bool:
-    """Whether some call of a clause asks for the weights."""
+    """Whether a call of a clause asks for the weights."""
     answers, refused = answers_with_weights(subject, clause, problem)
     return bool(answers or refused)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Returned:
-    """What was returned as weights for some inputs, of whatever shape, and what should have been.
+    """The tensor returned as weights for inputs, of whatever shape, and the exact weights.
 
     ``call`` and ``attention`` are the right ones.
     """
@@ -68,19 +68,22 @@ class Returned:
         return DeclaredCall(inputs=self.inputs, semantics=self.subject.declaration.semantics)
 
     def without(self, **changes: Any) -> Tensor:
-        """The weights with some options of the call left out."""
+        """Return the weights with options of the call left out."""
         call = self.call
         weights: Tensor = call.attend(call.projected_heads(), **changes).weights
         return weights
 
     @property
     def logits(self) -> Tensor:
-        """What enters the softmax."""
+        """The logits that enter the softmax."""
         logits: Tensor = self.subject.golden(self.inputs).core.logits
         return logits
 
     def before_hiding(self, *, minus_infinity: bool) -> Tensor:
-        """The logits of every key, hidden ones too; those of an additive mask stay if wanted."""
+        """Return the logits of every key, hidden keys included.
+
+        ``minus_infinity`` keeps the minus infinities of an additive mask.
+        """
         call, given = self.call, self.inputs
         shown = {"keep": None, "causal": False, "window": None}
         logits = unmasked_logits(call.attend(call.projected_heads(), **shown))
@@ -100,19 +103,19 @@ class Returned:
 
     @property
     def allowed(self) -> Tensor:
-        """The pairs that are attended, as numbers."""
+        """The attended pairs as 0.0 and 1.0."""
         return self.subject.golden(self.inputs).core.allowed.expand(self.exact.shape).double()
 
     @cached_property
     def is_right(self) -> bool:
-        """Whether they are the weights."""
+        """Whether the returned tensor is the weights."""
         return self.actual.shape == self.exact.shape and near(self.actual, self.exact, self.bound)
 
     def are(self, values: Tensor) -> bool:
-        """Whether they are some values, within the room that rounding needs."""
+        """Whether the returned tensor has given values, within the room for rounding."""
         if values.shape != self.actual.shape:
             return False
-        # What is equal needs no room, and a fill far below would grant the rest too much.
+        # Equal elements need no room, and a fill far below would grant the others too much.
         finite = values.isfinite() & (values != self.actual)
         same = torch.equal(values[~finite], self.actual[~finite])
         if not same or not bool(finite.any()):
@@ -124,9 +127,9 @@ class Returned:
 
 @dataclass(frozen=True)
 class Content:
-    """Something that may be returned in place of the weights; ``words`` are a noun phrase.
+    """A tensor that may be returned in place of the weights; ``words`` are a noun phrase.
 
-    ``about`` is a sentence that explains them, if they need one.
+    ``about`` is a sentence that explains the words, if needed.
     """
 
     words: str
@@ -190,7 +193,7 @@ def _softmax_of_all(returned: Returned, *, minus_infinity: bool) -> Tensor:
 
 
 def _filled(returned: Returned) -> Tensor:
-    """The logits, with what stands for all hidden keys if that is one number below them."""
+    """Return the logits, hidden keys replaced by a common low number of the returned tensor."""
     logits = returned.logits.clone()
     hidden = torch.isneginf(logits)
     numbers_of_hidden = returned.actual[hidden].unique()
@@ -242,7 +245,7 @@ _REDUCTIONS: Final[tuple[tuple[str, Change], ...]] = (
 )
 
 
-# The same numbers in other axes; the first can be made of one batch item alone.
+# The weights in other axes; the first change needs a single batch item.
 _SHAPES: Final[tuple[tuple[str, Change], ...]] = (
     ("the weights without the axis of batch items", lambda w: w.reshape(w.shape[1:])),
     ("the weights of batch items and heads in one axis", lambda w: w.flatten(0, 1)),
@@ -257,7 +260,7 @@ def _in_groups(returned: Returned) -> Tensor:
 
 
 def _changed(change: Change, *, everywhere: bool = False, squeezed: bool = False) -> Values:
-    """The weights changed; ``everywhere`` is for all heads, ``squeezed`` without the axis."""
+    """Change the weights; ``everywhere`` expands to all heads, ``squeezed`` drops their axis."""
 
     def values(returned: Returned) -> Tensor:
         changed = change(returned.exact)
@@ -284,7 +287,6 @@ CONTENTS: Final[tuple[Content, ...]] = (*_of_weights(), *_simple())
 def _of_mistakes(
     mistakes: Iterable[NamedMistake], acted: ActedAnswers, first: Inputs
 ) -> Iterator[Content]:
-    """The weights of each mistake that may change the answer to the first wrong inputs."""
     for mistake in mistakes:
         if acted.touches(mistake, first):
             words = f"the weights of {mistake.name}"
@@ -308,11 +310,10 @@ def explain_weights(
     *,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """What is returned in place of the weights, as the report's entry; [] where it is right.
+    """Return the entry of what is returned in place of the weights; [] if they are right.
 
-    What is stated holds for all of the battery, and near the plainest problem with other values:
-    ``seed`` is added to that of their draw. It is one of ``CONTENTS``, or what the weights are
-    where one of the mistakes is made.
+    The statement is one of ``CONTENTS`` or the weights of a mistake. It holds on the whole battery
+    and near the plainest problem with other values, drawn with ``seed`` added.
     """
     if "weights" not in subject.declaration.features:
         return []
@@ -337,7 +338,6 @@ def explain_weights(
 
 
 def _proposed(wrong: Sequence[Returned]) -> list[Content]:
-    """What may be returned, the plainest first; a number is read from the first wrong ones."""
     multiples: Iterator[Content] = iter(())
     first = wrong[0]
     if first.actual.shape == first.exact.shape and bool(first.actual.isfinite().all()):
@@ -356,7 +356,7 @@ def _multiple(number: Number) -> Content:
 
 
 def _explain(content: Content, observed: Sequence[Returned]) -> tuple[Condition, ...] | None:
-    """The conditions under which something is returned; None where that explains not all."""
+    """Return the conditions under which a content is returned; None if weights stay unexplained."""
     made, spared = [], []
     for returned in observed:
         given = _given(content, returned)
@@ -373,7 +373,6 @@ def _explain(content: Content, observed: Sequence[Returned]) -> tuple[Condition,
 def _confirmed(
     content: Content, conditions: Sequence[Condition], unseen: Sequence[Returned]
 ) -> bool:
-    """Whether it holds where nothing was read, and is seen there."""
     seen = False
     for returned in unseen:
         met = all(condition.holds(returned.inputs) for condition in conditions)
@@ -388,7 +387,6 @@ def _confirmed(
 
 
 def _given(content: Content, returned: Returned) -> Tensor | None:
-    """What would be returned; None where that cannot be made."""
     try:
         with torch.no_grad():
             return content.values(returned)
@@ -397,7 +395,6 @@ def _given(content: Content, returned: Returned) -> Tensor | None:
 
 
 def _observe(subject: Subject, every: Iterable[Inputs]) -> Iterator[Returned]:
-    """What is returned as weights; inputs with rows that cannot be judged are left out."""
     for one in every:
         inputs, exact = one.replace(return_weights=True), subject.golden(one)
         if not bool((~exact.empty & exact.representable_core).all()):
@@ -433,7 +430,6 @@ def _entry(content: Content, conditions: Sequence[Condition]) -> dict[str, Any]:
 
 
 def _unknown(observed: Sequence[Returned], wrong: Sequence[Returned]) -> dict[str, Any]:
-    """What is true of returned weights that are nothing known."""
     facts: dict[str, Any] = {"asked": len(observed), "wrong": len(wrong), "weights": "wrong"}
     text = (
         "the answers are right, but the returned weights are wrong, and no known mistake explains "
@@ -449,9 +445,9 @@ def _unknown(observed: Sequence[Returned], wrong: Sequence[Returned]) -> dict[st
 def answers_with_weights(
     subject: Subject, clause: Clause, problem: Problem
 ) -> tuple[list[BatteryAnswer], list[Inputs]]:
-    """The answers to the calls of a clause that ask for the weights.
+    """Return the answers to a clause's calls that ask for the weights.
 
-    Further the inputs of those whose weights have another shape than they should.
+    Also return the inputs of calls whose weights have a wrong shape.
     """
     recording = Recording()
     with subject.recorded(recording), suppress(CandidateFailure, NotDifferentiable):
@@ -469,7 +465,7 @@ def answers_with_weights(
 def refuses_alike(
     subject: Subject, entries: Sequence[dict[str, Any]], refused: Sequence[Inputs]
 ) -> bool:
-    """Whether what is stated of returned weights is what some calls return in another shape."""
+    """Whether the content stated in entries is what calls return in a wrong shape."""
     stated = [one for one in CONTENTS for entry in entries if entry["name"] == _name(one)]
     observed = list(_observe(subject, refused))
     values = [(each, _given(one, each)) for one in stated[:1] for each in observed]

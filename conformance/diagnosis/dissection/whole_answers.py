@@ -1,4 +1,4 @@
-"""Answers that are told as a whole: rows of one number, and axes in another order."""
+"""Mistakes visible in whole answers: constant rows, and axes in another order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AXES: Final = {4: ("B", "H", "Lq", "D"), 3: ("B", "Lq", "E")}
 
 
 def alike_row_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
-    """One number, or NaN, in all rows of a core that have a key, or in all that have none."""
+    """Yield one number, or NaN, in all rows of a core with keys, or in all without."""
     if answer.inputs.is_layer or not answer.fits:
         return
     empty = answer.exact.core.empty
@@ -63,7 +63,7 @@ def _with_rows(
 
 
 def answer_order_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
-    """Axes of the answer in another order: exchanged, or its numbers viewed in another shape."""
+    """Yield permuted axes of the answer, or its numbers viewed in another shape."""
     exact = answer.exact.output
     axes = _AXES.get(exact.dim())
     is_own = answer.inputs.head_layout.is_own  # else the letters would not be the user's
@@ -101,7 +101,6 @@ def _reordered(
     call: DeclaredCall,
     output: Tensor,
 ) -> Tensor:
-    """The answer in another order; rows without keys are NaN where these are open."""
     if open_rows:
         empty = ~call.inputs.allowed(call.semantics).any(dim=-1)
         output = output.masked_fill(call.inputs.answer_rows(empty, call.semantics), torch.nan)

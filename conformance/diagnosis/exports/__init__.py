@@ -1,1 +1,1 @@
-"""Which step of an export changes the answers."""
+"""Finds the step of an export that changes the answers."""

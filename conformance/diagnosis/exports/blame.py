@@ -1,4 +1,4 @@
-"""Where an answer first leaves its bound on the way from a module to its graph in the runtime."""
+"""Finds where an answer first leaves its bound between a module and its graph in the runtime."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Forward = Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExportStep:
-    """One step: ``setting`` is the runtime's, None for what runs in torch."""
+    """One step: ``setting`` is the runtime's, None for steps in torch."""
 
     name: str
     forward: Forward
@@ -43,7 +43,7 @@ class ExportStep:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepResult:
-    """What a step answers; None with what is wrong where it gives no answer."""
+    """The answer of a step, or the violation that left it without an answer."""
 
     step: ExportStep
     output: Tensor | None = None
@@ -51,12 +51,12 @@ class StepResult:
 
     @property
     def text(self) -> str:
-        """How it gave no answer, "" when it did."""
+        """The message of the violation, "" if the step answered."""
         return "" if self.violation is None else self.violation.message
 
 
 def steps(subject: Subject, graph: OpenedGraph) -> Iterator[ExportStep]:
-    """Every step that can be run, the module first."""
+    """Yield every step that can be run, the module first."""
     if graph.source is not None:
         yield ExportStep(name=SOURCE, forward=graph.source)
     if graph.exported is not None:
@@ -71,7 +71,7 @@ def steps(subject: Subject, graph: OpenedGraph) -> Iterator[ExportStep]:
 
 
 def outcome(step: ExportStep, inputs: Inputs) -> StepResult:
-    """What a step answers to some inputs."""
+    """Return the answer of a step to inputs."""
     try:
         answer = read_answer(guarded(step.forward, *arguments(inputs)), inputs)
     except CandidateFailure as failure:
@@ -80,11 +80,10 @@ def outcome(step: ExportStep, inputs: Inputs) -> StepResult:
 
 
 class Trail:
-    """The outcomes of all steps for some inputs.
+    """The outcomes of all steps for inputs.
 
     absolute
-        Whether the first answer is held against the golden one, or only each against the one
-        before it.
+        Whether the first answer is compared with golden, or each only with the one before.
     sharp
         Whether the golden bound is the smallest that is known to hold.
     """
@@ -106,11 +105,11 @@ class Trail:
 
     @cached_property
     def departures(self) -> list[int]:
-        """The numbers of the steps whose answer departs from what came before."""
+        """The indices of steps whose answer departs from earlier ones."""
         return [number for number in range(len(self.outcomes)) if self._departs(number)]
 
     def is_wrong(self, number: int) -> bool:
-        """Whether an answer is not the golden one; False where there is none."""
+        """Whether an answer is missing or differs from golden."""
         output = self.outcomes[number].output
         if output is None or not self.subject.candidate.golden_known:
             return output is None
@@ -120,7 +119,6 @@ class Trail:
 
     @cached_property
     def _golden(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The golden answer, its bound, and the rows about which something is promised."""
         known = self.subject.golden(self.inputs)
         promised = self.subject.declaration.empty_rows != "any"
         rows = known.representable if promised else known.judged
@@ -141,7 +139,6 @@ class Trail:
         return not self._agree(self.outcomes[before], this)
 
     def _before(self, number: int) -> int:
-        """The step that a step is compared with: every provider with the best of the CPU's."""
         names = [outcome.step.name for outcome in self.outcomes]
         top = names.index(AT_HIGHEST) if AT_HIGHEST in names else number
         return top if number > top else number - 1
@@ -161,9 +158,9 @@ class Trail:
 
 
 def _that_tell(outcomes: Sequence[StepResult]) -> list[StepResult]:
-    """Without the steps in torch that give no answer where the graph gives one.
+    """Drop torch steps without an answer if the graph answers.
 
-    They say nothing then: a program need not be what a graph was traced from.
+    They say nothing then: a program need not be the graph's origin.
     """
     answered = any(one.output is not None for one in outcomes if one.step.setting is not None)
     return [
@@ -174,14 +171,14 @@ def _that_tell(outcomes: Sequence[StepResult]) -> list[StepResult]:
 
 
 def with_step(outcomes: Sequence[StepResult], outcome: StepResult) -> list[StepResult]:
-    """The graph's first outcome and another one: for finding a level between."""
+    """Return the graph's first outcome and a further one, to find a level between."""
     lowest = [one for one in outcomes if one.step.setting is not None][:1]
     named = dataclasses.replace(outcome.step, name=AT_HIGHEST)
     return [*lowest, dataclasses.replace(outcome, step=named)]
 
 
 def sentence(trail: Trail, number: int, stage: str, level: str) -> str:
-    """What a person reads: the step, the stage in it, and what to make of it."""
+    """Return the sentence for a person: the step, its stage, and the conclusion."""
     this = trail.outcomes[number]
     text = _step_sentence(trail, number, level)
     if this.text:
@@ -225,7 +222,6 @@ def _entry(
     stage: str = "",
     level: str = "",
 ) -> dict[str, Any]:
-    """The blame as the report has it; each of ``steps`` has a name, whether it departs, a text."""
     return {
         "step": step,
         "stage": stage,
@@ -238,7 +234,7 @@ def _entry(
 def without_influence(
     graph: OpenedGraph, inputs: Inputs, name: str, some: Sequence[ExportStep]
 ) -> dict[str, Any] | None:
-    """The first step whose answer does not depend on an input; None where all do."""
+    """Return the first step whose answer ignores an input; None if all depend on it."""
     role = next((role for role in graph.reading.inputs if role.name == name), None)
     if role is None:  # what failed was no input
         return None
@@ -266,7 +262,7 @@ def without_influence(
 
 
 def without_refusal(outcomes: Sequence[StepResult]) -> dict[str, Any] | None:
-    """The first step that answers what cannot be answered; None where none does."""
+    """Return the first step that answers an invalid call; None if all refuse."""
     answers = [outcome.output is not None for outcome in outcomes]
     if True not in answers:
         return None
@@ -282,13 +278,13 @@ def without_refusal(outcomes: Sequence[StepResult]) -> dict[str, Any] | None:
     return _entry(step, text, [(one.step.name, at == number, one.text) for at, one in every])
 
 
-# Clauses that compare the steps with one another: what is wrong in all of them is none of theirs.
+# Clauses that compare steps with each other: an error common to all steps does not fail them.
 MATCHES: Final = "export.matches-source"
 RELATIVE: Final = (MATCHES, "export.optimisation-levels", "export.providers")
 INFLUENCE: Final = "export.inputs-matter"
-# What ends a process is seen once: each time costs a process, or all of its time.
+# Violations that cost a process or all of its time: blamed once.
 _LOST: Final = ("crashed", "hung")
-# Of the calls that an example makes, the first are looked at.
+# The calls of an example that are examined: the first ones.
 _MOST_CALLS: Final = 4
 
 Alive = Callable[[], None]
@@ -305,11 +301,11 @@ class Blamer:
     def blame(
         self, clause: str, violation: Violation, recording: Recording, alive: Alive = lambda: None
     ) -> dict[str, Any] | None:
-        """The step and the stage to blame for a failure, None where no call shows one.
+        """Return the step and stage to blame for a failure; None if no call shows a step.
 
-        ``step`` and ``stage`` are names ("" for an unknown stage), ``level`` is the first one that
-        departs where optimisation does, ``text`` is a sentence, ``steps`` says of every step
-        whether its answer departs. ``alive`` is called before each of them.
+        ``step`` and ``stage`` are names ("" for an unknown stage), ``level`` is the first departing
+        level if optimisation departs, ``text`` is a sentence, and ``steps`` says which steps
+        depart. ``alive`` is called before each step.
         """
         kind = violation.kind
         if kind in self._lost:
@@ -346,9 +342,9 @@ class Blamer:
         return None
 
     def _trusted(self, trail: Trail) -> Trail:
-        """The trail without the golden, where what a mask means was read off a graph that is wrong.
+        """Drop the golden from the trail if the mask was read off a graph that may be wrong.
 
-        A source that departs, and a graph that departs from it: then the reading may be at fault.
+        This applies if the source departs and the graph departs from the source.
         """
         roles = [
             self.graph.declaration.inputs.get(role.name, {}) for role in self.graph.reading.masks
@@ -363,7 +359,7 @@ class Blamer:
         return _entry(AT_LOWEST, f"the export is to blame: the graph has no input for {names}", [])
 
     def _has_answer(self, inputs: Inputs) -> bool:
-        """Whether some answer is right: a call may be made to be refused."""
+        """Whether a right answer exists: a call may be made to be refused."""
         if not self.subject.candidate.golden_known:
             return True
         try:
@@ -395,7 +391,6 @@ class Blamer:
         )
 
     def _stage(self, trail: Trail, number: int) -> str:
-        """The first stage that is wrong inside the graph, "" where nobody can tell."""
         step = trail.outcomes[number].step
         at = number if step.setting is not None else self._lowest(trail)
         found = trail.outcomes[at]
@@ -407,7 +402,7 @@ class Blamer:
             stage = first_stage(self.subject, self.graph, trail.inputs, setting)
         except CandidateFailure:
             return ""
-        if stage or step.name == AT_HIGHEST:  # what is tapped there is not fused
+        if stage or step.name == AT_HIGHEST:  # tapped stages are not fused
             return stage
         stages = self.graph.projections.stages
         return OUTPUT if stages.weights or stages.heads else ""
@@ -417,7 +412,6 @@ class Blamer:
         return names.index(AT_LOWEST)
 
     def _level(self, trail: Trail) -> str:
-        """The first level of optimisation whose answer departs."""
         for level in MIDDLE:
             setting = Setting(level=level)
             step = ExportStep(name=level, forward=self.graph.forward(setting), setting=setting)

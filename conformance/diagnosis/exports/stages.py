@@ -1,4 +1,4 @@
-"""Which stage inside a graph leaves its bound first, seen in tensors that are tapped."""
+"""Finds the first stage inside a graph outside its bound, by tapped tensors."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Shape = tuple[int, ...]
 
 
 def views(tensor: Tensor, shape: Shape) -> Iterator[Tensor]:
-    """Every way to see a tensor as ``[B, H, L, D]`` of a shape.
+    """Yield every view of a tensor as ``[B, H, L, D]`` of a shape.
 
-    Axes in any order; items and heads folded into one axis, items first; heads and head size packed
-    into one, heads first; heads cut into groups; without an axis of items where there is one item.
+    Axes may be permuted; items and heads folded (items first); heads and head size packed (heads
+    first); heads cut into groups; the axis of a single item missing.
     """
     items, heads, length, size = shape
     if tensor.numel() != items * heads * length * size:
@@ -58,7 +58,6 @@ def _unfolded(seen: Tensor, folded: Shape, shape: Shape) -> Tensor:
 
 
 def _leaner(tensor: Tensor, shape: Shape) -> Iterator[Tensor]:
-    """More axes than four, or none of items."""
     items, heads, length, size = shape
     if tensor.dim() > len(shape):
         yield tensor.reshape(shape)
@@ -69,7 +68,7 @@ def _leaner(tensor: Tensor, shape: Shape) -> Iterator[Tensor]:
             yield seen.reshape(length, heads, size).transpose(0, 1).reshape(shape)
 
 
-# In the order of the computation; what comes behind the heads is the output.
+# In the order of the computation; after the heads comes the output.
 NAMES: Final = tuple(stage.name for stage in dataclasses.fields(Stages))
 OUTPUT: Final = "output"
 SPOKEN: Final = {
@@ -84,9 +83,9 @@ SPOKEN: Final = {
 
 
 def first_stage(subject: Subject, graph: OpenedGraph, inputs: Inputs, setting: Setting) -> str:
-    """The first stage that is outside of its bound, "" where every one that is known is within.
+    """Return the first stage outside its bound, "" if every known stage is within.
 
-    Raises CandidateFailure when the graph does not run with its stages tapped.
+    Raises CandidateFailure if the graph does not run with its stages tapped.
     """
     taps = {name: getattr(graph.projections.stages, name) for name in NAMES}
     taps = {name: tensor for name, tensor in taps.items() if tensor}
@@ -103,10 +102,10 @@ def first_stage(subject: Subject, graph: OpenedGraph, inputs: Inputs, setting: S
 
 
 class Held:
-    """Tensors of a graph by stage, held against the golden's own stages.
+    """Tapped tensors of a graph, compared with the golden's stages.
 
-    A stage is right where it is so under some order of its axes: nobody declared them. Queries and
-    keys may be scaled on their way to the scores, where a wrong scale shows.
+    The order of axes is undeclared: a stage is right if one order makes it right. Queries and keys
+    may be scaled on their way to the scores, where a wrong scale shows.
     """
 
     def __init__(self, subject: Subject, inputs: Inputs, tapped: Mapping[str, Tensor]) -> None:
@@ -131,7 +130,6 @@ class Held:
 
     @cached_property
     def _errors(self) -> Carried:
-        """What projected query, key and value may err by; None where they are exact."""
         evaluation = self.subject.golden(self.inputs).evaluation
         if isinstance(evaluation, golden.Attention):
             return EXACT
@@ -152,7 +150,6 @@ class Held:
         return False
 
     def _heads(self, place: int) -> Tensor:
-        """The golden's own heads, those that nothing reads as well: ``[B, H, L, D]``."""
         inputs, point = self.inputs, self.subject.declaration.semantics
         sizes = inputs.geometry
         count = sizes.num_heads if place == 0 else sizes.num_kv_heads
@@ -168,7 +165,6 @@ class Held:
     def _as_many(
         self, repeated: Tensor, bound: Tensor, count: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Heads as often as queries read them, and each once."""
         yield repeated, bound
         if count != repeated.shape[1]:
             tile = self.subject.declaration.semantics.group_order == "tile"
@@ -177,9 +173,9 @@ class Held:
             yield repeated[:, chosen], bound[:, chosen]
 
     def _scaled(self, seen: Tensor, wanted: Tensor, bound: Tensor) -> bool:
-        """Whether a tensor is the wanted one times some number, which rounds once or twice.
+        """Whether a tensor is a multiple of the wanted one, rounded once or twice.
 
-        The number is fitted, so that it carries the errors of all elements.
+        The factor is fitted and carries the errors of all elements.
         """
         size = float(wanted.square().sum())
         if size == 0.0 or not bool(torch.isfinite(seen).all()):
@@ -191,9 +187,9 @@ class Held:
         return factor != 0.0 and _within(seen, factor * wanted, allowed)
 
     def _scores_right(self) -> bool:
-        """Whether softmax makes the golden weights of the scores, whatever a row has in common.
+        """Whether softmax of the scores gives the golden weights, up to a constant per row.
 
-        Scores that are right but for the mask are right where it comes after them.
+        Scores that lack only the mask are right if the mask follows.
         """
         if self._softmax_right(masked=False):
             return True
@@ -212,7 +208,6 @@ class Held:
         return False
 
     def _weights_right(self) -> bool:
-        """Whether weights are golden, or will be when a row is divided by its sum."""
         for weights in views(self.tapped["weights"], tuple(self.core.weights.shape)):
             total = weights.sum(dim=-1, keepdim=True)
             if self._are_weights(weights) or self._are_weights(weights / total):
@@ -229,9 +224,9 @@ class Held:
 
 
 def _within(seen: Tensor, wanted: Tensor, bound: Tensor, rows: Tensor | None = None) -> bool:
-    """Whether a tensor is within its bound in the rows that are judged.
+    """Whether a tensor is within its bound in the judged rows.
 
-    What is not finite in the golden either says nothing.
+    Elements that are not finite in both tensors do not count.
     """
     close = ((seen - wanted).abs() <= bound) | ~(torch.isfinite(seen) | torch.isfinite(wanted))
     if rows is not None:

@@ -1,8 +1,7 @@
-"""The line of a user's function that makes a mistake, where the values it computes prove which.
+"""Finds the line of a user's function that makes a mistake, proven by computed values.
 
-``recording`` notes every operation of one call with its line, ``steps`` are the values that a right
-and a mistaken computation pass through, and tell whether an operation's result is one of them,
-``choice`` draws the conclusion, and ``finder`` asks all of this of a candidate.
+``recording`` notes every operation of one call with its line, ``steps`` holds the values of a right
+and a mistaken computation, and ``finder`` compares them and draws the conclusion.
 """
 
 from .finder import LineFinder, telling

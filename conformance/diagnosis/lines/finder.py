@@ -1,9 +1,9 @@
-"""Asks a candidate for the line that makes its mistake, on a few problems that it gets wrong.
+"""Finds the line that makes a mistake, on a few problems that a candidate gets wrong.
 
 To blame is the line of the operation whose result first leaves the right computation. Operations
-that a right value is made of are cleared. What is left of those that lead to the first mistaken
-value, or to the answer where none is recognised, did it: if they stand on one line, it is that
-line. If on several, it is that of the mistaken value, as long as what meets there is right.
+that feed a right value are cleared. The remaining operations that lead to the first mistaken value,
+or to the answer if none is recognised, are to blame: their common line, or else the line of the
+mistaken value, if its operands are right.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from ..mistakes import IMPOSSIBLE, NotExpressible
 from .recording import Operation, OperationRecording, Recorder, SourceLine, tensors_of
 from .steps import KnownValues, Step, mistaken_steps, right_steps
 
-# Wrong answers on which a line is looked for: all that give one must give the same.
+# Wrong answers on which a line is looked for; they must agree.
 MOST_PROBLEMS: Final = 3
-# Explanations that say as much; they must give the same line, too.
+# Equally good explanations, which must agree on the line.
 MOST_EXPLANATIONS: Final = 3
 # Characters of a line that is shown.
 LONGEST_LINE: Final = 160
-# Candidates whose calls have steps that are known.
+# Kinds of candidates with known steps.
 _KINDS: Final = ("core", "layer")
 
 
 _SOFTMAXES: Final = frozenset({"softmax", "_softmax", "_safe_softmax"})
-# What gives the numbers of a tensor another place or type, and no other values.
+# Operations that move or convert the numbers of a tensor without changing their values.
 _VIEWS: Final = frozenset(
     (
         *("unsqueeze", "squeeze", "view", "reshape", "expand", "__getitem__", "__get__", "to"),
@@ -68,10 +68,10 @@ def telling(
     observed: Sequence[BatteryAnswer],
     named: bool,  # noqa: FBT001
 ) -> list[BatteryAnswer]:
-    """Answers that are wrong by themselves: those of the battery, else the failing one.
+    """Return answers that are wrong by themselves: of the battery, else the failing one.
 
-    What is ``named`` is made on all of these, and a failing problem, whose answer is ``shown``, is
-    too small to tell much. What has no name may be another mistake there: then it comes first.
+    A ``named`` mistake is made on all battery answers, and the failing problem (``shown``) is too
+    small to tell much. An unnamed failure may be another mistake: then it comes first.
     """
     failing = [shown] if shown is not None and shown.margin > 1.0 else []
     gross = (answer for answer in observed if answer.margin > GROSS)
@@ -92,11 +92,10 @@ class LineFinder:
         *,
         besides: Combination = (),
     ) -> LineEntry | None:
-        """The line that makes what explains some wrong answers; None where it is not certain.
+        """Return the line behind wrong answers; None if it is not certain.
 
-        What the mistakes ``besides`` give by themselves is blamed on no line: others are sought.
-        Without explanations the answers are wrong in a way that nothing explains: then a line is
-        certain where the sizes of the axes tell them apart.
+        Results of the mistakes ``besides`` are not blamed: other lines are sought. Without
+        explanations a line is certain only if the sizes tell the axes apart.
         """
         candidate = self.subject.candidate
         if candidate.kind not in _KINDS or candidate.graph is not None or candidate.eager:
@@ -110,11 +109,11 @@ class LineFinder:
             found |= shown
             certain = certain or (bool(shown) and _tells_axes(answer.inputs))
             if len({one.place for one in found}) > 1:
-                return None  # no other answer makes it certain
+                return None  # further answers cannot make the line certain
         return _entry(min(found, key=lambda one: one.before)) if found and certain else None
 
     def line_of_kept(self, wrong: Iterable[BatteryAnswer]) -> LineEntry | None:
-        """The one line at which something kept of earlier calls enters wrong answers of a core."""
+        """Return the line at which kept state of earlier calls enters wrong answers of a core."""
         candidate = self.subject.candidate
         if candidate.kind != "core" or candidate.graph is not None or candidate.eager:
             return None
@@ -131,7 +130,6 @@ class LineFinder:
     def _on(
         self, answer: BatteryAnswer, explanations: Sequence[Combination], besides: Combination
     ) -> set[Blamed]:
-        """The lines that one wrong answer shows."""
         try:
             recording = self._recorded(answer)
             if recording is None:
@@ -141,7 +139,6 @@ class LineFinder:
             return set()
 
     def _recorded(self, answer: BatteryAnswer) -> OperationRecording | None:
-        """The recording of the call that gave an answer; None if it cannot be followed."""
         inputs = answer.inputs
         try:
             forward = self.subject.forward(inputs)
@@ -150,7 +147,7 @@ class LineFinder:
             recorder.give(tensors_of((positional, keywords)))
 
             def recorded(*own: Any, **named: Any) -> Any:
-                # Inside of what is guarded, where no mode may be left behind.
+                # Inside the guarded call, so that no mode is left behind.
                 with _uncompiled(), recorder:
                     return forward(*own, **named)
 
@@ -159,7 +156,7 @@ class LineFinder:
         except CandidateFailure:
             return None
         if again is None or not _is_same(again.output, answer.output, inputs.query.dtype):
-            return None  # what is recorded is not what was wrong
+            return None  # the recorded answer is another
         recording = recorder.answered(output)
         return recording if recording.complete else None
 
@@ -199,7 +196,6 @@ class LineFinder:
             yield from [] if one is None else [one]
 
     def _mistaken(self, made: Combination, inputs: Inputs) -> KnownValues:
-        """The values of a computation with some mistakes."""
         declared = self.subject.declaration.semantics
         acted = act(self.subject.oracle, declared, made, inputs)
         steps = mistaken_steps(declared, made_on(declared, made, inputs), inputs, acted.output)
@@ -211,7 +207,6 @@ class LineFinder:
 
 
 def _tells_axes(inputs: Inputs) -> bool:
-    """Whether items, heads and tokens are several, and no two of these as many."""
     sizes = inputs.geometry
     tokens = {sizes.query_length, sizes.key_length}
     apart = {sizes.batch, sizes.num_heads, *tokens}
@@ -219,14 +214,13 @@ def _tells_axes(inputs: Inputs) -> bool:
 
 
 def _uncompiled() -> AbstractContextManager[Any]:
-    """Call what torch.compile compiled as it was written: it would be compiled again for a mode."""
+    """Run compiled functions as written: torch.compile would compile again for a mode."""
     if "torch._dynamo" not in sys.modules:
         return nullcontext()
     return cast("AbstractContextManager[Any]", torch.compiler.set_stance("force_eager"))
 
 
 def _is_same(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
-    """Whether two answers are the same but for rounding."""
     if one.shape != other.shape:
         return False
     size = torch.where(torch.isfinite(other), other, 0.0).abs().max() if other.numel() else 0.0
@@ -235,7 +229,6 @@ def _is_same(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _entry(found: Blamed) -> LineEntry | None:
-    """A line as the report says it; None where its text cannot be read."""
     place = found.place
     text = linecache.getline(place.file, place.number).strip()
     if not text:
@@ -252,11 +245,10 @@ def _entry(found: Blamed) -> LineEntry | None:
 def blamed(
     recording: OperationRecording, right: Sequence[str], mistaken: Sequence[str]
 ) -> Blamed | None:
-    """The line of a recorded wrong answer; None where it cannot be known.
+    """Return the line of a recorded wrong answer; None if it cannot be known.
 
-    ``right`` says of each operation whether its result is a value of the right computation:
-    "step", "inner" for one inside a softmax, or ""; ``mistaken`` whether it is one of a mistaken
-    computation that is acted out.
+    ``right`` marks operations whose result is a value of the right computation ("step", or "inner"
+    inside a softmax, else ""); ``mistaken`` marks values of the acted mistake.
     """
     operations, answer = recording.operations, recording.answer
     if answer is None or right[answer]:
@@ -275,7 +267,7 @@ def blamed(
     if len(lines) == 1:
         (line,) = lines
         used = {one for number in suspects for one in operations[number].inputs} - suspects
-        # A mask that is a right one, but not all of them, was left incomplete before.
+        # A right mask that lacks a part was left incomplete before this line.
         partial = {one for one in used if right[one] == "inner" and not _is_number(operations[one])}
         inside = used <= cleared and (mistaken[first] == "inner" or bool(partial))
         return Blamed(line, before=inside or _only_a_softmax(operations, suspects))
@@ -286,7 +278,7 @@ def blamed(
     used = {one for number in here for one in operations[number].inputs} - here
     if not any(one in cleared or one in neutral for one in used):
         return None
-    # What is unknown and made elsewhere has one line of its own, so that this one uses it.
+    # An unknown operand from elsewhere must have a single line, else this line is not certain.
     for one in used - cleared - neutral:
         behind = _ancestors(operations, [one], cleared | neutral) - cleared - neutral
         if len({own[number] for number in behind}) != 1:
@@ -295,7 +287,7 @@ def blamed(
 
 
 def _line_of_cut(operations: Sequence[Operation], weights: Tensor) -> SourceLine | None:
-    """The line that leaves as many keys as have a weight of an argument that has all of them."""
+    """Return the line that cuts an argument to as many keys as have a weight."""
     keys = weights.shape[-1]
     left = int((weights != 0).flatten(0, -2).any(dim=0).sum())
     if not 0 < left < keys:
@@ -311,7 +303,6 @@ def _line_of_cut(operations: Sequence[Operation], weights: Tensor) -> SourceLine
 
 
 def _entering(operations: Sequence[Operation]) -> set[SourceLine]:
-    """The lines at which tensors that no call made or was given meet others."""
     outside: set[int] = set()
     lines: set[SourceLine] = set()
     for number, one in enumerate(operations):
@@ -326,10 +317,10 @@ def _entering(operations: Sequence[Operation]) -> set[SourceLine]:
 def _cleared(
     operations: Sequence[Operation], right: Sequence[str], mistaken: Sequence[str]
 ) -> set[int]:
-    """The arguments of the call, right values, and what these prove to be right.
+    """Return the arguments, the right values, and the operations that right values prove right.
 
-    That is all they are made of, but for what a comparison, a sum or a maximum says little of, and
-    for mistaken values, of which a part may be right.
+    A right value proves its operands, except of comparisons, sums and maxima, which say little, and
+    except mistaken values, of which a part may be right.
     """
     found = {number for number, one in enumerate(operations) if one.given or right[number]}
     wrong = {number for number, kind in enumerate(mistaken) if kind} - found
@@ -350,7 +341,6 @@ def _cleared(
 def _ancestors(
     operations: Sequence[Operation], ends: Iterable[int], stops: frozenset[int] | set[int]
 ) -> set[int]:
-    """Some operations and all whose results lead to them, none beyond those that stop."""
     found: set[int] = set()
     left = list(ends)
     while left:
@@ -365,7 +355,7 @@ def _ancestors(
 def _shared_lines(
     operations: Sequence[Operation], cleared: set[int]
 ) -> dict[SourceLine, set[object]]:
-    """The innermost lines of cleared operations, with the ways that led to each."""
+    """Return the innermost lines of cleared operations, with the call paths to each."""
     shared: dict[SourceLine, set[object]] = {}
     for number in cleared:
         places = operations[number].places
@@ -375,7 +365,7 @@ def _shared_lines(
 
 
 def _place(operation: Operation, shared: dict[SourceLine, set[object]]) -> SourceLine | None:
-    """The innermost line of an operation that does nothing right when called from elsewhere."""
+    """Return the innermost line that does nothing right when called by another path."""
     for depth in reversed(range(len(operation.places))):
         place, way = operation.places[depth], operation.places[:depth]
         if not shared.get(place, set()) - {way}:
@@ -384,7 +374,7 @@ def _place(operation: Operation, shared: dict[SourceLine, set[object]]) -> Sourc
 
 
 def _repeated(operations: Sequence[Operation]) -> set[tuple[SourceLine, ...]]:
-    """Lines that are reached again after others: in a loop a value may be right by accident."""
+    """Return lines that are reached again: in a loop a value may be right by accident."""
     seen: set[tuple[SourceLine, ...]] = set()
     again: set[tuple[SourceLine, ...]] = set()
     last: tuple[SourceLine, ...] = ()
@@ -396,7 +386,7 @@ def _repeated(operations: Sequence[Operation]) -> set[tuple[SourceLine, ...]]:
 
 
 def _neutral(operations: Sequence[Operation]) -> set[int]:
-    """Tensors that are made of none, such as a range, or are from outside; and views of these."""
+    """Return tensors made of no argument, such as a range, from outside, and their views."""
     found: set[int] = set()
     for number, operation in enumerate(operations):
         seen = operation.name in _VIEWS and all(one in found for one in operation.inputs)
@@ -410,7 +400,7 @@ def _is_number(operation: Operation) -> bool:
 
 
 def _only_a_softmax(operations: Sequence[Operation], suspects: set[int]) -> bool:
-    """Whether nothing is done but a softmax over the last axis, which is right by itself."""
+    """Whether the only operation is a softmax over the last axis that is right by itself."""
     made = [operations[number] for number in suspects if operations[number].places]
     if len(made) != 1 or made[0].name not in _SOFTMAXES or not made[0].inputs:
         return False
@@ -419,7 +409,7 @@ def _only_a_softmax(operations: Sequence[Operation], suspects: set[int]) -> bool
     while behind.name in _VIEWS and behind.inputs:
         behind = operations[behind.inputs[0]]
     if behind.name in _SOFTMAXES:
-        return False  # it is one too many
+        return False  # the softmax is superfluous
     if entered.shape != left.shape or not entered.dim():
         return False
     expected = torch.softmax(entered.double(), dim=-1)

@@ -1,4 +1,4 @@
-"""The operation of torch at which a call raises, with words for the axes of its tensors."""
+"""The torch operation at which a call raises, with words for the axes of its tensors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ATTENTION: Final = "scaled_dot_product_attention"
 _MOST_SHAPES: Final = 3
 _TWO: Final = 2
 _WIDTHS: Final = ("query", "key", "value", "output")
-# What an axis of one more, or one less, is called.
+# Names of axes that are one longer or shorter.
 _ONE_OFF: Final = ((-1, "{} - 1"), (1, "{} + 1"))
 
 Shape = tuple[int, ...]
@@ -37,9 +37,9 @@ Axes = tuple[str, ...]
 
 @dataclass(frozen=True)
 class RaisingOperation:
-    """An operation of torch that raised: the shapes of its tensors, and a shape that it was given.
+    """A torch operation that raised: the shapes of its tensors, and a shape argument.
 
-    ``text`` is the equation of a sum of products.
+    ``text`` is the equation of an einsum.
     """
 
     name: str
@@ -50,7 +50,7 @@ class RaisingOperation:
 
 
 class RaisingRecorder(TorchFunctionMode):
-    """Notes the last operation that raised in a line of the user's own while it is entered."""
+    """Notes, while entered, the last operation that raised on a line of the user's own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class RaisingRecorder(TorchFunctionMode):
         del types
         try:
             return func(*args, **(kwargs or {}))
-        except Exception:  # whatever it is, it goes on to who called
+        except Exception:  # any exception goes on to the caller
             places = places_of(sys._getframe(1))  # noqa: SLF001 (the only way to the caller's line)
             if places:
                 given = (args, kwargs or {})
@@ -121,11 +121,11 @@ class AxisNames:
                 self._words.setdefault(size, name)
 
     def of(self, shape: Shape) -> Axes:
-        """The names of a shape's axes; a number for one that has no name."""
+        """Return the names of a shape's axes; a number for an axis without a name."""
         return tuple(self._words.get(size, str(size)) for size in shape)
 
     def within(self, message: str) -> str:
-        """A message with words for the sizes in parentheses, brackets or behind "size"."""
+        """Replace sizes in parentheses, brackets or after "size" by words."""
 
         def worded(found: re.Match[str]) -> str:
             return re.sub(r"\d+", lambda number: self.of((int(number[0]),))[0], found[0])
@@ -137,7 +137,7 @@ class AxisNames:
 class RaisingLine:
     """An operation that raises, with its axes in words.
 
-    ``named`` says that these are known, ``grouped`` that heads share keys and values.
+    ``named`` says that the names are known, ``grouped`` that heads share keys and values.
     """
 
     operation: RaisingOperation
@@ -148,7 +148,7 @@ class RaisingLine:
 
     @classmethod
     def of(cls, operation: RaisingOperation, names: AxisNames | None) -> RaisingLine:
-        """An operation with the names of its axes; without names with their sizes."""
+        """Return an operation with the names of its axes; without names, with their sizes."""
         words = (lambda shape: tuple(map(str, shape))) if names is None else names.of
         return cls(
             operation,
@@ -160,7 +160,7 @@ class RaisingLine:
 
     @property
     def text(self) -> str:
-        """What the operation was given, in words; "" for one without tensors."""
+        """The operands in words; "" for an operation without tensors."""
         operation, shown = self.operation, self.tensors[:_MOST_SHAPES]
         if not shown:
             return ""
@@ -180,7 +180,7 @@ class RaisingLine:
 
     @property
     def fix(self) -> str:
-        """What to change at the line."""
+        """The change to make at the line."""
         name = self.operation.name
         if not self.named:
             return GENERAL
@@ -196,14 +196,13 @@ class RaisingLine:
         return _of_elements(first, second) if len(self.tensors) > 1 else GENERAL
 
     def _unlike(self) -> tuple[Axes, Axes]:
-        """The operands whose shapes do not fit: of query, key and value the first that differ."""
+        """Return the operands whose shapes do not fit: the first unequal of query, key, value."""
         first, second, *others = (*self.tensors, (), ())
         if self.operation.name == _ATTENTION and first[:-2] == second[:-2]:
             return second, others[0]
         return first, second
 
     def _meeting(self) -> Iterator[tuple[str, str]]:
-        """The axes that must be as long as each other, and are not."""
         operation = self.operation
         if operation.name == "einsum":
             pairs = [(one, other) for _, one, other in self._letters()]
@@ -219,7 +218,7 @@ class RaisingLine:
         )
 
     def _letters(self) -> Iterator[tuple[str, str, str]]:
-        """Each letter of an equation that stands for two axes, with both."""
+        """Yield each letter of an equation that stands for two axes, and both axes."""
         inputs = self.operation.text.replace(" ", "").partition("->")[0].split(",")
         known: dict[str, str] = {}
         for letters, axes in zip(inputs, self.tensors, strict=False):
@@ -239,7 +238,6 @@ class RaisingLine:
 
 
 def _of_product(first: Axes, second: Axes) -> str:
-    """What to change of a product of matrices."""
     if first[-1] != second[-2]:
         if second[-1] == first[-2] and second[-2] != first[-1] and first[-1] != second[-1]:
             return "exchange the two operands of the product"
@@ -251,7 +249,6 @@ def _of_product(first: Axes, second: Axes) -> str:
 
 
 def _of_elements(first: Axes, second: Axes) -> str:
-    """What to change where two tensors meet element by element."""
     longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
     if len(longer) == len(shorter) + 1:
         lost = [i for i in range(len(longer)) if _fits(longer[:i] + longer[i + 1 :], shorter)]

@@ -1,4 +1,4 @@
-"""Records the operations of one call: what each made, of what, and at which line of the user's."""
+"""Records the operations of one call: their results, operands and user lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ..._golden import golden
 from ...calls.calling import PLAIN, guarded, is_tensor
 
-# What a recording holds at most: a call that does more has no line.
+# The limits of a recording: a larger call has no line.
 MOST_OPERATIONS: Final = 2000
 MOST_NUMBERS: Final = 2**21
 # Frames of a user's own that lead to an operation, from the innermost one.
@@ -42,7 +42,7 @@ _WRITING: Final = frozenset(
         *("iand", "ior", "ixor", "imatmul", "ilshift", "irshift"),
     )
 )
-# With these a value leaves torch: what comes back has no history.
+# Methods by which a value leaves torch and loses its history.
 _LEAVING: Final = frozenset({"numpy", "__array__", "tolist", "data_ptr", "__dlpack__"})
 
 Memory = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -58,12 +58,11 @@ class SourceLine:
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One tensor that a call made or was given.
+    """One tensor that a call made or received.
 
-    ``value`` is a copy of it, ``inputs`` the numbers of the operations whose results it is made of,
-    and ``places`` the lines of the user's own that led to it, the outermost first. ``given`` says
-    that it is an argument of the call. A tensor from elsewhere, such as a weight of a module, has
-    neither inputs nor places.
+    ``value`` is a copy, ``inputs`` are the numbers of its operand operations, ``places`` are the
+    user's lines that led to it, outermost first. ``given`` marks arguments of the call. A tensor
+    from elsewhere, such as a module's weight, has neither inputs nor places.
     """
 
     name: str
@@ -75,10 +74,10 @@ class Operation:
 
 @dataclass
 class OperationRecording:
-    """The operations of one call in their order, and which of them is its answer.
+    """The operations of a call in order, and the number of its answer.
 
-    ``complete`` is False where something cannot be followed: an unknown kind of tensor, values that
-    left torch, or more than is kept.
+    ``complete`` is False if something cannot be followed: an unknown kind of tensor, values that
+    left torch, or too many operations.
     """
 
     operations: list[Operation] = field(default_factory=list)
@@ -87,28 +86,28 @@ class OperationRecording:
 
 
 class Recorder(TorchFunctionMode):
-    """Records what is computed while it is entered.
+    """Records the computation while entered.
 
-    Each operation of torch that Python calls counts as one, whatever it calls itself.
+    A torch operation called by Python counts as one, without inner calls.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.recording = OperationRecording()
         self._numbers = 0
-        # Tensors are kept, so that neither an identity nor a place in memory is used again.
+        # Tensors are kept alive, so that no identity or memory is reused.
         self._alive: list[Any] = []
         self._by_identity: dict[int, int] = {}
         self._by_memory: dict[Memory, int] = {}
         self._writes: dict[int, list[int]] = {}
 
     def give(self, tensors: Iterator[Tensor]) -> None:
-        """Take some tensors for arguments of the call."""
+        """Register tensors as arguments of the call."""
         for tensor in tensors:
             self._add(tensor, "", given=True)
 
     def answered(self, output: Any) -> OperationRecording:
-        """The recording of a call that returned a tensor, or a tuple whose first entry is one."""
+        """Return the recording of a call whose output is a tensor, or a tuple led by a tensor."""
         if isinstance(output, tuple) and output:
             output = output[0]
         if is_tensor(output) and self.recording.complete:
@@ -122,7 +121,7 @@ class Recorder(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Call an operation, and record each tensor that it makes or writes into."""
+        """Call an operation, and record each tensor made or overwritten."""
         del types
         keywords = kwargs or {}
         name = str(getattr(func, "__name__", ""))
@@ -130,7 +129,7 @@ class Recorder(TorchFunctionMode):
             self.recording.complete = False
         if not self.recording.complete:
             return func(*args, **keywords)
-        # What only has the shape or type of another tensor is not made of it.
+        # A tensor that only takes a shape or dtype from another has no operand.
         sized = name.startswith("new_") or name.endswith("_like")
         used = [] if sized else [self._number_of(one) for one in tensors_of((args, keywords))]
         result = func(*args, **keywords)
@@ -148,7 +147,6 @@ class Recorder(TorchFunctionMode):
         return result
 
     def _number_of(self, tensor: Tensor) -> int:
-        """The operation that a tensor comes from; a new one for what is written in parts."""
         number = self._by_identity.get(id(tensor), self._by_memory.get(_memory(tensor)))
         if number is None:
             return self._add(tensor, "")
@@ -183,7 +181,7 @@ class Recorder(TorchFunctionMode):
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """The tensors in an argument or a result, however nested in tuples, lists and dicts."""
+    """Yield the tensors in nested tuples, lists, dicts and slices."""
     if is_tensor(value):
         yield value
     elif isinstance(value, slice):
@@ -208,7 +206,7 @@ def _memory(tensor: Tensor) -> Memory:
 
 
 def places_of(frame: FrameType | None) -> tuple[SourceLine, ...]:
-    """The user's own lines that lead to a frame, the outermost first."""
+    """Return the user's lines that lead to a frame, outermost first."""
     places: list[SourceLine] = []
     while frame is not None and len(places) < MOST_FRAMES:
         if frame.f_code is guarded.__code__:  # what called the harness is no part of the call
@@ -221,7 +219,7 @@ def places_of(frame: FrameType | None) -> tuple[SourceLine, ...]:
 
 @functools.cache
 def _is_own(file: str) -> bool:
-    """Whether a file is a user's: not of Python, torch, the harness, or anything installed."""
+    """Whether a file is a user's: not of Python, torch, the harness or an installed package."""
     if file.startswith("<"):
         return False
     path = str(Path(file).resolve())

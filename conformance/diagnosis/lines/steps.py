@@ -1,7 +1,6 @@
-"""The values that a computation passes through on its way, and whether a tensor is one of them.
+"""The intermediate values of a computation, to be recognised among tensors.
 
-They are those of the golden, or of a mistake. The axes of a tensor may be ordered in any way, or
-joined.
+The computation is the golden's or a mistake's. The axes of a tensor may be permuted or joined.
 """
 
 from __future__ import annotations
@@ -32,20 +31,20 @@ from ..mistaken_answer import (
 from ..mistakes import DeclaredCall
 from ..mistakes._steps import biased, capped_scores, plain_scores, unmasked_logits
 
-# An exponential of base two is one of base e of a logit times this.
+# exp(x) is 2 to the power of x times this.
 _LOG2_E: Final = 1.4426950408889634
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One value: float64 or bool, its axes by letter.
+    """An intermediate value: float64 or bool, with a letter for each axis.
 
-    B is the items, H the heads, N and G the key/value heads and the heads that share one, Q, K and
-    D the queries, keys and channels, E the channels of tokens, P the parts of a packed projection.
-    Where it is NaN nothing is known of it if it is ``partial``. Of one that is ``ordered`` queries
-    come before keys: transposed it is another table. One that is ``inner`` to a softmax is wrong
-    where what enters that is; so is a table of masks that leaves some of them out. Where one that
-    is ``filled`` is minus infinity, numbers as low as that for a softmax stand for it, too.
+    B: items; H: heads; N: key/value heads; G: heads that share a key/value head; Q, K: queries,
+    keys; D: channels of a head; E: channels of tokens; P: parts of a packed projection.
+    ``partial``: NaN marks unknown elements. ``ordered``: queries come before keys, and the
+    transpose is another table. ``inner``: inside a softmax, where an error stems from the softmax's
+    input; also tables that lack a part of the masks. ``filled``: any number low enough for a
+    softmax may stand for minus infinity.
     """
 
     axes: str
@@ -57,7 +56,7 @@ class Step:
 
 
 def right_steps(declared: golden.Semantics, inputs: Inputs, answer: Tensor) -> list[Step]:
-    """What a right computation of an answer may pass through, in any of the usual ways."""
+    """Return the values that a right computation of an answer may pass through."""
     call = DeclaredCall(inputs=inputs.replace(point=declared), semantics=declared)
     _, attention = mistaken_attention(call, (), every_key=True)
     return [
@@ -73,9 +72,9 @@ def right_steps(declared: golden.Semantics, inputs: Inputs, answer: Tensor) -> l
 def mistaken_steps(
     declared: golden.Semantics, made: Combination, inputs: Inputs, answer: Tensor
 ) -> list[Step]:
-    """What a computation of a mistaken answer passes through, as the mistakes are acted out.
+    """Return the values that a mistaken answer passes through, as the mistakes are acted out.
 
-    Raises what acting them out does.
+    Raises the exceptions of acting out.
     """
     call = mistaken_call(declared, made, inputs.replace(point=declared))
     before, core = mistaken_attention(call, made, every_key=True)
@@ -96,7 +95,6 @@ def mistaken_steps(
 
 
 def _of_heads(call: DeclaredCall, run: golden.Run) -> Iterator[Step]:
-    """Query, key and value: projected, cut, normalised and turned, shared among heads."""
     point = call.semantics
     if call.inputs.is_layer:
         yield from (Step("BQE", tokens.double()) for tokens in _tokens(call))
@@ -117,7 +115,6 @@ def _of_heads(call: DeclaredCall, run: golden.Run) -> Iterator[Step]:
 
 
 def _tokens(call: DeclaredCall) -> tuple[Tensor, ...]:
-    """The inputs of a layer, and what its matrices make of them before biases."""
     inputs = call.inputs
     tokens, weights = (inputs.query, inputs.key, inputs.value), inputs.weights
     if weights is None:
@@ -128,7 +125,6 @@ def _tokens(call: DeclaredCall) -> tuple[Tensor, ...]:
 
 
 def _of_attention(call: DeclaredCall, attention: golden.Attention) -> Iterator[Step]:
-    """From dot products to weights."""
     point, bias = call.semantics, attention.bias
     products = attention.query @ attention.key.transpose(-1, -2)
     scores, capped = plain_scores(attention), capped_scores(attention)
@@ -148,14 +144,14 @@ def _of_attention(call: DeclaredCall, attention: golden.Attention) -> Iterator[S
     exponentials = torch.exp(logits - largest)
     total = exponentials.sum(dim=-1, keepdim=True)
     empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
-    of_fill = point.empty_rows == "mean-of-all"  # such a row is what a softmax makes of it
+    of_fill = point.empty_rows == "mean-of-all"  # an empty row has the softmax of its fill
     others = () if of_fill else (0.0, torch.nan)
     tables += [weights, *(torch.where(empty, other, weights) for other in others)]
     yield from (Step("BHQK", table) for table in tables)
     filled = of_fill or not bool(empty.any())
     for table in (logits, _LOG2_E * logits):
         yield Step("BHQK", table, filled=filled)
-    # Without the largest logit they are right as long as they neither overflow nor all vanish.
+    # Exponentials of plain logits are right unless they overflow or all vanish.
     plain = torch.exp(logits.to(call.inputs.query.dtype)).double()
     vanish = (plain.sum(dim=-1, keepdim=True) == 0.0) & (~empty | of_fill)
     plain = plain.masked_fill(plain.isinf() | vanish, torch.nan)
@@ -167,9 +163,9 @@ def _of_attention(call: DeclaredCall, attention: golden.Attention) -> Iterator[S
 
 
 def _of_masks(call: DeclaredCall, *, parts_are_known: bool = False) -> Iterator[Step]:
-    """Which keys are seen: by each of mask, causality and window, and by several of them.
+    """Yield tables of the keys that mask, causality and window keep, alone and combined.
 
-    Those by some of them alone are inner steps where that ``parts_are_known`` to be such.
+    Incomplete combinations are inner steps if ``parts_are_known`` to be incomplete.
     """
     inputs, point = call.inputs, call.semantics
     given = [table for table in (_keep(call), _of_bias(inputs)) if table is not None]
@@ -198,7 +194,7 @@ def _of_masks(call: DeclaredCall, *, parts_are_known: bool = False) -> Iterator[
                     table = table & part
                 wanted.append(table)
     for table in wanted:
-        # The last one is made of all that there is.
+        # The last table combines all masks.
         incomplete = parts_are_known and table is not wanted[-1]
         yield from _of_table(table.expand(inputs.score_shape), part=incomplete)
     if inputs.bias is not None:
@@ -206,7 +202,6 @@ def _of_masks(call: DeclaredCall, *, parts_are_known: bool = False) -> Iterator[
 
 
 def _of_places(call: DeclaredCall) -> Iterator[Step]:
-    """Where queries stand among the keys, and how far from each of them."""
     sizes, point = call.inputs.geometry, call.semantics
     places = golden.query_positions(sizes.query_length, sizes.key_length, point).double()
     ahead = torch.arange(sizes.key_length) - places[:, None]
@@ -216,7 +211,6 @@ def _of_places(call: DeclaredCall) -> Iterator[Step]:
 
 
 def _of_table(seen: Tensor, *, part: bool = False) -> Iterator[Step]:
-    """Which keys are seen, which are hidden, and what is added to hide them."""
     for table in (seen, ~seen, torch.where(seen, 0.0, -torch.inf).double()):
         yield Step("BHQK", table, ordered=True, inner=part)
 
@@ -236,7 +230,6 @@ def _of_bias(inputs: Inputs) -> Tensor | None:
 
 
 def _of_output(call: DeclaredCall, output: Tensor) -> Iterator[Step]:
-    """The output of the heads, and of a layer before the bias of its last projection."""
     yield Step("BHQD", output)
     weights = call.inputs.weights
     if call.inputs.is_layer and weights is not None and weights.o is not None:
@@ -249,8 +242,8 @@ def _final(inputs: Inputs, answer: Tensor) -> Step:
     return Step("BQE" if inputs.is_layer else "BHQD", answer.double())
 
 
-# Axes that may be joined, the second being the faster one: heads of one token, tokens of all items.
-# Where channels were slower than heads, or positions than heads, another layer would be computed.
+# Axes that may be joined, slow before fast: heads of one token, tokens of all items. With channels
+# or positions slower than heads another layer would be computed.
 _JOINED: Final = frozenset({"BN", "BG", "BQ", "NG", "ND", "GD", "GQ", "PN", "PG", "PD"})
 # Axes that stand in this order in most values, and are often of one size.
 _ALIKE: Final = ("QK", "BN", "BG")
@@ -258,7 +251,7 @@ _ALIKE: Final = ("QK", "BN", "BG")
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """A value without the axes along which nothing changes, and where it is."""
+    """A value without constant axes, with the tolerance of its comparison."""
 
     letters: str
     value: Tensor
@@ -270,12 +263,12 @@ class _Known:
 
     @cached_property
     def sums(self) -> tuple[float, float]:
-        """Its sum, and how many numbers that is made of: few values are compared with any."""
+        """The sum of the finite elements and their number: a cheap first comparison."""
         return _sums(array_of(self.value.double()))
 
 
 class KnownValues:
-    """Some values that a tensor may be, for a candidate that computes with numbers of a dtype."""
+    """The possible values of a tensor in a computation of a dtype."""
 
     def __init__(
         self, steps: Sequence[Step], sizes: Geometry, dtype: torch.dtype, *, tiled: bool
@@ -289,13 +282,13 @@ class KnownValues:
 
     @property
     def telling(self) -> bool:
-        """Whether rounding leaves enough of the numbers to tell values apart."""
+        """Whether rounding leaves enough digits to tell values apart."""
         return self._unit <= model.STEP_UNKNOWN
 
     def kind(self, value: Tensor) -> str:
-        """Whether a tensor is one of the values: "step", "inner" for one inside a softmax, or "".
+        """Return "step" or "inner" (inside a softmax) if a tensor is a known value, else "".
 
-        Nothing that is one number throughout is.
+        Constant tensors match nothing.
         """
         if value.is_complex() or value.numel() < 2:  # noqa: PLR2004 (a number may be anything)
             return ""
@@ -339,7 +332,7 @@ class KnownValues:
         return False
 
     def _reduced(self, step: Step) -> _Known | None:
-        """A step as it is compared; None for one number throughout."""
+        """Prepare a step for comparison; None for a constant."""
         heads, groups = self._sizes.num_heads, self._sizes.num_kv_heads
         letters, value = step.axes, step.value
         if "H" in letters:
@@ -369,13 +362,12 @@ class KnownValues:
 
 
 def _is_transposed(letters: str, order: tuple[int, ...]) -> bool:
-    """Whether keys come before queries in an order of axes."""
     placed = "".join(letters[axis] for axis in order)
     return -1 < placed.find("K") < placed.find("Q")
 
 
 def _is_exchanged(letters: str, sizes: tuple[int, ...], order: tuple[int, ...]) -> bool:
-    """Whether axes of one size have changed places, which their shape does not show.
+    """Whether axes of equal size are exchanged, which the shape does not show.
 
     Scores with keys before queries, or heads before items, may be another value: nobody could tell.
     """
@@ -389,14 +381,13 @@ def _is_exchanged(letters: str, sizes: tuple[int, ...], order: tuple[int, ...]) 
 
 
 def _steepness(steps: Sequence[Step]) -> float:
-    """The largest number among the finite logits, and one: errors of weights grow like it."""
+    """Return one plus the largest finite logit, which scales the errors of weights."""
     numbers = [step.value for step in steps if step.axes == "BHQK" and not step.inner]
     sizes = [torch.where(torch.isfinite(one), one, 0.0).abs() for one in numbers]
     return 1.0 + max((float(size.max()) for size in sizes if size.numel()), default=0.0)
 
 
 def _without_repeats(value: Tensor, letters: str) -> tuple[Tensor, str]:
-    """A tensor without the axes along which nothing changes, and the letters of the others."""
     # Numpy's calls on few numbers take a fifth of torch's time; it does not know short formats.
     short = value.is_floating_point() and value.dtype.itemsize < torch.float32.itemsize
     array = array_of(value.float() if short else value)
@@ -411,7 +402,6 @@ def _without_repeats(value: Tensor, letters: str) -> tuple[Tensor, str]:
 
 
 def _repeats(array: Array, axis: int) -> bool:
-    """Whether an array repeats its first entry along an axis, NaN included."""
     first = array.take([0], axis)
     one, other = first.flat[0], array.take(1, axis).flat[0]
     if one != other and one == one and other == other:  # noqa: PLR0124 (neither is NaN)
@@ -425,7 +415,7 @@ def _repeats(array: Array, axis: int) -> bool:
 
 
 def _sums(number: Array) -> tuple[float, float]:
-    """The sum of the finite numbers, which no order of axes changes, and how many there are."""
+    """Return the sum of the finite elements, which no permutation changes, and their number."""
     finite = number[np.isfinite(number)]
     return float(finite.sum()), float(finite.size)
 
@@ -438,7 +428,7 @@ def _close(one: tuple[float, float], other: tuple[float, float], room: float) ->
 def arrangements(
     letters: str, sizes: tuple[int, ...], shape: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ...]:
-    """The orders of some axes in which they, joined where that is usual, have a shape."""
+    """Return the permutations of axes that, with the usual axes joined, have a shape."""
     if math.prod(sizes) != math.prod(shape):
         return ()
     return tuple(_orders(letters, sizes, shape, ()))
@@ -447,7 +437,7 @@ def arrangements(
 def _orders(
     letters: str, sizes: tuple[int, ...], shape: tuple[int, ...], chosen: tuple[int, ...]
 ) -> Iterator[tuple[int, ...]]:
-    """Ways to fill the first axis of a shape with one axis or several joined, then the others."""
+    """Yield ways to fill the first axis of a shape with one or several axes, then the others."""
     if not shape:
         if len(chosen) == len(letters):
             yield chosen

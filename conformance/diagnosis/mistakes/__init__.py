@@ -1,7 +1,7 @@
 """The mistakes that a failure can be named after, as data: see ``docs/mistakes.md``.
 
-``MISTAKES`` are those that answers show, ``BACKWARD`` those of gradients alone. Entries of one name
-are several ways to make the same mistake.
+``MISTAKES`` show in answers, ``BACKWARD`` in gradients alone. Entries with equal names are ways to
+make one mistake.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ BACKWARD: Final[tuple[NamedMistake, ...]] = (*ATTENTION, *LAYERS, *OF_CALLS, *OF
 
 
 def named_mistakes() -> tuple[NamedMistake, ...]:
-    """The mistakes that answers show: those of this project, then those of other distributions."""
+    """Return the mistakes that answers show: of this project, then of other distributions."""
     return (*MISTAKES, *registered_mistakes())
 
 
 @cache
 def registered_mistakes() -> tuple[NamedMistake, ...]:
-    """Every registered mistake with ``changes``; raises UsageError for one that cannot be used."""
+    """Return every registered mistake with ``changes``; UsageError for an unusable one."""
     return tuple(
         mistake
         for point in registered(MISTAKE_GROUP)
@@ -90,17 +90,17 @@ def _named(value: Any) -> list[NamedMistake]:
 
 
 def _as_named(mistake: Mistake) -> NamedMistake:
-    golden.STANDARD.replace(**mistake.changes)  # raises for what is no field, or no value of one
+    golden.STANDARD.replace(**mistake.changes)  # raises for unknown fields and values
     return NamedMistake(**vars(mistake))
 
 
 def touches_any(made: Sequence[NamedMistake], inputs: Inputs, declared: golden.Semantics) -> bool:
-    """Whether any of some mistakes may change the answer to some inputs."""
+    """Whether a mistake among ``made`` may change the answer to the inputs."""
     return any(touches(one, DeclaredCall(inputs=inputs, semantics=declared)) for one in made)
 
 
 def touches(mistake: NamedMistake, call: DeclaredCall) -> bool:
-    """Whether a mistake may change the answer to some inputs at all."""
+    """Whether a mistake may change the answer to a call at all."""
     inputs = call.inputs
     if not mistake.where(inputs) or not mistake.speaks_at(call.semantics):
         return False
@@ -117,10 +117,10 @@ def touches(mistake: NamedMistake, call: DeclaredCall) -> bool:
 
 
 def deciding_properties(mistake: NamedMistake) -> Sequence[Where] | None:
-    """Properties of which inputs must have one for a mistake to change the answer to them.
+    """Return properties of inputs, at least one of which lets a mistake change the answer.
 
-    None where they alone do not decide. Besides, it must be made ``where`` the inputs are, and at
-    the declared point.
+    None if these properties alone do not decide. The mistake must also be made ``where`` the inputs
+    are, and at the declared point.
     """
     deciding = _deciding(mistake)
     decided = everywhere in deciding or (mistake.inputs is None and not mistake.edits)

@@ -1,4 +1,4 @@
-"""Conditions and edits that several named mistakes share; and what statements share."""
+"""Conditions and edits that several named mistakes or statements share."""
 
 from __future__ import annotations
 
@@ -63,22 +63,22 @@ def hides_keys(inputs: Inputs) -> bool:
 
 
 def places_ahead(sizes: golden.Sizes | Geometry, *, bottom_right: bool) -> Tensor:
-    """How far each key lies ahead of each query where the last ones meet, or the first ones."""
+    """Return distances from queries to keys, with the last of both aligned, or the first."""
     shift = sizes.key_length - sizes.query_length if bottom_right else 0
     return torch.arange(sizes.key_length) - torch.arange(sizes.query_length)[:, None] - shift
 
 
 def beside_sinks(logits: Tensor, sinks: Tensor | None) -> Tensor:
-    """Logits, those of sinks behind them as if of one more key."""
+    """Append the logits of sinks as a further key."""
     if sinks is None:
         return logits
     return torch.cat([logits, sinks[:, None, None].expand(*logits.shape[:-1], 1)], dim=-1)
 
 
 def reweighed(weights_of: Callable[[Tensor], Tensor]) -> golden.Edit:
-    """Other weights, made from the masked logits ``[B, H, Lq, Lk]``.
+    """Return an edit of the weights, from the masked logits ``[B, H, Lq, Lk]``.
 
-    A sink counts as one more key, whose weight is cut off. Rows without keys keep their rule.
+    A sink counts as a further key, whose weight is cut off. Rows without keys keep their rule.
     """
 
     def change(weights: Tensor, logits: Tensor, sinks: Tensor | None) -> Tensor:
@@ -92,50 +92,50 @@ def _without_logits(empty: Tensor, logits: Tensor, sinks: Tensor | None) -> Tens
     return torch.isneginf(logits).all(dim=-1) if sinks is None else empty
 
 
-# Rows without keys get what the softmax gives them.
+# Rows without keys get the result of the softmax.
 UNRULED: Final = golden.Edit("weights", lambda shares: shares)
 # The rows without keys are those that have no logit, whatever may be attended.
 EMPTY_WITHOUT_LOGITS: Final = golden.Edit("empty", change=_without_logits)
 
 
 def require(possible: bool) -> None:  # noqa: FBT001 (a condition reads best so)
-    """Raise NotExpressible where a mistake cannot be made."""
+    """Raise NotExpressible if a mistake cannot be made."""
     if not possible:
         raise NotExpressible
 
 
-# What follows changes an attention that is evaluated already: statements of dissection do so.
+# The functions below change an evaluated attention, for statements of the dissection.
 
 
 def weighing(attention: golden.Attention, weights: Tensor) -> golden.Attention:
-    """The same attention with other weights; values that no weight meets cannot hurt."""
+    """Return the attention with other weights; unread values are zeroed, so NaN cannot spread."""
     read = (weights != 0.0).any(dim=2).unsqueeze(-1)
     value = attention.value.masked_fill(~read, 0.0)
     return dataclasses.replace(attention, weights=weights, output=weights @ value)
 
 
 def emptied(attention: golden.Attention, rows: Tensor) -> golden.Attention:
-    """The same with further rows ``[B, H, Lq]`` that may answer anything, as if without keys."""
+    """Mark further rows ``[B, H, Lq]`` as open, like rows without keys."""
     return dataclasses.replace(attention, empty=attention.empty | rows)
 
 
 def logits_with_sinks(attention: golden.Attention) -> Tensor:
-    """The masked logits, those of sinks behind them as if of one more key."""
+    """Return the masked logits with the logits of sinks as a further key."""
     return beside_sinks(attention.logits, attention.sinks)
 
 
 def plain_scores(attention: golden.Attention) -> Tensor:
-    """The scaled dot products with every key, ignored ones too."""
+    """Return the scaled dot products with every key, ignored keys included."""
     return (attention.query @ attention.key.transpose(-1, -2)) * attention.scale
 
 
 def capped_scores(attention: golden.Attention) -> Tensor:
-    """The same after the softcap."""
+    """Return the plain scores after the softcap."""
     return _capped(attention, plain_scores(attention))
 
 
 def scored(attention: golden.Attention, products: Tensor) -> Tensor:
-    """Scaled dot products behind the softcap, with the declared function and bias by distance."""
+    """Return scaled products after softcap, declared function and bias by distance."""
     return biased(attention, _capped(attention, products))
 
 
@@ -145,22 +145,22 @@ def _capped(attention: golden.Attention, scores: Tensor) -> Tensor:
 
 
 def unmasked_logits(attention: golden.Attention) -> Tensor:
-    """Capped scores and finite biases, before any key is ignored."""
+    """Return capped scores with finite biases, before any key is ignored."""
     bias = attention.bias
     capped = biased(attention, capped_scores(attention))
     return capped if bias is None else capped + bias.masked_fill(torch.isneginf(bias), 0.0)
 
 
 def biased(attention: golden.Attention, capped: Tensor) -> Tensor:
-    """Capped scores behind the declared function, with the biases by distance."""
+    """Return capped scores after the declared function and the bias by distance."""
     modified = golden.modify(capped, attention.semantics)
     return modified if attention.alibi is None else modified + attention.alibi
 
 
 def admitted_by_mask(call: DeclaredCall) -> Tensor:
-    """What the mask of the call, where it counts, admits: bool, four axes.
+    """Return the keys that the call's mask admits, if it counts: bool, four axes.
 
-    Minus infinity in an additive mask hides, too.
+    Minus infinity in an additive mask hides a key.
     """
     inputs = call.inputs
     admitted = torch.ones(1, 1, 1, 1, dtype=torch.bool)
@@ -172,7 +172,7 @@ def admitted_by_mask(call: DeclaredCall) -> Tensor:
 
 
 def of_groups(key: Tensor, call: DeclaredCall) -> Tensor:
-    """The keys of each key/value head, from those of all query heads."""
+    """Return the keys of each key/value head, from the keys of all query heads."""
     heads = call.inputs.geometry.num_kv_heads
     if call.semantics.group_order == "tile":
         return key[:, :heads]

@@ -1,7 +1,7 @@
-"""Mistakes in the backward pass of attention, named by gradients that are the same.
+"""Mistakes in the backward pass of attention, found by comparing gradients.
 
-A mistake needs one entry here, with the stages of both passes that it makes otherwise: a stage of
-the forward pass is one that the backward pass makes again.
+A mistake needs one entry here, with the edited stages of both passes: an edited forward stage is
+one that the backward pass recomputes.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from .named_mistake import Edits, NamedMistake, changed, named
 Edit = golden.Edit
 GOLDEN_GRADIENTS: Final = "gradients.golden"
 SHARED: Final = "add up the gradients of all query heads that read a key/value head"
-# The mistake that forgets several rules at once: of one rule another name says more.
+# The mistake that forgets several rules at once; a single rule has a more specific name.
 EVERY_RULE: Final = "masks-forgotten-backward"
 RECOMPUTE: Final = "recompute the weights exactly as the forward pass makes them"
 _ADD_UP: Final = "add up over items and tokens"
 
 
 def _backward(name: str, primary: str = GOLDEN_GRADIENTS) -> Callable[..., list[NamedMistake]]:
-    """Head an entry, as ``named`` does; its ways are edits of both passes."""
-
     def entries(sentence: str, fix: str, *ways: Edits) -> list[NamedMistake]:
         return named(name, primary)(sentence, fix, *({"backward": way} for way in ways))
 
@@ -34,12 +32,11 @@ def _backward(name: str, primary: str = GOLDEN_GRADIENTS) -> Callable[..., list[
 
 
 def _made(rule: Callable[..., Any], *stages: str) -> Edits:
-    """Some stages made by one rule."""
     return tuple(Edit(stage, rule) for stage in stages)
 
 
 def logarithms_of_sums(right: golden.Run) -> Tensor:
-    """The logarithm of each row's sum of exponentials that the forward pass saved."""
+    """Return the logarithm of each row's sum of exponentials that the forward pass saved."""
     total: Tensor = right["largest"] + right["total"].log()
     return total
 
@@ -76,7 +73,7 @@ _FLAT_FUNCTION: Final = Edit("function_slope", lambda: None)
 
 
 def recomputed(*edits: golden.Edit) -> list[Edits]:
-    """Ways to recompute weights: divided by their own sum or by that of the forward pass.
+    """Return ways to recompute weights: divided by their own sum or by the forward pass's sum.
 
     The row term is made of these weights, or of the forward pass's answer.
     """
@@ -86,7 +83,6 @@ def recomputed(*edits: golden.Edit) -> list[Edits]:
 
 
 def _of_other_corner(positions: Tensor, given_query: Tensor, given_key: Tensor) -> Tensor:
-    """Places counted from the first key where they were counted from the last, or back."""
     apart = given_key.shape[-2] - given_query.shape[-2]
     return positions + apart - 2 * positions[:1]
 
@@ -100,7 +96,7 @@ def _times_scale(power: int) -> Callable[..., float]:
 
 
 def of_neighbours(total: Callable[[Tensor], Tensor]) -> Edits:
-    """Gradients of key/value heads from those of their groups ``[B, Hkv, group, L, D]``."""
+    """Make gradients of key/value heads from their groups ``[B, Hkv, group, L, D]``."""
 
     def of(heads: Tensor, sizes: golden.Sizes) -> Tensor:
         return total(heads.unflatten(1, (sizes.num_kv_heads, -1)))
@@ -109,7 +105,7 @@ def of_neighbours(total: Callable[[Tensor], Tensor]) -> Edits:
 
 
 def of_groups(of: Callable[[Tensor, golden.Sizes], Tensor]) -> Edits:
-    """Gradients of the query heads made into those of the key/value heads that they share."""
+    """Make gradients of query heads into gradients of the key/value heads that they share."""
     return tuple(
         Edit(f"{role}_gradient", golden.Rewired(of, (f"{role}_gradients", "sizes")))
         for role in ("key", "value")
@@ -136,7 +132,6 @@ _SWAPPED: Final = tuple(
 
 
 def _turned(matrix: Tensor) -> Tensor:
-    """The transpose of what is square."""
     return matrix.mT if matrix.shape[-1] == matrix.shape[-2] else matrix
 
 
@@ -153,14 +148,12 @@ _OPERANDS: Final = {
 
 
 def _matrices(of: Callable[[Tensor, Tensor], Tensor]) -> Edits:
-    """The gradient of each matrix, from that of its output and from its input."""
     return tuple(
         Edit(f"{role}_gradient", golden.Rewired(of, names)) for role, names in _OPERANDS.items()
     )
 
 
 def _matrices_of(items: slice) -> Edits:
-    """The gradient of each matrix from some items of the batch."""
     return _matrices(lambda gradient, tokens: golden.outer(gradient[items], tokens[items]))
 
 

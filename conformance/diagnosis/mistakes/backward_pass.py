@@ -1,8 +1,7 @@
-"""The gradients of a candidate whose backward pass makes some stages otherwise, in float64.
+"""The gradients of a candidate with an edited backward pass, in float64.
 
-Both passes are one run, so a stage of the forward pass that is edited is one that the backward pass
-makes again. Edits may read ``inputs``, those of the call, and ``right``, the right run with what
-the forward pass has saved.
+Both passes are one run: an edited stage of the forward pass is recomputed by the backward pass.
+Edits may read ``inputs`` of the call, and ``right``, the right run with the saved forward results.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ OF_LAYER: Final = {
     **{name: f"{name}_tokens_gradient" for name in ("query", "key", "value")},
     **{name: f"{name}_gradient" for role in "oqkv" for name in (role, f"{role}_bias")},
 }
-# Keys and values that no query reads are at hand: a backward pass may recompute weights for them.
+# Includes keys and values that no query reads: a backward pass may recompute their weights.
 _EVERY_KEY: Final = (
     golden.Edit("unread_keys", lambda: None),
     golden.Edit("unread_values", lambda: None),
     golden.Edit("output", lambda weights, value: weights @ value),
 )
-# What the output matrix met is saved, however the backward pass recomputes the weights.
+# The input of the output matrix is saved, even if the backward pass recomputes the weights.
 _OF_SAVED_HEADS: Final = golden.Edit(
     "o_gradient", lambda upstream, right: golden.outer(upstream, right["merged"])
 )
 
 
 def both_passes(inputs: Inputs, semantics: golden.Semantics, upstream: Tensor) -> golden.Run:
-    """The right run of both passes, complete, for the gradient of an answer.
+    """Return the complete right run of both passes for the gradient of an answer.
 
     Raises NotExpressible for a layer that is cut into heads in another way.
     """
@@ -65,12 +64,12 @@ def both_passes(inputs: Inputs, semantics: golden.Semantics, upstream: Tensor) -
 
 
 def stages_of(run: golden.Run) -> dict[str, str]:
-    """The stages whose results are gradients, by the names of the inputs of a core or layer."""
+    """Return the stages that are gradients, by the names of the inputs of a core or layer."""
     return OF_LAYER if "merged_gradient" in run.program.steps else OF_CORE
 
 
 def gradients_of(run: golden.Run, inputs: Inputs) -> Gradients:
-    """The gradients that a run of both passes makes, by the names of the inputs of a call."""
+    """Return the gradients of a run of both passes, by the names of a call's inputs."""
     with torch.no_grad():
         made: dict[str, Any] = {name: run[stage] for name, stage in stages_of(run).items()}
     result = {name: gradient for name, gradient in made.items() if gradient is not None}
@@ -82,9 +81,9 @@ def gradients_of(run: golden.Run, inputs: Inputs) -> Gradients:
 
 
 def gradients_with(right: golden.Run, inputs: Inputs, edits: tuple[golden.Edit, ...]) -> Gradients:
-    """The gradients of a candidate that makes some stages otherwise, by the names of its inputs.
+    """Return the gradients of a candidate with edited stages, by the names of its inputs.
 
-    ``right`` is the run of :func:`both_passes`. Raises NotExpressible where a stage cannot be made.
+    ``right`` is the run of :func:`both_passes`. Raises NotExpressible if a stage cannot be made.
     """
     try:
         return gradients_of(right.edited(*edits), inputs)

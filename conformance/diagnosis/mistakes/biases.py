@@ -1,4 +1,4 @@
-"""Additive masks, linear biases and rotary positions lost, changed, or read otherwise."""
+"""Additive masks, linear biases and rotary positions lost, changed or misread."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def _rebiased(change: Callable[..., Tensor]) -> golden.Edit:
 
 
 def _plus_infinities_too(words: str, *, last: bool = False) -> dict[str, Any]:
-    """A change of the bias that makes plus of minus infinity: such rows are NaN.
+    """Change the bias and its minus infinities, which become plus infinities: such rows are NaN.
 
-    Where it comes ``last``, those of keys are, too, that causality or a window has hidden already.
+    With ``last``, keys that causality or a window already hides are included.
     """
     infinite = treated("mask", (increased if last else filled)(math.inf), last=last)
     return {"edits": (*edits_by(words, "given_bias"), *infinite), "where": has_bias}
@@ -42,7 +42,10 @@ def _negated_size(bias: Tensor) -> Tensor:
 
 
 def _bias_of_first(axis: int, *, hidden_too: bool) -> golden.Edit:
-    """With the values at hidden keys, or zeros there, as where minus infinity was taken out."""
+    """Take the first bias along an axis, with its values at hidden keys or with zeros.
+
+    Zeros arise where minus infinity was taken out.
+    """
 
     def change(bias: Tensor, keep: Tensor | None) -> Tensor:
         if bias.shape[axis] == 1:
@@ -55,7 +58,7 @@ def _bias_of_first(axis: int, *, hidden_too: bool) -> golden.Edit:
 
 
 def _as_boolean(hidden: Callable[[Tensor, Tensor], Tensor]) -> Edits:
-    """The additive mask is cast to bool: ``hidden`` gets its table and its finite values."""
+    """Cast the additive mask to bool; ``hidden`` gets the table and the finite values."""
 
     def keep(inputs: Inputs) -> Tensor:
         kept = torch.ones(1, 1, 1, 1, dtype=torch.bool) if inputs.keep is None else inputs.keep
@@ -65,9 +68,9 @@ def _as_boolean(hidden: Callable[[Tensor, Tensor], Tensor]) -> Edits:
 
 
 def _all_scaled(*, triangle: bool) -> Edits:
-    """The bias before the scale, minus infinities too: a scale that is not positive breaks them.
+    """Scale the bias with its minus infinities, which a scale of zero or below breaks.
 
-    With the ``triangle`` those of the causal flag as well.
+    With ``triangle``, the minus infinities of the causal flag are scaled as well.
     """
 
     def logits(
@@ -182,7 +185,7 @@ _ROTARY: Final = "position.rotary"
 _ALIBI: Final = "bias.alibi"
 _TURN: Final = "turn query and key by position times base^(-2i/R), each at its own position"
 _SLOPES: Final = "take slope times distance off the scaled scores"
-# The rotations at which such a mistake is acted out, and the biases.
+# The rotations and biases with which mistakes are acted out.
 _HALVES: Final = {"rotary": "halves"}
 _INTERLEAVED: Final = {"rotary": "interleaved"}
 _LINEAR: Final = {"alibi": True}
@@ -193,8 +196,6 @@ def _turns(point: golden.Semantics) -> bool:
 
 
 def _turned(stage: str, more: Callable[..., Tensor]) -> golden.Edit:
-    """Heads of keys or values that are turned by so much more: ``more`` gets places, and inputs."""
-
     def change(heads: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
         return golden.rotate_heads(heads, more(torch.arange(heads.shape[-2]), inputs), point)
 
@@ -213,13 +214,12 @@ def _queries(more: Callable[[Tensor], Tensor]) -> golden.Edit:
 
 
 def _from_the_other_end(query: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
-    """Queries stand where the other alignment has them."""
     shift = inputs.geometry.key_length - inputs.geometry.query_length
     shift = -shift if point.causal_alignment == "bottom-right" else shift
     return golden.rotate_heads(query, torch.full((query.shape[-2],), float(shift)), point)
 
 
-# From the right positions of new tokens to those that are counted from zero.
+# Rotate new tokens back to positions counted from zero.
 _NEW_KEYS: Final = _turned(
     "turned_key", lambda places, inputs: torch.where(places >= inputs.past, -inputs.past, 0)
 )
@@ -232,15 +232,12 @@ _NEW_QUERIES: Final = Edit(
 
 
 def _cached(sign: int) -> golden.Edit:
-    """Cached keys that are turned by their places once more, or back."""
     return _turned(
         "turned_key", lambda places, inputs: torch.where(places < inputs.past, sign * places, 0)
     )
 
 
 def _linear(other: Callable[..., Tensor]) -> golden.Edit:
-    """Another bias by distance: what it lacks to the declared one joins the bias of the call."""
-
     def bias(inputs: Inputs, sizes: golden.Sizes, positions: Tensor, scale: float) -> Tensor:
         right = golden.alibi_bias(sizes.num_heads, positions, sizes.key_length)
         more = other(right, sizes, positions, scale) - right
@@ -272,7 +269,7 @@ def _signed(right: Tensor, sizes: golden.Sizes, positions: Tensor, _scale: float
     return torch.where(torch.arange(sizes.key_length) > positions[:, None], -right, right)
 
 
-# Either pairing may be turned so; it is acted out with halves.
+# Mistakes of both pairings, acted out with halves.
 _rotary: Final = fixing(_TURN, primary=_ROTARY, base=_HALVES, fits=_turns)
 _alibi: Final = fixing(_SLOPES, primary=_ALIBI, base=_LINEAR)
 POSITIONS: Final[tuple[NamedMistake, ...]] = (

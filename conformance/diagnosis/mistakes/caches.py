@@ -1,4 +1,4 @@
-"""Caches lost or put elsewhere, and what a call gives, lost because something else is given."""
+"""Caches lost or misplaced, and arguments of a call lost because another is given."""
 
 from __future__ import annotations
 
@@ -40,8 +40,6 @@ _cache: Final = partial(named, primary="cache.golden", where=has_cache)
 
 
 def _with_keys(order: Callable[[Tensor, int], Tensor]) -> Edits:
-    """Keys and values in another order, from their places and the number of cached ones."""
-
     def change(tokens: Tensor, inputs: Inputs) -> Tensor:
         index = order(torch.arange(tokens.shape[-2]), inputs.past)
         return tokens.index_select(-2, index)
@@ -53,7 +51,7 @@ def _with_keys(order: Callable[[Tensor, int], Tensor]) -> Edits:
 
 
 def _with_mask(change: Callable[[Tensor, int], Tensor]) -> Edits:
-    """Another mask where there is a cache; what it hides of a bias is kept by ``keep``."""
+    """Use another mask if there is a cache; ``keep`` holds the hidden keys of a bias."""
 
     def of_call(table: Tensor, inputs: Inputs) -> Tensor:
         return change(table, inputs.past)
@@ -73,12 +71,10 @@ def _without_cache(where: Where) -> InputsChange:
 
 
 def _every_cached(mask: Tensor, past: int) -> Tensor:
-    """Every cached key seen as it is: kept, or with a bias of nothing."""
     return torch.cat([_nothing(mask, past), mask[..., past:]], dim=-1)
 
 
 def _columns_from_the_first(mask: Tensor, past: int) -> Tensor:
-    """The first columns for the new keys, none for the cached ones."""
     new = mask.shape[-1] - past
     return torch.cat([_nothing(mask, past), mask[..., :new]], dim=-1)
 
@@ -94,8 +90,6 @@ def _of_first_item(mask: Tensor, past: int) -> Tensor:
 
 
 def _new_key_left(place: int) -> golden.Edit:
-    """Of the new keys only one is seen, beside all that are cached."""
-
     def change(admitted: Tensor, inputs: Inputs) -> Tensor:
         keys = torch.arange(admitted.shape[-1])
         return admitted & ((keys < inputs.past) | (keys == keys[inputs.past :][place]))
@@ -216,7 +210,7 @@ def _left_out(*names: str) -> Edits:
 
 
 _WITHOUT_MASK: Final = _left_out("keep", "given_bias")
-# What a call may pass: in words, where it is, and the edits that leave it out.
+# Options of a call: the words, the calls with the option, and the edits that drop it.
 _OPTIONS: Final[dict[str, tuple[str, Where, Edits]]] = {
     "mask": ("the mask", _has_boolean_mask, _WITHOUT_MASK),
     "bias": ("the bias", has_bias, _left_out("given_bias")),
@@ -230,7 +224,6 @@ _MASKS: Final = {"mask", "bias", "lengths"}
 
 
 def _nan_where_hidden(output: Tensor, empty: Tensor, structure: Tensor, attended: Tensor) -> Tensor:
-    """Rows that an additive mask hides every key of, though causality and window do not."""
     lost = empty & (structure & ~attended).any(dim=-1)
     return output.masked_fill(lost.unsqueeze(-1), math.nan)
 
@@ -247,7 +240,6 @@ def _both(one: Where, two: Where) -> Where:
 
 
 def _lost_to_options() -> Iterator[NamedMistake]:
-    """An option that is dropped on the path that another one takes."""
     for name, other in itertools.permutations(_OPTIONS, 2):
         if {name, other} <= _MASKS or other == "scale-argument":
             continue
@@ -270,12 +262,11 @@ def _lost_to_options() -> Iterator[NamedMistake]:
         )
 
 
-# Most visible where every call has the one and some have the other.
+# Most visible where every call has one option and a part of the calls the other.
 _LOST_TO_CACHE: Final = {"causal": "cache.decode-equals-full", "bias": "mask.bias"}
 
 
 def _lost_to_cache() -> Iterator[NamedMistake]:
-    """What is dropped where a part of the keys is cached, and the cache dropped for the rest."""
     for name, (words, present, absent) in _OPTIONS.items():
         primary = _LOST_TO_CACHE.get(name, "cache.golden")
         yield from named(f"{name}-lost-to-cache", primary, special_of=f"{name}-ignored")(

@@ -1,6 +1,6 @@
-"""Causality lost, turned round, or placed elsewhere.
+"""Mistakes of causality: lost, reversed or misplaced.
 
-And sequences that lie one after another, told apart where they do not begin.
+Mistakes of packed sequences, one after another in a tensor, that are cut at wrong places.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _BLOCKS: Final = (2, 4, 8, 16, 32)
 
 
 def _triangle(admitted: Callable[[Tensor], Tensor], corner: str = "") -> golden.Edit:
-    """Another table in place of the triangle, of how far keys lie ahead.
+    """Replace the causal table by a predicate of the distance from query to key.
 
-    As declared, or where the diagonal begins or ends in a corner.
+    The diagonal lies as declared, or starts or ends in ``corner``.
     """
     if not corner:
         return Edit("by_causality", golden.Rewired(admitted, ("ahead",)))
@@ -58,9 +58,9 @@ def _is_masked(inputs: Inputs) -> bool:
 
 @dataclass(frozen=True)
 class _Packed:
-    """Tokens of all sequences one after another: how many each has, and where it begins ``[B]``.
+    """Tokens of all sequences in a row: each sequence's length and start ``[B]``.
 
-    ``item`` says which sequence each token ``[T]`` is counted to.
+    ``item`` is the sequence of each token ``[T]``.
     """
 
     counts: Tensor
@@ -77,16 +77,14 @@ class _Packed:
 
     @property
     def place(self) -> Tensor:
-        """Where in its sequence each token stands."""
         return self.index - self.starts[self.item]
 
 
 @dataclass(frozen=True)
 class _Sequences:
-    """Queries and keys, and whether the diagonal ends at the last of both or starts at the first.
+    """Packed queries and keys; ``at_end`` aligns the diagonal at the last token of both.
 
-    Each of its answers is which keys belong to each query, and how far they lie ahead of it: both
-    ``[Tq, Tk]``.
+    Readings return the keys of each query, and their distances: both ``[Tq, Tk]``.
     """
 
     queries: _Packed
@@ -94,18 +92,15 @@ class _Sequences:
     at_end: bool
 
     def shifted(self, shift: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys of the query's sequence, so many ``[B]`` further ahead of its place."""
         places = self.queries.place + shift[self.queries.item]
         return self.queries.item[:, None] == self.keys.item, self.keys.place - places[:, None]
 
     @property
     def at_first(self) -> tuple[Tensor, Tensor]:
-        """Those where the first query of a sequence stands at its first key."""
         return self.shifted(torch.zeros_like(self.queries.counts))
 
     @property
     def at_last(self) -> tuple[Tensor, Tensor]:
-        """Those where the last query of a sequence stands at its last key."""
         return self.shifted(self.keys.counts - self.queries.counts)
 
     @property
@@ -114,21 +109,19 @@ class _Sequences:
 
     @property
     def together(self) -> tuple[Tensor, Tensor]:
-        """All tokens as one sequence."""
         shift = len(self.keys.item) - len(self.queries.item) if self.at_end else 0
         ahead = self.keys.index - (self.queries.index + shift)[:, None]
         return torch.ones_like(ahead, dtype=torch.bool), ahead
 
     def joined(self, group_of: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        """Sequences of one group, from their numbers, as one sequence."""
         groups = group_of(torch.arange(len(self.keys.counts)))
         queries, keys = (_joined(tokens, groups) for tokens in (self.queries, self.keys))
         return replace(self, queries=queries, keys=keys).right
 
     def between(self, starts: Tensor, ends: Tensor, *, moved: bool = True) -> tuple[Tensor, Tensor]:
-        """The keys of each sequence from one index ``[B]`` to before another.
+        """Read the keys of each sequence from ``starts`` ``[B]`` to before ``ends``.
 
-        Where they are ``moved`` places are counted from those, else as they should be.
+        ``moved`` counts places from the wrong start, else from the right start.
         """
         keys, queries, total = self.keys, self.queries, len(self.keys.item)
         starts = starts.clamp(0, total)
@@ -139,9 +132,9 @@ class _Sequences:
         return own, keys.index - ((first + shift)[queries.item] + queries.place)[:, None]
 
     def bounded(self, first: int, last: int, *, moved: bool = True) -> tuple[Tensor, Tensor]:
-        """The keys of each sequence from so many later on, until so many later.
+        """Read keys from ``first`` after the start of each sequence to ``last`` after its end.
 
-        The first sequence begins with the first key, and one key is left of each.
+        The first sequence begins with the first key, and each sequence keeps one key.
         """
         keys = self.keys
         several = keys.counts > 1
@@ -149,28 +142,24 @@ class _Sequences:
         return self.between(starts, keys.ends + last * (several | (last > 0)), moved=moved)
 
     def in_tiles(self, size: int, bounds: str) -> tuple[Tensor, Tensor]:
-        """Keys from the first of a tile on, or until its last one."""
         starts, ends = self.keys.starts, self.keys.ends
         starts = starts if bounds == "ends" else starts // size * size
         return self.between(starts, ends if bounds == "starts" else -(-ends // size) * size)
 
     def until(self, end: Tensor | int) -> tuple[Tensor, Tensor]:
-        """The keys before an index, for the queries of all sequences."""
         none = torch.zeros_like(self.keys.starts)
         return self.between(none, none + end)
 
     def of_most_queries(self, *, moved: bool) -> tuple[Tensor, Tensor]:
-        """As many keys of each sequence as the one with most queries has queries."""
         keys, most = self.keys, self.queries.counts.max()
         return self.between(keys.starts, keys.starts + keys.counts.clamp(max=most), moved=moved)
 
     def cut_by_queries(self, *, ends: bool) -> tuple[Tensor, Tensor]:
-        """Keys from where the queries of a sequence begin on; as many as those, or as it has."""
+        """Read keys from the start of the queries on; ``ends``: as many as there are queries."""
         starts = self.queries.starts
         return self.between(starts, starts + (self.queries if ends else self.keys).counts)
 
     def recounted(self, change: Callable[[_Packed], Tensor], roles: str) -> tuple[Tensor, Tensor]:
-        """Queries, keys or both counted to other sequences."""
         queries, keys = self.queries, self.keys
         if "q" in roles:
             queries = replace(queries, item=change(queries))
@@ -180,14 +169,13 @@ class _Sequences:
 
 
 def _cut_at(counts: Tensor, total: int) -> _Packed:
-    """So many tokens, cut after these numbers of them."""
     ends = counts.cumsum(0)
     item = (ends <= torch.arange(total)[:, None]).sum(dim=-1).clamp(max=len(counts) - 1)
     return _Packed(counts, ends - counts, item)
 
 
 def _joined(tokens: _Packed, groups: Tensor) -> _Packed:
-    """Tokens cut where the group of a sequence is not that of the one before."""
+    """Cut tokens where the group of a sequence differs from the group of the sequence before."""
     joined = groups[:, None] == groups.unique()
     return _cut_at((tokens.counts[:, None] * joined).sum(0), len(tokens.item))
 
@@ -204,7 +192,7 @@ def _first_to_the_one_before(tokens: _Packed) -> Tensor:
 
 
 def _first_alone(tokens: _Packed) -> Tensor:
-    """As ``searchsorted`` counts from the left; the very first token is in no sequence."""
+    """Count as ``searchsorted`` does from the left; the very first token is in no sequence."""
     return (tokens.starts < tokens.index[:, None]).sum(dim=-1) - 1
 
 
@@ -214,13 +202,13 @@ def _last_to_the_next(tokens: _Packed) -> Tensor:
 
 
 def _as_sequences(read: Callable[[_Sequences], tuple[Tensor, Tensor]]) -> InputsChange:
-    """Sequences that lie one after another and are told apart, or masked, in another way."""
+    """Replace packed sequences by a mask that follows a wrong reading of their offsets."""
 
     def inputs_for(call: DeclaredCall) -> Inputs | None:
         inputs = call.inputs
         if not inputs.head_layout.has_sequences:
             return None
-        require(mixed_in(inputs.point) is None)  # places of tokens count
+        require(mixed_in(inputs.point) is None)  # mixing depends on places of tokens
         queries, keys = (there(inputs, name, getattr(inputs, name)) for name in ("query", "key"))
         sequences = _Sequences(
             queries=_cut_at(queries.sum(dim=-1), int(queries.sum())),
@@ -296,7 +284,7 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
         "compare positions of tokens, not of blocks",
         *(_by_blocks(size) for size in _BLOCKS),
     ),
-    # The triangle alone may stand elsewhere, and positions and windows where they should.
+    # The triangle alone may be misplaced, with positions and windows in place.
     *named("causal-top-left", "mask.causal-alignment")(
         "the causal diagonal starts at the first query and key (top-left)",
         "align it at the last query and key (bottom-right), as declared: diagonal=Lk - Lq",

@@ -1,4 +1,4 @@
-"""Hidden logits that are filled instead of hidden, and queries that no key is left for."""
+"""Hidden logits that are filled instead of hidden, and queries without keys."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .named_mistake import Edits, NamedMistake, named
 from .semantics_changes import OTHER_AXES, OVER_KEYS
 
 Edit = golden.Edit
-# What hides keys: the stages of what it admits, and of what the rest does.
+# Parts that hide keys: the stages of the keys admitted by the part, and by the rest.
 _PARTS: Final = {
     "mask": ("by_mask", "structure"),
     "causal": ("structure", "by_mask"),
@@ -37,7 +37,6 @@ def _hidden(logits: Tensor, admitted: Tensor) -> Tensor:
 
 
 def _with_ruled(weights: Tensor, made: Tensor, empty: Tensor, point: golden.Semantics) -> Tensor:
-    """Weights that are made otherwise, but for rows without keys, which keep their rule."""
     ruled = torch.zeros_like(weights) if point.empty_rows == "zeros" else weights
     return torch.where(empty.unsqueeze(-1), ruled, made)
 
@@ -49,10 +48,10 @@ def _kept_rule(weights: Tensor, empty: Tensor, point: golden.Semantics) -> Tenso
 def treated(
     part: str, change: Callable[..., Tensor], *, last: bool = False, ruled: bool = False
 ) -> Edits:
-    """Something else is done to logits that one part hides; the other part hides as it should.
+    """Change the logits that one part of the masks hides; the other part hides rightly.
 
-    It is done to what the other part hides, too, where it comes ``last``. Rows without keys keep
-    what their rule gives them where they are ``ruled``.
+    With ``last`` the change includes logits hidden by the other part. With ``ruled`` rows without
+    keys keep the result of their rule.
     """
 
     def masked(biased: Tensor, scale: float, allowed: Tensor, rest: Tensor | None = None) -> Tensor:
@@ -67,7 +66,6 @@ def treated(
 
 
 def _cut_after_softmax(part: str) -> Edits:
-    """The weights are cut after a softmax that has seen what they hide."""
     allowed, rest = _PARTS[part]
     return (
         Edit("masked", golden.Rewired(_hidden, ("biased", rest))),
@@ -79,7 +77,7 @@ def _cut(shares: Tensor, allowed: Tensor) -> Tensor:
     return shares * allowed
 
 
-# Whatever hides keys cuts weights, but minus infinities that are added to the logits.
+# Masks cut the weights, except added minus infinities.
 _CUT_BUT_FOR_ADDITIVE: Final = (
     Edit(
         "masked",
@@ -90,12 +88,12 @@ _CUT_BUT_FOR_ADDITIVE: Final = (
 
 
 def filled(fill: float) -> Callable[..., Tensor]:
-    """The hidden logits are replaced by a number."""
+    """Replace the hidden logits by a number."""
     return lambda logits, allowed, _scale=1.0: torch.where(allowed, logits, fill)
 
 
 def increased(fill: float) -> Callable[..., Tensor]:
-    """A number is added to the hidden logits."""
+    """Add a number to the hidden logits."""
     return lambda logits, allowed, _scale=1.0: torch.where(allowed, logits, logits + fill)
 
 
@@ -108,10 +106,10 @@ def _plus_hidden(logits: Tensor, allowed: Tensor, _scale: float) -> Tensor:
 
 
 def _over(dim: int, of_mask: float, of_structure: float, *, adds: bool = False) -> list[Edits]:
-    """The softmax along another axis, of numbers where mask and structure hide.
+    """Take the softmax along another axis, with finite fills for mask and structure.
 
-    Where all along that axis is hidden, these decide. That of the mask may be added. Rows without
-    keys get what the softmax gives them, or what their rule says.
+    If everything along this axis is hidden, the fills decide. With ``adds`` the mask's fill is
+    added. Rows without keys get the softmax's result or their rule's.
     """
 
     def masked(biased: Tensor, by_mask: Tensor, structure: Tensor, inputs: Inputs) -> Tensor:
@@ -127,14 +125,12 @@ def _over(dim: int, of_mask: float, of_structure: float, *, adds: bool = False) 
 
 
 def _nan_over(dim: int, *, zeros: bool) -> Edits:
-    """The softmax along another axis, NaN where all along it is hidden; zeros for NaN at last."""
     weights = Edit("weights", lambda logits: logits.softmax(dim))
     mended = Edit("output", change=lambda output: output.nan_to_num(0.0))
     return (weights, mended) if zeros else (weights,)
 
 
 def _over_other_axes() -> list[NamedMistake]:
-    """Softmaxes over other axes: with NaN, or beside finite fills, which may harm empty rows."""
     fills = (
         (-1e9, -1e9),
         (-1e9, -math.inf),
@@ -157,7 +153,6 @@ def _over_other_axes() -> list[NamedMistake]:
 
 
 def _fills() -> list[NamedMistake]:
-    """Finite fills, over what the mask hides and over what causality hides."""
     entries: list[NamedMistake] = []
     for part, hidden in (("mask", "hidden"), ("causal", "future")):
         of_mask = part == "mask"
@@ -203,7 +198,6 @@ def _fills_of_the_wrong_sign(part: str, hidden: str) -> Iterator[NamedMistake]:
 
 
 def _before_scale(fill: float, *, added: bool) -> Edits:
-    """A number is filled in for a hidden dot product, or added to it, before the scale."""
     make = increased if added else filled
     return treated("mask", lambda logits, allowed, scale: make(fill * scale)(logits, allowed))
 
@@ -222,7 +216,7 @@ def _fills_before_scale() -> Iterator[NamedMistake]:
 
 
 def _exchanged(of_lost_rows: str) -> Edits:
-    """What should be hidden is seen, by whatever, and what should be seen is hidden.
+    """Exchange hidden and visible keys.
 
     Rows that lose every key are "NaN", "zeros" or, as a finite fill leaves them, the "mean".
     """
@@ -239,7 +233,7 @@ def _exchanged(of_lost_rows: str) -> Edits:
     return masked, Edit("weights", weights)
 
 
-# Common numbers; a report need not distinguish those that are nearly equal.
+# Common numbers; nearly equal numbers share a name.
 FILLS: Final = {
     "1": (-1.0,),
     "10": (-10.0,),
@@ -256,7 +250,7 @@ FILLS: Final = {
     "1e6": (-1e6, -999999.0),
     "1e7": (-1e7,),
 }
-# No problem has a logit between these numbers: they are a range.
+# No problem has a logit between these numbers, so they share a name.
 _IN_WORDS: Final = {"65000": "-6e4 to -65504"}
 
 
@@ -320,8 +314,6 @@ def _in_empty_rows(stage: str, change: Callable[..., Tensor]) -> golden.Edit:
 
 
 def _value(place: int) -> golden.Edit:
-    """The value of one key in rows without keys."""
-
     def change(output: Tensor, empty: Tensor, shared_value: Tensor) -> Tensor:
         value = shared_value[..., place, :].unsqueeze(-2)
         return torch.where(empty.unsqueeze(-1), value, output)
@@ -336,8 +328,6 @@ def _number(fill: float) -> golden.Edit:
 
 
 def _spread(fill: float, axes: tuple[int, ...]) -> golden.Edit:
-    """A row without keys takes others with it: those along some axes ``[B, H, Lq]``."""
-
     def change(output: Tensor, empty: Tensor) -> Tensor:
         for axis in axes:
             empty = empty.any(dim=axis, keepdim=True)

@@ -43,7 +43,7 @@ _ITEM: Final = "batch item"
 
 
 def _on(words: str, *roles: str) -> Edits:
-    """An operator on the heads of some roles, by its words about a place along an axis."""
+    """Apply an operator, by its words about a place along an axis, to the heads of roles."""
     return tuple(
         edit for role in roles for edit in edits_by(words.format(_HEADS[role]), _STAGES[role])
     )
@@ -54,8 +54,6 @@ def _plural(roles: Sequence[str], space: str) -> str:
 
 
 def _exchanged_axis(axis: int) -> Edits:
-    """Tokens take the place of heads or items, and those that of tokens; the answer is turned."""
-
     def change(heads: Tensor, inputs: Inputs) -> Tensor:
         require(inputs.geometry.query_length == inputs.geometry.key_length)
         return heads.transpose(axis, 2)
@@ -263,7 +261,6 @@ def _shares(sizes: golden.Sizes) -> bool:
 
 
 def _shared(rule: Callable[[Tensor, golden.Sizes], Tensor], *roles: str) -> Edits:
-    """Other heads of keys and values for the query heads."""
     return tuple(
         Edit(f"shared_{role}", golden.Rewired(rule, (_STAGES[role], "sizes")), when=_shares)
         for role in roles
@@ -271,8 +268,6 @@ def _shared(rule: Callable[[Tensor, golden.Sizes], Tensor], *roles: str) -> Edit
 
 
 def _regrouped(order: Callable[[Tensor, int, int], Tensor]) -> Edits:
-    """Key/value heads that query heads read, by their numbers, the group size and the last one."""
-
     def heads(given: Tensor, sizes: golden.Sizes) -> Tensor:
         count = sizes.num_kv_heads
         return given[:, order(torch.arange(sizes.num_heads), sizes.num_heads // count, count - 1)]
@@ -281,12 +276,10 @@ def _regrouped(order: Callable[[Tensor, int, int], Tensor]) -> Edits:
 
 
 def _tiled(heads: Tensor, sizes: golden.Sizes) -> Tensor:
-    """Heads dealt out in turns."""
     return heads.repeat(1, sizes.num_heads // sizes.num_kv_heads, 1, 1)
 
 
 def _merged_across(output: Tensor, sizes: golden.Sizes) -> Tensor:
-    """The answers of a group lie as many heads apart as there are groups, not side by side."""
     of_groups: Tensor = output.unflatten(1, (sizes.num_kv_heads, -1))
     return of_groups.transpose(1, 2).flatten(1, 2)
 
@@ -341,7 +334,7 @@ GROUPS: Final[tuple[NamedMistake, ...]] = (
 
 
 def _of_length(inputs: Inputs, count: int) -> Tensor | None:
-    """What lengths keep of another number of keys: no other mask can be read for that."""
+    """Apply lengths to another number of keys: no other mask can be read for it."""
     require(not inputs.masked or inputs.mask_form == "lengths")
     if inputs.keep is None:
         return None
@@ -349,13 +342,11 @@ def _of_length(inputs: Inputs, count: int) -> Tensor | None:
 
 
 def _exchanged(query: str = "query", key: str = "key", value: str = "value") -> InputsChange:
-    """One input used for another: as tokens of a layer, or as heads of a core."""
-
     def inputs_for(call: DeclaredCall) -> Inputs:
         inputs = call.inputs
         require(inputs.mode != "self")
         by_role = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
-        # One token meets each mask of many keys, where shapes are broadcast.
+        # A single token is broadcast to the many keys of a mask.
         many = max(by_role[key].shape[-2], by_role[value].shape[-2])
         keys, values = (
             one.expand(*one.shape[:-2], many, one.shape[-1])
@@ -391,7 +382,7 @@ def _is_packed(inputs: Inputs) -> bool:
 
 
 def _packed_by(*axes: int) -> Edits:
-    """Operands of one tensor ``[B, S, parts, H, D]``, read with its last axes in another order."""
+    """Read operands packed as ``[B, S, parts, H, D]`` with the last axes in another order."""
 
     def heads(inputs: Inputs, *, role: str) -> Tensor:
         own: Tensor = getattr(inputs, role)

@@ -1,4 +1,4 @@
-"""Masks, lengths and windows lost, inverted, misread, placed elsewhere, or of another width."""
+"""Masks, lengths and windows lost, inverted, misread, misplaced or of another width."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ def _in(*forms: str) -> Where:
 
 
 def _tables(change: Callable[..., Tensor]) -> Edits:
-    """The same change of kept keys and of a finite bias, each a table ``[b, h, q, Lk]``."""
+    """Change kept keys and a finite bias alike, each a table ``[b, h, q, Lk]``."""
     return changed(change, "keep", "given_bias")
 
 
 def _kept(change: Callable[..., Tensor]) -> golden.Edit:
-    """Another table of kept keys; a bias stays as it is."""
     return Edit("keep", change=change)
 
 
 def _first_kept_of(axis: int) -> golden.Edit:
-    """The minus infinities of an additive mask are added as well, each where it belongs."""
+    """Use the first table along an axis; an additive mask keeps its minus infinities as well."""
 
     def change(keep: Tensor, inputs: Inputs) -> Tensor:
         first = keep.narrow(axis, 0, 1)
@@ -44,7 +43,7 @@ def _first_kept_of(axis: int) -> golden.Edit:
 
 
 def _of_first(place: str, axis: int, clause: str) -> Entries:
-    """The mask of the first place along an axis for all, of a bias its table alone or all of it."""
+    """Use the first mask along an axis for all, for a bias the whole mask or its table alone."""
     head = named(f"mask-of-first-{place.removeprefix('batch ')}", clause)
     ways = edits_by(f"those of the first {place}", "keep", "given_bias"), _first_kept_of(axis)
     return lambda sentence, fix: head(sentence, fix, *ways)
@@ -72,7 +71,7 @@ def _has_several(inputs: Inputs) -> bool:
 
 
 def _folded(order: Callable[[Tensor, int, int], Tensor]) -> Edits:
-    """The batch axis of a table meets the heads wrongly, as when heads are folded into the batch.
+    """Misalign the batch axis of a table with heads that are folded into the batch.
 
     ``order`` gives the item whose table each of ``B * H`` entries reads.
     """
@@ -96,8 +95,6 @@ def _batch_on_heads(table: Tensor, inputs: Inputs) -> Tensor:
 
 
 def _first_head_only(*, headless: bool) -> Edits:
-    """The mask of the first head alone; where it is ``headless``, if it is one for all heads."""
-
     def change(table: Tensor, inputs: Inputs) -> Tensor:
         nothing = 1.0 if table.dtype == torch.bool else 0.0
         others = torch.arange(inputs.geometry.num_heads) > 0
@@ -111,13 +108,11 @@ def _first_head_only(*, headless: bool) -> Edits:
 
 
 def _of_the_group(table: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
-    """Query heads that share a key/value head obey the mask of the first of them."""
     read = inputs.read_heads(point)
     return table[:, (read == read[:, None]).int().argmax(dim=-1)] if table.shape[1] > 1 else table
 
 
 def _rows_refilled(keep: Tensor) -> Tensor:
-    """Rows without any key of the mask see all."""
     return keep | ~keep.any(dim=-1, keepdim=True)
 
 
@@ -270,7 +265,7 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
 
 
 def _lengths(name: str, clause: str, **shared: Any) -> Entries:
-    """Other lengths ``[b, 1, q, 1]`` than those that are given."""
+    """Head an entry with changed lengths ``[b, 1, q, 1]``."""
 
     def kept(change: Callable[[Tensor], Tensor]) -> golden.Edit:
         return _kept(lambda keep: torch.arange(keep.shape[-1]) < change(_number(keep)))
@@ -335,8 +330,6 @@ def _rewindowed(change: Callable[[int, int], tuple[int, int]]) -> golden.Edit:
 
 
 def _window_at(side: str, *, bottom_right: bool) -> golden.Edit:
-    """The window, or a side of it, is placed by an alignment; causality stays as declared."""
-
     def admitted(window: tuple[int, int], ahead: Tensor, sizes: golden.Sizes) -> Tensor:
         (left, right), moved = window, places_ahead(sizes, bottom_right=bottom_right)
         first = ahead if side == "right" else moved
@@ -365,7 +358,7 @@ def _placed_elsewhere(
 
 
 def _narrower(*, right: bool) -> golden.Edit:
-    """One key fewer on a side: a window of n shows n keys, the query's own among them."""
+    """Show one key fewer on a side, as if a window of n keys included the query's own."""
 
     def change(by_window: Tensor, ahead: Tensor, window: tuple[int, int]) -> Tensor:
         return by_window & ((ahead < window[1]) if right else (ahead > -window[0]))

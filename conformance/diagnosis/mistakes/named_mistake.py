@@ -1,4 +1,4 @@
-"""What a named mistake is: changes to the point, the inputs, or a step of either pass."""
+"""Named mistakes: changes to the point, the inputs, or a step of either pass."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Gradients = dict[str, Tensor]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeclaredCall:
-    """The inputs of a call, and the point of the semantics they are read by."""
+    """The inputs of a call, and the point of the semantics that they are read by."""
 
     inputs: Inputs
     semantics: golden.Semantics
@@ -47,7 +47,7 @@ class DeclaredCall:
         return self.default_scale if self.inputs.scale is None else self.inputs.scale
 
     def projected_heads(self) -> Heads:
-        """Query, key and value ``[B, H, L, D]``: of a layer behind its projections."""
+        """Return query, key and value ``[B, H, L, D]``; for a layer after its projections."""
         inputs, point = self.inputs, self.semantics
         if not inputs.is_layer:
             return inputs.query.double(), inputs.key.double(), inputs.value.double()
@@ -56,21 +56,20 @@ class DeclaredCall:
         return golden.cut_heads(projected, sizes.num_heads, sizes.num_kv_heads, point)
 
     def attend(self, heads: Heads, **changes: Any) -> golden.Attention:
-        """The attention proper of some heads, which do not change the scale."""
+        """Return the attention proper of heads, which do not change the scale."""
         options = {**self.inputs.options, "scale": self.scale, "semantics": self.semantics}
         return golden.attend(*heads, **{**options, **changes})
 
     def answer_of(self, output: Tensor) -> Tensor:
-        """The answer of a core or layer from the output of its heads."""
+        """Return the answer of a core or layer from the output of its heads."""
         if not self.inputs.is_layer:
             return output
         merged = golden.merge_heads(output, self.semantics)
         return golden.project_output(merged, known_weights(self.inputs), self.semantics)
 
 
-# What acting a mistake out raises where nobody can compute it: the golden refuses, shapes do not
-# meet, a number has no value at a size, or a call has no such result, as angles beside a mistake
-# that turns nothing.
+# Exceptions of acting out an impossible mistake: the golden refuses, shapes do not meet, a number
+# has no value at a size, or a call lacks a result, such as angles without rotation.
 IMPOSSIBLE: Final = (
     ValueError,
     RuntimeError,
@@ -82,10 +81,10 @@ IMPOSSIBLE: Final = (
 
 
 class NotExpressible(Exception):  # noqa: N818 (no error: the mistake cannot be made on such inputs)
-    """A mistake that cannot be made on some inputs: a transpose of what is not square."""
+    """A mistake that cannot be made on the inputs, such as transposing a non-square matrix."""
 
 
-# What a call gives, and the field of the inputs that it is.
+# Arguments of a call, with their fields of the inputs.
 _FIELDS: Final = {
     "keep": "keep",
     "given_bias": "bias",
@@ -100,11 +99,11 @@ _FIELDS: Final = {
 }
 _MATRICES: Final = frozenset(f"{role}{bias}" for role in "qkvo" for bias in ("", "_bias"))
 _TABLES: Final = frozenset({"by_mask", "by_causality", "by_window", "admitted"})
-# An answer with edits of these alone is the right one to another call: a bound is derived for it.
+# An answer edited only here is the right answer to another call, which has a derived bound.
 _OF_CALLS: Final = _MATRICES | _TABLES | _FIELDS.keys()
 # Heads are given to cores, and are made of tokens in layers.
 _HEADS: Final = frozenset({"given_query", "given_key", "given_value"})
-# Keys that no query attends are read, and values that have a weight.
+# Read keys that no query attends, and values that have a weight.
 EVERY_KEY: Final = (
     golden.Edit("unread_keys", lambda: None),
     golden.Edit("unread_values", lambda weights: golden.unread(weights != 0)),
@@ -120,16 +119,16 @@ def is_core(inputs: Inputs) -> bool:
 
 
 def is_of_call(edit: golden.Edit) -> bool:
-    """Whether an edit makes what a call gives, or a table made of that, otherwise."""
+    """Whether an edit changes an argument of a call, or a table made of arguments."""
     given = edit.stage not in _HEADS or edit.when is is_core
     return edit.stage in _OF_CALLS and given
 
 
 def run_of_call(call: DeclaredCall) -> golden.Run:
-    """The right run of a call at a point; remembered at the declared one.
+    """Return the right run of a call at a point; remembered at the declared point.
 
-    Besides what the golden is given it has what edits may read: ``inputs``, ``point`` and the
-    number of cached keys, ``past``.
+    Besides the golden's own inputs the run has ``inputs``, ``point`` and the number of cached keys
+    ``past``, which edits may read.
     """
     inputs, point = call.inputs, call.semantics
     declared = point is inputs.point or point == inputs.point
@@ -137,7 +136,7 @@ def run_of_call(call: DeclaredCall) -> golden.Run:
     if run is None:
         run = run_of(inputs, point)
         given = {k: v.detach() if isinstance(v, Tensor) else v for k, v in run.given.items()}
-        # The memory of a run goes with its inputs: of these it has a copy.
+        # The run holds a copy of its inputs, or the weak key would never be freed.
         given |= {"inputs": inputs.replace(), "point": point, "past": inputs.past}
         run = golden.Run(run.program, given)
         if declared and inputs.geometry.logits <= _MOST_REMEMBERED:
@@ -149,7 +148,7 @@ _RUNS_OF_CALLS: Final[WeakKeyDictionary[Inputs, golden.Run]] = WeakKeyDictionary
 
 
 def changes_run(run: golden.Run, edit: golden.Edit) -> bool:
-    """Whether an edit changes what a call gives, or may change what is made of it."""
+    """Whether an edit changes an argument of a call, or may change a later result."""
     if edit.stage not in run or not run.holds(edit):
         return False
     return not (is_of_call(edit) and _is_same(run.remade(edit), run[edit.stage]))
@@ -162,7 +161,7 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def asked_otherwise(call: DeclaredCall, edits: Sequence[golden.Edit]) -> DeclaredCall:
-    """The call that makes what edits of a call make of it."""
+    """Return the call with its arguments changed by the edits of a call."""
     if not any(map(is_of_call, edits)):
         return call
     right, inputs = run_of_call(call), call.inputs
@@ -180,9 +179,9 @@ def asked_otherwise(call: DeclaredCall, edits: Sequence[golden.Edit]) -> Declare
 
 
 def edited(attention: golden.Attention, *edits: golden.Edit, **given: Any) -> golden.Attention:
-    """The attention with stages of its program made otherwise, which may read what is ``given``.
+    """Return the attention with edited stages, which may read the ``given`` results.
 
-    What a mistake has changed behind keys and values already stays so, whatever edits make of it.
+    Results that a mistake has changed after keys and values stay as they are.
     """
     run = attention.run
     for name in golden.RESULTS:
@@ -192,7 +191,7 @@ def edited(attention: golden.Attention, *edits: golden.Edit, **given: Any) -> go
 
 
 def with_every_key(run: golden.Run) -> golden.Run:
-    """The run that reads every key, with all its results; remembered: many edits begin with it."""
+    """Return the run that reads every key, with all results; remembered for many edits."""
     remembered = _RUNS.get(run)
     if remembered is None:
         remembered = _RUNS[run] = run.edited(*EVERY_KEY).complete()
@@ -210,13 +209,13 @@ Where = Callable[[Inputs], bool]
 
 
 def everywhere(_inputs: Inputs) -> bool:
-    """Whether a mistake shows on some inputs: it may on any."""
+    """Whether a mistake may show on the inputs: always."""
     return True
 
 
 @dataclass(frozen=True)
 class SizeRule:
-    """A condition on sizes: the fields of ``Geometry`` that it is about, and where it holds."""
+    """A condition on sizes: the fields of ``Geometry`` concerned, and where it holds."""
 
     fields: tuple[str, ...]
     holds: Callable[[Geometry], bool]
@@ -226,49 +225,48 @@ class SizeRule:
 class NamedMistake(Mistake):
     """A mistake that a failure can be named after: how it is made, and where.
 
-    Its ``name`` is a stable slug; entries of one name are several ways to make one mistake. Its
+    The ``name`` is a stable slug; entries with the same name are ways to make one mistake.
     ``changes`` are the fields of ``Semantics`` that differ from the declared point.
 
     inputs
         Other inputs that the candidate answers instead.
     heads
-        Other heads ``[B, H, L, D]`` of query, key and value that meet in the attention proper.
+        Other heads ``[B, H, L, D]`` of query, key and value for the attention proper.
     edits
-        Stages of the program that are made otherwise: of attention, and of the layer around it; or
-        what a call gives. They may read ``inputs``, ``past`` and ``point`` besides.
+        Edited stages of the program (attention and the layer around it) or arguments of the call.
+        They may also read ``inputs``, ``past`` and ``point``.
     core
         Another result of the attention proper: other weights, another output. Its ``key`` and
-        ``value`` are those of every key, ignored ones too.
+        ``value`` include ignored keys.
     output
         Another answer, after the output projection.
     where
-        The inputs that can show it, beyond what ``changes`` and ``inputs`` decide by themselves.
+        The inputs that can show the mistake, beyond the effect of ``changes`` and ``inputs``.
     misplaces
-        Whether it puts something in the place of what belongs there, or loses it: nobody means it,
-        whether or not the catalogue has it, and whatever else is done.
+        Whether a tensor or a part of it is lost or put in another's place, which nobody intends.
     needs
-        What must be declared for the name to make sense: "mask", "causal", anything of "hiding"
+        What must be declared for the name to make sense: "mask", "causal", any way of "hiding"
         keys, a dtype of "half" precision, or a layout: "packed", or "sequences" of different
-        lengths that lie one after another.
+        lengths one after another.
     base, fits
-        Fields of the declared point at which alone it can be made, such as rotary positions; or a
-        function that accepts such points, ``base`` then being one of them.
+        Fields of the only declared points where the mistake can be made, such as rotary positions;
+        or a function that accepts such points, ``base`` then being an example.
     point
-        A further change to the declared point that depends on it.
+        A further change to the declared point, as a function of the point.
     special_of
-        A mistake of which this is a special case: not reported where that one explains as much.
+        A more general mistake, reported instead if it explains as much.
     parts
-        The mistakes that it puts together, where it was read as several.
+        The mistakes that this one combines, if several were read.
     rows
-        The rows of the answer in which alone it is made: from inputs and answer, bool of the
-        answer's shape but for the channels. None for all.
+        The only rows with the mistake: from inputs and answer, bool of the answer's shape without
+        channels. None for all.
     sizes
-        The conditions on sizes under which alone it was seen to be made.
+        The conditions on sizes under which the mistake was seen.
     backward
-        Stages of both passes that the backward one makes otherwise; the answer stays right.
+        Stages of both passes edited in the backward pass; the answer stays right.
     right_without
-        For a backward pass without such edits: the option of a call ("past", "sinks") that makes
-        gradients wrong. Where this is empty, too, the clause that fails alone decides.
+        For a backward pass without edits: the option of a call ("past", "sinks") that makes
+        gradients wrong. If empty as well, the failing clause alone decides.
 
     Each function returns None where the mistake changes nothing, and raises ``NotExpressible``
     where it cannot be made.
@@ -296,13 +294,13 @@ class NamedMistake(Mistake):
         """Accept the table as it is: a named mistake brings steps in place of a candidate."""
 
     def speaks_at(self, point: golden.Semantics) -> bool:
-        """Whether it can be made where a point is declared."""
+        """Whether the mistake can be made at a declared point."""
         if self.fits is not None:
             return self.fits(point)
         return all(getattr(point, name) == value for name, value in self.base.items())
 
     def is_about(self, declared: Declaration) -> bool:
-        """Whether a declaration has what it needs: no mask is ignored where there is none."""
+        """Whether a declaration has the features that the mistake needs, such as a mask."""
         promised = {
             "": True,
             "mask": bool(declared.masks),
@@ -317,9 +315,9 @@ class NamedMistake(Mistake):
         return promised[self.needs]
 
     def at(self, point: golden.Semantics) -> golden.Semantics:
-        """The declared point with this mistake made, as it is where it cannot be made.
+        """Return the declared point with this mistake made, unchanged where impossible.
 
-        The last one is remembered: a search asks for the same on each of its problems.
+        The last result is remembered: a search asks for it on each of its problems.
         """
         last = self._last_points
         if not last or last[0] is not point:
@@ -328,7 +326,6 @@ class NamedMistake(Mistake):
 
     @cached_property
     def _last_points(self) -> list[golden.Semantics]:
-        """The point that was asked for last, and the same with this mistake made."""
         return []
 
     def _changed(self, point: golden.Semantics) -> golden.Semantics:
@@ -339,46 +336,46 @@ class NamedMistake(Mistake):
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether it may change every answer, wherever it can be made at all."""
+        """Whether the mistake may change every answer, wherever it can be made."""
         return self.where is everywhere and self.acts_on_every_call
 
     @cached_property
     def acts_on_every_call(self) -> bool:
-        """Whether it may change the answer to every call on which it is made."""
+        """Whether the mistake may change the answer to every call on which it is made."""
         later = any(one.when is golden.always and not is_of_call(one) for one in self.edits)
         return later or any((self.heads, self.core, self.output, self.point))
 
     def changed_core(self, call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        """The attention proper with this mistake made in it."""
+        """Return the attention proper with this mistake made in it."""
         if self.edits:
             given = {"inputs": call.inputs, "past": call.inputs.past, "point": call.semantics}
             attention = edited(attention, *self.edits, **given)
         return attention if self.core is None else self.core(call, attention) or attention
 
     def changes_step_of(self, other: NamedMistake) -> bool:
-        """Whether it changes a step that another mistake changes: their order may count."""
+        """Whether both mistakes change the same step, in which case their order may count."""
         stages = {edit.stage for edit in self.edits} & {edit.stage for edit in other.edits}
         steps = ("inputs", "heads", "core", "output")
         return bool(stages) or any(getattr(self, s) and getattr(other, s) for s in steps)
 
     @property
     def only_a_point(self) -> bool:
-        """Whether it is nothing but another point of the semantics, wherever it is made."""
+        """Whether the mistake is nothing but another point of the semantics."""
         return not any((self.base, self.inputs, self.heads, self.edits, self.core, self.output))
 
 
 Edits = tuple[golden.Edit, ...]
-# A way to make a mistake: its edits, or these and other fields by name.
+# A way to make a mistake: its edits, or its fields by name.
 Way = golden.Edit | Edits | Mapping[str, Any]
 
 
 def changed(change: Callable[..., Any], *stages: str, **when: Any) -> Edits:
-    """Edits that change some results alike."""
+    """Return edits that change several results alike."""
     return tuple(golden.Edit(stage, change=change, **when) for stage in stages)
 
 
 def edits_by(words: str, *stages: str, **when: Any) -> Edits:
-    """Edits by the operator of some words at each of some stages, or values that are given."""
+    """Return edits by the operator with the given words, at stages or arguments."""
     return tuple(golden.Edit(stage, change=_operators(stage)[words], **when) for stage in stages)
 
 
@@ -396,7 +393,7 @@ _AXES: Final = {
 
 
 def answering(change: Callable[..., Any]) -> Edits:
-    """Edits that change the answer of a layer, or of a core, whose last stage is "output"."""
+    """Return edits that change the answer of a layer or a core, whose last stage is "output"."""
     of_core = golden.Edit("output", change=change, when=is_core)
     return of_core, golden.Edit("answer", change=change)
 
@@ -405,10 +402,10 @@ Entries = Callable[..., list[NamedMistake]]
 
 
 def named(name: str, primary: str, **shared: Any) -> Entries:
-    """Head an entry of the table with its name, its clause and what all its ways share.
+    """Head an entry of the table with its name, its clause and the fields shared by all ways.
 
-    The function that comes back takes what is wrong, what to do instead, and the fields of each
-    way to make the mistake, if there are any.
+    The returned function takes the sentence, the fix, and the fields of each way to make the
+    mistake.
     """
 
     def entries(sentence: str, fix: str, *ways: Way) -> list[NamedMistake]:
@@ -419,7 +416,7 @@ def named(name: str, primary: str, **shared: Any) -> Entries:
 
 
 def fixing(fix: str, **shared: Any) -> Callable[..., Entries]:
-    """Heads of entries that share what to do instead, where a head has no ``fix`` of its own."""
+    """Return a head of entries that share a fix, unless an entry has its own."""
 
     def head(name: str, fix: str = fix, **more: Any) -> Entries:
         return lambda sentence, *ways: named(name, **shared, **more)(sentence, fix, *ways)

@@ -28,7 +28,7 @@ _of_layers: Final = partial(named, primary="numerics.golden", where=_knows_weigh
 
 
 def weight(inputs: Inputs, point: golden.Semantics, *, name: str) -> Tensor | None:
-    """A matrix or bias of the call in float64; None for what it has not, or a point leaves out."""
+    """Return a matrix or bias of the call in float64; None if absent or unused at the point."""
     weight: Tensor | None = getattr(known_weights(inputs).taking_part(point), name)
     return weight
 
@@ -36,7 +36,7 @@ def weight(inputs: Inputs, point: golden.Semantics, *, name: str) -> Tensor | No
 def other_weight(
     own: Any, inputs: Inputs, point: golden.Semantics, *, source: str, transposed: bool = False
 ) -> Tensor:
-    """The matrix or bias of another projection in place of its own."""
+    """Return the matrix or bias of another projection."""
     other = weight(inputs, point, name=source)
     other = other.T if transposed and other is not None else other
     require(other is not None and other.shape == own.shape)
@@ -44,7 +44,6 @@ def other_weight(
 
 
 def _from(**sources: str) -> list[Edits]:
-    """Some projections are others', with their biases or without: ``k="q"`` for keys as queries."""
     matrices = [
         Edit(role, change=partial(other_weight, source=source)) for role, source in sources.items()
     ]
@@ -65,7 +64,7 @@ def _transposed(*roles: str) -> Edits:
 
 
 def _twice(role: str, *, bias_too: bool) -> Edits:
-    """A projection of what is projected already, which may add the bias again."""
+    """Project twice by the same matrix, with the bias added once or twice."""
 
     def change(bias: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
         matrix = weight(inputs, point, name=role)
@@ -77,7 +76,6 @@ def _twice(role: str, *, bias_too: bool) -> Edits:
 
 
 def _missing(*roles: str, bias_too: bool = True) -> Edits:
-    """The identity instead of some projections."""
     matrices = changed(lambda matrix: torch.eye(len(_square(matrix)), dtype=matrix.dtype), *roles)
     return (*matrices, *_without_biases(*roles)) if bias_too else matrices
 
@@ -87,7 +85,7 @@ def _without_biases(*roles: str) -> Edits:
 
 
 def repacked(unpack: Callable[[Tensor, int, int], tuple[Tensor, ...]], roles: str = "qkv") -> Edits:
-    """Some projections, packed one below another and unpacked in another order."""
+    """Pack projections below each other and unpack them in another order."""
 
     def part(own: Tensor, inputs: Inputs, point: golden.Semantics, *, name: str) -> Tensor:
         every = [weight(inputs, point, name=f"{role}{name[1:]}") for role in roles]

@@ -1,4 +1,4 @@
-"""Mistakes in what dot products are multiplied by, and in heads prepared before them."""
+"""Wrong factors of the dot products, and wrong preparation of the heads."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ _scale: Final = partial(named, primary=_CLAUSE)
 
 
 def _default(rule: Callable[..., float]) -> golden.Edit:
-    """Another scale where the call gives none."""
     return Edit("scale", rule, when=lambda given_scale: given_scale is None)
 
 
 def _given(change: Callable[..., float]) -> golden.Edit:
-    """Another scale where the call gives one."""
     return Edit("scale", change=change, when=lambda given_scale: given_scale is not None)
 
 
@@ -44,7 +42,7 @@ def _root(size: Callable[[Inputs], int]) -> golden.Edit:
 
 
 def _on_top(power: float) -> golden.Edit:
-    """A scale of the call, used with a power of the head size where -1/2 is the rule's."""
+    """Multiply the call's scale by a power of the head size (-1/2 is the default rule's)."""
     return _given(lambda scale, sizes: scale * max(sizes.head_size, 1) ** power)
 
 
@@ -81,11 +79,10 @@ def _nan_but_empty(weights: Tensor, empty: Tensor) -> Tensor:
 
 
 def _compounding(query: Tensor, scale: float) -> Tensor:
-    """Each head is scaled once more than the one before."""
     return query * scale ** torch.arange(query.shape[1]).reshape(-1, 1, 1).double()
 
 
-# A quotient by zero is NaN in every row that has keys, or set to zero behind.
+# A division by zero gives NaN in every row with keys, or zero after a repair.
 _QUOTIENT: Final = Edit("scale", change=_reciprocal)
 _DIVIDED: Final[dict[str, Any]] = {
     "sentence": "the scores are divided by the scale, whether the call gives it or not",
@@ -228,7 +225,7 @@ _FIX: Final = "normalise each head of each query and key by itself, before it is
 _CALL: Final = "call it as score_mod(score, batch, head, query, key) on the scaled, capped scores"
 _RMS: Final = {"qk_norm": "rms"}
 _PLAIN: Final = {"qk_norm": "none"}
-# What each rule divides a head by, in words that tell one from another.
+# The divisor of a head by each rule, in words.
 _DIVISORS: Final = {
     "rms": "the root of the mean of its squares",
     "layer": "its standard deviation, its mean taken off before",
@@ -245,7 +242,6 @@ def _left_out(heads: Tensor, _point: golden.Semantics) -> Tensor:
 
 
 def _over_all_heads(tokens: Tensor, point: golden.Semantics) -> Tensor:
-    """The heads of a token side by side are normalised as one."""
     merged = tokens.transpose(1, 2).flatten(2).unsqueeze(1)
     normalised = golden.normalise_heads(merged, point).squeeze(1)
     heads: Tensor = normalised.unflatten(-1, (tokens.shape[1], -1)).transpose(1, 2)
@@ -253,7 +249,6 @@ def _over_all_heads(tokens: Tensor, point: golden.Semantics) -> Tensor:
 
 
 def _normalised(roles: str, rule: Callable[[Tensor, golden.Semantics], Tensor]) -> Edits:
-    """Other heads of queries or keys, made of those behind the projections."""
     return tuple(
         Edit(f"normalised_{role}", golden.Rewired(rule, (f"given_{role}", "point")))
         for role in roles.split()
@@ -265,7 +260,6 @@ def _with_epsilon(value: float) -> Callable[[Tensor, golden.Semantics], Tensor]:
 
 
 def _epsilon_of(role: str, value: float) -> dict[str, Any]:
-    """Another epsilon for queries or keys alone."""
     return {
         "edits": _normalised(role, _with_epsilon(value)),
         "fits": lambda point: _normalises(point) and point.qk_norm_epsilon != value,
@@ -276,14 +270,12 @@ _norm: Final = fixing(_FIX, primary=_NORM, base=_RMS, fits=_normalises)
 
 
 def leaning(score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The function by which such mistakes are acted out: every index shows."""
+    """Example function with which mistakes of indices are acted out: every index shows."""
     moved = 1.0 + 0.25 * ((query + 2 * key + head) % 3)
     return moved * score - 0.125 * batch * key
 
 
 def _rearranged(order: Callable[..., tuple[Any, ...]]) -> dict[str, Any]:
-    """The function called with its indices in another order."""
-
     def change(point: golden.Semantics) -> golden.Semantics:
         called = point.score_mod
         if called is None:

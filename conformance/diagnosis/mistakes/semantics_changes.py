@@ -12,7 +12,7 @@ from ..._golden import golden
 from ._steps import reweighed
 from .named_mistake import NamedMistake, named
 
-# Axes of the scores besides that of the keys: name, number, plural, the clause that shows each.
+# Axes of the scores without the keys' axis: name, number, plural, a clause that fails.
 OTHER_AXES: Final = (
     ("query", -2, "queries", "numerics.constant-value"),
     ("head", -3, "heads", "numerics.constant-value"),
@@ -61,7 +61,7 @@ POINTS: Final[tuple[NamedMistake, ...]] = (
             f"the softmax runs over the {plural}",
             OVER_KEYS,
             {"changes": {"softmax_axis": axis}},
-            # What is hidden from all of them is NaN, as torch has it.
+            # A slice with all scores hidden is NaN, as in torch.
             reweighed(partial(torch.softmax, dim=dim)),
             # A finite fill shares the weight instead.
             {"changes": {"softmax_axis": axis, "mask_fill": -1e9}},
@@ -216,10 +216,10 @@ _INTERLEAVED: Final = ("heads-split-interleaved", "heads-merged-interleaved")
 
 
 def mistaken_conventions(point: golden.Semantics) -> list[NamedMistake]:
-    """The mistakes in a point: what nobody chooses on purpose.
+    """Return the mistakes in a point that nobody chooses on purpose.
 
-    A missing scale, alignments, rules for empty rows and the like are conventions. So are heads of
-    interleaved channels where they are split and merged alike.
+    A missing scale, alignments, rules for empty rows and similar choices are conventions. Heads of
+    interleaved channels are one as well, if split and merged alike.
     """
     changed = golden.STANDARD.differences(point)
     mistaken = [
@@ -236,7 +236,7 @@ def mistaken_conventions(point: golden.Semantics) -> list[NamedMistake]:
 
 
 def filled_mistake(point: golden.Semantics) -> NamedMistake:
-    """The mistake of a finite number where minus infinity is meant."""
+    """Return the mistake of a finite number in place of minus infinity."""
     fill = f"{point.mask_fill:g}".replace("e+0", "e").replace("e+", "e")
     if point.mask_operation == "add":
         (mistake,) = named("mask-adds-finite", "mask.single-key", needs="mask")(

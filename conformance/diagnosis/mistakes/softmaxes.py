@@ -1,4 +1,4 @@
-"""Softmaxes, softcaps and sinks: made twice, in another place, of another shape, or lost."""
+"""Softmaxes, softcaps and sinks: repeated, misplaced, misshapen or lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Largest = Callable[[Tensor], Tensor | float]
 
 
 def faint(total: Tensor) -> Tensor:
-    """Sums that are not zero, and have few digits in their dtype."""
+    """Mark nonzero sums that have few digits in their dtype."""
     return (total > 0.0) & (total < torch.finfo(total.dtype).smallest_normal * FAINT)
 
 
@@ -49,7 +49,7 @@ def _twice(logits: Tensor) -> Tensor:
 def _twice_but_for_bias(
     shares: Tensor, attended: Tensor, structure: Tensor, inputs: Inputs
 ) -> Tensor:
-    """Minus infinities of an additive mask are zeros after the first one."""
+    """Apply a second softmax; minus infinities of an additive mask are zeros after the first."""
     kept = structure if has_bias(inputs) else attended
     return torch.softmax(shares, -1).masked_fill(~kept, 0.0)
 
@@ -57,11 +57,11 @@ def _twice_but_for_bias(
 def _filled(
     logits: Tensor, sinks: Tensor | None, inputs: Inputs, point: golden.Semantics, *, wide: bool
 ) -> tuple[Tensor, Tensor]:
-    """The logits in the working dtype, and the rows without keys that no softmax decides.
+    """Return logits in the working dtype, and the rows without keys that no softmax decides.
 
-    With ``wide`` it is float32 at least, as within a fused kernel. What returns the mean of all
-    values there hides keys by a finite number, as low as any: only a softmax that subtracts it
-    makes the mean of it.
+    ``wide`` promotes to float32 at least, as within a fused kernel. If empty rows return the mean
+    of all values, keys are hidden by the lowest finite number: only a softmax that subtracts it
+    makes the mean.
     """
     working = inputs.query.dtype
     working = torch.promote_types(working, torch.float32) if wide else working
@@ -72,7 +72,7 @@ def _filled(
     return filled.to(working), torch.zeros_like(empty)
 
 
-# What is subtracted from the logits of each row: of a call, its attention and its logits.
+# The number subtracted from each row's logits, from a call, its attention and its logits.
 Shift = Callable[[DeclaredCall, golden.Attention, Tensor], Tensor]
 
 
@@ -82,9 +82,9 @@ def shifted(
     *,
     wide: bool,
 ) -> Callable[[DeclaredCall, golden.Attention], golden.Attention]:
-    """Exponentials of logits less a number of each row, over what is made of their sum.
+    """Divide exponentials of logits less a number per row by a function of their sum.
 
-    Rows whose exponentials have lost their digits, and have not vanished, are open.
+    Rows whose exponentials have lost digits without vanishing are open.
     """
 
     def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
@@ -101,7 +101,7 @@ def shifted(
 
 
 def _less(largest: Largest, *, guarded: bool, wide: bool = False) -> golden.Edit:
-    """Exponentials of logits less a number, in the working dtype: they overflow or vanish.
+    """Subtract a number before the exponentials, in the working dtype: they overflow or vanish.
 
     A guarded sum of zero does not divide.
     """
@@ -127,8 +127,6 @@ def _sum(exponentials: Tensor, *, guarded: bool) -> Tensor:
 
 
 def _less_at_last(largest: Largest, *, guarded: bool) -> golden.Edit:
-    """With the division after the weighted sum: tiny exponentials lose other digits then."""
-
     def output(
         output: Tensor,
         logits: Tensor,
@@ -158,7 +156,7 @@ def _is_half(inputs: Inputs) -> bool:
 
 
 def _not_rescaled(block: int, *, sums_too: bool) -> golden.Edit:
-    """Blocks of keys whose running maximum grows, and what was added up before is not rescaled."""
+    """Leave running sums unrescaled when the maximum of a block of keys grows."""
 
     def weights(weights: Tensor, logits: Tensor, sinks: Tensor | None) -> Tensor:
         ends = (torch.arange(logits.shape[-1]) // block + 1) * block - 1
@@ -177,8 +175,6 @@ def _not_rescaled(block: int, *, sums_too: bool) -> golden.Edit:
 
 
 def _joint(*axes: int) -> Edits:
-    """One softmax over some axes together, which knows neither sinks nor rows without keys."""
-
     def total(exponentials: Tensor) -> Tensor:
         sums = exponentials.sum(dim=axes, keepdim=True)
         return torch.where(sums == 0.0, 1.0, sums)
@@ -258,7 +254,7 @@ def _capped(scores: Tensor, softcap: float) -> Tensor:
     return softcap * torch.tanh(scores / softcap)
 
 
-# The keys that the bias hides stay hidden, or keep the logit -c that the cap gives them.
+# Keys hidden by the bias stay hidden, or keep the logit -c of the cap.
 _CAPPED_AFTER_BIAS: Final = (
     Edit("capped", lambda scores: scores),
     Edit("biased", change=_capped),
@@ -326,13 +322,10 @@ _sunk: Final = fixing(_FIX, primary=_SINKS, where=has_sinks)
 
 
 def _share(weights: Tensor) -> Tensor:
-    """The weight of the sink."""
     return 1.0 - weights.sum(dim=-1, keepdim=True)
 
 
 def _valued(value_of: Callable[[Tensor], Tensor]) -> golden.Edit:
-    """The sink's weight goes to a value ``[B, H, 1, Dv]`` made of the others."""
-
     def output(output: Tensor, weights: Tensor, shared_value: Tensor) -> Tensor:
         return output + _share(weights) * value_of(shared_value)
 

@@ -1,4 +1,4 @@
-"""Other weights, other scores, other answers; keys of a tile lost or counted twice."""
+"""Wrong weights, scores and answers; keys of a tile lost or counted twice."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _clamped(least: float, largest: float) -> Edits:
 
 
 def _plainly(logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Exponentials without the row's largest, and their sums, which may be zero."""
+    """Return exponentials without subtracting a maximum, and their sums, which may be zero."""
     each = torch.exp(logits.to(inputs.query.dtype))
     return each, each.sum(dim=-1, keepdim=True)
 
@@ -96,8 +96,6 @@ _PLAINLY: Final = (Edit("weights", _plain_weights), Edit("empty", change=_faint_
 
 
 def _of_other_sums(each_of: Callable[[Tensor], Tensor]) -> golden.Edit:
-    """Column j of square weights is divided by the sum of query j."""
-
     def weights(logits: Tensor) -> Tensor:
         require(logits.shape[-1] == logits.shape[-2])
         each = each_of(logits)
@@ -107,8 +105,6 @@ def _of_other_sums(each_of: Callable[[Tensor], Tensor]) -> golden.Edit:
 
 
 def _exchanged_halves(*, longer_first: bool) -> golden.Edit:
-    """Each half of the keys has a softmax of its own, with the share of the other half."""
-
     def weights(logits: Tensor, allowed: Tensor) -> Tensor:
         count = logits.shape[-1]
         size = (count + longer_first) // 2
