@@ -82,9 +82,9 @@ class Causes:
         return {*parts_of(name)} <= known
 
     def chance(self, problem: Problem, subject: Subject, fails: Fails, kind: str) -> Entry | None:
-        """The cause where chance decides the candidate's answers; None for others.
+        """Return the cause if the candidate's answers are random, else None.
 
-        Laws that compare two such answers would blame whatever differs between the two calls.
+        Laws comparing two random answers would blame any difference between the two calls.
         """
         numbers = kind in WRONG_ANSWERS
         return self._searched(
@@ -104,10 +104,9 @@ class Causes:
         clause_run: ClauseRun,
         mistaken: list[Entry],
     ) -> list[Entry]:
-        """The causes where sizes decide whether a call raises; those known already for others.
+        """Return the causes where sizes decide whether a call raises; else the known ``mistaken``.
 
-        Where calls of other sizes are answered wrongly, and what these answers are is known, that
-        is the cause.
+        If calls of other sizes give wrong answers with a known explanation, it is the cause.
         """
 
         def search() -> RefusedCall | None:
@@ -161,7 +160,7 @@ class Causes:
         clause_run: ClauseRun,
         longest: float = LONGEST_SEARCH,
     ) -> list[Entry]:
-        """The mistakes of other, wrong answers that no call can make where this one raises."""
+        """Explain wrong answers of other calls by mistakes impossible in a call that raises."""
 
         def consequences(known: Diagnostician) -> list[Entry]:
             known.ways.small_errors = (
@@ -221,7 +220,7 @@ class Causes:
             self._spent += fair_clock() - began
 
     def _so_far(self, known: Diagnostician, calls: int) -> Entry:
-        """What is known of a mistake where the search for its name has used its share."""
+        """Describe the known facts on a mistake when the search for its name ran out of time."""
         text = f"no name was found in the share of the search, {calls} calls"
         answered = known.subject.answered if isinstance(known.subject, DiagnosedSubject) else {}
         every = [*filter(None, answered.values())]
@@ -269,4 +268,4 @@ class Causes:
 
 
 class _GivenUp(Exception):  # noqa: N818 (no error: the search for a name takes too long)
-    """The time for a name is up."""
+    """The time for finding a name is over."""

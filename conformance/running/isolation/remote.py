@@ -45,9 +45,9 @@ class Remote:
         self._dropped: list[int] = []
 
     def loaded(self) -> tuple[list[Any], list[Tensor]]:
-        """What the process tells of its candidates, and the tensors of their weights.
+        """Return the process's description of its candidates, and the tensors of their weights.
 
-        Raises UsageError for a target that cannot be used, CandidateLost for one that ends it.
+        Raises UsageError for an unusable target, CandidateLost for a target that ends the process.
         """
         reply = self._started()
         return field(reply, "candidates", list), self._memory.take(reply.get("tensors"))
@@ -64,7 +64,7 @@ class Remote:
 
     @property
     def promises(self) -> dict[str, Any] | None:
-        """What somebody else promises for the function that the target names."""
+        """Return the promises a third party makes for the target's function."""
         promises: dict[str, Any] | None = self._load["promises"]
         return promises
 
@@ -76,12 +76,11 @@ class Remote:
     def request(
         self, do: str, tensors: Sequence[Tensor] = (), *, written: bool = False, **head: Any
     ) -> tuple[Head, list[Tensor]]:
-        """A reply and its tensors.
+        """Return a reply and its tensors.
 
-        What was ``written`` into ``tensors`` over there is seen in them only where that is asked
-        for: they must be copies that were made for the call.
-
-        Raises RaisedElsewhere for what the candidate raised, CandidateLost when it is gone.
+        Writes into ``tensors`` by the candidate are visible here only if ``written``: the tensors
+        must be copies made for the call. Raises RaisedElsewhere for an exception of the candidate,
+        CandidateLost when its process is gone.
         """
         self._started()
         dropped, self._dropped = self._dropped, []
@@ -133,7 +132,7 @@ class Remote:
         return self._arena
 
     def _started(self) -> Head:
-        """What describes the candidates; a process is started where there is none."""
+        """Return the description of the candidates; starts and loads a process if none runs."""
         if self._end is not None and self._loaded is not None:
             return self._loaded
         self._start()
@@ -180,7 +179,7 @@ class Remote:
             kernel.forbid_tracing()
 
     def _exchanged(self, head: Head) -> Head:
-        """Send a request and read the reply to it; raises CandidateLost."""
+        """Send a request and read its reply; raises CandidateLost."""
         end = self._end
         if end is None:
             raise CandidateLost(_UNLIMITED_BY_US)
@@ -200,7 +199,7 @@ class Remote:
         return reply
 
     def _died(self) -> CandidateLost:
-        """Why the process is gone, in words."""
+        """Explain why the process has ended."""
         text = ""
         if select.select([self._status], [], [], _FAREWELL)[0]:
             text = os.read(self._status, 64).decode(errors="replace")
@@ -224,6 +223,6 @@ class Remote:
 
 
 def _words(reply: Head, name: str) -> str:
-    """A text of the candidate's side, such that it can be shown."""
+    """Return a printable, shortened text from the candidate's side."""
     value = reply.get(name)
     return printable(capped(value)) if isinstance(value, str) else f"nothing readable ({name})"

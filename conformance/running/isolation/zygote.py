@@ -1,8 +1,8 @@
-"""A process that has imported torch, and forks one for each candidate that a judge asks for.
+"""A process with torch imported that forks a process for every isolated candidate.
 
-It is started with an empty memory of the run: no options, no seed, an environment of five names,
-and its program on standard input, so that nothing of the judge is in what it forks. What a run
-with isolated candidates cannot be combined with is said here, too.
+It starts without memory of the run: no options, no seed, an environment of five names and its
+program on standard input, so forked processes hold nothing of the judge. This module also says
+which options --isolated excludes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def why_impossible() -> str:
 
 
 class Zygote:
-    """The process; it ends with the one that has started it."""
+    """The zygote process; ends with its parent."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -104,7 +104,7 @@ _STARTING: Final = threading.Lock()
 
 
 def new_client() -> socket.socket:
-    """A socket of this process' zygote, which is started where there is none.
+    """Return a socket of this process's zygote, started if none runs.
 
     Raises UsageError where candidates cannot have a process of their own.
     """
@@ -125,7 +125,7 @@ def running() -> list[int]:
 
 
 def ask(client: socket.socket, folder: str, memory: int, handed_over: list[int]) -> None:
-    """Ask for a process in a working folder, which may take some bytes of memory.
+    """Request a process in a working folder, with a memory limit in bytes.
 
     Raises OSError when the zygote is gone.
     """
@@ -133,7 +133,7 @@ def ask(client: socket.socket, folder: str, memory: int, handed_over: list[int])
 
 
 def _reap(until: float = 0.0) -> None:
-    """Take note of the keepers that have ended; wait for the others until some time."""
+    """Reap ended keepers; wait for the rest until the time ``until``."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0] or time.monotonic() < until:
             time.sleep(_PAUSE if until else 0.0)
@@ -181,7 +181,7 @@ _SEEDS: Final = 1 << 30
 def check_isolated(
     *, compiled: bool = False, devices: tuple[str, ...] = (), seedless_shard: bool = False
 ) -> None:
-    """Require that candidates can be isolated as they are to be run; raises UsageError."""
+    """Raise UsageError if isolation is impossible here or with the run's options."""
     reason = why_impossible()
     if reason:
         msg = f"candidates cannot be isolated here: {reason}; run without --isolated"

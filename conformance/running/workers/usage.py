@@ -1,4 +1,4 @@
-"""The memory that a process takes, and how it is ended, with all that it has started."""
+"""The memory of a process, and ending a process with its descendants."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def usual_limit() -> int:
 
 
 def used_memory(pid: int, *, exactly: bool = False) -> int:
-    """Bytes that a process and its children hold; 0 for one that has ended.
+    """Return the bytes held by a process and its children; 0 after its end.
 
-    What they share counts for each, unless ``exactly``, which takes longer (Linux).
+    Shared memory counts for every process, unless ``exactly`` (Linux; slower).
     """
     used = 0
     with contextlib.suppress(psutil.Error):
@@ -54,7 +54,7 @@ def _count_exactly(pid: int, counted: queue.SimpleQueue[int]) -> None:
 
 
 class MemoryLimit:
-    """Whether a process takes more than ``most`` bytes; ``used`` is what it took when looked at."""
+    """Check whether a process exceeds ``most`` bytes; ``used`` is its memory at the last check."""
 
     def __init__(
         self, pid: int, most: int | None, *, clock: Callable[[], float] = time.monotonic
@@ -68,14 +68,14 @@ class MemoryLimit:
         self.used = self._used()
 
     def _used(self) -> int:
-        """Bytes held now: exactly, where what is shared may make the difference."""
+        """Return the bytes held now, exactly if shared memory may exceed the limit."""
         rough = used_memory(self._pid)
         return self._exactly() if rough > self.most else rough
 
     def _exactly(self) -> int:
-        """Bytes held now, or those known before while they are still being counted.
+        """Return the exact bytes held, or the last known number while counting.
 
-        Of hundreds of processes that takes longer than a run may have left.
+        Counting hundreds of processes may take longer than the run has left.
         """
         if self._counted is None:
             self._counted = queue.SimpleQueue()
@@ -96,7 +96,7 @@ class MemoryLimit:
 
 
 def kill_group(process: BaseProcess) -> None:
-    """End a worker at once, and what it started where it has a group of its own."""
+    """Kill a worker at once, with its descendants if it has its own process group."""
     pid = process.pid
     if pid is not None and hasattr(os, "killpg"):
         group = pid  # of a worker that has ended by itself: its group outlives it

@@ -1,4 +1,4 @@
-"""What a warm process has imported, drawn and computed before it is forked for a candidate."""
+"""Imports, problems and results a warm process prepares before being forked for a candidate."""
 
 from __future__ import annotations
 
@@ -42,15 +42,13 @@ _CANNOT_PREPARE: Final = (DeclarationError, LookupError, RuntimeError, TypeError
 
 
 class _Mistaken(DiagnosedSubject):
-    """A subject that answers as a candidate with one mistake, which is acted out."""
+    """A subject that answers like a candidate with one mistake."""
 
     def __init__(self, subject: Subject, mistake: NamedMistake) -> None:
         super().__init__(subject)
         self._mistake = mistake
 
     def forward(self, inputs: Inputs) -> Forward:
-        """What answers some inputs, whatever it is called with."""
-
         def answer(*_arguments: object, **_keywords: object) -> Any:
             acted = act(self.oracle, self.declaration.semantics, (self._mistake,), inputs)
             return acted.output.to(inputs.query.dtype)
@@ -59,11 +57,10 @@ class _Mistaken(DiagnosedSubject):
 
 
 def prepare(promises: Mapping[str, Any]) -> list[str]:
-    """The names of mistakes that a core with some promises could make.
+    """Return the names of mistakes that a core with these promises could make.
 
-    What was computed for them follows from the promises alone, such as the problems of the clauses,
-    golden answers, their bounds and what other mistakes answer. It is there for the next candidate
-    that makes the same promises.
+    Problems of the clauses, golden answers, bounds and answers under other mistakes follow from the
+    promises alone: they are kept for the next candidate with the same promises.
     """
     candidate = core(**promises)(like_nobody)
     run = CandidateRun(candidate, profile=QUICK)
@@ -82,7 +79,7 @@ def prepare(promises: Mapping[str, Any]) -> list[str]:
 
 
 def _measure(run: CandidateRun) -> None:
-    """Draw the problems of clauses about answers, and compute what these are measured with."""
+    """Draw the problems of MUST clauses about answers, and compute their goldens and bounds."""
     clauses = {clause.id: clause for clause in all_clauses()}
     for planned in run.planned():
         if planned.reason or planned.level != "MUST" or planned.family not in MEASURED:
