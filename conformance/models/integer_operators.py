@@ -1,7 +1,7 @@
-"""Operators on 8-bit integers, written out as what they compute with the numbers behind these.
+"""Operators on 8-bit integers, rewritten on the numbers the integers stand for.
 
-A ``QLinearMatMul`` is a ``MatMul`` of what its integers stand for, whose result becomes integers
-again; onnxruntime's ``QAttention`` is its ``Attention`` of what they stand for.
+A ``QLinearMatMul`` is a ``MatMul`` of dequantised operands with a quantised result; onnxruntime's
+``QAttention`` is its ``Attention`` of dequantised operands.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _written_out(node: Node, opset: int) -> Iterator[Node]:
 
 
 def _is_plain(operator: str, opset: int, attributes: set[str]) -> bool:
-    """Whether the standard has an operator that computes the same with numbers."""
+    """Tell whether the standard has an operator computing the same with numbers."""
     if not onnx.defs.has(operator, opset):
         return False
     known = onnx.defs.get_schema(operator, opset).attributes.keys()

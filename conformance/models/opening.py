@@ -1,6 +1,6 @@
-"""A whole model as it is opened: the sizes it takes, the axes of its answers, what its masks hide.
+"""Opening a whole model: the sizes it accepts, the axes of its answers, its masks' effects.
 
-Calls show them: a file or a module says none of them for sure.
+All are measured by calls: neither file nor module states them reliably.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LENGTHS: Final = (1, 2, 3, 5, 8, 13, 21, 34)
 _FIRST_LENGTHS: Final = (5, 8, 7, 6, 4, 16, 10, 12, 32, 64, 128, 1)
 _FIRST_BATCHES: Final = (2, 1, 3, 4)
 _SEED: Final = 1
-# The fewest tokens that show what a mask hides: one that is hidden, one that is not, and the last.
+# The fewest tokens to test a mask with: a hidden token, a visible token, and the last.
 _SHOWING: Final = 3
 # What models of a library are for: the first is a decoder's, the second an encoder's.
 _USES: Final = ("CAUSAL_LM", "MASKED_LM")
@@ -70,11 +70,10 @@ def open_model(
     declared: Mapping[str, Mapping[str, Any]],
     process: GraphProcess | None = None,
 ) -> WholeModel:
-    """The model in a file, with the roles of its inputs and the sizes it takes.
+    """Open the model in a file, with the roles of its inputs and the sizes it accepts.
 
-    ``process`` is one that has opened the file already.
-
-    Raises UnknownInputError where nothing says what an input is, or no call is answered.
+    ``process`` is a process that has opened the file already. Raises UnknownInputError where an
+    input's role is unknown, or no call is answered.
     """
     inputs = model_inputs(
         sites.graph, declared, cache_shapes(sites.sites), sites.inputs_of_masks_alone
@@ -93,11 +92,10 @@ def open_model(
 def measured_model(
     model: WholeModel, declared: Mapping[str, Any], documented: str = ""
 ) -> WholeModel:
-    """The model with the sizes it takes, the axes of its answers, and masks of their polarity.
+    """Measure the model's accepted sizes, the axes of its answers, and the polarity of its masks.
 
-    documented
-        The library whose documentation says that 1 in ``attention_mask`` is attended to: what a
-        model of it does otherwise is a mistake.
+    documented: the library whose documentation says 1 in ``attention_mask`` is attended: any other
+    behaviour of its models is a mistake.
 
     Raises UnknownInputError where no call is answered.
     """
@@ -105,10 +103,10 @@ def measured_model(
 
 
 def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) -> WholeModel:
-    """The model with masks of the polarity that its answers show, where they show one.
+    """Set the polarity of masks according to the answers, where they show it.
 
-    The first of some tokens has a 0 in the mask and the others 1: of the first two the one that is
-    not seen by the last is hidden. A warning says where ``attention_mask`` hides by 1.
+    The mask is 0 at the first token and 1 at the rest: whichever of the first two tokens the last
+    does not see is hidden. A warning says if 1 in ``attention_mask`` hides.
     """
     masks = {
         entry.name
@@ -150,9 +148,9 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) 
 
 
 def _with_added(model: WholeModel, call: ModelCall, masks: Iterable[ModelInput]) -> WholeModel:
-    """The model with masks of floats that hide where they are added to the scores, if they do.
+    """Mark masks of floats as added to the scores, if adding them hides tokens.
 
-    A warning says so: who gives ones and zeros hides nothing.
+    A warning says so: callers passing ones and zeros would hide nothing.
     """
     added = {e.name: replace(e, added=True) for e in masks if e.dtype.kind == "f"}
     keep = np.arange(call.lengths[0])[None] > 0
@@ -170,9 +168,9 @@ def _with_added(model: WholeModel, call: ModelCall, masks: Iterable[ModelInput])
 def _told_apart(
     model: WholeModel, call: ModelCall, said: Mapping[str, Array]
 ) -> tuple[int, int] | None:
-    """Which of the first two tokens is hidden from the last, then which is seen, by some masks.
+    """Return (hidden, seen): the places of the first two tokens under the given masks.
 
-    None where both are, or neither is.
+    None if the last token sees both or neither.
     """
     masks = {
         name: np.broadcast_to(value, call.feeds[name].shape).astype(call.feeds[name].dtype)
@@ -255,7 +253,7 @@ def sees_later_tokens(model: WholeModel) -> bool:
 
 
 def _effect(model: WholeModel, call: ModelCall, place: int) -> float:
-    """How far another token at a place moves the answer for the last one, or for whole items.
+    """Return how much changing a token moves the last token's answer, or a whole item's.
 
     Raises GraphRefused and GraphLost.
     """
@@ -274,7 +272,7 @@ def _effect(model: WholeModel, call: ModelCall, place: int) -> float:
 
 
 def _measured(model: WholeModel) -> WholeModel:
-    """The model with the axes of its answers and the sizes it takes."""
+    """Measure the axes of the model's answers and the sizes it accepts."""
     fixed = {axis: _fixed(model, axis) for axis in _AXES}
     batch, lengths = _answered(model, fixed)
     base = {"batch": batch, "length": lengths[0], "second length": lengths[1]}
@@ -293,9 +291,9 @@ def _measured(model: WholeModel) -> WholeModel:
 def _with_sizes(
     model: WholeModel, fixed: Mapping[str, int | None], base: Mapping[str, int]
 ) -> WholeModel:
-    """The model with the sizes it takes, and those it should and does not.
+    """Set the model's accepted sizes, and the refused sizes it should accept.
 
-    Raises UnknownInputError where the sizes of a call that was answered are refused.
+    Raises UnknownInputError where the sizes of an answered call are refused later.
     """
     accepted: dict[str, tuple[int, ...]] = {}
     refused: list[RefusedSize] = []
@@ -323,7 +321,7 @@ def _with_sizes(
 
 
 def _fixed(model: WholeModel, axis: str) -> int | None:
-    """The size that the file gives an axis."""
+    """Return the size of an axis fixed in the file, else None."""
     for entry in model.inputs:
         if axis == "batch":
             size = entry.shape[0]
@@ -337,10 +335,10 @@ def _fixed(model: WholeModel, axis: str) -> int | None:
 
 
 def _answered(model: WholeModel, fixed: Mapping[str, int | None]) -> tuple[int, tuple[int, int]]:
-    """Sizes of a call that is answered; raises NoAnswerError with the first refusal.
+    """Find sizes of an answered call; raises NoAnswerError with the first refusal.
 
-    Of a length that one item takes, too, if there is any: where windows of tokens are filled up
-    from other items, items cannot be independent.
+    A length accepted for a single item is preferred: where windows of tokens are filled up from
+    other items, items cannot be independent.
     """
     first, together = "", []
     lengths = _only(fixed["length"], _FIRST_LENGTHS)
@@ -362,7 +360,6 @@ def _answered(model: WholeModel, fixed: Mapping[str, int | None]) -> tuple[int, 
 
 
 def _answers(model: WholeModel) -> bool:
-    """Whether some call is answered."""
     try:
         _answered(model, {axis: _fixed(model, axis) for axis in _AXES})
     except UnknownInputError:
@@ -375,7 +372,7 @@ def _only(size: int | None, otherwise: Iterable[int]) -> tuple[int, ...]:
 
 
 def _answer(model: WholeModel, sizes: Mapping[str, int]) -> tuple[dict[str, Array], str]:
-    """The answer to a call of some sizes, and why it is none, or ""."""
+    """Return the answers to a call of the given sizes, and why there is none, or ""."""
     second = sizes["second length"] if model.has_two_sequences else sizes["length"]
     call = model.call(sizes["batch"], (sizes["length"], second), None, _SEED)
     try:
@@ -388,7 +385,7 @@ def _answer(model: WholeModel, sizes: Mapping[str, int]) -> tuple[dict[str, Arra
 
 
 def _ends_with_a_table(model: WholeModel, good: Sequence[int], bad: Sequence[int]) -> bool:
-    """Whether only lengths beyond the rows of a stored tensor are refused, such as of positions."""
+    """Tell whether only lengths beyond a stored tensor's rows are refused, e.g. positions."""
     longest, shortest = max(good), min(bad)
     if longest > shortest:
         return False
@@ -396,7 +393,7 @@ def _ends_with_a_table(model: WholeModel, good: Sequence[int], bad: Sequence[int
 
 
 def _letters(model: WholeModel, base: Mapping[str, int]) -> dict[str, str]:
-    """The letters of the axes of each answer, as two calls of different sizes show them."""
+    """Return the letters of every answer's axes, from two calls of different sizes."""
     sizes = [dict(base), dict(base)]
     for axis in _AXES:
         others = [size for size in model.taken.get(axis, LENGTHS) if size > 1]
@@ -428,7 +425,7 @@ def _letters(model: WholeModel, base: Mapping[str, int]) -> dict[str, str]:
 def _letter(
     pair: tuple[int, int], place: int, sizes: Sequence[Mapping[str, int]], model: WholeModel
 ) -> str:
-    """What an axis is whose sizes in two calls are these."""
+    """Return the letter of an axis from its sizes in two calls."""
     if place == 0:
         return ITEM if pair == (sizes[0]["batch"], sizes[1]["batch"]) else OTHER
     named = [("length", PADDED), ("second length", ATTENDING)][: 1 + model.has_two_sequences]

@@ -1,4 +1,4 @@
-"""Whether a graph or a module is a whole model: more than one attention with its projections."""
+"""Tell whether a graph or module is a whole model: more than a projected attention."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def model_sites(path: Path) -> Sites | None:
 
 
 def is_model(graph: ModelGraph) -> bool:
-    """Whether a graph is more than one attention with its projections.
+    """Tell whether a graph is more than one attention with its projections.
 
-    It attends to what it makes of whole numbers, such as tokens; or it embeds some beside its
-    floats; or one attention is computed from the answer of another; or its answer holds weights
-    alone; or it is a layer of a model: with at least two of a residual sum, a normalisation and a
-    bend such as ReLU.
+    It attends to tensors made of integers, such as tokens; or it embeds integers beside its floats;
+    or one attention is computed from another's answer; or its answer holds weights alone; or it is
+    a layer of a model: with at least two of a residual sum, a normalisation and an activation such
+    as ReLU.
     """
     cores = [core for _, core in attention_cores(graph)]
     good = [core for core in cores if isinstance(core, Core)]
@@ -75,15 +75,15 @@ def is_model(graph: ModelGraph) -> bool:
 
 
 def _of_numbers(graph: ModelGraph, names: Iterable[str]) -> bool:
-    """Whether there are inputs among these, and none of them holds floats."""
+    """Tell whether inputs are given and none of them holds floats."""
     types = [graph.input_types.get(name, 0) for name in names]
     return bool(types) and _FLOATS.isdisjoint(types)
 
 
 def _embeds(graph: ModelGraph, name: str) -> bool:
-    """Whether an input chooses rows of a stored table, which weights multiply then.
+    """Tell whether an input chooses rows of a stored table that weights multiply later.
 
-    A table of rotations is chosen from, too, but multiplied by no weights.
+    Tables of rotations are indexed, too, but not multiplied by weights.
     """
     if graph.input_types.get(name, 0) in _FLOATS:
         return False
@@ -111,7 +111,7 @@ def _weighs(node: Node, stored: Container[str]) -> bool:
 
 
 def _is_layer(graph: ModelGraph, core: Core) -> bool:
-    """Whether an attention stands between what makes a layer of a model of it."""
+    """Tell whether the graph around an attention has the parts of a model's layer."""
     wiring = graph.wiring
     below, waiting, operators = {core.heads}, [core.heads], set[str]()
     while waiting:
@@ -143,7 +143,7 @@ _MANY_MATRICES: Final = 5
 
 
 def may_be_model(module: nn.Module) -> bool:
-    """Whether a module has parts that no attention needs: then it is run to see what it is."""
+    """Tell whether a module has parts no attention needs, and is worth running to find out."""
     parts = list(module.modules())
     names = {type(part).__name__ for part in parts}
     matrices = sum(isinstance(part, nn.Linear) for part in parts)
@@ -166,10 +166,10 @@ def is_torch_model(
     uncut: Sequence[Uncut],
     inputs: Sequence[ModelInput],
 ) -> bool:
-    """Whether what ran is more than one attention with its projections: as for graphs.
+    """Tell whether a recording is more than one attention with its projections, as for graphs.
 
-    It attends to what it makes of whole numbers or pictures; or one attention is computed from the
-    answer of another; or it has at least two of a residual sum, a normalisation and a bend.
+    It attends to tensors made of integers or pictures; or one attention is computed from another's
+    answer; or it has at least two of a residual sum, a normalisation and an activation.
     """
     attends_to_data = any(entry.role in ("tokens", "image") for entry in inputs)
     if not sites:
@@ -183,7 +183,7 @@ def is_torch_model(
 
 
 def _values_above(recording: ModuleRecording, numbers: Sequence[int]) -> set[int]:
-    """The values that some are computed from, and themselves."""
+    """Return the values that the given values are computed from, themselves included."""
     waiting, visited = list(numbers), set(numbers)
     while waiting:
         call = recording.values[waiting.pop()].made_by
@@ -196,7 +196,7 @@ def _values_above(recording: ModuleRecording, numbers: Sequence[int]) -> set[int
 
 
 def _is_torch_layer(recording: ModuleRecording, site: TorchSite) -> bool:
-    """Whether an attention stands between what makes a layer of a model of it."""
+    """Tell whether the calls around an attention are the parts of a model's layer."""
     below = {site.output_value}
     names: set[str] = set()
     residual = False
