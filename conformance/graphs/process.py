@@ -47,9 +47,9 @@ _ONE_THREAD: Final = dict.fromkeys(
 
 
 class Child:
-    """A process started for one model file; it lives until it is closed or lost.
+    """A process started for one model file; it lives until closed or lost.
 
-    ``imported`` names the libraries that it has loaded.
+    ``imported`` names the libraries it has loaded.
     """
 
     def __init__(self, path: Path, limits: Limits) -> None:
@@ -110,7 +110,7 @@ class Child:
         return answer, arrays
 
     def _await(self, seconds: float) -> None:
-        """Wait for an answer; raises TimeoutError, on a busy machine by the time it computed."""
+        """Wait for an answer; raises TimeoutError, on a busy machine by processor time."""
         patience = Patience(seconds, lambda: process_state(self.pid))
         while True:
             self._end.settimeout(patience.pause())
@@ -133,7 +133,7 @@ class Child:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End the process, gently at first: it follows the end of its standard input."""
+        """End the process, first gently: it follows the end of its standard input."""
         self._end.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_FAREWELL)
@@ -166,14 +166,14 @@ class Child:
         return GraphLost(f"{ending_text(status)}{quoted}", kind="crashed")
 
     def _printed(self) -> str:
-        """What the process printed since the last time."""
+        """Return the output printed since the last call."""
         with contextlib.suppress(OSError):
             return os.read(self._output, _LAST_WORDS).decode(errors="replace")
         return ""
 
 
 def _folders() -> list[str]:
-    """Where this process finds our package and the libraries: -I forgets PYTHONPATH."""
+    """Return the folders of this package and its libraries: -I ignores PYTHONPATH."""
     specs = [importlib.util.find_spec(name) for name in _LIBRARIES]
     places = [Path(spec.origin).parents[1] for spec in specs if spec is not None and spec.origin]
     return list(dict.fromkeys(map(str, (Path(__file__).resolve().parents[2], *places))))
@@ -207,14 +207,10 @@ _OPENING: Final = 0.5
 class Setting:
     """How the runtime opens a graph.
 
-    level
-        onnxruntime's graph optimisation: ``disabled``, ``basic``, ``extended`` or ``all``.
-    child
-        Which process runs it: any other number than 0 has one of its own, with its own sessions.
-    nudge
-        Seed of a change of the weights by one unit in the last place each; 0 leaves them alone.
-    nudge_size
-        The part of each weight that it is changed by in place of one unit; 0: one unit.
+    level: onnxruntime's graph optimisation: ``disabled``, ``basic``, ``extended`` or ``all``.
+    child: the process running it: numbers other than 0 have their own process and sessions.
+    nudge: the seed of a change of each weight by one unit in the last place; 0: no change.
+    nudge_size: the relative change of each weight in place of one unit; 0: one unit.
     """
 
     level: str = "all"
@@ -238,10 +234,9 @@ _LIMITS: Final = ContextVar("limits", default=_USUAL)
 
 @contextlib.contextmanager
 def limited(seconds: float | None, memory: int | None) -> Iterator[None]:
-    """Derive what processes may use that are made meanwhile from what their worker may.
+    """Derive the limits of processes made meanwhile from their worker's limits.
 
-    seconds, memory
-        How long it may give no answer, and how many bytes it may take; None for the usual.
+    seconds, memory: longest time without an answer, and most bytes; None for the usual.
     """
     limits = _LIMITS.get()
     if seconds is not None:
@@ -340,7 +335,7 @@ class GraphProcess:
             return answer
 
     def _child(self, place: tuple[bool, int], do: str) -> Child:
-        """The child of a place, with the libraries imported that a request needs."""
+        """Return the child of a place, with the libraries imported that a request needs."""
         child = self._children.get(place)
         if child is not None and not child.alive:  # ended from outside: no fault of the next run
             child.kill()
@@ -363,7 +358,7 @@ class GraphProcess:
         return child
 
     def _opening(self, child: Child, setting: Setting, taps: tuple[str, ...]) -> float:
-        """Seconds that reading the file may take where it is opened first."""
+        """Return the seconds for reading the file if this is its first opening."""
         key = (child.pid, setting, taps)
         if key in self._opened:
             return 0.0

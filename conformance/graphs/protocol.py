@@ -1,7 +1,7 @@
-"""How a process that runs foreign code and its parent talk: JSON, then the bytes of arrays.
+"""Messages between a process running foreign code and its parent: JSON, then arrays.
 
-Nothing is pickled: what takes its process over must not reach the parent. The head of a graph's
-message names every array with dtype and shape, and its bytes follow in that order.
+Nothing is pickled: code that takes over its process must not reach the parent. The head of a
+graph's message names every array with dtype and shape; the bytes follow in this order.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ def packed(value: Any, *, most: int = _LARGEST_HEAD) -> bytes:
 def receive_json(
     end: socket.socket, *, most: int = _LARGEST_HEAD, deadline: float | None = None
 ) -> Any:
-    """What :func:`packed` wrote.
+    """Receive a message of :func:`packed`.
 
-    Raises EOFError or OSError when the other end is gone, TimeoutError at the deadline (of
-    ``time.monotonic``), ProtocolError for what is no JSON of at most so many bytes.
+    Raises EOFError or OSError when the sender is gone, TimeoutError at the deadline (of
+    ``time.monotonic``), ProtocolError for invalid JSON or more than ``most`` bytes.
     """
     (size,) = _SIZE.unpack(_exactly(end, _SIZE.size, deadline))
     if size > most:
@@ -79,7 +79,7 @@ def receive_json(
 
 
 def send(end: socket.socket, head: Head, arrays: Mapping[str, Array]) -> None:
-    """Send a message; raises OSError when the other end is gone, TimeoutError when it is stuck."""
+    """Send a message; raises OSError if the receiver is gone, TimeoutError if it is stuck."""
     parts = [_bytes(array) for array in arrays.values()]
     types = [[name, dtype_name(array.dtype), list(array.shape)] for name, array in arrays.items()]
     start = packed({"head": head, "arrays": types})
@@ -92,10 +92,10 @@ def send(end: socket.socket, head: Head, arrays: Mapping[str, Array]) -> None:
 
 
 def receive(end: socket.socket, *, most: int, deadline: float | None = None) -> tuple[Head, Arrays]:
-    """The next message, with at most so many bytes of arrays.
+    """Receive a message with at most ``most`` bytes of arrays.
 
-    Raises EOFError or OSError when the other end is gone, TimeoutError at the deadline (of
-    ``time.monotonic``), ProtocolError for what is no message, MemoryError.
+    Raises EOFError or OSError when the sender is gone, TimeoutError at the deadline (of
+    ``time.monotonic``), ProtocolError for a malformed message, MemoryError.
     """
     message = receive_json(end, deadline=deadline)
     try:
@@ -143,7 +143,7 @@ def bfloat16() -> np.dtype[Any]:
 
 
 def _bytes(array: Array) -> memoryview:
-    """The bytes of an array, where it is contiguous its own."""
+    """Return the bytes of an array, without a copy if contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
@@ -184,7 +184,7 @@ _LONGEST: Final = 400
 
 
 def _named(match: re.Match[str]) -> str:
-    """The node that a message is about: ``Reshape 'flat': ``."""
+    """Return the node a message is about: ``Reshape 'flat': ``."""
     operator, name = match.groups() if match.re is _NODE else match.groups()[::-1]
     return f"{operator} {name!r}: " if name else f"{operator}: "
 

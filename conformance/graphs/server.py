@@ -1,8 +1,8 @@
-"""The program of a graph's process: opens one model file and runs it once for each request.
+"""The program of a graph's process: opens one model file and runs it once per request.
 
-It is started by :mod:`.process`, talks over the socket that is its standard input and ends with it.
-Module level stays light: onnxruntime is imported with the first run, onnx when a tensor inside the
-graph is requested, torch never.
+Started by :mod:`.process`, it talks over the socket on its standard input and ends with it. Module
+level stays light: onnxruntime is imported at the first run, onnx for a request of an inner tensor,
+torch never.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def confine(memory: int) -> None:
 
 
 def _lower(which: int, limit: int) -> None:
-    """Lower a limit for good, but never raise it."""
+    """Lower a limit permanently, but never raise it."""
     soft, hard = resource.getrlimit(which)
     limit = min(
         [limit, *(current for current in (soft, hard) if current != resource.RLIM_INFINITY)]
@@ -156,7 +156,7 @@ def _bfloat16(value: Any) -> Any:
 
 
 def weights_size(path: Path) -> int:
-    """The bytes of a model's file and of those beside it that are named after it."""
+    """Return the bytes of a model's file and of neighbouring files named after it."""
     with contextlib.suppress(OSError):
         files = (file for file in path.parent.iterdir() if file.name.startswith(path.stem))
         return sum(file.stat().st_size for file in files if file.is_file())
@@ -174,7 +174,7 @@ class _Server:
         self._weights: dict[str, Any] = {}
 
     def answer(self, request: Head, feeds: Arrays) -> tuple[Head, Arrays]:
-        """The answer to one message; raises whatever the libraries raise."""
+        """Answer one message; raises the libraries' exceptions."""
         do = request["do"]
         if do == "import":
             importlib.import_module(request["library"])
@@ -201,7 +201,7 @@ class _Server:
 
     @cached_property
     def _saturates(self) -> bool:
-        """Whether this machine cuts off products of 8-bit integers that the graph may hold."""
+        """Tell whether this machine saturates products of 8-bit integers the graph may hold."""
         try:
             with (
                 self._path.open("rb") as file,
@@ -217,11 +217,9 @@ class _Server:
         return saturation.saturates(self._runtime)
 
     def _providers(self) -> list[str]:
-        """The providers that can compute here; the CPU's is always among them."""
         return [name for name in self._runtime.get_available_providers() if name != _REMOTE]
 
     def _run(self, request: Head, feeds: Arrays) -> Arrays:
-        """The outputs and taps by name."""
         session = self._open(request)
         answer = dict(zip(session.outputs, session.run(feeds), strict=True))
         for name, array in answer.items():
@@ -235,7 +233,7 @@ class _Server:
         return answer
 
     def _open(self, request: Head) -> Session:
-        """The session of a setting and taps; the latest few are kept."""
+        """Return the session of a setting and taps; the latest few are kept."""
         taps = tuple(sorted(set(request["taps"])))
         nudge = (request["nudge"], request.get("nudge_size", 0.0))
         key = (request["level"], request["provider"], taps, nudge)
@@ -277,7 +275,7 @@ class _Server:
 
     @cached_property
     def _shared(self) -> dict[str, Any]:
-        """The weights of a large model, which all of its sessions read where they are."""
+        """Return a large model's weights, shared by all its sessions."""
         if not self._large:
             return {}
         self._read()
@@ -285,9 +283,9 @@ class _Server:
         return {name: make(value) for name, value in self._weights.items()}
 
     def _nudged(self, seed: int, size: float) -> dict[str, Any]:
-        """The weights, each number changed by a part of itself, up or down by chance.
+        """Return the weights, each number changed by a part of itself, up or down at random.
 
-        By one unit in the last place where the size is 0; else the steps of integers are, too.
+        With size 0 by one unit in the last place; else the steps of integers are changed, too.
         """
         from . import parsing  # noqa: PLC0415 (imports onnx, as few processes need)
 
@@ -304,7 +302,7 @@ class _Server:
         return nudged
 
     def _read(self) -> Any:
-        """The model without its external data, and with weights whose products are not cut off."""
+        """Return the model without external data, with weights whose products do not saturate."""
         if self._model is None:
             from . import parsing  # noqa: PLC0415 (imports onnx, as few processes need)
 
@@ -321,9 +319,9 @@ class _Server:
         return self._model
 
     def _with_outputs(self, taps: Sequence[str], nudged: Mapping[str, Any]) -> bytes:
-        """The model with tensors inside the graph as more outputs, and with some other weights.
+        """Serialise the model with inner tensors as further outputs, and with nudged weights.
 
-        What onnxruntime is handed over instead does not reach what it has folded already.
+        Weights handed to onnxruntime separately would not reach folded constants.
         """
         model = self._read()
         if nudged:
@@ -362,7 +360,7 @@ def main(path: str, memory: str, cpu_seconds: str) -> None:
 
 
 def _follow_parent(parent: socket.socket) -> None:
-    """End this process with its parent, even amid a run that never ends."""
+    """End this process with its parent, even during an endless run."""
     if hasattr(select, "poll"):
         watch = select.poll()
         watch.register(parent, getattr(select, "POLLRDHUP", 0))  # a hang-up is always reported
