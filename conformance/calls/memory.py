@@ -1,4 +1,4 @@
-"""The memory of a call: its peak in bytes, guards around what it allocates, and poison in that."""
+"""The memory of a call: peak bytes, guards around allocations, and poison in them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def why_unmeasured(device: str) -> str:
 
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int:
-    """The most bytes of torch's allocator that a call holds at once, its answer included."""
+    """Return the most bytes of torch's allocator held at once by a call, answer included."""
     return _on_the_cpu(call) if kind_of(device) == CPU else _by_counters(call, device)
 
 
 def _on_the_cpu(call: Callable[[], Any]) -> int:
-    """The peak by torch's profiler, which records allocations inside of kernels, too."""
+    """Return the peak by torch's profiler, which records allocations inside kernels, too."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         call()
     events = profiled.profiler.kineto_results.events() if profiled.profiler is not None else ()
@@ -69,7 +69,7 @@ _FILLED: Final = tuple(
     for fill in ("zeros", "ones", "full")
     for name in (fill, f"{fill}_like", f"new_{fill}")
 )
-# What is resized owns what lies behind it in its storage.
+# A resized tensor owns the rest of its storage.
 _RESIZING: Final = (_ATEN.resize_.default, _ATEN.resize_as_.default)
 _POISONED: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -105,12 +105,12 @@ class Allocations(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile work as ever: else what it meets would stay eager in later calls."""
+        """Let torch.compile work as usual: else functions met here stay eager in later calls."""
         return True
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Older versions of torch call it so."""
+        """The name of this setting in older versions of torch."""
         return True
 
     def __torch_dispatch__(
@@ -153,12 +153,12 @@ class Allocations(TorchDispatchMode):
         return guarded
 
     def damage(self) -> str:
-        """What was written outside of the tensors made so far, or ""."""
+        """Describe writes outside the tensors made so far, or ""."""
         return next(filter(None, (made.damage() for made in self.made)), "")
 
 
 class _Uncompiled(Allocations):
-    """A watch that does not import torch's compiler to keep it out."""
+    """A watch that avoids importing torch's compiler."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -181,7 +181,7 @@ def allocations() -> Allocations:
 
 
 def _plain(tensor: Any) -> bool:
-    """Whether something is a dense tensor that has elements in memory of its own."""
+    """Tell whether an object is a dense tensor with elements at the start of its own memory."""
     return (
         type(tensor) is Tensor
         and tensor.layout == torch.strided

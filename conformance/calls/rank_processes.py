@@ -35,7 +35,7 @@ GRACE: Final = 2.0
 _BEYOND: Final = 1.0
 STARTING: Final = 120.0  # importing torch from a cold disk
 _PRELOADED: Final = "conformance.calls.rank_server"
-# Groups that may be there at once, each with all its processes: one for each number of ranks.
+# Groups alive at once, each with all its processes: one for each number of ranks.
 _MOST_GROUPS: Final = 5
 _LIVE: Final[list[RankProcesses]] = []
 
@@ -51,10 +51,10 @@ def why_impossible() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult:
-    """What became of a request on one rank: its reply, or how it was lost.
+    """The outcome of a request on one rank: its reply, or how the rank was lost.
 
-    ``lost`` is "", ``died``, ``silent`` or ``absent`` (it was not called); ``words`` says
-    how the process ended, and its last line.
+    ``lost`` is "", ``died``, ``silent`` or ``absent`` (not called); ``words`` says how the process
+    ended, with its last line.
     """
 
     reply: Reply | None = None
@@ -63,10 +63,10 @@ class RankResult:
 
 
 class RankProcesses:
-    """Ranks that torch's launcher starts, in one process group.
+    """Ranks started by torch's launcher, in one process group.
 
-    One that is lost ends all, and so does one that raises where a message may be left, which a
-    later call would read. The next request starts them again.
+    A lost rank ends all, and so does an exception that may leave a message for a later call. The
+    next request starts them again.
     """
 
     def __init__(self, source: Source, count: int, seconds: float) -> None:
@@ -92,7 +92,7 @@ class RankProcesses:
         self._dropped.append(number)
 
     def send(self, requests: Sequence[Request]) -> list[RankResult]:
-        """What each rank replies to its request, in order; one that does not in time is ended.
+        """Send each rank its request and return the replies in order; a late rank is ended.
 
         Raises RanksUnusableError where the ranks cannot be started.
         """
@@ -168,7 +168,7 @@ class RankProcesses:
         _LIVE.append(self)
 
     def _environment(self, rank: int) -> dict[str, str]:
-        """What torch's launcher tells a rank of itself."""
+        """Return the environment variables torch's launcher would set for a rank."""
         own, count = str(rank), str(self.count)
         return {
             "RANK": own,
@@ -219,10 +219,10 @@ class RankProcesses:
         return every
 
     def _are_even(self, every: Sequence[RankResult]) -> bool:
-        """Whether all ranks have answered, nothing that they sent is left, and they still meet.
+        """Tell whether all ranks have answered, left no message, and still meet.
 
-        A message to all is part of its group's next operation alone, whose number it has: where all
-        ranks have begun as many of them, none can be read by a later one.
+        A collective message belongs to its group's next operation by number: after equally many
+        operations on all ranks, no later operation can read it.
         """
         replies = [each.reply for each in every if each.reply is not None]
         if len(replies) < self.count or any(reply.direct for reply in replies):
@@ -236,7 +236,7 @@ class RankProcesses:
         return not any(map(_failed, met))
 
     def _read(self, rank: int) -> RankResult:
-        """The reply of a rank, whose process runs the candidate: it may write anything."""
+        """Read the reply of a rank; the candidate in its process may write anything."""
         try:
             received = self._ends[rank].recv_bytes()
         except (EOFError, OSError):
@@ -247,7 +247,7 @@ class RankProcesses:
             return RankResult(lost="died", words="sent what is no reply")
 
     def _worded(self, rank: int, each: RankResult) -> RankResult:
-        """What is known of a lost rank, before all are ended."""
+        """Add a lost rank's exit status and last line, before all ranks are ended."""
         if not each.lost or each.words:
             return each
         status = None
@@ -262,7 +262,7 @@ class RankProcesses:
         )
 
     def close(self) -> None:
-        """End all ranks, at once: what they know of earlier calls goes with them."""
+        """End all ranks at once; their memory of earlier calls is lost."""
         self.generation += 1
         context, self._context = self._context, None
         for end in self._ends:
@@ -284,7 +284,7 @@ class RankProcesses:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep this process's handlers of signals: torch's launcher sets its own, also for Ctrl-C."""
+    """Keep this process's signal handlers: torch's launcher sets its own, also for Ctrl-C."""
     names = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
     handlers = {name: signal.getsignal(name) for name in names}
     try:
@@ -296,7 +296,7 @@ def _own_signals() -> Iterator[None]:
 
 
 def _keep_sockets_in(folder: str | None) -> None:
-    """Let Python's folder of sockets lie in a folder, unless it has one already."""
+    """Place Python's folder of sockets in ``folder``, unless it exists already."""
     if folder is not None:
         usual, tempfile.tempdir = tempfile.gettempdir(), folder
         try:
@@ -322,7 +322,7 @@ def _message(failed: RankResult) -> str:
 
 
 def _loopback() -> str:
-    """The name of the interface on which the ranks of one machine talk to each other."""
+    """Return the name of the loopback interface, for ranks of one machine."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.family == socket.AF_INET and each.address == "127.0.0.1" for each in addresses):
             return name

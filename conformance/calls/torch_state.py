@@ -57,7 +57,7 @@ def outside() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Call a candidate under its own settings, and put the present ones back afterwards.
+    """Call a candidate under its own settings of torch, then restore the present ones.
 
     The golden answer of the next problem, and the next candidate, must not depend on them.
     """
@@ -74,9 +74,9 @@ def kept() -> Iterator[None]:
 
 
 def product_precision() -> str | tuple[str, ...]:
-    """How precise float32 products are: in one word, or where torch 2.9's names are set, by those.
+    """Return the precision of float32 products: one word, or torch 2.9's settings if used.
 
-    Once one of these is set, the older word cannot be read.
+    Once a setting of torch 2.9 is made, the older word cannot be read.
     """
     try:
         return torch.get_float32_matmul_precision()
@@ -90,7 +90,7 @@ def _backends() -> tuple[Any, ...]:
 
 
 class _Switches(NamedTuple):
-    """What else a call may leave switched, so that others compute otherwise."""
+    """Switches a call may leave changed that affect later computations."""
 
     deterministic: bool
     warn_only: bool
@@ -134,7 +134,7 @@ def _current() -> Settings:
 
 
 def _default_device() -> torch.device:
-    """The default device: a mode of torch makes any other than the CPU, and to ask takes longer."""
+    """Return the default device; quick, since only a mode of torch makes it other than the CPU."""
     is_plain = torch._C._len_torch_function_stack() == 0  # noqa: SLF001 (no public way to ask)
     return NEUTRAL.device if is_plain else torch.get_default_device()
 
