@@ -16,10 +16,10 @@ from . import model
 
 
 def with_sink(attention: golden.Attention) -> golden.Attention:
-    """An evaluation with one more key and value, of zeros, whose logit is the sink's.
+    """Return an evaluation with one more key and value, of zeros, whose logit is the sink's.
 
-    It stands last, every query attends it, and the weights of a row sum to one again. ``given_key``
-    stays as it is.
+    The sink is the last key, every query attends it, and the weights of a row sum to one again.
+    ``given_key`` stays unchanged.
     """
     sinks = attention.sinks
     if sinks is None or attention.key.shape[-2] < attention.logits.shape[-1]:
@@ -75,7 +75,7 @@ class LiveKeys:
     key_length: int
 
     def only(self, pairs: Tensor) -> Tensor:
-        """Zero what belongs to a pair that is not live, in place: ``[B, H, Lq, Lk]``."""
+        """Zero pairs ``[B, H, Lq, Lk]`` that are not live, in place."""
         return pairs if self.table is None else pairs.masked_fill_(~self.table, 0.0)
 
     def only_attended(self, tokens: Tensor) -> Tensor:
@@ -110,8 +110,8 @@ class LiveKeys:
 def live_keys(attention: golden.Attention, attended: Tensor | None = None) -> LiveKeys:
     """Read the live keys off the logits.
 
-    ``attended`` (bool ``[B, H, Lk, 1]``) says which keys any row attends where ``attention`` holds
-    some of the rows only.
+    ``attended`` (bool ``[B, H, Lk, 1]``) says which keys any row attends, if ``attention`` holds a
+    part of the rows only.
     """
     logits = attention.logits
     table = logits > -math.inf
@@ -127,10 +127,10 @@ def live_keys(attention: golden.Attention, attended: Tensor | None = None) -> Li
 
 
 def extremes(tokens: Tensor, live: LiveKeys, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest and smallest token that each of the N True ``rows`` attends, ``[N, D]`` both.
+    """Return the largest and smallest token attended by each of N True ``rows``: ``[N, D]``.
 
     ``tokens`` is ``[B, H, Lk, D]``, ``rows`` bool ``[B, H, Lq]``. For many rows over many keys, the
-    keys that any row of the head attends stand for those of the row: the range only widens.
+    keys attended by any row of the head replace the row's: the range only widens.
     """
     batch, head, query = rows.nonzero(as_tuple=True)
     per_row = live.key_length * tokens.shape[-1]
@@ -146,7 +146,7 @@ def extremes(tokens: Tensor, live: LiveKeys, rows: Tensor) -> tuple[Tensor, Tens
 
 
 def _range(tokens: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Maximum and minimum over the keys (last axis but one) that are live."""
+    """Return maximum and minimum over the live keys (last axis but one)."""
     if live is None:
         return tokens.amax(dim=-2), tokens.amin(dim=-2)
     high = tokens.masked_fill(~live, -math.inf).amax(dim=-2)
@@ -155,7 +155,7 @@ def _range(tokens: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def sum_groups(heads: Tensor, num_kv_heads: int, semantics: golden.Semantics) -> Tensor:
-    """Add up what belongs to one key/value head: ``[B, H, L, D]`` to ``[B, Hkv, L, D]``."""
+    """Sum the heads of each key/value head: ``[B, H, L, D]`` to ``[B, Hkv, L, D]``."""
     owner = owners(heads.shape[1], num_kv_heads, semantics)
     total = heads.new_zeros(heads.shape[0], num_kv_heads, *heads.shape[2:])
     return total.index_add_(1, owner, heads)
@@ -180,7 +180,7 @@ def unsplit_heads(heads: Tensor, semantics: golden.Semantics) -> Tensor:
 
 
 def _invert(moved: Tensor, shape: torch.Size, move: Callable[[Tensor], Tensor]) -> Tensor:
-    """Undo a function that only moves elements of a tensor of ``shape``."""
+    """Invert a function that only moves elements of a tensor of ``shape``."""
     source = move(torch.arange(shape.numel()).reshape(shape)).flatten()
     original = torch.empty_like(moved.flatten())
     original[source] = moved.flatten()
@@ -201,6 +201,6 @@ def from_head_rows(heads: Tensor, semantics: golden.Semantics) -> Tensor:
 
 
 def _channels(width: int, num_heads: int, semantics: golden.Semantics) -> Tensor:
-    """Which channel of a projection is which channel of which head: int64 ``[H, D]``."""
+    """Return the channels of a projection by head: int64 ``[H, D]``."""
     channels = torch.arange(width).view(1, 1, -1)
     return golden.split_heads(channels, num_heads, semantics)[0, :, 0]
