@@ -1,6 +1,6 @@
-"""Which clauses a run takes, and which of them come first.
+"""The selection and the order of a run's clauses.
 
-Those come first that find mistakes soonest, and those that failed last.
+Clauses that find mistakes soonest come first, and clauses that failed last time.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def steps() -> list[tuple[str, int]]:
 
 
 def last_failed(targets: Sequence[str]) -> tuple[str, ...]:
-    """The clauses that failed when these targets were last checked, in the order of that run.
+    """Return the clauses that failed when these targets were last checked, in that run's order.
 
-    Empty where they never were, or where the user's cache cannot be read.
+    Empty without an earlier check, or where the user's cache cannot be read.
     """
     slugs = _remembered().get(_key(targets))
     if not isinstance(slugs, list):
@@ -93,10 +93,9 @@ def last_failed(targets: Sequence[str]) -> tuple[str, ...]:
 
 
 def remember_failed(targets: Sequence[str], record: Mapping[str, Any]) -> None:
-    """Keep the clauses that failed in the user's cache, for the next run on these targets.
+    """Keep the failed clauses in the user's cache, for the next run on these targets.
 
-    Nothing is kept of an interrupted run, nor where the cache cannot be written: no verdict
-    depends on it.
+    Nothing is kept of an interrupted run, nor in an unwritable cache: no verdict depends on it.
     """
     if record.get("interrupted"):
         return
@@ -113,7 +112,7 @@ def remember_failed(targets: Sequence[str], record: Mapping[str, Any]) -> None:
 
 
 def _remembered() -> dict[str, Any]:
-    """What is kept, by the targets; nothing where the file is missing, or is not ours."""
+    """Read the kept clauses by target; empty if the file is missing or foreign."""
     try:
         data = json.loads((_folder() / _FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -122,7 +121,7 @@ def _remembered() -> dict[str, Any]:
 
 
 def _folder() -> Path:
-    """The user's cache: XDG_CACHE_HOME, by default ~/.cache."""
+    """Return our folder in the user's cache: XDG_CACHE_HOME, by default ~/.cache."""
     cache = os.environ.get("XDG_CACHE_HOME")
     try:
         home = Path(cache) if cache else Path.home() / ".cache"
@@ -132,7 +131,7 @@ def _folder() -> Path:
 
 
 def _key(targets: Sequence[str]) -> str:
-    """A name for targets, as they are seen from the working folder."""
+    """Return a key for targets, relative to the working folder."""
     text = "\0".join([str(Path.cwd()), *targets])
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
 
@@ -144,7 +143,7 @@ def matching(globs: Iterable[str], slugs: Iterable[str]) -> list[str]:
 
 
 def check_globs(option: str, globs: Iterable[str], slugs: Collection[str]) -> None:
-    """Require that each glob matches a clause; raises UsageError that suggests a near slug."""
+    """Require that each glob matches a clause; raises UsageError suggesting a near slug."""
     for glob in globs:
         if not any(selects(glob, slug) for slug in slugs):
             msg = f"{option} {glob!r} matches no clause{suggestion(glob, slugs)}"
@@ -161,7 +160,7 @@ def check_selection(slugs: Collection[str], only: Collection[str], skip: Collect
 
 
 def check_unchecked(names: Iterable[str], candidates: Iterable[Loaded]) -> None:
-    """Require that each name of ``--unchecked`` is a parameter that a candidate leaves unchecked.
+    """Require that each name of ``--unchecked`` is a parameter a candidate leaves unchecked.
 
     A glob may match nothing: it is written once for many runs.
     """

@@ -2,10 +2,10 @@
 
 Terminal, HTML, Markdown, SARIF, JUnit, CTRF, a badge and GitHub's annotations; of two records the
 difference, of several a comparison. The commands build their options from the table
-(:mod:`conformance.cli._output`), so a view is added here and nowhere else. Renderers are named,
-not imported: a view loads a page template or rich only when it is rendered.
+(:mod:`conformance.cli._output`), so a view is added here and nowhere else. Renderers are named, not
+imported: a view loads a page template or rich only when it is rendered.
 
-It may import ``base`` alone.
+May import ``base`` alone.
 """
 
 from __future__ import annotations

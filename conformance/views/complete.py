@@ -1,4 +1,4 @@
-"""A record with every key that views read, notes on how it was made, and where candidates are."""
+"""A record with every key that views read, notes on its making, and candidates' places."""
 
 from __future__ import annotations
 

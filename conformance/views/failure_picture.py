@@ -1,6 +1,6 @@
-"""A failure as a picture: weights expected and got, their difference, and the keys that are hidden.
+"""A failure as a picture: weights expected and actual, their difference, hidden keys.
 
-A picture stands in the record at one failure or few of each diagnosis; see
+The record has a picture at one failure or a few of each diagnosis; see
 :class:`conformance.base.record.PictureEntry`.
 """
 
@@ -36,16 +36,13 @@ class PictureTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """What a picture shows.
+    """The content of a picture.
 
-    title, text
-        Which weights these are, and the worst of them in a sentence.
-    first, worst
-        The query and the key at which the tables begin, and the place of the worst weight in them.
-    hidden, wrong
-        Keys that a query may not attend; weights that rounding does not explain.
-    tables
-        Weights expected, got and their difference; the same of logits where these are wrong.
+    title, text: the name of the weights, and a sentence on the worst of them.
+    first, worst: the query and key at which the tables begin, and the place of the worst weight in
+        them.
+    hidden, wrong: keys that a query may not attend; weights that rounding does not explain.
+    tables: weights expected, actual and their difference; the same of logits where these are wrong.
     """
 
     title: str
@@ -58,10 +55,11 @@ class Picture:
 
 
 def picture_of(candidate: Record, clause: Record) -> tuple[Picture, Record] | None:
-    """The picture of a failure, and the result whose smallest input it shows.
+    """Return the picture of a failure, and the result whose smallest input it shows.
 
-    That is another result where the mistake has the same name there. None where the record has no
-    picture of it. ``candidate`` and ``clause``, one of its results, are of a completed record.
+    Without a picture of its own a failure shares that of a result with the same mistake. None
+    without a picture in the record. ``candidate`` and ``clause``, one of its results, are of a
+    completed record.
     """
     names = {entry.get("name") for entry in clause["diagnosis"] if is_named(entry)}
     names |= {clause["explained_by"]} if clause.get("explained_by") else set()
@@ -111,7 +109,7 @@ def read_picture(data: Any) -> Picture | None:
 
 
 def _rows(rows: Any) -> list[list[Any]]:
-    """Nested lists; none where a row is no list."""
+    """Return nested lists; [] where a row is no list."""
     fits = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
     return rows if fits else []
 
@@ -127,7 +125,7 @@ def _pair(value: Any) -> tuple[int, int] | None:
 
 
 def _fit(*tables: Sequence[Sequence[Any]]) -> bool:
-    """Whether there are cells, as many in each row of each table."""
+    """Tell whether the tables have cells, with equal numbers in each row."""
     shapes = {(len(rows), *map(len, rows)) for rows in tables}
     (rows, *widths) = shapes.pop()
     return not shapes and rows > 0 and len(set(widths)) == 1 and widths[0] > 0
@@ -158,7 +156,7 @@ def _difference(got: float | None, expected: float | None) -> float | None:
 
 
 def _title(data: Record, axes: Sequence[tuple[str, int, int, int]]) -> str:
-    """``weights of head 1 of 4, where they differ most``, and which part of them is shown."""
+    """Return ``weights of head 1 of 4, where they differ most``, and the part shown."""
     counted = (("batch item", "item", "items"), ("head", "head", "heads"))
     chosen = [
         f"{words} {data.get(one)} of {data[every]}"

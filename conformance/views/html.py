@@ -1,10 +1,9 @@
-"""Self-contained pages of a run, of a comparison and of a matrix; they fetch nothing.
+"""Self-contained pages of a run, of a comparison and of a matrix; no requests.
 
-A page is a function of the record alone, with or without the keys that newer records have. It
-reads without its script, too: the script filters, searches and turns light into dark.
-
-How near each clause came to its bound, or how far beyond, stands on a logarithmic axis: an inline
-SVG a line, by template, some 30 bytes a mark, in the colours of the page.
+A page is a function of the record alone, with or without the keys of newer records. It reads
+without its script, too: the script filters, searches and turns light into dark. The distance of
+each clause to its bound stands on a logarithmic axis: an inline SVG for each line, by template,
+about 30 bytes a mark, in the colours of the page.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class MarginMark:
-    """The margin of one result: its shape, its place and its words."""
+    """The margin of one result: its shape, its place and its label."""
 
     shape: int
     at: float
@@ -107,7 +106,7 @@ class Lane:
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """The lanes of one candidate; ``left_out`` counts those that are not drawn."""
+    """The lanes of one candidate; ``left_out`` counts the lanes not drawn."""
 
     candidate: int
     name: str
@@ -117,7 +116,7 @@ class Plot:
 
 
 def axis(record: Record) -> Axis:
-    """One axis for all candidates, so that they can be compared."""
+    """Return one axis for all candidates, so that they can be compared."""
     margins = (clause["margin"] for entry in record["candidates"] for clause in entry["clauses"])
     drawn = [
         math.log10(margin)
@@ -175,7 +174,7 @@ def _with_margin(results: list[Result]) -> list[Result]:
 
 
 def _lane(results: list[Result], scale: Axis, shapes: dict[str, int]) -> Lane:
-    """The line of one clause, with a mark for each of its results."""
+    """Return the lane of one clause, with a mark for each of its results."""
     clauses = [clause for _, clause in results]
     marks = []
     for clause in clauses:
@@ -244,9 +243,9 @@ MOST_PICTURES: Final = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A candidate that has a cause: where its failures stand, and the line to blame in it.
+    """A candidate with a cause: the place of its failures, and the blamed line.
 
-    ``site`` is where it lies in its model, for an attention of one.
+    ``site`` is its place in its model, for an attention of a model.
     """
 
     name: str
@@ -268,10 +267,10 @@ class CausesShown:
 
 
 def _causes(record: Record, anchors: Anchors) -> CausesShown:
-    """The causes of all candidates, equal ones once, with those that have them.
+    """Return the causes of all candidates, equal causes once, with their candidates.
 
-    What fails a MUST and has a fix comes first: of a whole model the attention to be mended. Of
-    several candidates what most of them have comes first.
+    Causes that fail a MUST and have a fix come first: of a whole model the attention to repair. Of
+    several candidates the most common cause comes first.
     """
     numbers = {id(candidate): at for at, candidate in enumerate(record["candidates"])}
     groups: dict[tuple[bool, str, str], list[tuple[Record, Record]]] = {}
@@ -299,7 +298,7 @@ def _cause_shown(
     *,
     pictured: bool,
 ) -> dict[str, Any]:
-    """One cause with the input and the clauses of its first candidate, and all that have it."""
+    """Return one cause with its first candidate's input and clauses, and all its candidates."""
     candidate, cause = group[0]
     number = numbers[id(candidate)]
     # Of several dtypes the first that has details: a clause may fail in one of them alone.
@@ -342,15 +341,11 @@ _MOST_LINKS: Final = 4
 class SiteLine:
     """One attention in the column of its model.
 
-    verdict
-        That of the candidate that stands for it, "" where none was judged.
-    judged_as
-        The index of the attention that was judged in its place, None where it was judged itself.
-    links
-        Slugs and anchors of its failures, and of those of the model that blame it; ``left_out``
-        more of them are not linked.
-    first
-        Whether it is the first of its model that is wrong.
+    verdict: the verdict of the candidate standing for it, "" if not judged.
+    judged_as: the index of the attention judged in its place, None if judged itself.
+    links: slugs and anchors of its failures, and of the model's failures blaming it; ``left_out``
+        counts those without a link.
+    first: it is the first wrong attention of its model.
     """
 
     index: int
@@ -387,7 +382,7 @@ def columns(record: Record, anchors: Anchors) -> list[tuple[str, list[SiteLine]]
 
 
 def _model_of(candidate: Record) -> str:
-    """The target of the model that an attention was taken out of, else ""."""
+    """Return the target of the model an attention was cut out of, else ""."""
     return str(candidate["target"]).rpartition("#")[0] if candidate.get("site") else ""
 
 
@@ -397,7 +392,7 @@ def _site_line(
     parts: list[tuple[int, Record]],
     anchors: Anchors,
 ) -> SiteLine:
-    """The line of one attention, with the candidate among ``parts`` that stands for it."""
+    """Return the line of one attention, with the candidate among ``parts`` standing for it."""
     index = entry["index"]
     alike = {index, *(entry.get("same_as") or ())}
     own = next(((at, one) for at, one in parts if one["site"]["index"] in alike), None)
@@ -422,7 +417,7 @@ def _site_line(
 
 
 def _failures(candidate: tuple[int, Record], anchors: Anchors) -> list[tuple[str, str, Record]]:
-    """The MUST clauses that a candidate fails, each with the anchor of its details."""
+    """Return the failed MUST clauses of a candidate, with the anchors of their details."""
     number, entry = candidate
     return [
         (str(clause["id"]), anchor, clause)
@@ -436,7 +431,6 @@ def _failed(candidate: tuple[int, Record], anchors: Anchors) -> list[tuple[str, 
 
 
 def _picture_of(candidate: Record, number: int, cause: Record) -> html_failures.ShownPicture | None:
-    """The picture of the failure that a cause shows."""
     failure = wording.failure_of(candidate, cause)
     every = enumerate(candidate["clauses"])
     place = next((at for at, clause in every if clause is failure), None)
@@ -444,7 +438,7 @@ def _picture_of(candidate: Record, number: int, cause: Record) -> html_failures.
 
 
 def _header(record: Record) -> dict[str, Any]:
-    """What stands above and below everything else: the verdicts, and the facts of the run."""
+    """Return the verdicts and the run's facts, for the top and bottom of the page."""
     summaries = [_summary(candidate) for candidate in record["candidates"]]
     total, tool = whole(record), record["tool"]
     values = {
@@ -484,7 +478,7 @@ _WORST_FIRST: Final = ("fail", "error", "untestable", "pass")
 def _by_verdict(
     candidates: Sequence[Record], summaries: Sequence[Record]
 ) -> list[tuple[int, Record, Record]]:
-    """The candidates with their numbers and summaries, those that fail first."""
+    """Return the candidates with their numbers and summaries, failing ones first."""
     every = zip(range(len(candidates)), candidates, summaries, strict=True)
     return sorted(
         every, key=lambda one: _WORST_FIRST.index(html_words.verdict(one[1]["verdict"])[0])
@@ -492,7 +486,7 @@ def _by_verdict(
 
 
 def _summary(candidate: Record) -> dict[str, Any]:
-    """How often a candidate's clauses had which outcome, and its worst margin below the bound."""
+    """Count a candidate's clauses by outcome, with the worst margin below the bound."""
     kinds = [kind(clause) for clause in wording.worst_results(candidate["clauses"])]
     passed = [clause for clause in candidate["clauses"] if clause["status"] == "passed"]
     largest = worst(clause["margin"] for clause in passed)
@@ -540,9 +534,9 @@ _LONGEST_REASON: Final = 200
 
 
 def render_teeth(record: Record) -> str:
-    """The page of the matrix of clauses and mistakes; every text of the record is escaped.
+    """Return the page of the matrix of clauses and mistakes; every text is escaped.
 
-    Clauses that were run for none of its rows have no column.
+    Clauses run for none of its rows have no column.
     """
     rows = [*record["mistakes"], *record["correct"]]
     empty = [

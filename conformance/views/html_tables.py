@@ -1,6 +1,6 @@
 """The tables of a page: candidates by clauses, the rows of all results, and reasons.
 
-The matrix has one sign in each cell: the worst of a clause's results in all dtypes.
+A cell of the matrix has one sign: a clause's worst result of all dtypes.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownRows:
-    """The rows that are shown, and a sentence on those that are left out."""
+    """The shown rows, and a sentence on the rows left out."""
 
     shown: list[Row]
     left_out: str
@@ -182,7 +182,7 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def by_candidate(shown: Sequence[Row]) -> list[tuple[int, list[Row]]]:
-    """The rows of each candidate that has some, with its number."""
+    """Group the rows by candidate number."""
     return [(number, list(own)) for number, own in groupby(shown, key=lambda row: row.candidate)]
 
 
@@ -248,12 +248,12 @@ class Group:
 
 
 def groups(record: Record) -> list[Group]:
-    """The groups that have something in them."""
+    """Return the groups that are not empty."""
     return [group for status, title in _GROUPS if (group := _group(record, status, title)).notes]
 
 
 def _group(record: Record, status: str, title: str) -> Group:
-    """Clauses by reason; candidates that have the same reason for the same clauses are one note."""
+    """Group clauses by reason; candidates with equal reasons and clauses share a note."""
     by_reason: dict[tuple[int, str], list[Record]] = {}
     for number, candidate in enumerate(record["candidates"]):
         for clause in candidate["clauses"]:

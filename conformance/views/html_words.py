@@ -1,8 +1,8 @@
-"""What pages share: the completed record, how its statuses look, and the templates.
+"""The common parts of pages: the completed record, its statuses' looks, the templates.
 
-Everything of a record is escaped, and nothing is fetched from anywhere. A page carries its own
-style and script. Its content security policy allows that one script, by its hash, and no request
-at all: even a text that got through the escaping could neither run nor load.
+Every text of a record is escaped, and nothing is fetched from anywhere. A page carries its own
+style and script. Its content security policy allows this one script, by its hash, and no request at
+all: even a text that escaped the escaping could neither run nor load.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def worst(margins: Iterable[float | None]) -> float | None:
 
 
 def anchored(candidate: Record, number: int, anchors: Anchors) -> list[Result]:
-    """The results of a candidate, each with the anchor of its details or ""."""
+    """Return the results of a candidate, each with the anchor of its details or ""."""
     clauses = enumerate(candidate["clauses"])
     return [(anchors.get((number, place), ""), clause) for place, clause in clauses]
 
@@ -132,7 +132,7 @@ _VERDICTS: Final = {
 
 
 def kind(clause: Record) -> str:
-    """The class of a result: its status, and of a failure whether it is one of a MUST."""
+    """Return the class of a result: its status, distinguishing failures of a MUST."""
     if clause["status"] == "failed":
         return "fail" if clause["level"] == "MUST" else "should"
     return _BY_STATUS.get(clause["status"], "untestable")
@@ -174,7 +174,7 @@ _JOINT: Final = re.compile(r"(?<=[_./:])(?=\w)")
 
 
 def joints(text: str, whole: int = 0) -> list[str]:
-    """The pieces of a text between which its names may be broken, and not inside of words.
+    """Split a text where its names may be broken, not inside words.
 
     Names of at most ``whole`` characters are left whole.
     """

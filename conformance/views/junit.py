@@ -1,9 +1,9 @@
 """JUnit XML: a suite for each candidate, a test case for each clause, dtype and device.
 
-Written so that both published schemas hold: that of Jenkins' xUnit plugin and the older one of
-Apache Ant. That is why the facts are properties of the suite, and what failed is the text of
-the failure: neither schema lets a test case have properties or a file. XML knows no control
-characters; :func:`conformance.views.complete.complete` has made them printable.
+Both published schemas hold: that of Jenkins' xUnit plugin and the older one of Apache Ant. The
+facts are therefore properties of the suite, and the failure's text holds its details: neither
+schema lets a test case have properties or a file. XML knows no control characters;
+:func:`conformance.views.complete.complete` has made them printable.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ def _suite(
 
 
 def _facts(record: Record) -> Properties:
-    """The properties of the run."""
     tool = record["tool"]
     return [
         ("version", str(tool.get("version", "unknown"))),
@@ -80,7 +79,7 @@ def _facts(record: Record) -> Properties:
 
 
 def _properties(record: Record, candidate: Record) -> Properties:
-    """The properties of a candidate, with the level and status of each of its cases."""
+    """Return the properties of a candidate, with the level and status of each of its cases."""
     location = candidate.get("location") or {}
     return [
         ("verdict", candidate["verdict"]),
@@ -99,7 +98,7 @@ def _properties(record: Record, candidate: Record) -> Properties:
 
 
 def _lines(candidate: Record) -> Properties:
-    """The lines that causes blame, each with the name of its mistake."""
+    """Return the lines blamed by causes, each with the name of its mistake."""
     said = [(cause, wording.said_line(cause)) for cause in wording.causes(candidate)]
     return [("line", f"{cause['name']}: {line}") for cause, line in said if line]
 
@@ -137,5 +136,5 @@ def _problem_case(owner: str, problem: RunProblem) -> ET.Element:
 
 
 def _time(seconds: Any) -> str:
-    """Seconds with three decimals, as both schemas have them."""
+    """Return seconds with three decimals, as in both schemas."""
     return f"{max(float(seconds), 0.0):.3f}"

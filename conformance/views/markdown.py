@@ -25,7 +25,7 @@ _MARK: Final = "\ue000"
 
 
 def escaped(text: object) -> str:
-    """A text that is shown as it is, on one line, also inside a table."""
+    """Escape a text for one line of Markdown, also inside a table."""
     safe = _SPECIAL.sub(r"\\\1", _plain(text))
     return _at_the_start(safe).replace(_MARK, _BREAK)
 
@@ -36,19 +36,19 @@ def in_html(text: object) -> str:
 
 
 def _plain(text: object) -> str:
-    """One line without HTML, marked where GitHub would link it."""
+    """Return one line without HTML, marked where GitHub would link it."""
     line = " ".join(str(text).replace(_MARK, "").split())
     broken = _LINKED.sub(lambda match: f"{match[0]}{_MARK}", line)
     return re.sub(r"[&<>]", lambda match: _ENTITIES[match[0]], broken)
 
 
 def _at_the_start(line: str) -> str:
-    """A line that starts no list, no heading and no rule."""
+    """Escape a line's start: no list, heading or rule."""
     return re.sub(r"^(\d*)([-+=#.)])", r"\1\\\2", line)
 
 
 def code(text: object, *, in_table: bool = False) -> str:
-    """A text in code type on one line, whatever backticks it has, and pipes where in a table."""
+    """Return a text in code type on one line, with any backticks, and pipes in a table."""
     line = " ".join(str(text).split())
     if not line:
         return ""
@@ -59,14 +59,14 @@ def code(text: object, *, in_table: bool = False) -> str:
 
 
 def code_block(lines: list[str]) -> str:
-    """Lines as they are, in a block whose fence is longer than any in them."""
+    """Return lines verbatim, in a block whose fence is longer than any in them."""
     text = "\n".join(lines)
     fence = _fence(text, 3)
     return f"{fence}text\n{text}\n{fence}"
 
 
 def _fence(text: str, least: int) -> str:
-    """More backticks than any run of them in a text."""
+    """Return more backticks than any run of them in a text."""
     return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", text))])
 
 
@@ -108,7 +108,7 @@ def render_markdown(record: Record, limit: int = COMMENT_LIMIT) -> str:
 
 
 def _fitted(blocks: Sequence[str], limit: int) -> str:
-    """The blocks in their order; those that do not fit are left out and counted."""
+    """Return the blocks in order within the limit; the rest is counted."""
     note = "_{} of {} parts were left out here, to stay below {:,} bytes: the JSON record has all._"
     room = limit - len(note) - 40
     kept = []
@@ -135,7 +135,6 @@ def _title(record: Record) -> str:
 
 
 def _overview(record: Record) -> str:
-    """One row for each candidate."""
     candidates = record["candidates"]
     columns = shown_columns(candidates)
     rows = []
@@ -163,7 +162,7 @@ def _more(number: int, what: str) -> str:
 
 
 def _problems(record: Record) -> list[str]:
-    """What is red without being a result of a clause."""
+    """Return the problems of a run that are no results of clauses."""
     lines = [
         f"- ❌ {code(problem.id)} {_cell(problem.candidate)} {_cell(problem.message)}"
         for problem in problems(record)[:_ROWS]
@@ -177,7 +176,7 @@ def _needs_words(candidate: Record, clauses: list[Record]) -> bool:
 
 
 def _section(candidate: Record, clauses: list[Record]) -> str:
-    """A candidate's verdict, and a table of the clauses that need a word."""
+    """Return a candidate's verdict, and a table of its clauses to explain."""
     parts = [
         f"### {_cell(candidate['name'])}: {escaped(candidate['verdict'])}",
         f"{_cell(wording.verdict_reason(candidate))} ({code(candidate['target'])})",
@@ -198,7 +197,7 @@ def _section(candidate: Record, clauses: list[Record]) -> str:
 
 
 def _cause(cause: Record) -> str:
-    """A cause with its fix, its smallest input and what it explains."""
+    """Return a cause with its fix, its smallest input and the clauses it explains."""
     slugs = ", ".join(map(code, cause["clauses"][:_ROWS]))
     smallest = wording.counterexample(cause.get("counterexample") or {})
     lines = [
@@ -225,7 +224,7 @@ def _clause_row(clause: Record) -> str:
 
 
 def _all_details(record: Record) -> Iterator[str]:
-    """Each failure in full, to be folded out; those that redden the run first."""
+    """Yield each failure in full, to be folded out; those that redden the run first."""
     strict = is_strict(record)
     failed = [
         (candidate, clause)
@@ -239,7 +238,7 @@ def _all_details(record: Record) -> Iterator[str]:
 
 
 def _details(candidate: Record, clause: Record) -> str:
-    """One failure: the requirement, what failed, the smallest problem, how to replay it."""
+    """Return one failure: the requirement, the finding, the smallest problem, the replay."""
     lines = [f"{label + ':':<11}{text}" for label, text in wording.explanation(clause)]
     if clause["counterexample"]:
         lines.append(f"{'replay:':<11}{replay_command(candidate, clause)}")
@@ -253,6 +252,6 @@ def _details(candidate: Record, clause: Record) -> str:
 
 
 def _cell(text: object) -> str:
-    """A text for a table: escaped, and no longer than a person reads there."""
+    """Escape and cut a text for a table."""
     line = " ".join(str(text)[: 4 * _CELL].split())
     return escaped(line if len(line) <= _CELL else f"{line[: _CELL - 1]}…")

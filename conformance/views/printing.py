@@ -21,8 +21,8 @@ _LOG_WIDTH: Final = 100  # of what is no terminal, and is read like one
 def write(parts: Iterable[Any], file: IO[str], *, plain: bool = False) -> None:
     """Print the parts: at a terminal's width and in its colours, else as plain text.
 
-    A file that is no terminal gets every line whole, since a log is searched, unless COLUMNS sets
-    a width. FORCE_COLOR gives it colours all the same; NO_COLOR, TERM=dumb and ``plain`` mean no
+    A file that is no terminal gets every line whole, since a log is searched, unless COLUMNS sets a
+    width. FORCE_COLOR gives it colours all the same; NO_COLOR, TERM=dumb and ``plain`` mean no
     control sequence at all, bold type included.
     """
     console = _console(file, plain=plain)
@@ -62,7 +62,7 @@ Row = tuple[Sequence[str | Text], Iterable[Any]]
 
 
 class Fitting:
-    """A table where it has the width it needs, else its rows below each other.
+    """A table if its width fits, else its rows below each other.
 
     A squeezed table cuts or breaks slugs, so that they cannot be copied. A table needs its natural
     width, or ``least`` where one of its columns may be wrapped.
@@ -88,7 +88,7 @@ def fitting(
     rows: Iterable[Row],
     least: int | None = None,
 ) -> Fitting:
-    """A table of rows, each given as its cells and as the lines that replace them if squeezed."""
+    """Make a table of rows, each given as its cells and as the lines replacing them if squeezed."""
     table = Table(*columns, box=None, pad_edge=False)
     below: list[Any] = []
     for cells, lines in rows:

@@ -89,20 +89,18 @@ def render_sarif(record: Record) -> str:
 
 
 def _clauses(record: Record) -> Iterator[tuple[Record, Record]]:
-    """Every candidate with each of its clauses."""
     for candidate in record["candidates"]:
         for clause in candidate["clauses"]:
             yield candidate, clause
 
 
 def _causes(candidate: Record) -> list[Data]:
-    """The causes of a candidate without its inputs."""
     names = ("name", "text", "fix", "level", "clauses")
     return [{name: cause[name] for name in names} for cause in wording.causes(candidate)]
 
 
 def rules_of(record: Record, every: Sequence[RunProblem]) -> list[Data]:
-    """A rule for each clause of the record, in its order, and for each problem of the run."""
+    """Return a rule for each clause of the record, in order, and for each problem of the run."""
     clauses: dict[str, Record] = {}
     for _, clause in _clauses(record):
         first = clauses.setdefault(clause["id"], clause)
@@ -115,7 +113,7 @@ def rules_of(record: Record, every: Sequence[RunProblem]) -> list[Data]:
 
 
 def _order(level: str) -> int:
-    """The strictest level is a rule's own: a candidate of another kind may have a weaker one."""
+    """Return a level's rank; a rule has the strictest: kinds of candidates may have weaker ones."""
     return list(LEVELS).index(level) if level in LEVELS else len(LEVELS)
 
 
@@ -159,14 +157,14 @@ def _rule(record: Record, clause: Record) -> Data:
 
 
 def _pascal(slug: str) -> str:
-    """``MaskNoLeak``: SARIF wants a name that a person can tell from an identifier."""
+    """Return ``MaskNoLeak``: SARIF wants a name distinguishable from an identifier."""
     return "".join(word.capitalize() for word in slug.replace(".", "-").split("-"))
 
 
 def _help_uri(tool: Record, heading: str) -> dict[str, str]:
-    """The clause in the published specification, where the distribution says where that is.
+    """Return the clause's URL in the published specification, if the distribution names one.
 
-    The anchor is what Sphinx makes of the clause's heading there.
+    The anchor is Sphinx's for the clause's heading.
     """
     home = str(tool.get("documentation") or "").rstrip("/")
     anchor = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
@@ -212,7 +210,7 @@ def _result(candidate: Record, clause: Record, index: Record) -> Data:
 
 
 def _message(candidate: Record, clause: Record) -> str:
-    """The finding first, since lists show one line; no ``[text](target)`` is taken for a link."""
+    """Return the finding first, since lists show one line, without accidental links."""
     lines = [f"{candidate['name']} ({wording.where(clause, ', ')}): {summary_sentence(clause)}"]
     for label, text in wording.explanation(clause):
         if label not in ("requires", "found"):
@@ -223,12 +221,11 @@ def _message(candidate: Record, clause: Record) -> str:
 
 
 def _blamed(clause: Record) -> wording.BlamedLine | None:
-    """The line that the diagnosis of a result blames."""
     return next(filter(None, map(wording.blamed_line, clause["diagnosis"])), None)
 
 
 def _location(candidate: Record, blamed: wording.BlamedLine | None = None) -> Data:
-    """The line to blame, else the candidate's if it is known, and in any case its name."""
+    """Return the blamed line, else the candidate's if known, always with its name."""
     name = {
         "name": candidate["name"],
         "fullyQualifiedName": candidate["target"] or candidate["name"],
@@ -256,7 +253,7 @@ def uri_of(file: str) -> str:
 
 
 def _fingerprint(*parts: str) -> str:
-    """The identity of a result in every run, wherever the candidate's line has moved."""
+    """Return an identity of a result that is independent of lines."""
     return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()
 
 

@@ -23,7 +23,7 @@ _BUNDLE_WORDS: Final = {
 
 
 def show_bundle(folder: str, clause: Record, outcome: str, again: str, *, file: IO[str]) -> None:
-    """Write what was bundled, and what its script does."""
+    """Write the content of the bundle, and the purpose of its script."""
     does = "calls the candidate again" if not again else f"shows the record alone: {again}"
     lines = [
         indented(f"{folder}: {clause['id']} in {clause['dtype']}, {_BUNDLE_WORDS[outcome]}", 0),
@@ -102,12 +102,12 @@ _NAMED: Final = 4
 
 
 def show_exports(report: Record, file: IO[str], *, kept: bool = False) -> None:
-    """Write the report; ``kept`` says that the graphs are still there."""
+    """Write the report; ``kept``: the graphs still exist."""
     write(_export_parts(printable_record(report), kept=kept), file)
 
 
 def _export_parts(report: Record, *, kept: bool) -> Iterator[Any]:
-    """Details first, since what is last stays in sight; exports that fail alike share them."""
+    """Yield details first, since the end stays in sight; equal failures share them."""
     groups: dict[tuple[str, ...], list[Record]] = {}
     for row in report["exports"]:
         step = (row["blame"] or {}).get("step", "")
@@ -124,7 +124,7 @@ def _export_parts(report: Record, *, kept: bool) -> Iterator[Any]:
 
 
 def _export_details(rows: list[Record], report: Record, *, kept: bool) -> Iterator[Any]:
-    """Why exports are not right; a right one needs no word."""
+    """Yield why exports are not right; nothing for a right export."""
     row = rows[0]
     if row["verdict"] in GREEN or row["verdict"] == "unsupported":
         return
@@ -204,7 +204,7 @@ def _fact_parts(record: Record) -> Iterator[Any]:
 
 
 def _sites(record: Record) -> Iterator[Any]:
-    """The attentions of a graph, and what looks like one but cannot be judged alone."""
+    """Yield the attentions of a graph, and similar structures that cannot be judged alone."""
     sites: Sequence[Record] = record.get("sites") or ()
     rows = []
     for site in sites:
@@ -232,7 +232,7 @@ def _sites(record: Record) -> Iterator[Any]:
 
 
 def _deviations(record: Record) -> Iterator[Text]:
-    """What differs from the standard, the probable mistakes first."""
+    """Yield the deviations from the standard, the probable mistakes first."""
     every: Sequence[Record] = record.get("deviations") or ()
     mistaken = [deviation for deviation in every if deviation.get("mistaken")]
     chosen = [deviation for deviation in every if not deviation.get("mistaken")]

@@ -1,4 +1,4 @@
-"""What a record amounts to: a mark for each clause, what is red, and one word for the whole run."""
+"""The meaning of a record: a mark for each clause, the red ones, and one word for the run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def overall(record: Record) -> Overall:
 
 
 def _candidates_with(word: str, record: Record) -> str:
-    """The candidates with a verdict; of a single candidate the reason for its verdict."""
+    """Name the candidates with a verdict; of a single candidate the reason for its verdict."""
     candidates = record["candidates"]
     if len(candidates) == 1:
         return wording.verdict_reason(candidates[0])
@@ -72,9 +72,9 @@ _SKIPPED: Final = {"not-applicable": "not applicable", "expected-failure": "expe
 
 @dataclass(frozen=True, kw_only=True)
 class RunProblem:
-    """What makes a run red although no clause says so, such as a stale expectation.
+    """A problem that makes a run red without a failing clause, such as a stale expectation.
 
-    ``id`` is a slug of its own, ``candidate`` a name or "" where it concerns none or several;
+    ``id`` is a slug of its own, ``candidate`` a name or "" if it concerns none or several;
     ``subject`` distinguishes problems of the same ``id``.
     """
 
@@ -104,10 +104,10 @@ def whole(record: Record) -> Overall:
 
 
 def mark(clause: Record, *, strict: bool = False) -> Mark:
-    """How a test report shows a clause; ``strict`` counts a failed SHOULD as a failure.
+    """Return a test report's mark of a clause; ``strict`` counts a failed SHOULD as a failure.
 
-    Otherwise a SHOULD or MAY that failed, or could not be tested, is tolerated: it does not change
-    the verdict. An untestable MUST has not been passed, so it is a failure.
+    Otherwise a SHOULD or MAY that failed, or could not be tested, is tolerated: the verdict stays.
+    An untestable MUST has not been passed, so it is a failure.
     """
     status: str = clause["status"]
     if status in ("passed", "error"):
@@ -121,16 +121,16 @@ def mark(clause: Record, *, strict: bool = False) -> Mark:
 
 
 def told(record: Record, candidate: Record) -> list[Record]:
-    """The clauses of a candidate without the recommendations that a conforming one disregards.
+    """Return the clauses without recommendations disregarded by a conforming candidate.
 
-    These are counted: no verdict depends on them, unless the run is strict.
+    Those are counted: no verdict depends on them, unless the run is strict.
     """
     quiet = candidate["verdict"] in GREEN and not is_strict(record)
     return [one for one in candidate["clauses"] if not (quiet and one["status"] == "failed")]
 
 
 def summary_sentence(clause: Record) -> str:
-    """One sentence on a clause that did not simply pass, its cause first; "" if it passed."""
+    """Return one sentence on a clause that did not pass, its cause first; "" if it passed."""
     status, text = clause["status"], wording.message(clause)
     if status == "failed":
         text = f"{wording.caused(clause)}{text or status}"
@@ -159,7 +159,7 @@ def details(candidate: Record, clause: Record) -> list[str]:
 
 
 def replay_command(candidate: Record, clause: Record, report: str = "REPORT.json") -> str:
-    """The command that repeats the failing calls of a clause, as a shell takes it."""
+    """Return the shell command that repeats the failing calls of a clause."""
     words = ["conformance", "replay", f"{report}#{candidate['name']}/{clause['id']}"]
     if sum(other["id"] == clause["id"] for other in candidate["clauses"]) > 1:
         words += ["--dtype", str(clause["dtype"])]
@@ -167,7 +167,7 @@ def replay_command(candidate: Record, clause: Record, report: str = "REPORT.json
 
 
 def problems(record: Record) -> list[RunProblem]:
-    """What is red in a run without being a mark of one of its clauses.
+    """Return the red facts of a run that are no marks of its clauses.
 
     Each candidate that is not green has a failing clause or a problem: a report without a failure
     is a green run.
