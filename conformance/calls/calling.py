@@ -109,7 +109,7 @@ class RowWithoutKeysRefused(CandidateFailure):
 
 
 class StridesRefused(CandidateFailure):
-    """The candidate raised for a tensor that is not contiguous, as it declares that it may."""
+    """The candidate raised for a tensor that is not contiguous, as declared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -328,7 +328,7 @@ _WITHIN_CALLS: Final[list[contextlib.AbstractContextManager[Any]]] = []
 
 @contextlib.contextmanager
 def within_each_call(context: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-    """Enter a context, such as a mode of torch, around each call made meanwhile."""
+    """Enter a context, for example a mode of torch, around each call made meanwhile."""
     _WITHIN_CALLS.append(context)
     try:
         yield

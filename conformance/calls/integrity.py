@@ -268,7 +268,6 @@ def _core_of(
 
 
 def _home(owner: Any) -> str:
-    """Return the defining module of a class, or a module's name."""
     return str(owner.__module__ if isinstance(owner, type) else owner.__name__)
 
 

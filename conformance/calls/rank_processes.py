@@ -105,7 +105,6 @@ class RankProcesses:
         return self._exchange(requests, self._seconds + _BEYOND)
 
     def _join(self, folder: str) -> None:
-        """Form the process group, and load the candidate on each rank."""
         group = Group(
             store=str(Path(folder) / "group"),
             count=self.count,

@@ -158,8 +158,6 @@ class _Rank:
         self._count_direct()
 
     def _count_direct(self) -> None:
-        """Count point-to-point messages from now on."""
-
         def counted(message: Callable[..., Any]) -> Callable[..., Any]:
             def send(*arguments: Any, **keywords: Any) -> Any:
                 self._direct += 1
@@ -186,7 +184,7 @@ class _Rank:
         return reply
 
     def meet(self, request: Request) -> Reply:
-        """Wait for the other ranks in each process group of this rank."""
+        """Wait for the other ranks in every process group of this rank."""
         del request
         dist.barrier()  # raises where the candidate has left the group
         for _, group in sorted(_groups().items()):
@@ -194,7 +192,6 @@ class _Rank:
         return Reply()
 
     def join(self, request: Request) -> Reply:
-        """Join the process group as one of its ranks, and load the candidate."""
         if request.group is None:
             msg = "a group is missing in the request"
             raise LookupError(msg)

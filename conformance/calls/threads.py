@@ -63,7 +63,6 @@ def _runtimes() -> tuple[str, ...]:
 
 @lru_cache(maxsize=8)
 def _loaded(files: tuple[str, ...]) -> tuple[ctypes.CDLL, ...]:
-    """Return the handles of runtimes loaded already, by their files."""
     runtimes = []
     for file in files:
         with contextlib.suppress(OSError):  # a file that was replaced meanwhile

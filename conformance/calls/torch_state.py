@@ -57,9 +57,10 @@ def outside() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Call a candidate under its own settings of torch, then restore the present ones.
+    """Call a candidate under the candidate's settings of torch, then restore the present ones.
 
-    The golden answer of the next problem, and the next candidate, must not depend on them.
+    The golden answer of the next problem, and the next candidate, must not depend on a candidate's
+    settings.
     """
     before, switches = _current(), _switches()
     own = _CANDIDATES.get()
@@ -134,7 +135,7 @@ def _current() -> Settings:
 
 
 def _default_device() -> torch.device:
-    """Return the default device; quick, since only a mode of torch makes it other than the CPU."""
+    """Return the default device; quick, since any device but the CPU needs a mode of torch."""
     is_plain = torch._C._len_torch_function_stack() == 0  # noqa: SLF001 (no public way to ask)
     return NEUTRAL.device if is_plain else torch.get_default_device()
 

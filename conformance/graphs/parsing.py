@@ -246,7 +246,7 @@ def _trains(node: Any, constants: Mapping[str, Any]) -> bool:
 
 
 def _constants(model: ModelProto) -> dict[str, Any]:
-    """Return the constants of at most one element, including those of inner graphs."""
+    """Return the constants of at most one element, inner graphs included."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in all_nodes(model):
         if node.op_type == "Constant":
@@ -330,7 +330,7 @@ def header(path: Path) -> dict[str, Any]:
 
 
 def _check_sizes(inputs: list[dict[str, Any]]) -> None:
-    """Refuse inputs that are empty, or too large for any process running a graph."""
+    """Refuse inputs that are empty, or too large for a graph's process."""
     for port in inputs:
         sizes = [axis for axis in port["shape"] or () if isinstance(axis, int)]
         if 0 in sizes:
@@ -408,7 +408,6 @@ def _check_operators(model: ModelProto) -> None:
 
 
 def _runtime_operators() -> set[tuple[str, str]]:
-    """Return the operators of onnxruntime, including the standard's."""
     from onnxruntime.capi import onnxruntime_pybind11_state  # noqa: PLC0415 (a quarter second)
 
     schemas = onnxruntime_pybind11_state.get_all_operator_schema()
@@ -480,7 +479,7 @@ _LINKS: Final = ("symbolic link", "multiple hard links")
 
 
 def defects(path: Path) -> list[str]:
-    """Return one sentence for each contradiction to onnx or to the file's own header."""
+    """Return a sentence for each contradiction to onnx or to the file's own header."""
     model = read_model(path)
     result = [*_checked(path), *_inferred(model), *_imported_twice(model), *_too_old(model)]
     return list(dict.fromkeys(result))

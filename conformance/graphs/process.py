@@ -166,7 +166,6 @@ class Child:
         return GraphLost(f"{ending_text(status)}{quoted}", kind="crashed")
 
     def _printed(self) -> str:
-        """Return the output printed since the last call."""
         with contextlib.suppress(OSError):
             return os.read(self._output, _LAST_WORDS).decode(errors="replace")
         return ""
@@ -335,7 +334,6 @@ class GraphProcess:
             return answer
 
     def _child(self, place: tuple[bool, int], do: str) -> Child:
-        """Return the child of a place, with the libraries imported that a request needs."""
         child = self._children.get(place)
         if child is not None and not child.alive:  # ended from outside: no fault of the next run
             child.kill()

@@ -143,7 +143,6 @@ def bfloat16() -> np.dtype[Any]:
 
 
 def _bytes(array: Array) -> memoryview:
-    """Return the bytes of an array, without a copy if contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 

@@ -1,8 +1,8 @@
 """The program of a graph's process: opens one model file and runs it once per request.
 
-Started by :mod:`.process`, it talks over the socket on its standard input and ends with it. Module
-level stays light: onnxruntime is imported at the first run, onnx for a request of an inner tensor,
-torch never.
+Started by :mod:`.process`, it talks over the socket on standard input and ends with the socket.
+Module level stays light: onnxruntime is imported at the first run, onnx for a request of an inner
+tensor, torch never.
 """
 
 from __future__ import annotations

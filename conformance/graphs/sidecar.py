@@ -220,7 +220,7 @@ def _check_value(value: object, role: str | None, where: str) -> None:
 
 
 def _check_shape(shape: object, role: str | None, where: str) -> None:
-    """Require the sizes of a picture behind its batch, or of one token of features."""
+    """Require the sizes of a picture without the batch, or of one token's features."""
     sizes = shape if isinstance(shape, (list, tuple)) else []
     good = bool(sizes) and all(type(size) is int and size > 0 for size in sizes)
     if not good or role not in ("image", "features"):
@@ -232,7 +232,7 @@ def _check_shape(shape: object, role: str | None, where: str) -> None:
 
 
 def _check_axes(axes: object, role: str | None, where: str) -> None:
-    """Require letters that a role's axes can have, each at most once except 1."""
+    """Require valid letters for a role's axes, without repetition except of 1."""
     letters = _MASK_LETTERS if role in MASK_ROLES else _TENSOR_LETTERS
     if role is None or role == "weights":
         letters = _TENSOR_LETTERS + _MASK_LETTERS

@@ -44,9 +44,9 @@ _LOWEST: Final = Setting(level="disabled")
 def read_header(path: Path) -> Header:
     """Read the header of a model file that onnxruntime opens.
 
-    Raises UsageError with one sentence (what, where, what to do) for a file that is no graph, that
-    is damaged, or that onnxruntime refuses to open. A graph that kills or hangs its process when
-    opened still has a header: its runs will say so.
+    Raises UsageError with one sentence (problem, place, remedy) for a damaged file, a file without
+    a graph, or a file refused by onnxruntime. A graph that kills or hangs its process when opened
+    still has a header: the later runs will report the failure.
     """
     _check_file(path)
     with GraphProcess(path) as process:
@@ -124,7 +124,7 @@ def _why_closed(message: str) -> str:
 
 
 def defects(path: Path) -> tuple[str, ...]:
-    """Return one sentence for each defect of a file that opens, none for a valid graph."""
+    """Return a sentence for each defect of an openable file; empty for a valid graph."""
     with GraphProcess(path) as process:
         try:
             return tuple(map(printable, process.request("defects")[0]["result"]))

@@ -46,8 +46,8 @@ def model_of_file(path: str | Path, declaration: str | Path | None) -> tuple[Can
     """Open a whole model in an ONNX file: the model itself, then its distinct attentions.
 
     The roles of its inputs come from ``declaration`` (by default ``NAME.conformance.toml`` beside
-    the file), else from name, type and rank. If they stay unknown the model itself is left out, and
-    the first attention warns of it. Raises UsageError with one sentence for a file that cannot be
+    the file), else from name, type and rank. With unknown roles the model itself is left out, and
+    the first attention has a warning. Raises UsageError with one sentence for a file that cannot be
     opened or is no whole model.
     """
     path = Path(path)
@@ -146,7 +146,6 @@ def none_judged(uncut: Sequence[Uncut]) -> str:
 
 
 def _missing_weights(path: Path, sites: Sites) -> str:
-    """Describe the weights of the model missing from its files, or ""."""
     try:
         # What has no place at all was left out when the file was read.
         external_files(
@@ -178,7 +177,6 @@ def _why_none(sites: Sites) -> str:
 
 
 def _expected(declared: GraphDeclaration, *, of_model: bool) -> tuple[ExpectedFailure, ...]:
-    """Return the declared failures of the model as a whole, or of its attentions."""
     every: tuple[ExpectedFailure, ...] = declared.promises.get("expected_failures", ())
     return tuple(one for one in every if one.clause.startswith("model.") == of_model)
 
@@ -196,7 +194,6 @@ def standing_for(
 
 
 def _declared(path: Path, options: GraphOptions) -> GraphDeclaration:
-    """Read the user's declaration of all attentions of the model; raises UsageError."""
     file = Path(options.declaration) if options.declaration else sidecar_of(path)
     if file is None:
         return GraphDeclaration()
@@ -223,7 +220,7 @@ def _candidate(
     described: SiteEntry,
     declared: GraphDeclaration,
 ) -> Candidate:
-    """Cut out one attention into a file that lives as long as its candidate."""
+    """Cut out one attention into a file living as long as the candidate."""
     site = sites.sites[described["index"]]
     made = cut(sites.graph, site)
     name = f"{declared.name or path.stem}#{site.index}"

@@ -1,8 +1,8 @@
-"""An attention of a model as a small graph of its own, from its heads to its answer.
+"""An attention of a model as a separate small graph, from heads to answer.
 
-Query, key and value enter as ``[B, H, L, D]`` (or as the model folds or packs them), masks
+Query, key and value enter as ``[B, H, L, D]`` (or folded or packed as in the model), masks
 unchanged. The nodes between are copied; factors, turns and repetitions before them are written
-anew, since in the model their sizes come from elsewhere. No weights are read.
+anew, since the model computes their sizes elsewhere. No weights are read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SINKS: Final = "sinks"
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """An attention as a graph of its own, with the role and the axes of each input.
+    """An attention as a graph, with the role and the axes of each input.
 
     digest: equal for attentions of a model that differ only in weights and names.
     """
@@ -120,7 +120,6 @@ class _Cutting:
         self._parts.names[f"{part}:{edge.operand}"] = name
 
     def _repeated(self, name: str, edge: Edge) -> str:
-        """Repeat heads for the query heads sharing them."""
         groups = edge.groups
         if edge.tiled:
             return self._node("Tile", [name, self._whole([1, groups, 1, 1])])
@@ -182,7 +181,6 @@ class _Cutting:
         self._parts.names[node.output[0]] = result
 
     def _copy(self, node: Node) -> None:
-        """Copy a node of the model under new names."""
         copied = NodeProto()
         copied.CopyFrom(node)
         for said in ("metadata_props", "doc_string", "name"):
@@ -198,7 +196,7 @@ class _Cutting:
         self._parts.nodes.append(copied)
 
     def _assembled(self) -> dict[int, str]:
-        """Return by place the inputs of a node that takes query, key and value in one tensor."""
+        """Return by place the inputs of a node with query, key and value in one tensor."""
         how, parts = self._site.assembly, list(PARTS)
         if how == "projected":
             kind = self._graph.type(self._site.output) or _FLOAT
@@ -228,7 +226,6 @@ class _Cutting:
         }
 
     def _name(self, node: Node, at: int, name: str) -> str:
-        """Return the new name of a copied node's input."""
         names = self._parts.names
         own = names.get(f"{self._part(node, at)}:{name}") or names.get(name)
         return own or self._number(name)

@@ -214,7 +214,6 @@ def assembled(
 
 
 def _spreads_over(shape: Sequence[int], scores: Sequence[int]) -> bool:
-    """Tell whether a mask of four axes broadcasts to the scores."""
     return all(own in (1, size) for own, size in zip(shape, scores, strict=True))
 
 
@@ -239,7 +238,6 @@ def as_heads(value: Array, letters: str, heads: int | None) -> Array | None:
 
 
 def _as_mask(value: Array, mask: MaskInput, heads: int | None, keys: int) -> Array | None:
-    """Return a mask with four axes."""
     axes = mask.axes
     if mask.role == "lengths":
         value, axes = np.arange(keys) < value.reshape(-1, 1), "BK"

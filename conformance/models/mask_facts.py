@@ -46,10 +46,10 @@ MISPLACED: Final = (_EARLIER_HIDDEN, _OWN_HIDDEN, _NOT_LATER)
 class MaskFacts:
     """The known facts on the masks of one attention.
 
-    causal: each query sees its own and no later keys when the caller hides nothing; None where the
+    causal: with no mask from the caller, a query sees its own and no later keys; None where the
         masks could not be computed alone, or hide differently.
-    window: the number of keys up to its own that a causal query sees, if fewer than a call's first
-        few; else None.
+    window: the number of keys, the query's own included, seen by a causal query, if fewer than a
+        call's first few; else None.
     misplaced: one of ``MISPLACED`` or ``LOOKING_AHEAD``: a causal rule with a mistake; else "".
     inputs: the inputs of the model whose values reach a mask.
     """

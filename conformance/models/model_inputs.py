@@ -281,7 +281,6 @@ def _is_padding(name: str) -> bool:
 def _declared_role(
     name: str, entry: Mapping[str, Any], shape: Sequence[Axis], kind: np.dtype[Any]
 ) -> str:
-    """Return the declared role; raises UsageError where the input cannot have it."""
     role = str(entry["role"])
     axes, kinds = _AXES_OF[role]
     if (axes and len(shape) != axes) or not shape or kind.kind not in kinds:
@@ -291,7 +290,6 @@ def _declared_role(
 
 
 def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any], masking: Container[str]) -> str:
-    """Guess an input's role from name, rank and type."""
     words = set(_WORDS.split(name.lower()))
     joined, rank = name.lower(), len(shape)
     if rank == len("BL"):

@@ -1,4 +1,4 @@
-"""Opening a whole model: the sizes it accepts, the axes of its answers, its masks' effects.
+"""Opening a whole model: accepted sizes, axes of answers, effects of masks.
 
 All are measured by calls: neither file nor module states them reliably.
 """
@@ -70,7 +70,7 @@ def open_model(
     declared: Mapping[str, Mapping[str, Any]],
     process: GraphProcess | None = None,
 ) -> WholeModel:
-    """Open the model in a file, with the roles of its inputs and the sizes it accepts.
+    """Open the model in a file, with the roles of inputs and the accepted sizes.
 
     ``process`` is a process that has opened the file already. Raises UnknownInputError where an
     input's role is unknown, or no call is answered.
@@ -92,10 +92,10 @@ def open_model(
 def measured_model(
     model: WholeModel, declared: Mapping[str, Any], documented: str = ""
 ) -> WholeModel:
-    """Measure the model's accepted sizes, the axes of its answers, and the polarity of its masks.
+    """Measure the model's accepted sizes, the axes of answers, and the polarity of masks.
 
-    documented: the library whose documentation says 1 in ``attention_mask`` is attended: any other
-    behaviour of its models is a mistake.
+    documented: the library whose documentation says 1 in ``attention_mask`` is attended: any
+    deviation of a model of the library is a mistake.
 
     Raises UnknownInputError where no call is answered.
     """
@@ -321,7 +321,6 @@ def _with_sizes(
 
 
 def _fixed(model: WholeModel, axis: str) -> int | None:
-    """Return the size of an axis fixed in the file, else None."""
     for entry in model.inputs:
         if axis == "batch":
             size = entry.shape[0]
@@ -425,7 +424,6 @@ def _letters(model: WholeModel, base: Mapping[str, int]) -> dict[str, str]:
 def _letter(
     pair: tuple[int, int], place: int, sizes: Sequence[Mapping[str, int]], model: WholeModel
 ) -> str:
-    """Return the letter of an axis from its sizes in two calls."""
     if place == 0:
         return ITEM if pair == (sizes[0]["batch"], sizes[1]["batch"]) else OTHER
     named = [("length", PADDED), ("second length", ATTENDING)][: 1 + model.has_two_sequences]

@@ -92,7 +92,7 @@ def _same(_graph: ModelGraph, node: Node, here: Edge) -> Edge:
 
 
 def _added_to(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
-    """Return the edge above a sum with zero, which some converters leave behind a factor."""
+    """Return the edge above a sum with zero, left behind a factor by some converters."""
     places = [at for at, name in enumerate(node.input) if graph.scalar(name) == 0]
     return replace(here, name=node.input[1 - places[0]]) if len(places) == 1 else None
 
@@ -158,7 +158,6 @@ def _refolded(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
 
 
 def _keeps_shape(graph: ModelGraph, node: Node) -> bool:
-    """Tell whether a ``Reshape`` keeps the shape."""
     above, below = graph.shape(node.input[0]), graph.shape(node.output[0])
     unlike = [(a, b) for a, b in zip(above, below, strict=False) if a != b or a is None]
     if above and len(above) == len(below) and len(unlike) <= 1:

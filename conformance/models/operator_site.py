@@ -65,7 +65,7 @@ def attention_node(node: Node) -> bool:
 
 
 def operator_core(node: Node) -> Core:
-    """Read a node as a core, its parts in one tensor or apart; raises UnreadableError."""
+    """Read a node as a core with packed or separate parts; raises UnreadableError."""
     if _key(node) not in _PLACES:
         msg = f"nobody knows how to take the {node.op_type} node out of its model"
         raise UnreadableError(msg)
@@ -148,10 +148,10 @@ def operator_site(graph: ModelGraph, node: Node, core: Core, index: int) -> Site
 
 
 def _assembly(node: Node, core: Core) -> str:
-    """Return how query, key and value enter a node in one tensor, "" if they are apart.
+    """Return how query, key and value enter a node in one tensor, "" if separate.
 
-    ``projected``: the node multiplies one tensor by a matrix of its own; ``packed``: the parts lie
-    side by side in one tensor; ``groups``: apart, with the number of keys of each item.
+    ``projected``: the node projects one tensor with an own matrix; ``packed``: the parts lie side
+    by side in one tensor; ``groups``: separate, with the number of keys of each item.
     """
     if core.matrix:
         return "projected"
@@ -189,7 +189,6 @@ def _without(node: Node, dropped: tuple[int, ...]) -> Node:
 def _node_masks(
     graph: ModelGraph, node: Node, places: _Places
 ) -> tuple[tuple[MaskInput, ...], tuple[Node, ...]]:
-    """Return the masks of an attention node, and the nodes that fill them."""
     masks: list[MaskInput] = []
     if padding := _input(node, places.padding):
         axes = {len("B"): "B", len("BK"): "BK", len("BQK"): "BQK"}.get(graph.rank(padding) or 0)
@@ -210,7 +209,6 @@ def _node_masks(
 
 
 def _counted(graph: ModelGraph, site: Site, core: Core, node: Node) -> Site:
-    """Complete a node's site with the numbers of heads from its attributes."""
     if site.output_letters != "BLM":
         return site
     heads, kv_heads = core.num_heads, core.num_kv_heads or core.num_heads

@@ -51,10 +51,9 @@ def model_sites(path: Path) -> Sites | None:
 def is_model(graph: ModelGraph) -> bool:
     """Tell whether a graph is more than one attention with its projections.
 
-    It attends to tensors made of integers, such as tokens; or it embeds integers beside its floats;
-    or one attention is computed from another's answer; or its answer holds weights alone; or it is
-    a layer of a model: with at least two of a residual sum, a normalisation and an activation such
-    as ReLU.
+    The graph attends to tensors made of integers, such as tokens; or embeds integers beside floats;
+    or computes one attention from another's answer; or answers weights alone; or is a layer of a
+    model: with at least two of a residual sum, a normalisation and an activation such as ReLU.
     """
     cores = [core for _, core in attention_cores(graph)]
     good = [core for core in cores if isinstance(core, Core)]
@@ -111,7 +110,6 @@ def _weighs(node: Node, stored: Container[str]) -> bool:
 
 
 def _is_layer(graph: ModelGraph, core: Core) -> bool:
-    """Tell whether the graph around an attention has the parts of a model's layer."""
     wiring = graph.wiring
     below, waiting, operators = {core.heads}, [core.heads], set[str]()
     while waiting:
@@ -168,8 +166,8 @@ def is_torch_model(
 ) -> bool:
     """Tell whether a recording is more than one attention with its projections, as for graphs.
 
-    It attends to tensors made of integers or pictures; or one attention is computed from another's
-    answer; or it has at least two of a residual sum, a normalisation and an activation.
+    The module attends to tensors made of integers or pictures; or computes one attention from
+    another's answer; or has at least two of a residual sum, a normalisation and an activation.
     """
     attends_to_data = any(entry.role in ("tokens", "image") for entry in inputs)
     if not sites:
@@ -183,7 +181,6 @@ def is_torch_model(
 
 
 def _values_above(recording: ModuleRecording, numbers: Sequence[int]) -> set[int]:
-    """Return the values that the given values are computed from, themselves included."""
     waiting, visited = list(numbers), set(numbers)
     while waiting:
         call = recording.values[waiting.pop()].made_by
@@ -196,7 +193,6 @@ def _values_above(recording: ModuleRecording, numbers: Sequence[int]) -> set[int
 
 
 def _is_torch_layer(recording: ModuleRecording, site: TorchSite) -> bool:
-    """Tell whether the calls around an attention are the parts of a model's layer."""
     below = {site.output_value}
     names: set[str] = set()
     residual = False

@@ -183,7 +183,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 @dataclass(kw_only=True, eq=False)
 class ModuleRecording:
-    """The calls of one forward pass in order, all its tensors, and the module's answer."""
+    """The calls of one forward pass in order, with all tensors and the module's answer."""
 
     calls: list[Call] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
@@ -289,7 +289,6 @@ class _Recorder(TorchFunctionMode):
         return value
 
     def _number(self, tensor: Tensor) -> int:
-        """Return the number of the current value of a tensor."""
         known = self._known.get(id(tensor))
         if known is not None:
             return known

@@ -181,7 +181,7 @@ def completed(graph: ModelGraph, site: Site) -> Site:
 def unpaired(heads: int | None, key: int | None, value: int | None) -> str:
     """Return why the numbers of heads do not match, or ""; None or 0 is unknown.
 
-    A single value head may belong to all heads, although each has a key of its own.
+    A single value head may belong to all heads, although every head has an own key.
     """
     if not key or ((not value or value in (key, 1)) and (heads or key) % key == 0):
         return ""
@@ -197,7 +197,7 @@ _LAYS: Final = frozenset(
 
 
 def _factor_above(graph: ModelGraph, name: str) -> float:
-    """Return the factor on a tensor before it was cut out of a larger one and moved."""
+    """Return the factor applied to a tensor before slicing and moving."""
     result = 1.0
     while (node := graph.wiring.producer.get(name)) is not None and node.input:
         numbers = [graph.scalar(own) for own in node.input]

@@ -105,7 +105,7 @@ Branch = tuple[ModelGraph, frozenset[str]]
 
 
 def branches(graph: ModelGraph) -> Iterator[Branch]:
-    """Yield each branch or body with an attention as a graph, and the results of its nodes.
+    """Yield each branch or body with an attention as a graph, and the results of inner nodes.
 
     The nodes before the holding node are part of the graph: inner nodes read their tensors.
     """
@@ -158,7 +158,7 @@ def _written_out(graph: ModelGraph, holder: Node, body: GraphProto) -> ModelGrap
 
 
 def attention_cores(graph: ModelGraph) -> Iterator[tuple[Node, Core | str]]:
-    """Yield each softmax and attention node with the core around it, or why there is none.
+    """Yield each softmax and attention node with the surrounding core, or why there is none.
 
     In the order of execution; shapes are not inferred.
     """

@@ -1,7 +1,7 @@
-"""Shapes and small numbers of a graph, computed without running it.
+"""Shapes and small numbers of a graph, computed without a run.
 
-onnx's own inference runs first. It stops where an exporter computes a ``Reshape``'s shape from
-sizes, and knows nothing after it: these numbers and their consequences are computed here.
+onnx's own inference comes first, and stops where an exporter computes a ``Reshape``'s shape from
+sizes: these numbers and their consequences are computed here.
 """
 
 from __future__ import annotations
@@ -135,7 +135,6 @@ class Sizes:
             self.shapes[node.output[1]], self.types[node.output[1]] = ids[:1], TensorProto.INT32
 
     def _made(self, node: Node) -> Shape | None:
-        """Compute the shape of a node's result, None for unsupported operators."""
         shapes = [self.shapes.get(entry) for entry in node.input if entry]
         make = _SHAPES.get(node.op_type)
         if make is not None and shapes:
@@ -195,7 +194,6 @@ class Sizes:
         return float(info.min), float(info.max)
 
     def _stored(self, name: str) -> Array | None:
-        """Return a small numeric tensor stored in the file."""
         tensor = self._wiring.initializers.get(name)
         if tensor is not None and math.prod(tensor.dims) > _MOST_NUMBERS:
             return None
@@ -278,7 +276,6 @@ def _sharper(one: Shape, other: Shape | None) -> Shape:
 
 
 def _broadcast(shapes: Sequence[Shape]) -> Shape:
-    """Return the shape of an elementwise result."""
     rank = max(map(len, shapes))
     wide = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     result: list[Axis] = []

@@ -164,7 +164,6 @@ def _steps(graph: ModelGraph, softmax: Node, inside: Sequence[Node]) -> tuple[St
 
 
 def _factor_below(graph: ModelGraph, node: Node, nodes: Sequence[Node]) -> float:
-    """Return the factor on the scores between a node and the softmax."""
     below = {name: each for each in nodes for name in each.input}
     result, name = 1.0, str(node.output[0])
     for _ in nodes:

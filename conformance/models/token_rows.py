@@ -1,7 +1,7 @@
-"""Tell whether each head of a recorded attention, and its values, belong to one token.
+"""Tell whether every head of a recorded attention, values included, belongs to one token.
 
 Only calls that move numbers lie between a projection and the heads: each number of a head is
-located in its source, by its bits. Numbers that occur twice say nothing.
+located in the projection, by its bits. Repeated numbers say nothing.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _places(moved: Tensor, source: Tensor) -> Tensor:
 
 
 def _mixes_rows(places: Tensor, source: Tensor, letters: str) -> bool:
-    """Tell whether a head's row holds numbers of several tokens, or two rows those of one."""
+    """Tell whether a head's row mixes tokens, or a token has two rows."""
     rows = places.movedim((letters.index("L"), letters.index("D")), (-2, -1)).flatten(0, -3)
     if rows.shape[-2] == 1 or bool((rows < 0).all()) or source.dim() < 2:  # noqa: PLR2004 (tokens)
         return False

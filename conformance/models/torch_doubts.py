@@ -160,9 +160,9 @@ def _is_of_equal(recording: ModuleRecording, edge: TorchEdge) -> bool:
 
 
 def standardised(engine: TorchEngine, model: WholeModel) -> set[int]:
-    """Return indices of attentions whose queries and keys keep their size under scaled weights.
+    """Return indices of attentions whose queries and keys ignore the size of weights.
 
-    A norm lies between, so any scale of their scores is a choice.
+    A norm lies between, so any scale of the scores is a choice.
     """
     feeds = model.call(*first_sizes(model), None, 1).feeds
     found = set()
@@ -295,7 +295,6 @@ def _order(
 
 @contextmanager
 def _doubled(weights: Iterable[Tensor], rows: slice = slice(None)) -> Iterator[None]:
-    """Double the given rows of every weight meanwhile."""
     before = [(one, one.data) for one in {id(one): one for one in weights}.values()]
     try:
         for one, data in before:

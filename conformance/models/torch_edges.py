@@ -179,7 +179,7 @@ class Edges:
         return replace(here, number=operands[0].number, scaled=True) if fits else None
 
     def factor_above(self, number: int) -> float:
-        """Return the factor on a tensor before it was cut out of a larger one and moved."""
+        """Return the factor applied to a tensor before slicing and moving."""
         result = 1.0
         while True:
             call = self._values[number].made_by

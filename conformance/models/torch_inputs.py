@@ -301,7 +301,6 @@ def _is_given(parameter: inspect.Parameter, *, own_code: bool) -> bool:
 
 
 def _takes_several(parameter: inspect.Parameter) -> bool:
-    """Tell whether the annotation is a collection of tensors, not one tensor."""
     return re.search(r"(list|sequence|tuple)\[", str(parameter.annotation).lower()) is not None
 
 
@@ -310,7 +309,7 @@ def _is_required(parameter: inspect.Parameter, declared: Mapping[str, Any]) -> b
 
 
 def _subsets(optional: Sequence[inspect.Parameter]) -> Iterator[Sequence[inspect.Parameter]]:
-    """Yield all of the parameters, then all but one, and so on."""
+    """Yield all of the parameters, then subsets with one parameter less, and so on."""
     for number in range(len(optional), -1, -1):
         yield from itertools.combinations(optional, number)
 
@@ -541,7 +540,6 @@ def _chooses(made: ModuleRecording, calling: TorchCalling) -> bool:
 
 
 def _masks_show(module: nn.Module, calling: TorchCalling, length: int) -> bool:
-    """Tell whether every mask changes an answer."""
     masks = [entry.name for entry in calling.inputs if entry.role == "mask"]
     plain = _answers_to(module, calling, length, "") if masks else None
     return not any(_same(plain, _answers_to(module, calling, length, name)) for name in masks)

@@ -290,7 +290,6 @@ class SourceEngine(TorchEngine):
 
 
 def _exchanges_inputs(recording: ModuleRecording, site: TorchSite) -> bool:
-    """Tell whether inputs called key and value are used in exchanged roles."""
     above = {part: recording.values[site.edges[part].number].above for part in ("key", "value")}
     roles = {part: {role_of(name or "")[0] for name in names} for part, names in above.items()}
     return roles == {"key": {"v"}, "value": {"k"}}
@@ -307,7 +306,7 @@ def first_sizes(model: WholeModel) -> tuple[int, tuple[int, int]]:
 def with_source(
     made: Iterable[tuple[int | None, Candidate]], module: object, shown: str
 ) -> list[tuple[int | None, Candidate]]:
-    """Add the module a model's file was exported from to the file's candidates.
+    """Add the module behind an exported model to the file's candidates.
 
     Raises UsageError for an object that is no module, or a module that rejects the graph's inputs.
     """
@@ -380,11 +379,11 @@ def open_torch_model(
 ) -> TorchModel | None:
     """Open a module as a whole model; None if it is a single attention or has none.
 
-    surely: the user says it is a model: its structure is not examined.
+    surely: the user vouches for a model: the structure is not examined.
     gives_masks: optional masks of the module's own code are passed.
 
-    Raises UnknownInputError where its calling cannot be found, UsageError for a declaration that
-    contradicts it.
+    Raises UnknownInputError where the calling cannot be found, UsageError for a contradicting
+    declaration.
     """
     module.eval()
     calling, recording = torch_calling(

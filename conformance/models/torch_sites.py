@@ -111,7 +111,7 @@ class TorchSite:
 
 
 def find_torch_sites(recording: ModuleRecording) -> tuple[list[TorchSite], list[Uncut]]:
-    """Return the attentions of a forward pass in order, and the structures that resemble one."""
+    """Return the attentions of a forward pass in order, and similar structures."""
     return _Finder(recording).find()
 
 
@@ -276,8 +276,8 @@ class _Finder:
     ) -> tuple[Mapping[str, TorchEdge], dict[int, Call]]:
         """Return the edges of query, key and value, and by place the calls changed to read them.
 
-        Parts sharing a tensor each get a value of their own where a product reads it, so that calls
-        can be replayed on different tensors.
+        Parts sharing a tensor get separate values where a product reads them, so that calls can be
+        replayed on different tensors.
         """
         edges = self._edges.edges(operands)
         uses = Counter(edge.number for edge in edges.values())
@@ -351,7 +351,6 @@ class _Finder:
         return None
 
     def _scores(self, softmax: Call) -> list[Call]:
-        """Return the products the softmax's scores are computed from."""
         found: dict[int, Call] = {}
         waiting, visited = list(softmax.reads), set(softmax.reads)
         while waiting:
@@ -368,7 +367,6 @@ class _Finder:
 
 
 def _with_operand(call: Call, old: Ref, new: Ref) -> Call:
-    """Replace the first use of a tensor among a call's arguments."""
     once = iter([new])
 
     def leaf(entry: Any) -> Any:

@@ -91,7 +91,7 @@ class WholeModel:
 
     @cached_property
     def presents(self) -> dict[str, str]:
-        """Map each input of past keys or values to the answer holding them with the new ones.
+        """Map inputs of past keys or values to the answers holding past and new ones.
 
         The two names contain equal numbers and words, such as ``0`` and ``key``.
         """
@@ -197,7 +197,7 @@ class WholeModel:
     def continued(
         self, call: ModelCall, first: int, answers: Mapping[str, Array] | None
     ) -> ModelCall:
-        """Return the call with its tokens from ``first`` on, continuing a call of those before.
+        """Return the call with the tokens from ``first`` on, continuing an earlier call.
 
         ``answers`` are the earlier call's, whose keys and values are handed over; None hands over
         nothing.

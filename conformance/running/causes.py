@@ -106,7 +106,7 @@ class Causes:
     ) -> list[Entry]:
         """Return the causes where sizes decide whether a call raises; else the known ``mistaken``.
 
-        If calls of other sizes give wrong answers with a known explanation, it is the cause.
+        A known explanation of wrong answers at further sizes takes precedence.
         """
 
         def search() -> RefusedCall | None:

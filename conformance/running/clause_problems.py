@@ -167,7 +167,7 @@ class ClauseProblems:
         yield from map(self._problem_for, drawn)
 
     def _answered(self, known: set[Problem]) -> Problem | None:
-        """Return a further problem with a known answer, for clauses that accept any answer."""
+        """Return a further problem with a known answer, for clauses indifferent to the problem."""
         if not self._clause.of_any_answer or not self._subject.slow_calls:
             return None
         space, candidate = self._place[0], self._subject.candidate

@@ -1,4 +1,4 @@
-"""A planned clause, its run, and the results of clauses that could not end by themselves."""
+"""Planned clauses, how to run them, and results of clauses ended from outside."""
 
 from __future__ import annotations
 
@@ -105,10 +105,10 @@ UNLIMITED: Final = ClauseRun()
 
 @dataclass
 class Progress:
-    """The problem in progress, the counts before it, and the failure, if one was found.
+    """The problem in progress, the counts before it, and the failure, if found.
 
-    ``examples`` counts all begun problems, including those of a reduction. ``on_failure`` is called
-    when a failure is found.
+    ``examples`` counts all begun problems, including reductions. ``on_failure`` is called when a
+    failure is found.
     """
 
     problem: dict[str, Any] | None = None
@@ -134,7 +134,7 @@ class Progress:
     def lost(self, clause: PlannedClause, kind: str, message: str, seconds: float) -> ClauseResult:
         """Return the result of a hang or crash; an earlier wrong answer remains the failure.
 
-        An earlier exception may have had the same cause, such as a broken device.
+        An earlier exception may have had the same cause, for example a broken device.
         """
         found = None if self.failure is None else self.failure.violation
         if self.failure is not None and found is not None and found.kind != "raised":

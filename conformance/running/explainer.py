@@ -76,7 +76,7 @@ class Explainer:
             return failure.replace(diagnosis=[lost_search_entry(fault_of(error))])
 
     def of_chance(self, failure: Failure) -> ClauseResult:
-        """Return the result of a failure that did not recur, with its random cause if known."""
+        """Return the result of a failure that did not recur, with a known random cause."""
         causes, asked = self.causes, (failure.subject, failure.fails, failure.violation.kind)
         chance = causes.chance(failure.problem, *asked) or causes.unrepeatable(*asked)
         return failure.result.replace(diagnosis=[chance] if chance else [])
@@ -142,7 +142,6 @@ class Explainer:
         )
 
     def _tries(self, subject: Subject, kind: str) -> int:
-        """Return how many smaller problems may be tried for a clause."""
         tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
         most = TRIES_OF_SLOW_CALLS if subject.slow_calls else tries
         return min(tries, most, TRIES_OF_A_LOSS.get(kind, tries))

@@ -273,7 +273,6 @@ class CandidateRun:
         return problems, problems.of_round(number), tally
 
     def _failed(self, failure: Failure, clause_run: ClauseRun) -> ClauseResult:
-        """Remember a failing problem and report the smallest."""
         problem, violation = failure.problem, failure.violation
         if self.memory is not None:
             self.memory.keep(self.candidate, failure.clause.id, problem)

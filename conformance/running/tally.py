@@ -25,8 +25,8 @@ NOTHING: Final = "."
 class Terms:
     """The facts of a clause and its candidate that decide how examples are counted.
 
-    ``subtle`` clauses get no further examples if none binds, and are excused; so are clauses of a
-    candidate whose declared precision hides the difference (``excused``).
+    ``subtle`` clauses without a binding example get no further examples and are excused. A
+    candidate whose declared precision hides the difference is excused as well (``excused``).
     """
 
     counterfactual: str = ""

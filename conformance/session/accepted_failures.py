@@ -1,4 +1,4 @@
-"""The expected failures that accept a run's results, and the old ones that stay."""
+"""The expected failures accepting a run's results, and old ones to keep."""
 
 from __future__ import annotations
 
@@ -84,9 +84,9 @@ def announcements(
     failures: Iterable[tuple[str, ClauseResult]],
     dropped: Mapping[ExpectedFailure, str],
 ) -> tuple[NewExpectation, ...]:
-    """Return the fewest entries that say exactly where each failure is expected.
+    """Return the fewest entries that state exactly where each failure is expected.
 
-    A dropped entry whose clause passes elsewhere hands its reason on.
+    A dropped entry whose clause passes elsewhere hands the reason on.
     """
     groups: dict[tuple[str, str, str, str | None], _Group] = {}
     for name, result in failures:
@@ -190,11 +190,11 @@ class Acceptance:
 
 
 def accept(run: UnjudgedRun, old: Sequence[ExpectedFailure]) -> Acceptance:
-    """Return the expectations that make a run green, as far as clauses can be expected to fail.
+    """Return the expectations that make a run green, as far as failures can be expected.
 
-    Old expectations stay where they hold; the rest goes. An expectation whose clause passes
-    somewhere is replaced by narrower ones with its reason and its last day. Expectations of new
-    failures ask for a reason.
+    Valid old expectations stay; the rest goes. An expectation whose clause passes somewhere is
+    replaced by narrower ones with equal reason and last day. Expectations of new failures ask for a
+    reason.
     """
     unique = list(dict.fromkeys(old))
     dropped = _dropped(run, unique)

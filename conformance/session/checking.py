@@ -78,7 +78,7 @@ def _not_asked(deadline: Deadline, results: Sequence[ClauseResult]) -> list[str]
 
 
 def _cut(deadline: Deadline | None, results: Iterable[ClauseResult]) -> tuple[int, int]:
-    """Count the clauses the limit left out, and those it cut short."""
+    """Return the numbers of clauses left out and cut short by the limit."""
     if deadline is None:
         return 0, 0
     reasons = [result.reason for result in results]
@@ -146,14 +146,14 @@ def check(
 
     ``gate`` names the file of expected failures, and the file to renew from the results. Up to
     ``jobs`` workers share the work. After ``max_time`` seconds, counted from ``began`` on the
-    monotonic clock (by default now), no further example begins: the record says which clauses were
-    not run.
+    monotonic clock (by default now), no further example begins, and the record names the clauses
+    left out.
 
-    ``announce`` gets one line for each candidate when its last clause has been run and others are
-    left: people see verdicts while a long run goes on. ``journal`` now and then gets the record so
-    far, as that of an interrupted run, since nobody can write it after SIGKILL or a failure of the
-    harness; not for isolated candidates, which could read the seed in it. ``make_pool`` makes the
-    workers.
+    ``announce`` gets a line for each finished candidate while further candidates are running:
+    people see verdicts during a long run. ``journal`` now and then gets the record of the results
+    so far, as of an interrupted run, since after SIGKILL or a failure of the harness nobody can
+    write a record; isolated candidates have no journal, which would reveal the seed. ``make_pool``
+    makes the workers.
 
     An interrupt (Ctrl-C) ends the run early: the record holds the results so far and says so.
     Raises UsageError for bad input and HarnessError when no worker can run.
@@ -250,7 +250,6 @@ def _journalled(
 def _keep_so_far(
     run: _Run, options: RunOptions, started: float, journal: Callable[[Record], None]
 ) -> None:
-    """Hand on the record so far, as that of an interrupted run."""
     so_far = replace(run, interrupted=True)
     _collect(so_far, options)
     journal(_record(so_far, options, time.monotonic() - started))
@@ -297,7 +296,6 @@ def _judged(
 
 
 def _collect(run: _Run, options: RunOptions) -> None:
-    """Collect the results, also those of an interrupted run."""
     if run.schedule is None:
         return
     judge_result = _judge(run, options)
@@ -310,7 +308,7 @@ def _collect(run: _Run, options: RunOptions) -> None:
 def _renew(run: _Run, options: RunOptions, gate: Gate) -> None:
     """Write the file of expected failures that makes the run green, and judge the run by it.
 
-    A run cut short has not run every clause: nothing is written.
+    After an incomplete run the file is left alone.
     """
     outcome = UnjudgedRun(
         loaded=run.loaded,

@@ -155,7 +155,7 @@ def _verdict(name: str, old: Entry, new: Entry) -> list[dict[str, Any]]:
 
 
 def _expectations(old: Entry, new: Entry) -> list[dict[str, Any]]:
-    """Return the expectations that fail to hold in only one of the records."""
+    """Return the expectations that fail to hold in only one of the two records."""
     before, after = (
         {
             (entry.get("clause"), entry.get("candidate"), entry.get("problem", "stale")): entry
@@ -244,7 +244,7 @@ def _shown(value: Any) -> str:
 
 
 def _drift(old: Entry, new: Entry, ratio: float) -> tuple[Change, bool, str]:
-    """Return how far the largest error moved against its bound, if both records measured it."""
+    """Return the change of the largest error against the bound, if both records have it."""
     before, after = _number(old["margin"]), _number(new["margin"])
     if new["status"] != "passed" or before is None or after is None:
         return "same", False, ""
@@ -268,7 +268,7 @@ _LONGEST: Final = 120
 
 
 def conditions(old: Entry, new: Entry) -> list[dict[str, Any]]:
-    """Return the differing settings, each with its old and its new value, None if missing."""
+    """Return the differing settings with old and new values, None if missing."""
     before, after = dict(_settings(old)), dict(_settings(new))
     return [
         {"name": name, "old": before.get(name), "new": after.get(name)}
@@ -426,7 +426,7 @@ def _circumstances(source: ComparedRecord) -> dict[str, Any]:
 
 
 def _names(sources: Sequence[ComparedRecord]) -> list[list[str]]:
-    """Name the candidates of each source, adding the source to names that are not unique."""
+    """Name the candidates of all sources, adding the source to ambiguous names."""
     every = [
         [str(candidate["name"]) for candidate in source.record["candidates"]] for source in sources
     ]

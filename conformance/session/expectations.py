@@ -105,7 +105,7 @@ def why_expired(entry: ExpectedFailure, today: date) -> tuple[str, str]:
 
 
 def why_different(entry: ExpectedFailure, result: ClauseResult) -> tuple[str, str]:
-    """Return how a failure differs from the expected one, and what to change."""
+    """Return the difference of a failure from the expected failure, and advice."""
     kind = "" if result.violation is None else result.violation.kind
     if not replace(entry, diagnosis=None).covers(kind):
         wanted = f"not {entry.kind!r}" if entry.kind else "which an expectation has to name"
@@ -242,7 +242,7 @@ def by_candidate(
 ) -> tuple[dict[str, list[Stale]], list[Stale]]:
     """Return the expectations that do not hold, by red candidate, and in one list.
 
-    ``declared``: the expectations of each candidate's declaration.
+    ``declared``: the expectations in the candidates' declarations.
     """
     every = not_holding(from_file, results, selection, today=today)
     by_name = {name: [entry for entry in every if entry.names(name)] for name in declared}

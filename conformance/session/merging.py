@@ -27,7 +27,7 @@ _FAILED: Final = ("failed", "expected-failure")
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """The result of a clause in one shard, before any expectation, and its trail."""
+    """The result and the trail of a clause in one shard, before any expectation."""
 
     shard: Shard
     result: ClauseResult
@@ -122,7 +122,7 @@ def _merged(pieces: Sequence[Piece]) -> ClauseResult:
 
 
 def _failed(pieces: Sequence[Piece], at: int, piece: Piece) -> ClauseResult:
-    """Return the failure of a run on one machine, with the examples it would have counted."""
+    """Return the failure of a run on one machine, with the examples run until then."""
     tally = _tally(pieces, at)
     if piece.is_lost:
         return piece.result.replace(examples=tally.examples, binding=0, margin=None)
@@ -162,7 +162,6 @@ def _end(pieces: Sequence[Piece]) -> float:
 
 
 def _tally(pieces: Sequence[Piece], end: float) -> Tally:
-    """Tally the examples of all shards up to a position."""
     examples = [example for piece in pieces for example in piece.examples() if example[0] <= end]
     margins = [margin for piece in pieces for at, margin in piece.margins() if at <= end]
     signs = [sign for _, sign in examples]
@@ -387,7 +386,7 @@ def _entry(
 
 
 def _missing(results: Sequence[ClauseResult]) -> str:
-    """Return why there is no verdict after a shard reached its limit, or ""."""
+    """Return why a reached limit leaves the verdict open, or ""."""
     cut = [result for result in results if result.reason.startswith(f"{NOT_RUN}in shard ")]
     if not cut:
         return ""

@@ -1,6 +1,6 @@
 """The selection and the order of a run's clauses.
 
-Clauses that find mistakes soonest come first, and clauses that failed last time.
+First come clauses that find mistakes soonest, and clauses that failed last time.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def steps() -> list[tuple[str, int]]:
 
 
 def last_failed(targets: Sequence[str]) -> tuple[str, ...]:
-    """Return the clauses that failed when these targets were last checked, in that run's order.
+    """Return the clauses that failed in the last check of these targets, in order.
 
     Empty without an earlier check, or where the user's cache cannot be read.
     """
@@ -151,7 +151,7 @@ def check_globs(option: str, globs: Iterable[str], slugs: Collection[str]) -> No
 
 
 def check_selection(slugs: Collection[str], only: Collection[str], skip: Collection[str]) -> None:
-    """Require that ``--only`` and ``--skip`` name clauses and leave at least one to run."""
+    """Require that ``--only`` and ``--skip`` name clauses and leave a clause to run."""
     check_globs("--only", only, slugs)
     check_globs("--skip", skip, slugs)
     if not selected(slugs, only, skip):
@@ -160,9 +160,9 @@ def check_selection(slugs: Collection[str], only: Collection[str], skip: Collect
 
 
 def check_unchecked(names: Iterable[str], candidates: Iterable[Loaded]) -> None:
-    """Require that each name of ``--unchecked`` is a parameter a candidate leaves unchecked.
+    """Require that the names of ``--unchecked`` are unchecked parameters of a candidate.
 
-    A glob may match nothing: it is written once for many runs.
+    A glob may match nothing: globs are written once for many runs.
     """
     left = {parameter.name for candidate in candidates for parameter in candidate.unchecked}
     for name in names:

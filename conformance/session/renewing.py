@@ -29,7 +29,7 @@ _LONGEST: Final = 96
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectationFile:
-    """A file's text above its first entry, and each entry with its own text."""
+    """A file's text above the first entry, and the entries with their own texts."""
 
     head: str = ""
     entries: tuple[tuple[ExpectedFailure, str], ...] = ()

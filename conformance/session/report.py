@@ -1,4 +1,4 @@
-"""The record of a run: one JSON document of schema 1, its verdicts, and causes of failures.
+"""The record of a run: one JSON document of schema 1, verdicts, and causes of failures.
 
 Failures are grouped by cause: a mistake failing many clauses is reported once.
 """
@@ -87,20 +87,20 @@ _FIXES_OF_TEXTS: Final = {
 def causes_of(clauses: Iterable[ClauseEntry]) -> list[CauseEntry]:
     """Return the causes behind a candidate's failed clauses, the most frequent first.
 
-    Each failure has one cause, except where two mistakes are made together:
-        1. Failures whose diagnoses share a name have one cause. Where several names would do, as
-        few causes are taken as explain all of them. A failure that a mistake was seen to explain,
-        although its own diagnosis has no name (``explained_by``), has this cause, too. Of several
-        mistakes made together each is a cause of the failures it makes alone: a failure made by
-        each of them has all these causes. An accepted mistake (an expected failure) is no cause of
-        failures with another cause.
+    A failure has one cause, except where two mistakes are made together:
+        1. Failures whose diagnoses share a name have one cause. Among several possible names the
+        fewest causes explaining all failures are taken. A failure explained by another failure's
+        mistake (``explained_by``), although without a name in its own diagnosis, has the mistake as
+        its cause, too. Mistakes made together are separate causes, of the failures made by one
+        mistake alone: a failure made by every mistake of the combination has all these causes. An
+        accepted mistake (an expected failure) is no cause of failures with another cause.
         2. Failures without a known mistake are one cause, ``unknown-mistake``, together with
         failures of clauses comparing the wrong answers.
         3. Failures of visibly one kind are one cause: exceptions of one line, answers that are not
         finite, or of a wrong shape, dtype or type, inputs changed by a call, a crash, no answer in
         time, and failures blaming one attention, or masks, of a model. Where a diagnosis knows
-        facts about some of them, rule 2 applies.
-        4. Any other failure is a cause of its own, named after its clause.
+        facts about them, rule 2 applies.
+        4. A remaining failure is a separate cause, named after the clause.
 
     A clause that failed in several dtypes or on several devices is listed once.
     """
@@ -160,7 +160,7 @@ class _Known:
 
 
 def _named_causes(left: Sequence[ClauseEntry], known: _Known) -> Iterator[CauseEntry]:
-    """Yield the mistakes behind named failures, each with the failures it makes."""
+    """Yield the mistakes behind named failures, with the failures of each mistake."""
     groups = list(_groups(left))
     own: dict[str, list[ClauseEntry]] = {}
     names: dict[str, str] = {}
@@ -245,7 +245,7 @@ def _named(
 
 
 def _instead(name: str, other: str, together: str, known: _Known) -> list[str]:
-    """Return what another explanation has in place of one of this explanation's mistakes."""
+    """Return the mistake in another explanation that replaces a mistake of this explanation."""
     mine, theirs = (set(known.parts.get(each, [each])) for each in (together, other))
     if name in theirs:
         return []
@@ -442,9 +442,9 @@ def verdict(
     interrupted: bool = False,
     missing: str = "",
 ) -> tuple[str, str]:
-    """Return the verdict on a candidate and the reason for it in one sentence.
+    """Return the verdict on a candidate and the reason in one sentence.
 
-    ``missing`` says what was not run: then only a failure is certain.
+    ``missing`` names what was not run: then only a failure is certain.
     """
     results = certain_results(loaded, results)
     missing = missing or loaded.unjudged
@@ -621,9 +621,9 @@ def candidate_entry(
     warnings: Sequence[str] = (),
     graph_options: GraphOptions = NO_GRAPH_OPTIONS,
 ) -> CandidateEntry:
-    """Return the entry of one candidate; ``warnings`` contradict its declaration.
+    """Return the entry of one candidate; ``warnings`` contradict the declaration.
 
-    ``graph_options`` enter a graph's entry, so that a replay can open the same graph.
+    ``graph_options`` enter a graph's entry, so that a replay can open the graph again.
     """
     results = certain_results(loaded, results)
     word, reason = verdict(loaded, results, stale, interrupted=interrupted, missing=missing)
@@ -746,7 +746,6 @@ def build_report(
 
 
 def _tool(specification: str) -> dict[str, str]:
-    """Describe the tool that made the record, with its documentation, if any."""
     documentation = project_url(TOOL, "Documentation")
     return {
         "name": TOOL,
@@ -757,6 +756,5 @@ def _tool(specification: str) -> dict[str, str]:
 
 
 def _clauses(ready: Ready, candidates: Sequence[CandidateEntry]) -> dict[str, dict[str, str]]:
-    """Return the facts on each clause of the record, by slug."""
     slugs = {clause["id"] for candidate in candidates for clause in candidate["clauses"]}
     return {slug: facts for slug, facts in ready.clauses.items() if slug in slugs}

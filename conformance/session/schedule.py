@@ -99,7 +99,6 @@ def combined(before: ClauseResult, more: ClauseResult) -> ClauseResult:
 
 
 def _sums(before: Mapping[str, Any], more: ClauseResult) -> dict[str, Any]:
-    """Return examples and margin of two rounds together."""
     margins = [margin for margin in (before["margin"], more.margin) if margin is not None]
     return {
         "examples": before["examples"] + more.examples,
@@ -213,7 +212,7 @@ class ChunkRun:
             yield self._warnings(supervisor, chunk.index, list(own.values()), stopping)
 
     def is_red(self, index: int, result: ClauseResult) -> bool:
-        """Tell whether a result ends a run that stops at its first failure."""
+        """Tell whether a result ends a run that stops at the first failure."""
         judged = self.judge(self.loaded[index], result)
         return judged.status == "error" or (judged.status, judged.level) == ("failed", "MUST")
 
@@ -232,10 +231,10 @@ class ChunkRun:
     def _in_stages(
         self, supervisor: Supervisor, chunk: Chunk
     ) -> Iterator[tuple[int, ClauseResult]]:
-        """Yield results stage by stage; in the end each clause has run all its examples.
+        """Yield results stage by stage; in the end every clause has run all examples.
 
-        Each example is run once. A clause laid aside reports its progress, except in a run that
-        stops at its first failure.
+        No example is repeated. A clause laid aside reports its progress, except in a run that stops
+        at the first failure.
         """
         waiting: dict[int, ClauseResult] = {}
         done: set[int] = set()
@@ -264,7 +263,7 @@ class ChunkRun:
         """Yield clauses by number, with the examples after which they are laid aside.
 
         Most mistakes show at the first example of a clause, and one example of every clause takes
-        as long as all examples of a few. Where calls are slow, the order maximises findings per
+        as long as all examples of a few clauses. For slow calls the order maximises findings per
         call.
         """
         planned = self.loaded[chunk.index].planned
@@ -375,9 +374,9 @@ class Schedule:
 
     ``judge`` applies expected failures to a result. ``warns``: the statuses of a MUST that start
     the search for contradictions: a shard has only a part of the examples. ``ended`` is called with
-    the index of each candidate after its last clause. Clauses in ``first`` are run first, in this
-    order. With ``exitfirst`` nothing begins after a failed MUST. With ``in_turn`` all clauses have
-    one example before any has many, as time is short.
+    a candidate's index after the candidate's last clause. Clauses in ``first`` are run first, in
+    this order. With ``exitfirst`` nothing begins after a failed MUST. With ``in_turn`` all clauses
+    have one example before any has many, as time is short.
     """
 
     pool: WorkerPool
@@ -478,10 +477,10 @@ class Schedule:
             yield Chunk(index=index, numbers=tuple(numbers), order=Order(deferred=True))
 
     def _second(self, index: int) -> Chunk:
-        """Return the clauses one worker must run, as results depend on earlier ones.
+        """Return the clauses for a single worker, as results depend on earlier ones.
 
         Failures share the tries of their reductions; all clauses of a candidate that hangs or dies
-        are repeated, since it is given up after a while.
+        are repeated, since the candidate is given up after a while.
         """
         if index in self._again:
             for slug in self._applicable(index).values():

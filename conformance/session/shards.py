@@ -77,7 +77,6 @@ def _is_shard(shard_entry: Mapping[str, Any]) -> bool:
 
 
 def _check_same(first: ShardRecord, other: ShardRecord) -> None:
-    """Require shards of one run; raises UsageError naming the difference."""
     for name, fact_of in _facts():
         first_fact, other_fact = fact_of(first.record), fact_of(other.record)
         if first_fact != other_fact:
@@ -114,7 +113,7 @@ def _in(record: Record, part: str, name: str) -> Any:
 
 
 def _python(record: Record) -> str:
-    """Return Python's version without its last part, in which hosted machines differ."""
+    """Return Python's version without the last part, which differs between hosted machines."""
     return str(_in(record, "environment", "python")).rpartition(".")[0]
 
 

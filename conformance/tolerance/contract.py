@@ -81,7 +81,7 @@ class Contract:
     def scales_query_alone(self) -> bool:
         """Whether pre-scaling may round the query alone, not the keys.
 
-        One rounding of the query moves all of its logits by its factor: little, where the keys are
+        One rounding of the query moves all logits of the row by similar amounts, where the keys are
         nearly equal.
         """
         return self.pre_scaling_roundings == model.FOLDED_SCALE_ROUNDINGS

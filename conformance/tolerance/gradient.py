@@ -207,7 +207,7 @@ class GradientFit:
     def blamed(self) -> str:
         """Return the wrong scale, "factor" or "scale"; "" for neither.
 
-        A gradient moved by one is mostly moved by the other, too: the better fit decides.
+        Either scale moves a gradient in similar directions: the better fit decides.
         """
         blamed = {name: each for name, each in self.fits.items() if each.blames_scale}
         return min(blamed, key=lambda name: blamed[name].unexplained, default="")

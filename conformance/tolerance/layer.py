@@ -26,7 +26,7 @@ from .spread import Carried
 
 @dataclass(frozen=True, kw_only=True)
 class Quantised:
-    """Tokens as represented by their integers, and the error of each.
+    """Tokens as represented by their integers, with the error of each token.
 
     Both have the shape of the tokens and are float64. ``unsure`` is one step for a token so near
     the middle of two steps that rounding may have decided otherwise, 0 elsewhere.

@@ -116,8 +116,8 @@ def _score_error(
 def partners_of_query_error(attention: golden.Attention, live: LiveKeys) -> Tensor:
     """Return the factors on an error of the query: ``[B, H, Lk, D]``.
 
-    Softmax over the keys ignores a part common to a row, so any one vector may be subtracted from
-    all keys; the mean makes them small. A softcap does not ignore it.
+    Softmax over the keys ignores a part common to a row, so any vector may be subtracted from all
+    keys; subtracting the mean makes the keys small. A softcap does not ignore the common part.
     """
     semantics = attention.semantics
     bent = attention.softcap is not None or semantics.score_mod is not None
@@ -129,9 +129,9 @@ def partners_of_query_error(attention: golden.Attention, live: LiveKeys) -> Tens
 def _capped_error(
     error: Tensor, attention: golden.Attention, softcap: float, contract: Contract
 ) -> Tensor:
-    """Return the error of ``cap * tanh(score / cap)``: steepest slope within reach, and tanh's own.
+    """Return the error of ``cap * tanh(score / cap)``: steepest slope in reach, and tanh's own.
 
-    A cap that also applies to the bias has its slope elsewhere: then the slope counts as 1.
+    For a cap that includes the bias the slope counts as 1: its slope is applied elsewhere.
     """
     if not attention.semantics.caps("bias"):
         nearest = (attention.scores.abs() - error).clamp_min_(0.0).div_(softcap)

@@ -168,7 +168,7 @@ def _slope_within_reach(
 ) -> Tensor | None:
     """Return the largest slope of ``cap tanh(s / cap)`` within reach of a score's error.
 
-    A cap that also applies to the bias has its slope elsewhere: there the slope counts as 1.
+    For a cap that includes the bias the slope counts as 1: its slope is applied elsewhere.
     """
     if attention.softcap is None or attention.semantics.caps("bias"):
         return None

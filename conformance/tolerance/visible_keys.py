@@ -180,7 +180,6 @@ def unsplit_heads(heads: Tensor, semantics: golden.Semantics) -> Tensor:
 
 
 def _invert(moved: Tensor, shape: torch.Size, move: Callable[[Tensor], Tensor]) -> Tensor:
-    """Invert a function that only moves elements of a tensor of ``shape``."""
     source = move(torch.arange(shape.numel()).reshape(shape)).flatten()
     original = torch.empty_like(moved.flatten())
     original[source] = moved.flatten()

@@ -247,7 +247,6 @@ def _slope_error(gradients: BackwardPass, contract: Contract, incoming: Carried)
 def _modified_slope_error(
     gradients: BackwardPass, cap_slope: Tensor, contract: Contract, incoming: Carried
 ) -> Tensor:
-    """Return the error of the combined slope of cap and function."""
     attention, function = gradients.attention, gradients.function_slope
     if function is None:
         return cap_slope
@@ -428,7 +427,7 @@ def _bias_error(gradients: BackwardPass, pairs: PairErrors, contract: Contract) 
 def _sink_error(gradients: BackwardPass, pairs: PairErrors, contract: Contract) -> Tensor:
     """Return the error of the gradient by the sink's logit, ``- p D``, stored like a score's.
 
-    A gate behind the attention knows p as one minus its share: to an absolute error.
+    A gate behind the attention computes p as one minus the gate's share: to an absolute error.
     """
     error = pairs.logit_gradient + (gradients.weights + pairs.weights) * pairs.row_sum
     error += pairs.zero_sum * pairs.reaches

@@ -106,7 +106,6 @@ def conventions(record: Record) -> list[DeclaredConvention]:
 def _side_by_side(
     tables: Sequence[Record], prefix: str, absent: str, left_out: Sequence[str] = ()
 ) -> Iterator[DeclaredConvention]:
-    """Yield each name of the tables with its value in every table."""
     for name in dict.fromkeys(
         name for declared in tables for name in declared if name not in left_out
     ):
@@ -152,7 +151,6 @@ def compared(record: Record) -> list[ComparedClause]:
 
 
 def _outcome(results: Sequence[Record]) -> ClauseOutcome:
-    """Return the worst of a candidate's results in all dtypes."""
     if not results:
         return ClauseOutcome(kind=_ABSENT, word="not run", why="", margin=None)
     kind = html_words.worst_kind(results)
@@ -166,7 +164,6 @@ def _outcome(results: Sequence[Record]) -> ClauseOutcome:
 
 
 def _why(clause: Record) -> str:
-    """Return the name of the mistake, else the violation, else the reason."""
     for entry in clause["diagnosis"]:
         if float(entry.get("confidence") or 0) > 0 and entry.get("name"):
             return str(entry["name"])
@@ -194,7 +191,7 @@ def by_margin(clauses: Sequence[ComparedClause]) -> list[ComparedClause]:
 
 
 def circumstances(record: Record) -> list[tuple[str, list[str]]]:
-    """Return the settings in which the compared runs differ, each with its values.
+    """Return the differing settings of the compared runs, with their values.
 
     Empty for the candidates of one run.
     """

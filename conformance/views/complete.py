@@ -1,4 +1,4 @@
-"""A record with every key that views read, notes on its making, and candidates' places."""
+"""A record with every key that views read, notes on the run, and candidates' places."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def tensor_lines(data: Table, marked: Sequence[bool] = (), digits: int = DIGITS)
 
 
 def _nested(texts: list[str], shape: list[int], *, lines: bool = True) -> list[str]:
-    """Nest texts in brackets, each row in a line of its own or all in one line."""
+    """Nest texts in brackets, with a line for each row or all in one line."""
     if not shape:
         return texts
     each = math.prod(shape[1:])
@@ -196,7 +196,7 @@ def signature(data: Table, call: Table) -> str:
 
 
 def as_before(call: Table, before: Table | None, shown: Table) -> str:
-    """Describe how a call differs from the one before, to follow its signature."""
+    """Describe the differences of a call from the call before, to follow its signature."""
     if before is None:
         return ""
     lost = [name for name in arguments(before) if name not in arguments(call)]

@@ -30,7 +30,7 @@ _SIGNS: Final = {True: "❌", False: "✅"}
 
 
 def show_diff(difference: Record, file: IO[str]) -> None:
-    """Write the difference: worse changes first, in one line each, and a last line for all."""
+    """Write the difference: a line for each change, worse ones first, and a summary line."""
     write(_parts(printable_record(difference)), file)
 
 
@@ -74,7 +74,7 @@ def _fails(entry: Record) -> bool:
 
 
 def _how(entry: Record) -> str:
-    """Describe what happened to a clause or a candidate, and how it fails now."""
+    """Describe the change of a clause or candidate, and the present failure."""
     if entry["clause"] is None:
         return ", ".join(filter(None, (entry["verdict"], entry["verdict_reason"])))
     side = entry.get("new") or entry["old"]
@@ -87,14 +87,12 @@ def _how(entry: Record) -> str:
 
 
 def _where(entry: Record) -> str:
-    """Return candidate, clause and condition."""
     condition = _condition(entry)
     named = " ".join(filter(None, (entry["candidate"], entry["clause"])))
     return named + (f" [{condition}]" if condition else "")
 
 
 def _condition(entry: Record) -> str:
-    """Return level and dtype, with the device unless it is the CPU."""
     device = entry.get("device", "")
     words = (entry.get("level"), entry.get("dtype"), "" if device == "cpu" else device)
     return " ".join(filter(None, words))
@@ -106,7 +104,6 @@ def _change(entry: Record) -> str:
 
 
 def _expectation(entry: Record) -> str:
-    """Describe an expectation that holds no more, or holds again."""
     words = f"the expected failure {entry['clause']} of {entry['candidate']}"
     problem = entry["problem"]
     said = "fails in another way" if problem == "different" else f"is {problem}"
@@ -114,7 +111,6 @@ def _expectation(entry: Record) -> str:
 
 
 def _summary(difference: Record) -> str:
-    """Return the last line: the number of each change, and whether anything got worse."""
     counts = [
         f"{len(difference[key])} {words[len(difference[key]) == 1]}"
         for key, words in SECTIONS.items()

@@ -55,11 +55,11 @@ class Picture:
 
 
 def picture_of(candidate: Record, clause: Record) -> tuple[Picture, Record] | None:
-    """Return the picture of a failure, and the result whose smallest input it shows.
+    """Return the picture of a failure, and the result with the pictured input.
 
-    Without a picture of its own a failure shares that of a result with the same mistake. None
-    without a picture in the record. ``candidate`` and ``clause``, one of its results, are of a
-    completed record.
+    Without an own picture the failure shares the picture of a result with the same mistake. None
+    without a picture in the record. ``candidate`` and ``clause``, a result of the candidate, are of
+    a completed record.
     """
     names = {entry.get("name") for entry in clause["diagnosis"] if is_named(entry)}
     names |= {clause["explained_by"]} if clause.get("explained_by") else set()
@@ -109,7 +109,6 @@ def read_picture(data: Any) -> Picture | None:
 
 
 def _rows(rows: Any) -> list[list[Any]]:
-    """Return nested lists; [] where a row is no list."""
     fits = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
     return rows if fits else []
 
@@ -125,7 +124,6 @@ def _pair(value: Any) -> tuple[int, int] | None:
 
 
 def _fit(*tables: Sequence[Sequence[Any]]) -> bool:
-    """Tell whether the tables have cells, with equal numbers in each row."""
     shapes = {(len(rows), *map(len, rows)) for rows in tables}
     (rows, *widths) = shapes.pop()
     return not shapes and rows > 0 and len(set(widths)) == 1 and widths[0] > 0

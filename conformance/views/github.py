@@ -85,7 +85,7 @@ def _shown(annotations: Sequence[Annotation]) -> Sequence[Annotation]:
 
 
 def all_annotations(record: Record) -> list[Annotation]:
-    """Return every mark of a complete record, each candidate's first mark before second ones."""
+    """Return every mark of a complete record, all candidates' first marks before second ones."""
     own = [list(_of_candidate(record, candidate)) for candidate in record["candidates"]]
     rounds = (entry for turn in zip_longest(*own) for entry in turn if entry is not None)
     by_name = {candidate["name"]: candidate for candidate in record["candidates"]}
@@ -104,9 +104,9 @@ def _placed(annotation: Annotation, candidate: Record) -> Annotation:
 
 
 def _of_candidate(record: Record, candidate: Record) -> Iterator[Annotation]:
-    """Yield a mark for each cause, each remaining red clause, and each warning.
+    """Yield marks for causes, for remaining red clauses, and for warnings.
 
-    A cause's mark stands at its blamed line. A clause failing in several dtypes has one mark.
+    A cause's mark stands at the blamed line. A clause failing in several dtypes has one mark.
     """
     by_name = {str(cause["name"]): cause for cause in wording.causes(candidate)}
     by_subject: dict[tuple[str, str], list[Record]] = {}
@@ -137,7 +137,6 @@ def _level(clause: Record, *, strict: bool) -> str:
 
 
 def _message(clauses: Sequence[Record]) -> str:
-    """Return the cause and the failure, the fix, and further dtypes and clauses that fail."""
     first = clauses[0]
     others = list(dict.fromkeys(one["id"] for one in clauses if one["id"] != first["id"]))
     dtypes = [wording.where(one) for one in clauses[1:] if one["id"] == first["id"]]

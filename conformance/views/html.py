@@ -1,9 +1,9 @@
 """Self-contained pages of a run, of a comparison and of a matrix; no requests.
 
-A page is a function of the record alone, with or without the keys of newer records. It reads
-without its script, too: the script filters, searches and turns light into dark. The distance of
-each clause to its bound stands on a logarithmic axis: an inline SVG for each line, by template,
-about 30 bytes a mark, in the colours of the page.
+A page is a function of the record alone, with or without the keys of newer records, and is readable
+without the script, which filters, searches and turns light into dark. The distances of clauses to
+their bounds stand on a logarithmic axis: an inline SVG for each line, by template, about 30 bytes a
+mark, in the colours of the page.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Plot:
 
 
 def axis(record: Record) -> Axis:
-    """Return one axis for all candidates, so that they can be compared."""
+    """Return one axis for all candidates, to compare them."""
     margins = (clause["margin"] for entry in record["candidates"] for clause in entry["clauses"])
     drawn = [
         math.log10(margin)
@@ -174,7 +174,6 @@ def _with_margin(results: list[Result]) -> list[Result]:
 
 
 def _lane(results: list[Result], scale: Axis, shapes: dict[str, int]) -> Lane:
-    """Return the lane of one clause, with a mark for each of its results."""
     clauses = [clause for _, clause in results]
     marks = []
     for clause in clauses:
@@ -243,9 +242,9 @@ MOST_PICTURES: Final = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A candidate with a cause: the place of its failures, and the blamed line.
+    """A candidate with a cause: the place of the failures, and the blamed line.
 
-    ``site`` is its place in its model, for an attention of a model.
+    ``site`` is the place in a model, for an attention of a model.
     """
 
     name: str
@@ -298,7 +297,7 @@ def _cause_shown(
     *,
     pictured: bool,
 ) -> dict[str, Any]:
-    """Return one cause with its first candidate's input and clauses, and all its candidates."""
+    """Return a cause with the first candidate's input and clauses, and all candidates."""
     candidate, cause = group[0]
     number = numbers[id(candidate)]
     # Of several dtypes the first that has details: a clause may fail in one of them alone.
@@ -339,13 +338,13 @@ _MOST_LINKS: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class SiteLine:
-    """One attention in the column of its model.
+    """One attention in the column of a model.
 
-    verdict: the verdict of the candidate standing for it, "" if not judged.
-    judged_as: the index of the attention judged in its place, None if judged itself.
-    links: slugs and anchors of its failures, and of the model's failures blaming it; ``left_out``
-        counts those without a link.
-    first: it is the first wrong attention of its model.
+    verdict: the verdict of the candidate standing for the attention, "" if not judged.
+    judged_as: the index of the attention judged instead, None if judged itself.
+    links: slugs and anchors of the attention's failures, and of the model's failures blaming it;
+        ``left_out`` counts failures without a link.
+    first: whether it is the first wrong attention of the model.
     """
 
     index: int
@@ -392,7 +391,7 @@ def _site_line(
     parts: list[tuple[int, Record]],
     anchors: Anchors,
 ) -> SiteLine:
-    """Return the line of one attention, with the candidate among ``parts`` standing for it."""
+    """Return the line of one attention, with the standing candidate among ``parts``."""
     index = entry["index"]
     alike = {index, *(entry.get("same_as") or ())}
     own = next(((at, one) for at, one in parts if one["site"]["index"] in alike), None)
@@ -417,7 +416,6 @@ def _site_line(
 
 
 def _failures(candidate: tuple[int, Record], anchors: Anchors) -> list[tuple[str, str, Record]]:
-    """Return the failed MUST clauses of a candidate, with the anchors of their details."""
     number, entry = candidate
     return [
         (str(clause["id"]), anchor, clause)
@@ -438,7 +436,6 @@ def _picture_of(candidate: Record, number: int, cause: Record) -> html_failures.
 
 
 def _header(record: Record) -> dict[str, Any]:
-    """Return the verdicts and the run's facts, for the top and bottom of the page."""
     summaries = [_summary(candidate) for candidate in record["candidates"]]
     total, tool = whole(record), record["tool"]
     values = {
@@ -478,7 +475,6 @@ _WORST_FIRST: Final = ("fail", "error", "untestable", "pass")
 def _by_verdict(
     candidates: Sequence[Record], summaries: Sequence[Record]
 ) -> list[tuple[int, Record, Record]]:
-    """Return the candidates with their numbers and summaries, failing ones first."""
     every = zip(range(len(candidates)), candidates, summaries, strict=True)
     return sorted(
         every, key=lambda one: _WORST_FIRST.index(html_words.verdict(one[1]["verdict"])[0])
@@ -486,7 +482,6 @@ def _by_verdict(
 
 
 def _summary(candidate: Record) -> dict[str, Any]:
-    """Count a candidate's clauses by outcome, with the worst margin below the bound."""
     kinds = [kind(clause) for clause in wording.worst_results(candidate["clauses"])]
     passed = [clause for clause in candidate["clauses"] if clause["status"] == "passed"]
     largest = worst(clause["margin"] for clause in passed)

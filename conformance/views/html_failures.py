@@ -98,7 +98,7 @@ def _answer(call: Record) -> Iterator[Heat]:
 
 
 def _heat(title: str, data: Record, axes: Mapping[int, tuple[str, ...]]) -> Heat:
-    """Return a tensor as a table, or its shape if its values are not in the record."""
+    """Return a tensor as a table, or only the shape without recorded values."""
     shown = heat(title, data, axes=axes.get(len(data["shape"]), ()))
     if shown is not None:
         return shown
@@ -134,10 +134,10 @@ def compared(data: Record, measured: Record) -> list[Heat]:
 
 
 def attention(data: Record, measured: Record) -> list[Heat]:
-    """Return expected and actual attention weights of each call that has them.
+    """Return expected and actual attention weights of the calls that have them.
 
-    Empty where the weights themselves were compared. The actual weights are those the candidate
-    returned, else those implied by its answers.
+    Empty where the weights themselves were compared. The actual weights are returned by the
+    candidate, or else derived from answers.
     """
     if "key" in measured:
         return []
@@ -172,8 +172,8 @@ class ShownPicture:
     """The picture of a failure: tables of weights and of logits, with their explanation.
 
     ``sentence`` names the mistake, "" without a name. ``hides``: keys are hidden; ``agrees``: a
-    part of the weights is right. For a picture of another result of the same mistake, ``slug`` is
-    its clause; ``anchor`` leads to the result's details.
+    part of the weights is right. For a picture of another result with this mistake, ``slug`` is the
+    result's clause; ``anchor`` leads to the result's details.
     """
 
     title: str
@@ -298,7 +298,6 @@ def _shows_all(picture: ShownPicture, weights: list[Heat]) -> bool:
 
 
 def _pairs(clause: Record, data: Record) -> Iterator[tuple[str, Any]]:
-    """Yield labels and texts of all details that are sentences."""
     violation = clause["violation"] or {}
     message = str(violation.get("message") or "")
     yield "requires", clause["requirement"]

@@ -224,7 +224,6 @@ def _picture_grid(picture: Picture, table: PictureTable) -> Grid:
 def _picture_cell(
     table: PictureTable, element: float | None, *, is_hidden: bool, is_wrong: bool
 ) -> tuple[str, str]:
-    """Return text and CSS classes of a cell."""
     hatch = "hid" if is_hidden else ""
     if element is None:
         return "", hatch

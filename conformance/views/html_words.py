@@ -1,8 +1,8 @@
-"""The common parts of pages: the completed record, its statuses' looks, the templates.
+"""The common parts of pages: the completed record, looks of statuses, and templates.
 
 Every text of a record is escaped, and nothing is fetched from anywhere. A page carries its own
-style and script. Its content security policy allows this one script, by its hash, and no request at
-all: even a text that escaped the escaping could neither run nor load.
+style and script. The content security policy allows this script alone, by its hash, and no request
+at all: even a text that escaped the escaping could neither run nor load.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def worst(margins: Iterable[float | None]) -> float | None:
 
 
 def anchored(candidate: Record, number: int, anchors: Anchors) -> list[Result]:
-    """Return the results of a candidate, each with the anchor of its details or ""."""
+    """Return the results of a candidate, with the anchors of their details or ""."""
     clauses = enumerate(candidate["clauses"])
     return [(anchors.get((number, place), ""), clause) for place, clause in clauses]
 

@@ -1,8 +1,8 @@
 """JUnit XML: a suite for each candidate, a test case for each clause, dtype and device.
 
-Both published schemas hold: that of Jenkins' xUnit plugin and the older one of Apache Ant. The
-facts are therefore properties of the suite, and the failure's text holds its details: neither
-schema lets a test case have properties or a file. XML knows no control characters;
+Both published schemas hold: Jenkins' xUnit plugin's and the older one of Apache Ant. The facts are
+therefore properties of the suite, and the failure's text holds all details: neither schema lets a
+test case have properties or a file. XML knows no control characters;
 :func:`conformance.views.complete.complete` has made them printable.
 """
 
@@ -79,7 +79,6 @@ def _facts(record: Record) -> Properties:
 
 
 def _properties(record: Record, candidate: Record) -> Properties:
-    """Return the properties of a candidate, with the level and status of each of its cases."""
     location = candidate.get("location") or {}
     return [
         ("verdict", candidate["verdict"]),
@@ -98,7 +97,6 @@ def _properties(record: Record, candidate: Record) -> Properties:
 
 
 def _lines(candidate: Record) -> Properties:
-    """Return the lines blamed by causes, each with the name of its mistake."""
     said = [(cause, wording.said_line(cause)) for cause in wording.causes(candidate)]
     return [("line", f"{cause['name']}: {line}") for cause, line in said if line]
 

@@ -59,7 +59,7 @@ def code(text: object, *, in_table: bool = False) -> str:
 
 
 def code_block(lines: list[str]) -> str:
-    """Return lines verbatim, in a block whose fence is longer than any in them."""
+    """Return lines verbatim, in a block with a longer fence than any in the lines."""
     text = "\n".join(lines)
     fence = _fence(text, 3)
     return f"{fence}text\n{text}\n{fence}"
@@ -162,7 +162,6 @@ def _more(number: int, what: str) -> str:
 
 
 def _problems(record: Record) -> list[str]:
-    """Return the problems of a run that are no results of clauses."""
     lines = [
         f"- ❌ {code(problem.id)} {_cell(problem.candidate)} {_cell(problem.message)}"
         for problem in problems(record)[:_ROWS]
@@ -176,7 +175,6 @@ def _needs_words(candidate: Record, clauses: list[Record]) -> bool:
 
 
 def _section(candidate: Record, clauses: list[Record]) -> str:
-    """Return a candidate's verdict, and a table of its clauses to explain."""
     parts = [
         f"### {_cell(candidate['name'])}: {escaped(candidate['verdict'])}",
         f"{_cell(wording.verdict_reason(candidate))} ({code(candidate['target'])})",
@@ -197,7 +195,6 @@ def _section(candidate: Record, clauses: list[Record]) -> str:
 
 
 def _cause(cause: Record) -> str:
-    """Return a cause with its fix, its smallest input and the clauses it explains."""
     slugs = ", ".join(map(code, cause["clauses"][:_ROWS]))
     smallest = wording.counterexample(cause.get("counterexample") or {})
     lines = [
@@ -238,7 +235,6 @@ def _all_details(record: Record) -> Iterator[str]:
 
 
 def _details(candidate: Record, clause: Record) -> str:
-    """Return one failure: the requirement, the finding, the smallest problem, the replay."""
     lines = [f"{label + ':':<11}{text}" for label, text in wording.explanation(clause)]
     if clause["counterexample"]:
         lines.append(f"{'replay:':<11}{replay_command(candidate, clause)}")
@@ -252,6 +248,5 @@ def _details(candidate: Record, clause: Record) -> str:
 
 
 def _cell(text: object) -> str:
-    """Escape and cut a text for a table."""
     line = " ".join(str(text)[: 4 * _CELL].split())
     return escaped(line if len(line) <= _CELL else f"{line[: _CELL - 1]}…")

@@ -19,11 +19,11 @@ _LOG_WIDTH: Final = 100  # of what is no terminal, and is read like one
 
 
 def write(parts: Iterable[Any], file: IO[str], *, plain: bool = False) -> None:
-    """Print the parts: at a terminal's width and in its colours, else as plain text.
+    """Print the parts: at a terminal's width and in colours, else as plain text.
 
-    A file that is no terminal gets every line whole, since a log is searched, unless COLUMNS sets a
-    width. FORCE_COLOR gives it colours all the same; NO_COLOR, TERM=dumb and ``plain`` mean no
-    control sequence at all, bold type included.
+    A file that is no terminal gets every line whole, since logs are searched, unless COLUMNS sets a
+    width. FORCE_COLOR enforces colours; NO_COLOR, TERM=dumb and ``plain`` mean no control sequence
+    at all, bold type included.
     """
     console = _console(file, plain=plain)
     if width_of_terminal(file) is not None and not plain:
@@ -62,10 +62,10 @@ Row = tuple[Sequence[str | Text], Iterable[Any]]
 
 
 class Fitting:
-    """A table if its width fits, else its rows below each other.
+    """A table if the width suffices, else the rows below one another.
 
-    A squeezed table cuts or breaks slugs, so that they cannot be copied. A table needs its natural
-    width, or ``least`` where one of its columns may be wrapped.
+    A squeezed table cuts or breaks slugs, which then cannot be copied. A table needs its natural
+    width, or ``least`` where a column may be wrapped.
     """
 
     def __init__(self, table: Table, rows: Iterable[Any], least: int | None = None) -> None:
@@ -88,7 +88,7 @@ def fitting(
     rows: Iterable[Row],
     least: int | None = None,
 ) -> Fitting:
-    """Make a table of rows, each given as its cells and as the lines replacing them if squeezed."""
+    """Make a table of rows, given as cells and as the lines replacing a squeezed row."""
     table = Table(*columns, box=None, pad_edge=False)
     below: list[Any] = []
     for cells, lines in rows:

@@ -225,7 +225,7 @@ def _blamed(clause: Record) -> wording.BlamedLine | None:
 
 
 def _location(candidate: Record, blamed: wording.BlamedLine | None = None) -> Data:
-    """Return the blamed line, else the candidate's if known, always with its name."""
+    """Return the blamed line, or the candidate's if known, always with a name."""
     name = {
         "name": candidate["name"],
         "fullyQualifiedName": candidate["target"] or candidate["name"],

@@ -69,7 +69,7 @@ class _Block:
 def summary(
     candidate: Record, width: int = WIDTH, *, alone: bool = True, advised: bool = False
 ) -> list[Text]:
-    """Return a candidate's verdict, its causes, and a line for each kind of other result.
+    """Return a candidate's verdict, causes, and a line for each kind of further result.
 
     With ``alone`` False (several candidates) the summary is shorter. Unfollowed recommendations are
     counted, or with ``advised`` listed.
@@ -181,7 +181,6 @@ def _alone(candidate: Record, cause: Record) -> str:
 
 
 def _input(clause: Record) -> str:
-    """Return the clause that shows a cause, and the sizes of its smallest input."""
     if not clause:
         return ""
     data = clause.get("counterexample")
@@ -233,7 +232,6 @@ def _recommended(candidate: Record, width: int) -> list[Text]:
 
 
 def _one_line(text: str, width: int, style: str = "") -> list[Text]:
-    """Cut a text to one line of the usual width."""
     line = cut(" ".join(text.split()), WIDTH - 1)
     return _wrapped(Text(line, style=style), width)
 
@@ -246,7 +244,6 @@ def _named_or_counted(slugs: Sequence[str], reason: str) -> str:
 
 
 def _untested(candidate: Record, width: int) -> Iterator[list[Text]]:
-    """Yield a line for each reason of untestable clauses and expected failures."""
     for status, word in (("untestable", "untestable"), ("expected-failure", "expected failure")):
         reasons: dict[str, list[str]] = {}
         for clause in candidate["clauses"]:

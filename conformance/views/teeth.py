@@ -78,7 +78,6 @@ def families(record: Record) -> list[Family]:
 
 
 def _numbered(record: Record) -> Iterator[tuple[int, Record]]:
-    """Yield each clause with the number of its column."""
     by_slug = {clause["id"]: clause for clause in record["clauses"]}
     slugs = (slug for family in families(record) for slug in family.slugs)
     yield from enumerate(map(by_slug.__getitem__, slugs), 1)
@@ -105,7 +104,6 @@ def _fitting(columns: Sequence[Family], width: int) -> Iterator[list[Family]]:
 
 
 def _header(columns: Sequence[Family], label: int) -> Iterator[str]:
-    """Yield the families' names, and the numbers of the columns from top to bottom."""
     names = (family.name[: len(family.slugs)].ljust(len(family.slugs)) for family in columns)
     yield " " * label + " ".join(names).rstrip()
     digits = max(len(str(family.numbers[-1])) for family in columns)
@@ -128,7 +126,7 @@ def legend() -> str:
 
 
 def summary_lines(record: Record) -> Iterator[tuple[bool, str]]:
-    """Yield the verdict in sentences, each with whether it is as it should be; the last sums up."""
+    """Yield the verdict in sentences, with a flag for good ones; the last sums up."""
     summary = record["summary"]
     by_name = {row["name"]: row for row in (*record["mistakes"], *record["correct"])}
     for name in summary["errors"]:
@@ -152,7 +150,6 @@ def summary_lines(record: Record) -> Iterator[tuple[bool, str]]:
 
 
 def _about_correct(summary: Record, by_name: Record) -> Iterator[tuple[bool, str]]:
-    """Yield the clauses that correct candidates fail."""
     for name in summary["flagged"]:
         row = by_name[name]
         for slug in row["flagged"]:
@@ -210,8 +207,6 @@ def _parts(record: Record) -> Iterator[Any]:
 
 
 class _Matrix:
-    """The cells, in as many blocks as the width of the terminal needs."""
-
     def __init__(self, record: Record) -> None:
         self.record = record
 
@@ -231,7 +226,6 @@ class _Matrix:
 
 
 def _clauses(record: Record) -> Fitting:
-    """Return a row for each clause: its number in the matrix, and the mistakes caught."""
     rows = []
     for number, clause in _numbered(record):
         slug, level = clause["id"], clause["level"]
@@ -310,7 +304,6 @@ def _table(
 
 
 def _command(record: Record) -> str:
-    """Return the command that makes this page again."""
     selection = record["selection"]
     words = ["conformance", "teeth", *selection["targets"]]
     for option in ("only", "skip", "correct"):
@@ -320,5 +313,4 @@ def _command(record: Record) -> str:
 
 
 def _safe(*texts: str) -> str:
-    """Escape texts for one cell of a table."""
     return re.sub(r"([\\|*_`<\[\]])", r"\\\1", " ".join(", ".join(texts).split()))

@@ -142,7 +142,6 @@ def last_line(report: Record, text: str, notes: Iterable[str] = ()) -> Text:
 
 
 def _overview(candidates: Sequence[Record]) -> Fitting:
-    """Return a row for each candidate, without empty columns."""
     columns = shown_columns(candidates)
     rows = []
     for candidate in candidates:
@@ -166,7 +165,6 @@ def _styled(word: str) -> Text:
 
 
 def _clause_table(candidate: Record) -> Fitting:
-    """Return every clause that ran, in the order of the run."""
     several = _several(candidate)
     rows = []
     for clause in candidate["clauses"]:
@@ -268,8 +266,8 @@ def _explained(
 def explained(clause: Record, blames: dict[str, str] | None = None) -> Iterator[Any]:
     """Explain why a clause failed, with the tensors of a small counterexample.
 
-    ``blames`` maps each text of blame to the clause that first showed it: later clauses refer to
-    this clause.
+    ``blames`` maps texts of blame to the clause showing them first: later clauses refer to this
+    clause.
     """
     for label, text in wording.explanation(clause):
         shown = text
@@ -282,7 +280,6 @@ def explained(clause: Record, blames: dict[str, str] | None = None) -> Iterator[
 
 
 def _grouped(candidate: Record, status: str, word: str, *, several: bool) -> Iterator[Any]:
-    """Yield the clauses of a status, grouped by reason."""
     groups: dict[tuple[str, str], dict[str, None]] = {}
     for clause in candidate["clauses"]:
         if clause["status"] == status:

@@ -204,7 +204,6 @@ def _fact_parts(record: Record) -> Iterator[Any]:
 
 
 def _sites(record: Record) -> Iterator[Any]:
-    """Yield the attentions of a graph, and similar structures that cannot be judged alone."""
     sites: Sequence[Record] = record.get("sites") or ()
     rows = []
     for site in sites:
@@ -232,7 +231,6 @@ def _sites(record: Record) -> Iterator[Any]:
 
 
 def _deviations(record: Record) -> Iterator[Text]:
-    """Yield the deviations from the standard, the probable mistakes first."""
     every: Sequence[Record] = record.get("deviations") or ()
     mistaken = [deviation for deviation in every if deviation.get("mistaken")]
     chosen = [deviation for deviation in every if not deviation.get("mistaken")]

@@ -1,4 +1,4 @@
-"""The meaning of a record: a mark for each clause, the red ones, and one word for the run."""
+"""The meaning of a record: marks of clauses, red facts, and one word for the run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ def overall(record: Record) -> Overall:
 
 
 def _candidates_with(word: str, record: Record) -> str:
-    """Name the candidates with a verdict; of a single candidate the reason for its verdict."""
     candidates = record["candidates"]
     if len(candidates) == 1:
         return wording.verdict_reason(candidates[0])
@@ -72,10 +71,10 @@ _SKIPPED: Final = {"not-applicable": "not applicable", "expected-failure": "expe
 
 @dataclass(frozen=True, kw_only=True)
 class RunProblem:
-    """A problem that makes a run red without a failing clause, such as a stale expectation.
+    """A problem that makes a run red without a failing clause, for example a stale expectation.
 
-    ``id`` is a slug of its own, ``candidate`` a name or "" if it concerns none or several;
-    ``subject`` distinguishes problems of the same ``id``.
+    ``id`` is a separate slug, ``candidate`` a name or "" for none or several candidates;
+    ``subject`` distinguishes problems of equal ``id``.
     """
 
     id: str
@@ -106,8 +105,8 @@ def whole(record: Record) -> Overall:
 def mark(clause: Record, *, strict: bool = False) -> Mark:
     """Return a test report's mark of a clause; ``strict`` counts a failed SHOULD as a failure.
 
-    Otherwise a SHOULD or MAY that failed, or could not be tested, is tolerated: the verdict stays.
-    An untestable MUST has not been passed, so it is a failure.
+    Otherwise a SHOULD or MAY that failed, or could not be tested, is tolerated and leaves the
+    verdict unchanged. An untestable MUST has not been passed, and is a failure.
     """
     status: str = clause["status"]
     if status in ("passed", "error"):
@@ -130,7 +129,7 @@ def told(record: Record, candidate: Record) -> list[Record]:
 
 
 def summary_sentence(clause: Record) -> str:
-    """Return one sentence on a clause that did not pass, its cause first; "" if it passed."""
+    """Return a sentence on a clause that did not pass, the cause first; "" if passed."""
     status, text = clause["status"], wording.message(clause)
     if status == "failed":
         text = f"{wording.caused(clause)}{text or status}"
@@ -167,10 +166,10 @@ def replay_command(candidate: Record, clause: Record, report: str = "REPORT.json
 
 
 def problems(record: Record) -> list[RunProblem]:
-    """Return the red facts of a run that are no marks of its clauses.
+    """Return the red facts of a run that are no marks of clauses.
 
-    Each candidate that is not green has a failing clause or a problem: a report without a failure
-    is a green run.
+    A candidate that is not green has a failing clause or a problem: a report without a failure is a
+    green run.
     """
     every = [*_of_the_run(record), *_stale(record)]
     named = {problem.candidate for problem in every}

@@ -196,7 +196,7 @@ def causes(candidate: Record) -> list[Record]:
 
 
 def by_urgency(candidates: Iterable[Record]) -> list[Record]:
-    """Sort candidates: those with a fix, then those failing without a fix, then the rest."""
+    """Sort candidates: failing with a fix, failing without a fix, then the rest."""
 
     def place(candidate: Record) -> int:
         failing = [cause for cause in causes(candidate) if cause["level"] == "MUST"]
@@ -341,7 +341,7 @@ _EXPECTATIONS: Final = {
 
 
 def expectation(entry: Record) -> tuple[str, str]:
-    """Return the problem of an expectation that does not hold, and its description."""
+    """Return the problem of an expectation that does not hold, with a description."""
     candidate = str(entry.get("candidate") or "*")
     text = str(entry["clause"]) + ("" if candidate == "*" else f" of {candidate}")
     text += f" ({entry['reason']}): {entry['why']}"
@@ -388,7 +388,7 @@ _WORST_FIRST: Final = (
 
 
 def worst_results(clauses: Iterable[Record]) -> list[Record]:
-    """Return each clause once, with its worst result of all dtypes and devices."""
+    """Return the clauses once each, with the worst result of all dtypes and devices."""
 
     def place(clause: Record) -> int:
         status = str(clause["status"])
@@ -439,7 +439,7 @@ def reason_with_causes(candidate: Record) -> str:
 
 
 def site(candidate: Record) -> str:
-    """Describe an attention's place in its model and its facts, in one line; else ""."""
+    """Describe an attention's place in a model and its facts, in one line; else ""."""
     entry = candidate.get("site")
     if not isinstance(entry, Mapping):
         return ""

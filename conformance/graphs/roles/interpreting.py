@@ -178,7 +178,6 @@ def _named_layouts(tensors: Sequence[Port], rank: int) -> tuple[str, ...]:
 
 
 def _evidence(role: str, traits: Traits, layout: str) -> Iterator[tuple[int, bool]]:
-    """Yield weighted facts for or against a role in a layout."""
     if not traits.matters:
         return
     length = layout.index("L")
@@ -320,7 +319,6 @@ def _keeps_positions(start: FirstCall) -> bool:
 
 
 def _why_unreadable(probe: GraphProbe) -> str:
-    """Explain why a graph without a running call cannot be read."""
     header = probe.header
     if not probe.refusals:
         axes = {

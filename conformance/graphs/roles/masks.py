@@ -44,7 +44,7 @@ def places(base: BaseCall, assignment: RoleAssignment, output_axes: str) -> Answ
 
 
 def letters(base: BaseCall, port: Port, planned: str, where: AnswerAxes) -> tuple[str, bool]:
-    """Return the likeliest axes of a mask, and whether its behaviour shows them.
+    """Return the likeliest axes of a mask, and whether the mask's behaviour shows them.
 
     ``planned`` in doubt.
     """
@@ -79,7 +79,7 @@ def _fits(axes: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> bool:
 def _score(
     axes: str, shape: tuple[int, ...], reached: list[int | str | None], where: AnswerAxes
 ) -> int:
-    """Count the axes that behave as their letters say, minus those that do not."""
+    """Count the axes in agreement with their letters, minus the contradictions."""
     score = 0
     for letter, size, axis in zip(axes, shape, reached, strict=True):
         if size == 1 or axis == "unknown":
@@ -216,8 +216,6 @@ def read_masks(start: FirstCall, assignment: RoleAssignment, output_axes: str) -
 
 
 class _MaskProbe:
-    """Probes the effect of one mask on one key."""
-
     def __init__(
         self, base: BaseCall, assignment: RoleAssignment, port: Port, axes: str, where: AnswerAxes
     ) -> None:
@@ -229,7 +227,6 @@ class _MaskProbe:
         self.key = max(reach, key=lambda at: reach[at] > 0.0)
 
     def role(self) -> tuple[str, str]:
-        """Return the role, and the fact that shows it."""
         if "K" not in self.axes:
             return "lengths", self._lengths()
         suffix = "_int" if self.port.dtype in INTEGERS else ""

@@ -18,7 +18,7 @@ from .probe import BaseCall, affected, local_axis
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """The kind of a graph, its tensors with their final axes, and the sizes it fixes."""
+    """The kind of a graph, its tensors with their final axes, and the fixed sizes."""
 
     kind: Literal["layer", "core"]
     tensors: list[Role]
@@ -135,7 +135,6 @@ def _apart(base: BaseCall, assignment: RoleAssignment, ports: Mapping[str, Port]
 
 
 def _fixed(port: Port, at: int, field: str) -> dict[str, int | str]:
-    """Return the pin of a size fixed by the file."""
     size = None if port.shape is None else port.shape[at]
     return {field: size} if isinstance(size, int) else {}
 

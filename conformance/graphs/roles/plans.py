@@ -265,7 +265,6 @@ def _tensor_choices(header: Header, declared: GraphDeclaration) -> list[tuple[Po
 
 
 def _is_part(roles: Iterable[str], every: Sequence[str]) -> bool:
-    """Tell whether the roles are contained in ``every``, counting repetitions."""
     return not Counter(roles) - Counter(every)
 
 

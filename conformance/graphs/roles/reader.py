@@ -149,10 +149,10 @@ Allowed = np.ndarray[Any, np.dtype[np.bool_]]
 def always_causal(
     base: BaseCall, assignment: RoleAssignment, sizes_probe: SizeProbe
 ) -> tuple[str | None, list[str]]:
-    """Return the alignment of a causal rule that always applies, and a sentence about it.
+    """Return the alignment of a causal rule that always applies, with a sentence.
 
     Only calls with unequal numbers of keys and queries distinguish alignments: with equal lengths
-    alone it is called bottom-right.
+    alone the answer is bottom-right.
     """
     depends = [
         allowed for allowed in _dependence(base, assignment, sizes_probe) if allowed is not None
@@ -362,7 +362,6 @@ def _mixes(interpretation: Interpretation) -> bool:
 
 
 def _about_tensors(interpretation: Interpretation, declared: GraphDeclaration) -> list[str]:
-    """Return a sentence for each tensor: its role and the evidence."""
     sentences = []
     assignment = interpretation.assignment
     if not assignment.clean:

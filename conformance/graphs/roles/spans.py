@@ -53,7 +53,7 @@ class SizeProbe:
         return longer is not None and (not self._kept or self._grew(longer, letters, step))
 
     def _grew(self, longer: BaseCall, letters: str, step: int) -> bool:
-        """Tell whether the answer grew with the query and kept its other axes."""
+        """Tell whether the answer grew along the query's axes alone."""
         layout, expected = self.assignment.layout, list(self.start.base.answer.shape)
         if len(expected) < len(layout):  # heads are packed into the answer's last axis
             layout = layout.replace("H", "")

@@ -182,8 +182,8 @@ def core_around(
 ) -> Core:
     """Return the core around a softmax, or around a written-out softmax's exponential.
 
-    direct: of several products, that of query and key keeps its entries in place; gathered ones,
-    such as scores of distances, are added to it.
+    direct: of several products, the query-key product keeps entries in place; gathered products,
+    for example scores of distances, are added to it.
 
     Raises UnreadableError if the softmax is not between two products reached by tokens.
     """

@@ -446,7 +446,7 @@ def _fits(parts: Mapping[str, Tensor], recovered: Recovered, reference: Referenc
 def _by_names(
     named: Mapping[str, Mapping[str, Tensor]], graph: RunnableGraph
 ) -> GraphProjections | None:
-    """Return the single named attention that gives the graph's answers, with its head counts."""
+    """Return the single named attention with the graph's answers, and head counts."""
     fitting = []
     for prefix, parts in named.items():
         counts = head_counts(graph, parts, graph.num_heads)

@@ -270,7 +270,7 @@ def array_of(tensor: Tensor) -> Array:
 
 
 def as_dtype(rows: Array, own: Tensor) -> Tensor:
-    """Return stored values in the dtype of the graph, which rounded them at export."""
+    """Return stored values in the dtype of the graph, as rounded at export."""
     return torch.from_numpy(np.ascontiguousarray(rows)).to(own.dtype).clone()
 
 

@@ -181,7 +181,7 @@ def _candidates(tensor: Array, width: int, out: int) -> Iterator[Array]:
 def _fitted(
     matrix: Array, merged: Array, outputs: Array, answers: Answers, stored: Mapping[str, Array]
 ) -> Projected | None:
-    """Return a matrix with its bias and factor, None if it does not map heads to answers."""
+    """Return a matrix with bias and factor, None if it does not map heads to answers."""
     exact = matrix.astype(np.float64)
     plain = merged @ exact.T
     factor = factor_of(outputs - outputs.mean(axis=0), plain - plain.mean(axis=0))

@@ -300,7 +300,7 @@ def role_behind(wiring: Wiring, graph: RunnableGraph, part: str, tensor: str) ->
 
 
 def mixed_up(wiring: Wiring, graph: RunnableGraph, cores: Sequence[Core]) -> list[str]:
-    """Return a sentence for each part that the graph computes from the wrong tokens."""
+    """Return a sentence for each part computed from the wrong tokens."""
     result = []
     for part in PARTS:
         wanted = graph.role_of(part)

@@ -126,7 +126,6 @@ def attributes(node: Node) -> dict[str, Any]:
 
 
 def _read_by(node: Node) -> Iterator[str]:
-    """Yield the tensors read by a node or its subgraphs."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         graphs = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)

@@ -237,7 +237,6 @@ class _Call:
         return self._whole(self._returned, answers)
 
     def send(self) -> list[Tensor]:
-        """Make the call; returns the tensors of the answer."""
         reply, answers = self._remote.request(
             "call",
             self._tensors,

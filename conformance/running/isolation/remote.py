@@ -199,7 +199,6 @@ class Remote:
         return reply
 
     def _died(self) -> CandidateLost:
-        """Explain why the process has ended."""
         text = ""
         if select.select([self._status], [], [], _FAREWELL)[0]:
             text = os.read(self._status, 64).decode(errors="replace")

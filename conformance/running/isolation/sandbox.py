@@ -173,7 +173,7 @@ def _forked(what: Callable[[], None]) -> int:
 
 
 def _report(status: int, child: int, end: socket.socket | None) -> None:
-    """Wait for ``child``, reaping other children meanwhile, and write its exit code or signal."""
+    """Wait for ``child``, reaping further children, and write its exit code or signal."""
     if end is not None:
         end.close()
     while True:
@@ -188,7 +188,7 @@ def _report(status: int, child: int, end: socket.socket | None) -> None:
 def _end_all(group: int) -> None:
     """End every descendant: children forked twice have become children of this process.
 
-    All are in one process group, so a signal reaches them however fast they fork.
+    A signal to their process group reaches all of them, however fast they fork.
     """
     with contextlib.suppress(ProcessLookupError):
         while True:

@@ -142,7 +142,7 @@ def _chosen(problem: Problem, recording: Recording, kind: str) -> dict[str, Any]
 
 
 def _upstream(recording: Recording) -> dict[str, Any] | None:
-    """Return the upstream gradient, None if there were several different ones or none."""
+    """Return the upstream gradient; None without a gradient, or with different ones."""
     tables = [table(backward.upstream) for backward in recording.pulled]
     return tables[0] if tables and all(one == tables[0] for one in tables) else None
 
@@ -232,7 +232,7 @@ def _call(
 
 
 def _edited(after: Tensor, before: Tensor) -> dict[str, Any]:
-    """Return the tensor's later values if the call (or a later call in its storage) changed it."""
+    """Return the values of a tensor changed by the call, or by a later call in its storage."""
     after = taken(after)
     same = (after == before) | (after.isnan() & before.isnan())
     return {} if bool(same.all()) else {"after": table(after)}

@@ -269,9 +269,9 @@ def smallest_failure(
 ) -> Smallest:
     """Return the smallest problem with the same failure; ``problem`` if the failure does not recur.
 
-    The same failure means: the same kind of violation, the same message apart from numbers, the
-    same raising line, still far beyond the bound if it was, and a golden that passes. Values are
-    made plainer, too. After ``until`` on the thread's fair clock nothing is tried.
+    The same failure: equal kind of violation, equal message apart from numbers, equal raising line,
+    still far beyond the bound if ``violation`` was, and a golden that passes. Values are made
+    plainer, too. After ``until`` on the thread's fair clock the search ends.
     """
     control = Control(subject)
     controlled = _passes(clause, control, problem)

@@ -491,7 +491,7 @@ def _planned(
 
 
 def _memory(options: RunOptions, on_step: OnStep) -> tuple[FailureMemory | None, tuple[str, ...]]:
-    """Open the databases as one memory of failures, shared by all candidates, with notes on it."""
+    """Open the databases as one memory of failures, shared by all candidates, with notes."""
     if not options.databases:
         return None, ()
     on_step("opening", "the database of failures")

@@ -49,9 +49,9 @@ def warm_context(
 ) -> BaseContext | None:
     """Return a fork server's context with all modules imported; None where forking is impossible.
 
-    Workers then start in about ten milliseconds. Unless the server runs already, it first computes
-    whatever depends on the ``promises`` of a core alone. For ``isolated`` candidates it imports no
-    module that may lie beside them.
+    Workers then start in about ten milliseconds. At its start the server computes everything that
+    depends on the ``promises`` of a core alone. For ``isolated`` candidates the server imports no
+    modules from folders of candidates.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return None
@@ -284,7 +284,6 @@ def _drain(
     reports: Reports[Job, Reported],
     receive: Callable[[Job, Reported], None],
 ) -> None:
-    """Hand on the reports left after the threads have ended."""
     while not reports.empty():
         event = reports.get()
         if isinstance(event, tuple):

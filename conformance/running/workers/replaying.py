@@ -80,7 +80,6 @@ def earlier_job(
 def _earlier_examples(
     plan: CandidatePlan, clause: Clause, subject: Subject, count: int, *, last: int | None = None
 ) -> list[Problem]:
-    """Return the first ``count`` problems of a clause in a run, or the ``last`` few of them."""
     if not count or last == 0:
         return []
     first = plan.run.pool.problems(clause.space, subject.dtype, subject.device)[:count]
@@ -108,7 +107,7 @@ def rebuilt(plan: CandidatePlan, argument: dict[str, Any]) -> tuple[Clause, Subj
 
 
 def _problem(plan: CandidatePlan, argument: dict[str, Any], name: str = "problem") -> Problem:
-    """Read a problem of a report and check that its tensors can be made; raises UsageError."""
+    """Read a problem of a report and check its tensors; raises UsageError."""
     slug = argument["clause"]
     try:
         problem = problem_from_json(argument[name])
@@ -124,7 +123,6 @@ def _problem(plan: CandidatePlan, argument: dict[str, Any], name: str = "problem
 
 
 def _check_layouts(problem: Problem) -> None:
-    """Raise KeyError for memory layouts unknown to this version."""
     for layout in (problem.layout, problem.mask_layout):
         if layout not in (*MEMORY_LAYOUTS, "mixed"):
             raise KeyError(layout)
@@ -144,7 +142,7 @@ def outcome(argument: dict[str, Any], violation: Violation) -> str:
 
 
 def access(plan: CandidatePlan) -> dict[str, Any]:
-    """Describe how a script finds the candidate and whether it can call it without the harness."""
+    """Describe how a script finds the candidate, and whether calls work without the harness."""
     candidate = plan.candidate
     function = candidate.function
     module = str(getattr(function, "__module__", "") or type(function).__module__)

@@ -378,7 +378,6 @@ class Supervisor:
         return max(0.0, pause if self._memory is None else min(pause, self._memory.pause))
 
     def _require_memory(self) -> None:
-        """Stop a worker above its memory limit and raise WorkerLost."""
         if self._memory is not None and self._memory.is_exceeded():
             self._kill()
             msg = f"took more than {size_text(self._memory.most)} of memory and was stopped"

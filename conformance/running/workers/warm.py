@@ -57,10 +57,10 @@ class _Mistaken(DiagnosedSubject):
 
 
 def prepare(promises: Mapping[str, Any]) -> list[str]:
-    """Return the names of mistakes that a core with these promises could make.
+    """Return the names of mistakes possible for a core with these promises.
 
-    Problems of the clauses, golden answers, bounds and answers under other mistakes follow from the
-    promises alone: they are kept for the next candidate with the same promises.
+    Problems of the clauses, golden answers, bounds and answers under further mistakes follow from
+    the promises alone, and are kept for the next candidate with equal promises.
     """
     candidate = core(**promises)(like_nobody)
     run = CandidateRun(candidate, profile=QUICK)
