@@ -54,7 +54,7 @@ class RanksUnusableError(UsageError):
     """The ranks of a candidate cannot be started, or do not load it: nothing can be judged."""
 
 
-# A tensor of one of these classes runs none of a candidate's code when it is looked at.
+# Looking at a tensor of these classes runs no code of the candidate's.
 PLAIN = (Tensor, nn.Parameter)
 _BASE: Any = torch._C.TensorBase  # noqa: SLF001 (immutable, unlike torch.Tensor: nobody replaces its methods)
 
@@ -322,7 +322,7 @@ def before_each_call(act: Callable[[], None]) -> Iterator[None]:
         _BEFORE_CALLS.remove(act)
 
 
-# What is entered around a candidate's code itself, where its settings of torch are kept.
+# Contexts entered around a candidate's code, within its own settings of torch.
 _WITHIN_CALLS: Final[list[contextlib.AbstractContextManager[Any]]] = []
 
 
@@ -427,7 +427,7 @@ def read_answer(returned: Any, inputs: Inputs) -> Answer:
     )
 
 
-# What is said of the weights, which are many.
+# The verb for weights, a plural.
 _HAVE: Final = {"weights": "have"}
 
 
@@ -456,7 +456,7 @@ def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Te
             expected=list(shown),
             got=list(tensor.shape),
         )
-    # Eight bits are how numbers are kept: torch compares and adds none of them.
+    # Eight-bit formats are for storage: torch compares and adds none of them.
     if not tensor.is_floating_point() or tensor.element_size() == 1:
         _refuse(
             "dtype",
@@ -476,7 +476,7 @@ class UnreadableElsewhere:
 
 def unreadable(value: Tensor, device: str) -> str:
     """Why the elements of a tensor cannot be looked at, or ""."""
-    # What has no class of its own overrides nothing, and most answers have none.
+    # A tensor of no subclass overrides nothing, as most answers.
     with contextlib.nullcontext() if type(value) in PLAIN else _without_overrides():
         nested = _BASE.is_nested.__get__(value)
         layout, place = _BASE.layout.__get__(value), _BASE.device.__get__(value)

@@ -16,7 +16,7 @@ from ..problems.inputs import Inputs
 from .calling import Answer, Arguments, CandidateFailure, guarded
 from .weight_leaves import WeightLeaves
 
-# The inputs that a call hands over, in the harness' own axes, by the mode of the inputs.
+# The inputs of a call, in the harness' own axes, by the mode of the inputs.
 INPUT_NAMES = {
     "separate": ("query", "key", "value"),
     "memory": ("query", "context"),
@@ -285,7 +285,7 @@ def require_gradients(
     return {name: tensor.requires_grad_() for name, tensor in tensors.items()}
 
 
-# The kind of violation of an answer that no gradient can flow back from, as of one of another type.
+# The kind of violation for an answer without backward pass, as for a wrong type.
 LOST: Final = "type"
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from .._golden import golden
 from ..targets.loading import replaced_builtins
 
-# Kernels that somebody registered from Python for these keys would compute the golden, too.
+# Kernels registered from Python for these keys would compute the golden, too.
 _HOST_KEYS: Final = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "AutogradCPU")
 _SUBNORMAL: Final = sys.float_info.min / 2.0  # zero once a process takes such numbers for zero
 
@@ -86,17 +86,17 @@ def registered() -> frozenset[str]:
     return frozenset(torch.library._impls)  # noqa: SLF001
 
 
-# Packages of the harness that neither a verdict nor a diagnosis depends on.
+# Packages of the harness on which neither a verdict nor a diagnosis depends.
 _ONLOOKERS: Final = frozenset("adapters cli graphs pytest_plugin tools views".split())
 _HARNESS: Final = str(__package__).partition(".")[0]
 _GOLDEN: Final = "_attention_conformance_reference"
-# Where the names that the harness uses of others are looked up.
+# Modules in which the harness looks up foreign names.
 _OUTSIDE: Final = (torch, torch.linalg, math, random, time, builtins)
 _code = attrgetter("__code__")
 _BASE: Final = torch._C.TensorBase  # noqa: SLF001 (what Tensor inherits; nobody can replace it there)
 _GONE: Final = object()
 _REPLACED_BY_TORCH: Final = frozenset({"manual_seed"})  # when its compiler is first imported
-# What every verdict goes through: checked after each call; the rest when a clause requires it.
+# Modules every verdict uses: checked after each call; the rest if a clause requires it.
 _CORE: Final = frozenset(
     f"{_HARNESS}.{name}"
     for name in (
@@ -107,7 +107,7 @@ _CORE: Final = frozenset(
 ) | {"torch", "torch._tensor", "torch.linalg", "math", "builtins"}
 
 
-# Operations that attentions are made of: what one candidate replaces another would call.
+# Operations attentions consist of: a replacement by one candidate would reach another.
 _OF_ATTENTION: Final = frozenset("softmax matmul bmm einsum".split())
 
 
@@ -385,12 +385,12 @@ def _made_by(entry: Any, module: str) -> bool:
 
 
 _WATCH: ContextVar[tuple[Seal, list[str]] | None] = ContextVar("watch", default=None)
-# What candidates replaced when loaded: of torch (their calls get it back), of the harness (told).
+# Replacements at loading: of torch (their calls get them back), of the harness (reported).
 _THEIRS: Final[list[tuple[Any, str, Any]]] = []
 _AT_LOAD: Final[list[str]] = []
-# The modules of the judge when candidates were loaded, and what it was made of.
+# The judge's modules when candidates were loaded, with their seal.
 _AS_LOADED: Final[list[tuple[tuple[Any, ...], Seal]]] = []
-# The last watch: calls outside of any watch are compared with its seal.
+# The last watch, whose seal is compared after calls outside of any watch.
 _LAST: Final[list[tuple[Seal, list[str]]]] = []
 
 

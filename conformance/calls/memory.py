@@ -95,7 +95,7 @@ class Guarded:
 class Allocations(TorchDispatchMode):
     """While it is active, the tensors that torch makes are guarded."""
 
-    # flex_attention is an operator of operators: what it allocates inside is not guarded.
+    # flex_attention is an operator of operators: its inner allocations are not guarded.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:

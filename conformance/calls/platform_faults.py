@@ -19,7 +19,7 @@ from ..base.profile import DTYPES
 from ..problems.memory_layouts import CANARIES, MARGIN, MEMORY_LAYOUTS
 from . import torch_state
 
-# Items, tokens and channels of the operands: below, at and past the width of vectors; rows are odd.
+# Items, tokens and channels: below, at and past the width of vectors; rows are odd.
 _SIZES: Final = ((2, 30, 9), (1, 3, 5), (2, 7, 33), (1, 17, 16))
 Operation = Callable[[Tensor, Tensor], Tensor]
 

@@ -29,7 +29,7 @@ from ..base.printable_text import ending_text
 from .calling import RanksUnusableError
 from .rank_server import Group, Reply, Request, Source, last_line, serve, unpacked
 
-# Where one has raised, or has died, the others are left so many seconds to say so as well.
+# Seconds for the remaining ranks to report after one has raised or died.
 GRACE: Final = 2.0
 # A collective's own limit comes first: then each rank says in which line it has waited.
 _BEYOND: Final = 1.0
@@ -134,9 +134,9 @@ class RankProcesses:
         for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         _keep_sockets_in(scratch())
-        # Processes are copies of one that has torch loaded: the first start takes seconds.
+        # Processes are forked from one with torch loaded: its first start takes seconds.
         multiprocessing.set_forkserver_preload([_PRELOADED])
-        # Before this process waits for its children; a fork has forgotten those of its parent.
+        # Before this process waits for its children; a fork forgets its parent's finalizers.
         self._finalizer = util.Finalize(None, self.close, exitpriority=1)
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-ranks-", dir=scratch())
         pairs = [multiprocessing.Pipe() for _ in range(self.count)]
@@ -192,8 +192,8 @@ class RankProcesses:
                 with contextlib.suppress(OSError):  # it is gone: reading says so
                     self._ends[rank].send_bytes(pickle.dumps(request))
             last, failed = time.monotonic() + seconds, False
-            # A rank may wait for one that waits for the lost one, each until its collective's limit
-            # ends: where that is what is judged, nobody is stopped before.
+            # A rank may wait for a rank that waits for the lost one, each until its collective's
+            # limit: if this is judged, no rank is stopped before.
             patient = any(each.do in ("die", "rest") for each in requests)
             while len(answers) < self.count:
                 waiting = [end for rank, end in enumerate(self._ends) if rank not in answers]

@@ -39,8 +39,8 @@ from .devices import bits_of
 from .differentiating import pull_back
 
 _ROLES: Final = tuple(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
-# What the functions of torch.distributed call. Functional collectives, and so DTensor, go another
-# way: theirs are not delayed.
+# Targets of torch.distributed's functions. Functional collectives, and so DTensor, take a different
+# way and are not delayed.
 _MESSAGES: Final = tuple(
     name
     for name in (
@@ -49,7 +49,7 @@ _MESSAGES: Final = tuple(
     )
     if name in vars(dist.ProcessGroup)
 )
-# What safetensors has no name for, and no answer may have.
+# Dtypes safetensors has no name for, and no answer may have.
 _NEVER_SENT: Final = (torch.complex128, torch.quint8, torch.qint8, torch.qint32)
 # Point-to-point messages: a message not received is read by the receiver's next call.
 _DIRECT: Final = ("send", "recv", "recv_anysource")
@@ -267,7 +267,7 @@ class _Rank:
             for name, value in tensors.items()
             if not torch.equal(bits_of(value), bits_of(before[name]))
         }
-        # A copy is there when its numbers are: those of AsyncCollectiveTensor are still on the way.
+        # A copy waits for the numbers: those of AsyncCollectiveTensor are still on the way.
         plain = plainly(returned.detach().cpu().clone()) if is_tensor(returned) else None
         if plain is None or plain.layout != torch.strided or plain.dtype in _NEVER_SENT:
             described = _class_of(returned) + (f" of {plain.dtype}" if plain is not None else "")
@@ -326,7 +326,7 @@ def _late(seconds: float) -> Iterator[list[str]]:
     if not seconds:
         yield delayed
         return
-    # As they stand in the class: what ``getattr`` gives would not be bound to a group again.
+    # As in the class: the result of ``getattr`` would not be bound to a group again.
     usual = {name: vars(dist.ProcessGroup)[name] for name in _MESSAGES}
 
     def later(name: str, message: Callable[..., Any]) -> Callable[..., Any]:
@@ -399,7 +399,7 @@ def serve(ends: dict[int, Connection], source: Source, folder: str) -> None:
             end.send_bytes(packed(Reply(violation=raised(error), sent=reply.sent, direct=1)))
 
 
-# What is no tensor, by the kind that it has to be.
+# Fields that are no tensors, with their kinds.
 _FACTS: Final = {
     "described": str,
     "requires_grad": bool,

@@ -58,7 +58,7 @@ class Spanning:
         self._groups = {} if groups is None else groups
         self.results: list[RankResult] = []
         self.replica = 0
-        # What shows the signature and the place in the source.
+        # Gives the signature and the place in the source.
         self.__wrapped__ = candidate.function
 
     def under(self, calls: Calls) -> Spanning:

@@ -18,7 +18,7 @@ from ..base.printable_text import few
 from .protocol import MEMORY, GraphRefused, sentence
 
 _LONGEST_NAME: Final = 120
-# What exporters append to the name of ``model.onnx`` for its file of weights.
+# Suffixes exporters append to ``model.onnx`` for the file of weights.
 _SIDECARS: Final = (".data", "_data")
 _NUMPY_FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 _NUMPY_TYPES: Final = (*_NUMPY_FLOATS, TensorProto.INT8, TensorProto.UINT8)
@@ -94,7 +94,7 @@ def mapped(model: ModelProto, path: Path, least: int) -> dict[str, Any]:
             if size < least or tensor.data_type not in _NUMPY_TYPES:
                 continue
             if tensor.data_location != TensorProto.EXTERNAL:
-                # A file holds them in the order of the graph.
+                # A file holds tensors in the order of the graph.
                 at = whole.find(tensor.raw_data, end) if len(tensor.raw_data) == size else -1
                 if at < 0:
                     continue

@@ -29,8 +29,8 @@ START_SECONDS: Final = 120.0  # importing onnxruntime from a cold disk
 _FAREWELL: Final = 2.0
 _CEILING: Final = 20.0  # times its limit a starving process may take to read what it is asked
 _LAST_WORDS: Final = 1 << 16
-# The working folder is not on the path, and nothing that a user exports is read: -I. The first of
-# the folders holds this package: parent and child are of one version, whatever else is installed.
+# -I: without the working folder in the path, and without a user's variables. The first folder holds
+# this package: parent and child have the same version.
 _PROGRAM: Final = """
 import sys
 path, memory, seconds, own, *folders = sys.argv[1:]
@@ -56,7 +56,7 @@ class Child:
         self._limits = limits
         own_end, child_end = socket.socketpair()
         self._output, output = os.pipe()
-        # A child that prints more than a pipe holds must not wait for a reader.
+        # A child that prints more than a pipe holds must not block.
         os.set_blocking(output, False)
         os.set_blocking(self._output, False)
         try:
@@ -192,12 +192,12 @@ Run = Callable[[Feeds], Mapping[str, Array]]
 LEVELS: Final = ("disabled", "basic", "extended", "all")
 _ONNX_ALONE: Final = ("header", "defects")
 _CPU: Final = "CPUExecutionProvider"
-# After a hang the next run may take a part of the time, as an endless loop is met in every example:
-# but always many times what the slowest run took that came to an end.
+# After a hang the next run gets a part of the time, as an endless loop recurs in every example: but
+# always many times the slowest completed run.
 _SHRINK: Final = 4.0
 _LEAST_SECONDS: Final = 0.5
 _TIMES_THE_SLOWEST: Final = 20.0
-# Bytes of a model file that are read and optimised in a second, on a slow disk.
+# Bytes of a model file read and optimised in a second, on a slow disk.
 _OPENED_A_SECOND: Final = 50e6
 _OPENING: Final = 0.5
 
@@ -222,8 +222,8 @@ class Setting:
 DEFAULT: Final = Setting()
 
 
-# A worker that asks a graph for one answer may run it more than once, with other weights for one,
-# before it says that it is alive: a run gets a third of what the worker gets.
+# For one answer a worker may run a graph several times before its sign of life, for example with
+# nudged weights: a run gets a third of the worker's time.
 _RUNS: Final = 3
 _LONGEST: Final = 1e6
 _USUAL: Final = Limits()

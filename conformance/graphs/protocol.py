@@ -165,15 +165,15 @@ def _fill(end: socket.socket, into: memoryview, deadline: float | None) -> None:
         into = into[got:]
 
 
-# Such as "[ONNXRuntimeError] : 1 : FAIL", also in the middle of a message that quotes another.
+# Such as "[ONNXRuntimeError] : 1 : FAIL", also inside a quoting message.
 _CODE: Final = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
-# The place in the source, with the whole signature of a function or with its name alone.
+# The place in the source, with a function's whole signature or its name alone.
 _LONG_SOURCE: Final = re.compile(r"/onnxruntime_src/\S+:\d+ [^()]*(?:\(\))?\([^()]*\)(?: const)? ")
 _SHORT_SOURCE: Final = re.compile(r"\b[\w/.]+\.(?:cc|h):\d+ [\w:~<>]+(?:\(\))? ")
 _NODE: Final = re.compile(
     r"Non-zero status code returned while running (\S+) node\. Name:'([^']*)' Status Message: "
 )
-# A node that the runtime refuses to build, with the types of all that goes in and comes out.
+# A node the runtime refuses to build, with the types of its inputs and outputs.
 _BUILDING: Final = re.compile(
     r"This is an invalid model\. In Node, \(\"([^\"]*)\", (\w+), .*?\) -> .*? , (?:Error )?"
 )

@@ -44,7 +44,7 @@ class Header:
     operators: ``domain::Operator`` of every node, including subgraphs and functions, once each.
     external: the files, relative to the graph's folder, with tensors outside the graph's file.
     external_size: the bytes of the tensors in them.
-    stray: one sentence for each external file that is a link, or is not used.
+    stray: sentences on external files that are links, or unused.
     random: the nodes drawing random numbers, such as ``Dropout 'drop' in training mode``.
     """
 

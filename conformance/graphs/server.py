@@ -58,7 +58,7 @@ def confine(memory: int) -> None:
     _lower(resource.RLIMIT_CORE, 0)
     if memory:
         _lower(resource.RLIMIT_AS, memory)
-    # When the machine itself runs short, the system shall end this process and not its parent.
+    # When memory runs short, the system shall end this process, not its parent.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
@@ -86,7 +86,7 @@ def grant_cpu(seconds: float) -> None:
 
 
 CPU: Final = "CPUExecutionProvider"
-# It sends graphs to a service and computes nothing itself.
+# This provider sends graphs to a service and computes nothing itself.
 _REMOTE: Final = "AzureExecutionProvider"
 _KEPT: Final = 16
 _FATAL: Final = 4
@@ -98,13 +98,13 @@ _LEVELS: Final = {
 }
 _BFLOAT16: Final = "tensor(bfloat16)"
 _BFLOAT16_CODE: Final = 16  # onnx.TensorProto.BFLOAT16
-# Operators on 8-bit integers, as they stand in a file: DynamicQuantizeLinear, DequantizeLinear …
+# Byte patterns of operators on 8-bit integers in a file: DynamicQuantizeLinear …
 _INTEGERS: Final = re.compile(rb"MatMulInteger|uantizeLinear|QAttention|DynamicQuantizeMatMul")
 _UNSIGNED: Final = "session.x64quantprecision"  # as .saturation, for what onnxruntime fuses itself
 _FOLDER: Final = "session.model_external_initializers_file_folder_path"
-# Bytes of weights that are nudged at most: the smallest come first, and each layer has small ones.
+# Bytes of weights nudged at most: the smallest come first, and each layer has small ones.
 _NUDGED: Final = 1 << 26
-# From so many bytes of weights on, sessions share those of so many bytes each, and nudge fewer.
+# From this many bytes of weights on, sessions share large weights, and nudge fewer.
 _LARGE: Final = 1 << 26
 _SHARED: Final = 1 << 16
 _NUDGED_OF_LARGE: Final = 1 << 23
@@ -114,7 +114,7 @@ _LARGEST_FEEDS: Final = 1 << 40  # the parent knows what it sends
 _OUT_OF_MEMORY_WORDS: Final = ("bad_alloc", "bad allocation", "Failed to allocate memory")
 
 
-# The seed of changed weights, 0 for the file's own, and by which part of itself each is changed.
+# The seed of changed weights, 0 for the file's own, and the relative change of each.
 Nudge = tuple[int, float]
 
 
@@ -313,7 +313,7 @@ class _Server:
                 saturation.widen(self._model, self._path.parent)
             if self._large:
                 self._weights = parsing.mapped(self._model, self._path, _SHARED)
-                # What was left out of a message is freed with the message.
+                # Parts removed from a message are freed with the message only.
                 self._model = type(self._model).FromString(self._model.SerializeToString())
             parsing.relocate(parsing.all_tensors(self._model), self._path)
         return self._model

@@ -41,7 +41,7 @@ class GraphDeclaration:
 
 INPUT_ROLES: Final = (*TENSOR_ROLES, *MASK_ROLES, *OTHER_ROLES, *MODEL_ROLES)
 PRECISIONS: Final = ("int8-dynamic",)
-# The keywords of conformance.layer that a declaration may hold; their values are checked there.
+# Keywords allowed in a declaration; conformance.layer checks their values.
 PROMISES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "accumulate": str,
     "always_causal": bool,

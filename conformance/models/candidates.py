@@ -147,7 +147,7 @@ def none_judged(uncut: Sequence[Uncut]) -> str:
 
 def _missing_weights(path: Path, sites: Sites) -> str:
     try:
-        # What has no place at all was left out when the file was read.
+        # Tensors without any location were left out when the file was read.
         external_files(
             [one for one in sites.graph.model.graph.initializer if one.external_data], path
         )
@@ -307,7 +307,7 @@ class ScaledSite(Protocol):
         """The bound of its scores, None without one."""
 
 
-# The longest sequence that a model is asked about.
+# The longest sequence in calls of a model.
 _LONGEST: Final = max(LENGTHS)
 
 
@@ -383,7 +383,7 @@ def _promised_scale(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[str, 
         known = [other for other in scales if other is not None]
         standard = any(is_standard(other, size) for other in known)
         meant = size**-0.5 if standard else _commonest(known) or own
-    # What is multiplied above the attention is none of its own factors.
+    # Factors above the attention are not its own.
     above = site.scaled_above or 1.0
     promised = scale if above != 1 and _agree(own, meant) else meant / above
     if promised == 1:

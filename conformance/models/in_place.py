@@ -18,7 +18,7 @@ from .sites import Sites
 
 _HEADS: Final = "BHLD"
 _MASK: Final = "BHQK"
-# What masks add to the scores of hidden keys lies below this one.
+# A mask's addend below this hides a key.
 HIDES: Final = -1e3
 
 
@@ -71,7 +71,7 @@ class GraphEngine:
 
     def __init__(self, sites: Sites, process: GraphProcess | None = None) -> None:
         self._graph = sites.graph
-        # A tensor in a branch of a node is none that could be looked at.
+        # A tensor in a branch of a node cannot be tapped.
         self.sites = tuple(site for site in sites.sites if site.graph is None)
         self.process = process or GraphProcess(sites.graph.path)
 
@@ -173,7 +173,7 @@ def activations(site: Site, values: dict[str, Array]) -> Activations | None:
     return None if made is None else replace(made, steps=site.steps)
 
 
-# How nodes of attention operators align their own causal rule where lengths differ.
+# The alignment of causal attention nodes where lengths differ.
 CAUSAL_NODE: Final = "top-left"
 
 
@@ -199,7 +199,7 @@ def assembled(
         own if len(own) == len(answer) else np.repeat(own, len(answer), axis=0)
         for own in (query, key, value)
     )
-    # Nodes of onnxruntime take lengths in other forms, too, with more numbers than items.
+    # onnxruntime's nodes also take lengths in other forms, with more numbers than items.
     if any(mask.role == "lengths" and given.size != len(answer) for mask, given in masks):
         return None
     scores = (*query.shape[:3], key.shape[2])

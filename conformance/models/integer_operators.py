@@ -18,7 +18,7 @@ _PREFIX: Final = "QLinear"
 _TRIPLE: Final = len(("integers", "step", "zero point"))
 _PAIR: Final = len(("step", "zero point"))
 _OF_QATTENTION: Final = 9
-# Its integers may have a step for each channel; what it joins is of no attention.
+# Its integers may have a step for each channel; convolutions are no part of attentions.
 _OF_PLACES: Final = "kernel_shape"
 _SAYS_VERSION: Final = "opset"  # of the operator that is meant
 

@@ -33,11 +33,11 @@ _ITEMS: Final = 2
 POSITIONS: Final = 6
 # Past positions: several, else none, if axis names do not say that an axis counts them.
 _PASTS: Final = (3, 0)
-# What a query sees under causality with a mistake: no earlier keys, or all but its own.
+# Visible keys under a mistaken causal rule: no earlier keys, or all but its own.
 _EARLIER_HIDDEN: Final = "its own key and later ones"
 _OWN_HIDDEN: Final = "keys before its own alone"
 _NOT_LATER: Final = "keys after its own alone"
-# What it sees under a causal rule that ends too late, by how many keys.
+# Keys too many under a causal rule that ends too late.
 _AHEAD: Final = dict(enumerate(LOOKING_AHEAD, start=1))
 MISPLACED: Final = (_EARLIER_HIDDEN, _OWN_HIDDEN, _NOT_LATER)
 
@@ -111,7 +111,7 @@ def rule_of(allowed: Any) -> Rule:
     if allowed.all():
         return Rule(causal=False)
     queries, keys = allowed.shape[-2:]
-    # Of nothing nothing is known, and what is the same for every query is no rule about later keys.
+    # An empty mask shows no rule, and a single query none about later keys.
     if not allowed.any() or queries == 1:
         return Rule(causal=None)
     causal = np.tri(queries, keys, keys - queries, dtype=bool)

@@ -19,19 +19,19 @@ if TYPE_CHECKING:  # they import onnx, which few runs need
     from .in_place import Activations
     from .model_graph import ModelGraph
 
-# Ids that are drawn where no table of embeddings says how many there are.
-# What a query sees under a causal rule that ends too late: one key too many, two, three.
+# Keys visible under a causal rule that ends one, two or three keys too late.
 LOOKING_AHEAD: Final = (
     "the key after its own, too",
     "the 2 keys after its own, too",
     "the 3 keys after its own, too",
 )
+# Ids to draw from if no table of embeddings shows their number.
 _FEW_IDS: Final = 8
-# Ids below this one may have a meaning of their own, such as padding or the end of a text.
+# Ids below this one may have a special meaning, such as padding or the end of a text.
 _SPECIAL: Final = 4
 _WORDS: Final = re.compile(r"[^a-z]+")
-# Pictures and sounds whose sizes a file leaves open: by the number of their axes, what they are
-# called, and the channels and sides, or the samples, that are tried.
+# Pictures and sounds of open sizes, by number of axes: their names, and the channels and sides, or
+# samples, to try.
 _CALLED: Final = {4: ("pixel", "image", "picture"), 2: ("input_values", "wave", "audio", "speech")}
 _SIDES: Final = (224, 32, 16, 64, 384, 8, 28, 512)
 _COMMON: Final[Mapping[int, Sequence[tuple[int, ...]]]] = {
@@ -40,7 +40,7 @@ _COMMON: Final[Mapping[int, Sequence[tuple[int, ...]]]] = {
 }
 _CACHED: Final = frozenset({"past", "cache", "key", "value", "state"})
 ANSWERING: Final = ("decoder", "target", "tgt")
-# How many axes an input of a role has, 0 for any number, and the kinds of its numbers.
+# By role: the number of axes, 0 for any number, and the kinds of numbers.
 _AXES_OF: Final[Mapping[str, tuple[int, str]]] = {
     "tokens": (2, "iu"),
     "mask": (2, "iubf"),
@@ -360,7 +360,7 @@ def _vocabulary(graph: ModelGraph, name: str) -> int:
     return min(rows, default=_FEW_IDS)
 
 
-# Runs with weights nudged by one unit in the last place, to see how far answers lie apart.
+# Runs with weights nudged by one unit in the last place, to see how far answers move.
 NUDGES: Final = (1, 2)
 # The letters of an answer's axes: item, first and second sequence, anything else.
 ITEM, PADDED, ATTENDING, OTHER = "B", "P", "A", "."

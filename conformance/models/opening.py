@@ -37,18 +37,18 @@ from .site import cache_shapes
 from .sites import Sites
 from .whole_model import RefusedSize, WholeModel
 
-# Sizes that show which ones a model refuses: batches, and lengths of a sequence.
+# Sizes that reveal which ones a model refuses: batches, and lengths of a sequence.
 BATCHES: Final = (1, 2, 3, 5)
 LENGTHS: Final = (1, 2, 3, 5, 8, 13, 21, 34)
-# Tried in turn until one is answered: a file may not say at which size it was traced.
+# Tried until one is answered: a file may not say the size it was traced at.
 _FIRST_LENGTHS: Final = (5, 8, 7, 6, 4, 16, 10, 12, 32, 64, 128, 1)
 _FIRST_BATCHES: Final = (2, 1, 3, 4)
 _SEED: Final = 1
 # The fewest tokens to test a mask with: a hidden token, a visible token, and the last.
 _SHOWING: Final = 3
-# What models of a library are for: the first is a decoder's, the second an encoder's.
+# Uses of a library's models: the first is a decoder's, the second an encoder's.
 _USES: Final = ("CAUSAL_LM", "MASKED_LM")
-# How libraries call a mask of tokens in which 1 is one to attend to.
+# The libraries' name of a mask of tokens in which 1 is attended.
 ATTENTION_MASK: Final = "attention_mask"
 OFFERED_MASK: Final = ModelInput(
     name=ATTENTION_MASK,
@@ -284,7 +284,7 @@ def _measured(model: WholeModel) -> WholeModel:
             "hidden states [B, …], and not what is chosen by them"
         )
         raise UnknownInputError(msg)
-    # Now that the axes of the answers are known, a size is also refused by a wrong shape.
+    # With the axes of answers known, a wrong shape counts as a refusal of the size, too.
     return _with_sizes(replace(model, outputs=outputs), fixed, base)
 
 

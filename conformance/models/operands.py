@@ -12,7 +12,7 @@ from ..graphs.reading import Axis
 from ..graphs.weights.wiring import Node, UnreadableError, attributes
 from .model_graph import ModelGraph
 
-# A factor of a tensor: the operator, and the name of the number that it multiplies or divides by.
+# A factor of a tensor: operator, and name of the multiplying or dividing number.
 Factor = tuple[str, str]
 _HEADS: Final = frozenset("BHLD")
 
@@ -100,7 +100,7 @@ def _added_to(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
 def _multiplied(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
     places = [at for at, name in enumerate(node.input) if graph.scalar(name) is not None]
     unknown = [name for name in node.input if graph.shape(name) == (1,) or graph.rank(name) == 0]
-    # What whole projections are multiplied by is theirs, such as the scale of integers.
+    # Factors on whole projections belong to these, such as the scale of integers.
     if not places and unknown and "M" not in here.letters and not _of_integers(graph, node):
         msg = f"it is multiplied by {unknown[0]}, a number that is computed elsewhere"
         raise UnreadableError(msg)

@@ -168,7 +168,7 @@ def _input(node: Node, place: int) -> str:
     return str(node.input[place]) if 0 <= place < len(node.input) else ""
 
 
-# What an attention alone goes without, and what it means where a node does not say it.
+# Attributes an attention alone does without, and their defaults.
 ROTARY: Final = ("do_rotary", "rotary_interleaved")
 WINDOW: Final = "local_window_size"
 _ABOVE: Final = {**dict.fromkeys(ROTARY, 0), WINDOW: -1}

@@ -30,7 +30,7 @@ _BENDS: Final = frozenset(
 _RECURRENT: Final = frozenset({"GRU", "LSTM", "RNN"})
 _FLOATS: Final = frozenset({1, 10, 11, 16})  # onnx' numbers of the types that heads have
 _STORED: Final = _FLOATS | {2, 3}  # and those of their integers
-# A residual sum, a normalisation, a bend: of one of them alone an attention may be made, too.
+# A residual sum, a normalisation, an activation: a single attention may have one of them.
 _ENOUGH: Final = 2
 
 

@@ -27,7 +27,7 @@ _NOT_THE_USERS: Final = tuple(
 _IN_PLACE: Final = frozenset(
     "__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ipow__ __iand__ __ior__ __ixor__".split()
 )
-# Calls whose line in the user's code is kept: those that make attention.
+# Calls whose line in the user's code is kept: those of attentions.
 _LOCATED: Final = frozenset(
     "scaled_dot_product_attention softmax matmul __matmul__ __rmatmul__ bmm baddbmm einsum".split()
 )

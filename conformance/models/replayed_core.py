@@ -19,7 +19,7 @@ from .recording import Call, ModuleRecording, Ref, Size, Value, mapped, size_at,
 from .site import is_standard
 from .torch_sites import KERNEL, PARTS, SizeElsewhere, TorchMask, TorchSite
 
-# Sizes of the trial calls, none of them those of the recorded one if it can be: see _trial.
+# Sizes of the trial calls, different from the recorded ones if possible: see _trial.
 _TRIAL: Final = {"B": 3, "Q": 4, "K": 6}
 _MOST_NUMBERS: Final = 6
 
@@ -73,7 +73,7 @@ class ReplayedCore:
         for call in site.inside:
             self._run(call, made, sizes)
             if sinks is None and site.entering_sinks in call.results:
-                # Whatever they were multiplied by: there are none.
+                # No sinks: whatever their factor was.
                 entering = made[site.entering_sinks]
                 made[site.entering_sinks] = torch.full_like(entering, -math.inf)
         answer = made[site.output_value]
@@ -167,7 +167,7 @@ def _readings(recording: ModuleRecording, site: TorchSite) -> Iterator[dict[Size
     if folded and site.heads:
         own |= {"B": folded // site.heads, "H": site.heads}
     letters = [letter for letter in "BQK" if letter in own]
-    # Six products of one or two sizes, each equal to one number: at most 2 ** 6 readings in all.
+    # Six products of one or two sizes, each equal to one number: at most 2 ** 6 readings.
     choices = []
     for _, number in read:
         fitting = ["".join(part) for n in (1, 2) for part in itertools.combinations(letters, n)]
@@ -269,7 +269,7 @@ def _scale(
     first = _odds(core, dtype, small)
     if not math.isfinite(first) or not first:
         return None, None
-    # Scores as large as the format can show the odds of: there a cap is seen.
+    # Scores as large as the format shows odds for: there a cap is visible.
     large = small * -math.log(torch.finfo(dtype).tiny) / (3 * abs(first))
     odds = [first, _odds(core, dtype, large)]
     if not math.isfinite(odds[1]):

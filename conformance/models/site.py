@@ -82,8 +82,8 @@ class Site:
     causal: a node hides later keys by itself.
     sinks: one more score for each head, beside those of the keys.
     cache: the keys and the values of earlier tokens that a node puts before its own, or ().
-    assembly: how query, key and value enter a node that takes them in one tensor.
-    counted: the tensor of each item's last key, of which each query sees earlier ones; "".
+    assembly: the way query, key and value enter a node with a joint tensor.
+    counted: the tensor of the last key's index by item, limiting a query's keys; "".
     options: the node attributes left out of the cut: rotary positions and window.
     steps: the places where scores or weights become integers between its products.
     opaque: query, key and value as attended exist only inside a node.
@@ -249,6 +249,6 @@ def _heads(graph: ModelGraph, edge: Edge) -> int | None:
     return None
 
 
-# Turns and sums with positions between the heads and where they are cut out of a width.
+# Turns and sums with positions between the heads and the width they are cut out of.
 _NEAR: Final = 6
 _NEAR_HEADS: Final = ("Add", "DequantizeLinear", "Mul", "QuantizeLinear", "Transpose")

@@ -25,7 +25,7 @@ from .operator_site import attention_node, operator_core, operator_site
 from .site import Site, Uncut, shown
 from .softmax_site import TO_PRODUCT, softmax_site
 
-# What holds graphs inside a graph; a tensor in there has no name outside.
+# Nodes holding graphs; an inner tensor has no name outside.
 _BRANCHES: Final = frozenset({"If", "Loop", "Scan"})
 _REDUCING: Final = frozenset({"ReduceMax", "ReduceSum"})
 _ALONE: Final = "it lies inside a graph of a node, its products do not"

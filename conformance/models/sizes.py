@@ -25,14 +25,14 @@ _CONTRADICTIONS: Final = (
     *(ValueError, LookupError, TypeError, ArithmeticError, RuntimeError),
     *(onnx.shape_inference.InferenceError, onnx.checker.ValidationError, onnx.defs.SchemaError),
 )
-# onnx' numbers of the types of whole numbers, whose quotients are cut off.
+# onnx's numbers of integer types, whose quotients are truncated.
 _WHOLE_TYPES: Final = frozenset(
     {TensorProto.INT64, TensorProto.INT32, TensorProto.INT16, TensorProto.INT8}
     | {TensorProto.UINT64, TensorProto.UINT32, TensorProto.UINT16, TensorProto.UINT8}
 )
-# Ends that are as far away as a number can be, as slices have them, fit into whole numbers.
+# Slices use the largest numbers as open ends; this limit fits into integers.
 _FAR: Final = 2.0**31 - 1
-# The most elements of what is worked out with numbers: shapes and scalars.
+# The most elements of computed numbers: shapes and scalars.
 _MOST_NUMBERS: Final = 64
 
 
@@ -296,13 +296,13 @@ def _reshaped(_node: Node, above: Shape | None, numbers: Array | None) -> Shape 
     rest = [at for at, number in enumerate(numbers) if number == -1]
     last = above[-1] if above else None
     if len(rest) == 1 and isinstance(last, int) and above is not None:
-        # A width that is cut into heads: [B, L, E] as [B, L, -1, D] or [B, L, H, -1].
+        # A width cut into heads: [B, L, E] as [B, L, -1, D] or [B, L, H, -1].
         start = len(above) - 1
         others = [size for at, size in enumerate(shape) if at >= start and at != rest[0]]
         known = [size for size in others if isinstance(size, int)]
         if rest[0] >= start and len(known) == len(others) < len(shape) - start:
             shape[rest[0]] = last // math.prod(known)
-        # Heads that are put together again: [B, L, H, D] as [B, L, -1].
+        # Heads merged again: [B, L, H, D] as [B, L, -1].
         tail = [size for size in above[rest[0] :] if isinstance(size, int)]
         if rest[0] == len(shape) - 1 < len(above) - 1 and len(tail) == len(above) - rest[0]:
             shape[rest[0]] = math.prod(tail)
@@ -331,7 +331,7 @@ _SHAPES: Final[Mapping[str, Callable[[Node, Shape | None, Array | None], Shape |
     ),
 }
 _STANDARD: Final = ("", "ai.onnx")
-# onnxruntime's own has operators of the standard's names for further types.
+# onnxruntime's domain has operators of the standard's names for further types.
 _DOMAINS: Final = (*_STANDARD, "com.microsoft")
 _PRODUCTS: Final = ("FusedMatMul", "MatMul")
 _ELEMENTWISE: Final = frozenset("Add And Div Max Min Mul Or Pow Sub Where".split())

@@ -96,9 +96,9 @@ def _mean_node(graph: ModelGraph, core: Core) -> Node:
     raise UnreadableError(msg)
 
 
-# To integers of known steps, and back: an attention alone goes without them.
+# Quantisation by known steps, and back: an attention alone does without.
 QUANTISING: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
-# Nodes on the way from scores to weights, besides those that add, choose or multiply.
+# Nodes between scores and weights, besides adding, choosing and multiplying ones.
 _PLAIN: Final = QUANTISING | frozenset(
     "Cast Dropout Exp Identity IsNaN LogSoftmax Neg Not ReduceMax ReduceSum Softmax Clip".split()
 )
@@ -109,10 +109,10 @@ _FOLDING: Final = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
 _ENDS: Final = SOFTMAXES | {"Exp"}
 _MOVING: Final = _FOLDING | {"Concat", "Slice"}
 _ON_THE_WAY: Final = _PLAIN | _WITH_NUMBERS | _MOVING | {"Add", "Tanh", "Where"}
-# What may stand between weights and the product with values.
+# Nodes allowed between weights and the product with values.
 TO_PRODUCT: Final = _ON_THE_WAY | {"Expand", "Transpose"}
 _SCORES: Final = {len("FQK"): "FQK", len("BHQK"): "BHQK"}
-# With an axis of one, which converters of equations leave on the way.
+# With an axis of size 1, left by converters of equations.
 _RANKS: Final = (*_SCORES, len("BHQK") + 1)
 
 

@@ -133,7 +133,7 @@ def _mixes(rows: Tensor, tokens: Tensor) -> bool:
     seen = known.any(-1)
     if bool((seen & (least != most)).any()):
         return True
-    # A row without a known number is told apart from all others.
+    # A row without a known number differs from all others.
     unique = torch.where(seen, most, -1 - torch.arange(seen.shape[-1]))
     ordered = unique.sort(dim=-1).values
     return bool((ordered[..., 1:] == ordered[..., :-1]).any())

@@ -24,11 +24,11 @@ from .torch_model import TorchEngine, first_sizes
 from .torch_sites import PARTS, TorchSite
 from .whole_model import WholeModel
 
-# A call of another length is so much longer.
+# Additional length of the longer call.
 _LONGER: Final = 4
-# A scale that is read is off by no larger a part.
+# The relative error of a measured scale.
 _SAME: Final = 1e-4
-# A norm leaves no more of its input's size than this, by the number that it adds to a variance.
+# A norm keeps at most this part of its input's size, by its epsilon.
 _ROOM: Final = 1e-2
 _PROJECTIONS: Final = frozenset("linear addmm matmul einsum conv1d conv2d".split())
 _COUNTED: Final = {"query": "queries", "key": "keys"}

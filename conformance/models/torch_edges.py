@@ -72,7 +72,7 @@ class Edges:
             operands = list(rest[0]) if rest and isinstance(rest[0], (list, tuple)) else rest
             numbers = tuple(operand.number for operand in operands)
             written = str(equation).replace(" ", "")
-            # What dots stand for is as many axes in both, in front.
+            # An ellipsis stands for equal leading axes in both.
             more = {
                 self._tensor(n).dim() - len(side.replace("...", ""))
                 for n, side in zip(numbers, written.partition("->")[0].split(","), strict=False)
@@ -161,7 +161,7 @@ class Edges:
         read = _reshaped if name in RESHAPES else _STEPS.get(name)
         found = None if read is None else read(call, letters, list(before), list(after))
         unfolded = found is not None and letters[0] == "F" and found[:2] == "BH"
-        # No input has as many items as the first axis would have.
+        # No input has as many items as this first axis.
         leads = unfolded and not {before[0]} & self._of_inputs and before[1] in self._of_inputs
         repeats = found is not None and (
             len(found) > len("BHLD") or ("H" in found and name in ("expand", "repeat_interleave"))

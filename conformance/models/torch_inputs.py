@@ -32,7 +32,7 @@ from ..tolerance.model import SAME_READ
 from .model_inputs import ModelInput, UnknownInputError, library_of, sequences_of
 from .recording import ModuleRecording, record, tensors_in
 
-# Optional parameters that are given: they are masks, positions and what a model needs to answer.
+# Optional parameters to pass: masks, positions, and others a model needs to answer.
 _OPTIONAL: Final = frozenset(
     "input_ids attention_mask position_ids decoder_input_ids pixel_values input_features".split()
 )
@@ -42,14 +42,14 @@ _PICTURES: Final = (32, 16, 64, 224, 28, 8)
 _DURATIONS: Final = (40, 16, 64, 100, 3000)
 _MOST_WIDTHS: Final = 8
 _MOST_SIZES: Final = 2
-# Sides of pictures that a number may speak of.
+# Plausible sides of pictures.
 _SHORTEST: Final = 3
 _LONGEST: Final = 512
-# Trials of one choice of optional parameters, and processor seconds for all of them: a target that
-# loads for a minute is given up.
+# Trials of one choice of optional parameters, and processor seconds for all: a target that loads
+# for a minute is given up.
 _MOST_TRIALS: Final = 400
 _SECONDS: Final = 20.0
-# The same where masks that show, and hide nothing, are known already.
+# Seconds left once a calling is known whose masks have an effect but hide nothing.
 _SECONDS_MORE: Final = 1.0
 _BATCH: Final = 2
 _LENGTHS: Final = (5, 8, 16)
@@ -183,7 +183,7 @@ def torch_calling(
     refusal, ends = "", time.process_time() + _SECONDS
     without_effect: tuple[TorchCalling, ModuleRecording] | None = None
     unhidden: tuple[TorchCalling, ModuleRecording] | None = None
-    # A mask is an input, though it may be refused, or one of a length that is a head's size.
+    # A mask is an input, though it may be refused, or have a head's size as length.
     ways = itertools.takewhile(
         lambda way: unhidden is None or way[0].given >= unhidden[0].given,
         _callings(module, wanted, declared, makes=makes),
@@ -229,7 +229,7 @@ def _callings(
     orders = (False,) if said == {True} else (False, True)
     for optional in _subsets([p for p in wanted if not _is_required(p, declared)]):
         taken = [p.name for p in wanted if _is_required(p, declared) or p in optional]
-        # What may be left out is not made.
+        # Optional tables are not made.
         known = {one.name for one in (optional if makes else wanted)}
         meanings = [
             [
@@ -357,7 +357,7 @@ _MADE: Final = "made"
 _TABLES: Final = frozenset(
     "cos sin cis freqs freq rope rotary rot start encoding encodings pe".split()
 )
-# How many masks that hide nothing are tried where none of those that hide is taken.
+# Idle masks tried where no hiding mask is accepted.
 _MOST_IDLE: Final = 7
 
 
@@ -438,7 +438,7 @@ def _pictures(module: nn.Module) -> list[_Meaning]:
         if isinstance(part, nn.Conv2d):
             own = getattr(config, "image_size", None)
             strides = {one.stride for one in module.modules() if isinstance(one, nn.Conv2d)}
-            # Where each pixel is a token, a small picture has enough.
+            # If each pixel is a token, a small picture is enough.
             usual = sorted(_PICTURES) if strides == {(1, 1)} else _PICTURES
             sizes = [own] if isinstance(own, int) else [*_own_sizes(module), *usual]
             shapes += [(part.in_channels, size, size) for size in sizes]

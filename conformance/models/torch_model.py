@@ -53,14 +53,14 @@ from .torch_inputs import TorchCalling, as_array, source_calling, torch_calling
 from .torch_sites import PARTS, TorchSite, find_torch_sites
 from .whole_model import WholeModel
 
-# Tokens by which one call is longer than another.
+# Additional tokens of the longer call.
 _MORE: Final = 3
 _CHANNELS: Final = (
     "its softmax runs over channels, whose products are sums over tokens (cross-covariance), and "
     "the specification is of tokens that attend to tokens"
 )
 _ONE_KEY: Final = "its mask has no axis of keys, as it was called"
-# Bytes of weights that are nudged at most, the smallest first: as for graphs.
+# Bytes of weights nudged at most, the smallest first: as for graphs.
 _NUDGED: Final = 1 << 26
 
 

@@ -22,29 +22,29 @@ KERNEL: Final = "scaled_dot_product_attention"
 PARTS: Final = ("query", "key", "value")
 _PRODUCTS: Final = frozenset({"matmul", "bmm", "baddbmm", "einsum"})
 _SOFTMAXES: Final = frozenset({"softmax", "exp"})
-# Calls between the scores and the weights, and between the weights and the product with values.
+# Calls between scores and weights, and between weights and the product with values.
 _BETWEEN: Final = CASTS | frozenset(
     "view reshape masked_fill where add sub mul div tanh clamp max min maximum minimum getitem cat "
     "nan_to_num softmax log_softmax exp sum amax logsumexp setitem neg".split()
 )
 # Values gathered from further scores, such as scores of distances, are a bias.
 _GATHERS: Final = frozenset({"gather", "take_along_dim"})
-# These take no more than its shape, or its type, from their second tensor.
+# Calls that use only the shape or type of their second tensor.
 _SHAPED: Final = frozenset({"expand_as", "reshape_as", "view_as", "type_as"})
-# Calls that no weights of one attention pass: as in an attention to blocks of tokens.
+# Calls never applied to one attention's weights, as in attention to blocks of tokens.
 _MOVES: Final = frozenset(
     "pad as_strided flip roll gather index_select unfold stack split transpose permute".split()
 )
 _SUMMING: Final = frozenset({"add", "sub", "sum", "cat"})
-# The search upwards from a softmax stops at these: they make tokens, not scores.
+# The upward search from a softmax stops at these: they make tokens, not scores.
 _WALLS: Final = frozenset("linear embedding layer_norm rms_norm conv1d conv2d".split())
 _UNUSUAL: Final = (ValueError, KeyError, IndexError, TypeError, AttributeError)
 _FACTORS: Final = frozenset({"mul", "div", "neg"})
 _SPREADS: Final = CASTS | {"view", "reshape", "expand", "unsqueeze", "getitem", "repeat"}
 
 
-# A size that was read off a tensor outside of an attention: the inputs that this was computed from
-# and the size, for one of queries may be as large as one of keys.
+# A size read off a tensor outside of an attention: the inputs of this tensor, and the size, since
+# numbers of queries and keys may be equal.
 SizeElsewhere = tuple[frozenset[str | None], int]
 
 
@@ -180,7 +180,7 @@ class _Finder:
                 return None
             msg = "its scores are no product of two tensors"
             raise UnreadableError(msg)
-        # What queries make with tables of positions is added, as other biases are.
+        # Products of queries with tables of positions are added like biases.
         of_tokens = [one for one in firsts if self._is_of_tokens(one)]
         beside = [one for one in firsts if one not in of_tokens] if len(of_tokens) == 1 else []
         firsts = of_tokens if beside else firsts

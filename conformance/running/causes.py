@@ -32,16 +32,16 @@ from .shrinking.smallest import Smallest
 # A cause as the report has it.
 Entry = dict[str, Any]
 Told = TypeVar("Told")
-# In the name of a tensor whose axes are read in another order: their sizes need not fit.
+# Appended to names of tensors read with permuted axes: their sizes need not match.
 _LAID_OUT: Final = " laid out as "
 # Whether a subject fails the problem in question.
 Fails = Callable[[Subject], bool]
-# Seconds that the search for a name may take: of some thousand calls each may be slow.
+# Seconds of a name's search: each of its thousands of calls may be slow.
 LONGEST_SEARCH: Final = 300.0
-# That where calls are slow, and the fewest calls that it may make, however slow they are.
+# The limit for slow calls, and the fewest calls allowed, however slow.
 SLOW_SEARCH: Final = 15.0
 FEWEST_CALLS: Final = 12
-# That for the name of answers at the few sizes at which a call does not raise.
+# The limit for answers at the few sizes at which a call does not raise.
 SHORT_SEARCH: Final = 5.0
 
 
@@ -116,7 +116,7 @@ class Causes:
         if told is None:
             return mistaken
         if told.wrong and not mistaken:
-            # Its answers are searched once, however many clauses ask sizes that it refuses.
+            # The answers are searched once, however many clauses ask refused sizes.
             equal = told.condition.equal if told.condition else ()
             answering = self._answering.setdefault((subject, equal), told.answering(subject))
             mistaken = self.of_exception(answering, problem, clause_run, SHORT_SEARCH)

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
 
-# As many of a clause are tried, the smallest first.
+# Problems tried for a clause, the smallest first.
 MOST: Final = 10
 
 
-# What a database holds: where, and a problem.
+# An entry of a database: key and problem.
 Kept = tuple[bytes, bytes]
 
 

@@ -13,7 +13,7 @@ from ..targets.loading import one_line
 from .tally import Tally
 
 IN_PROGRESS: Final = "the next one had not been answered"
-# What the runner never swallows, and what only a candidate raises in a worker.
+# Exceptions the runner never swallows, raised in a worker by the candidate alone.
 _OF_THE_CANDIDATE: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)
 
 

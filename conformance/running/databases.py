@@ -168,7 +168,7 @@ def _github(owner: str, repository: str) -> OpenDatabase:
     """Open a repository's latest artifact, read with the token in GITHUB_TOKEN."""
     from hypothesis.database import GitHubArtifactDatabase, ReadOnlyDatabase  # noqa: PLC0415
 
-    # By default all repositories share one folder, and one's artifact is taken for the other's.
+    # By default all repositories share one folder, and their artifacts would be confused.
     home = os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY") or ".hypothesis"
     cache = Path(home) / "github-artifacts" / owner / repository / ARTIFACT
     shared = GitHubArtifactDatabase(owner, repository, ARTIFACT, path=cache)

@@ -37,12 +37,11 @@ with uncollected():  # beside all that a run has made, a collection takes as lon
     from ..diagnosis.refused_sizes import RAISES, RIGHT, WRONG
     from .causes import Causes
 
-# Of the reductions that a profile leaves, the part that the next failing clause may use.
+# The share of a profile's remaining reductions for the next failing clause.
 SHARE_OF_ONE_CLAUSE = 0.3
-# Tries where calls are slow, and what was asked tells no name.
+# Tries for slow calls without a name found so far.
 TRIES_OF_SLOW_CALLS: Final = 6
-# What takes a process with it, or much memory, costs seconds a try: few to make it small, none for
-# what hangs.
+# Losing a process or much memory costs seconds a try: few tries, and none for a hang.
 TRIES_OF_A_LOSS = {"hung": 0, "crashed": 8, "memory": 2}
 
 
@@ -205,7 +204,7 @@ class Explainer:
         return plain and (clause.explained or first)
 
 
-# The kinds of violation that work in another order on a device may make.
+# The kinds of violation that unordered work on a device may cause.
 _OF_CHANCE: Final = (*WRONG_ANSWERS, "mutated", "memory")
 
 

@@ -30,7 +30,7 @@ from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from .shrinking.smallest import smallest_failure
 
-# Calls that tell mistakes apart, and further ones that a mistake must explain to be believed.
+# Calls that distinguish mistakes, and further ones a mistake must explain to be believed.
 MOST_TELLING: Final = 4
 CONFIRMING: Final = 2
 

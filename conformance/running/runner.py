@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .explainer import Explainer
 
 OnExample = Callable[[dict[str, Any]], None]
-# Runs of a warm process: what they drew and computed is there for candidates like theirs.
+# Runs of a warm process: their problems and results are reused for similar candidates.
 PREPARED: Final[list[CandidateRun]] = []
 
 
@@ -73,13 +73,13 @@ class CandidateRun:
         self.explain = explain
         self.shard = shard
         self.memory = memory
-        # What a trial call took; 0.0 where none was made.
+        # Seconds of a trial call; 0.0 without one.
         self.call_seconds = 0.0
         self._leading = ""
         self.pool = self._pool()
         self._subjects: dict[tuple[str, str], Subject] = {}
         self._explained_by: Explainer | None = None
-        # Clauses that were laid aside: their problems, those that are left, and the counts so far.
+        # Clauses laid aside: their problems, the remaining ones, and the counts so far.
         self._aside: dict[str, tuple[ClauseProblems, Iterator[Problem], Tally]] = {}
         self._clauses = {clause.id: clause for clause in all_clauses()}
 
@@ -109,7 +109,7 @@ class CandidateRun:
         """
         with torch_state.neutral():
             plan = self._plan()
-        # Whichever part of the plan is run here, the same dtype gets all the examples.
+        # The same dtype gets all the examples, whichever part of the plan runs here.
         self._leading = next((planned.dtype for planned in plan if not planned.reason), "")
         self.pool = self._pool()
         return plan

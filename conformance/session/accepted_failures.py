@@ -90,8 +90,8 @@ def announcements(
     """
     groups: dict[tuple[str, str, str, str | None], _Group] = {}
     for name, result in failures:
-        # Only so many pairs of mistakes are tried, and what has no name today may have one in the
-        # next version: neither is expected.
+        # Only a few pairs of mistakes are tried, and an unnamed mistake may have a name in the next
+        # version: neither is expected.
         names = (name for name in diagnoses(result) if name != UNKNOWN)
         diagnosed = [name for name in names if len(parts_of(name)) == 1]
         kind = "" if result.violation is None else result.violation.kind
@@ -169,7 +169,7 @@ def _before(
     return None
 
 
-# A candidate that tampers with the harness may have written any other verdict, too.
+# A candidate tampering with the harness may have written any other verdict, too.
 _NEVER_ACCEPTED: Final = ("tampered",)
 # On a busy machine, or without memory, any candidate may hang or crash.
 _BY_CHANCE: Final = ("hung", "crashed")

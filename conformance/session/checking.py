@@ -30,7 +30,7 @@ from .schedule import JudgeResult, Schedule, ShowProgress
 
 STOPPED: Final = "the run ended with its first failure"
 NO_GATE: Final = Gate()
-# What was done is kept so often while a run goes on: as much is lost when it is killed.
+# Seconds between records kept during a run: as much is lost when the run is killed.
 JOURNAL_SECONDS: Final = 10.0
 
 

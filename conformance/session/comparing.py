@@ -179,7 +179,7 @@ def _expectations(old: Entry, new: Entry) -> list[dict[str, Any]]:
 
 Change = Literal["added", "fixed", "changed", "drift", "same"]
 FAILS: Final = ("failed", "expected-failure", "error")
-# How much is known to hold, from nothing to all of it.
+# Statuses ordered by how much is known to hold, from nothing to everything.
 _KNOWN: Final = {"untestable": 0, "not-applicable": 1, "unexpected-pass": 2, "passed": 3}
 # Below a hundredth of its bound a margin is rounding: it counts as a hundredth.
 PARTS: Final = 100

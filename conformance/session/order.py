@@ -21,11 +21,11 @@ from ..errors import UsageError, did_you_mean
 from ..running.workers.messages import Loaded
 from ..targets.loading import closest
 
-# Made by `python benchmarks/first_failure.py --order` from mistakes of the catalogue: each of these
-# finds the most mistakes that those before it do not, for a second of its time. One that is never
-# diagnosed comes after one that is: wrong masks make rows of no numbers, which memory layouts show.
-# Behind the first three, which a run that ends with its first failure asks whole, stand those of
-# all options together: what no clause shows at its first example they show soonest.
+# Made by `python benchmarks/first_failure.py --order` from mistakes of the catalogue: each clause
+# finds the most mistakes not found by the earlier ones, for a second of its time. Clauses whose
+# failures are never diagnosed come later: wrong masks make rows of no numbers, which memory layouts
+# show. The first three are run whole in a run that stops at its first failure; behind them come
+# those of all options together, the soonest to show mistakes invisible in every first example.
 SOONEST: Final = (
     "mask.causal-combined",
     "mask.empty-row-weights",
@@ -72,7 +72,7 @@ SOONEST: Final = (
 # after which the next step finds more mistakes for a call of the candidate.
 _STEPS: Final = Path(__file__).with_name("steps.json")
 _FILE: Final = "failed.json"
-# Targets that are remembered; the oldest are forgotten.
+# Targets remembered; the oldest are forgotten.
 _MOST: Final = 500
 
 

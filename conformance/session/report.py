@@ -29,9 +29,9 @@ from .expectations import Stale
 
 OF_THREADS: Final = "state.threads"
 _NONE: Final[Mapping[str, Any]] = {}
-# What a diagnosis says of its failure alone.
+# Fields of a diagnosis that concern its failure alone.
 _OF_FAILURES: Final = ("facts", "common", "example", "picture", "line", "parts", "alone")
-# What a cause without a name is called, by the kind of its violations.
+# Names of causes without a mistake's name, by the kind of their violations.
 _TOGETHER: Final = {
     "raised": "exception",
     "finite": "not-finite",
@@ -45,7 +45,7 @@ _TOGETHER: Final = {
     INVERTED: "attention-mask-inverted",
 }
 _OF_NON_FINITE_INPUTS: Final = "mask.no-leak-nonfinite"
-# What to change where a clause that no other way to compute attention explains has failed.
+# Fixes for failures of clauses that no other way to compute attention explains.
 _FIXES_OF_CLAUSES: Final = {
     "gradients.empty-row-finite": (
         "let nothing that is not finite be computed for a row without keys, such as 0 / 0: where() "
@@ -57,7 +57,7 @@ _FIXES_OF_CLAUSES: Final = {
         "1 - p: torch.nn.functional.dropout does that"
     ),
 }
-# The same where an answer came in place of an exception.
+# Fixes where an answer came in place of an exception.
 _FIXES_OF_REFUSALS: Final = {
     "mask.causal-and-mask": (
         "raise where a mask is given beside the causal flag, or declare what it computes then, "
@@ -69,7 +69,7 @@ _OTHER_REFUSAL: Final = (
     "compare sizes and dtypes before they are used, and raise where they do not fit; some "
     "kernels, such as torch's fused attention on CPUs, do not compare keys with values"
 )
-# The same, where the sentence of the violation has some words.
+# Fixes by words in the sentence of the violation.
 _FIXES_OF_TEXTS: Final = {
     "on the same device": (
         "make masks, positions and constants where the inputs are: device=query.device; those of a "
@@ -363,7 +363,7 @@ def _size(clause: ClauseEntry) -> tuple[bool, int, int]:
     return not (problem and elements), len(data.get("calls") or ()), elements
 
 
-# Laws that hold whatever a candidate computes; where its axes and masks were read, the others, too.
+# Laws that hold whatever a candidate computes; the second set needs read axes and masks.
 _LAWS: Final = frozenset(
     "state.repeatable state.no-memory state.answer-kept state.grad-mode state.inputs-unchanged "
     "state.answer-is-fresh state.call-order state.untampered state.unseen "
@@ -407,14 +407,14 @@ def certain_results(loaded: Loaded, results: Sequence[ClauseResult]) -> list[Cla
     return [as_certain(result) for result in results]
 
 
-# How tensors lie in memory, and what calls share: code that raises there answers none wrongly. A
-# cache that a module keeps for inference takes no two calls before a backward pass.
+# Laws on tensors' memory, and on sharing between calls: code that raises there answers nothing
+# wrongly. A module's cache for inference takes no two calls before a backward pass.
 _OF_MEMORY: Final = frozenset(
     "shape.strided shape.expanded shape.bounds mask.strided gradients.strided "
     "gradients.interleaved gradients.accumulate".split()
 )
-# How a reading that is wrong shows in the calls of any clause: a size was guessed, or an input.
-# What stands around an attention that was not read may overflow where attention does not.
+# Signs of a wrong reading in the calls of any clause: a size was guessed, or an input. The
+# surroundings of an attention, which were not read, may overflow where attention does not.
 _OF_WHAT_WAS_PROMISED: Final = ("raised", "shape")
 _OF_WHAT_WAS_UNREAD: Final = (*_OF_WHAT_WAS_PROMISED, "finite")
 _REFUSED: Final = "it refuses what nobody said that it takes"
@@ -494,16 +494,16 @@ def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
     return "conforms", f"every applicable MUST clause passed{where}"
 
 
-# What undeclared code computes by mistake more often than by choice, and who chooses it.
+# Choices in undeclared code that are mostly mistakes, with the known exceptions.
 _RARELY_MEANT: Final = {"scale": "T5 means", "group_order": "x-transformers means"}
-# Of what leaves a verdict open where no call gives it: the clauses that ask about it, and the way
-# to have it asked.
+# Options that leave a verdict open if never given: the clauses about them, and the way to have them
+# asked.
 _LEFT_OPEN: Final = {
     "mask": ("mask.", "declare what it means with masks="),
     "cache": ("cache.", "its cache stays empty; declare it with call="),
     "input": ("numerics.", "declare it with inputs= and call="),
 }
-# The same in code that nobody declared, where a flag that was understood is given.
+# Further ones in undeclared code, whose flag is given once understood.
 _LEFT_OPEN_UNDECLARED: Final = {"causal": ("mask.", "declare it with causal=")}
 
 

@@ -18,22 +18,22 @@ from ..running.workers.pool import WorkerPool
 from ..running.workers.supervisor import HarnessError, OutOfTime, Supervisor, WorkerLost
 from .order import steps
 
-# Of a run that ends with its first failure: so many clauses come first, with all their examples.
-# They show most mistakes, in a fifth of a second.
+# Clauses run first with all their examples in a run that stops at its first failure. They show most
+# mistakes, in a fifth of a second.
 WHOLE_FIRST: Final = 3
-# What no first example shows a few more show: of the next clause, which asks all options together
-# and shows within some dozens what needs two of them, of those that find mistakes soonest, and of
-# every other.
+# Further examples show mistakes invisible in every first one: of the next clause, which asks all
+# options together and shows within some dozens whatever needs two of them, of the clauses finding
+# mistakes soonest, and of every other clause.
 _SOON: Final = 14
 _MOST_OF_NEXT: Final = 48
 _MORE_OF_SOON: Final = 8
 _MORE: Final = 3
-# Where calls are slow or time is short, all clauses take turns behind the steps that find most for
-# each call: examples after which a clause is laid aside for the next one.
+# With slow calls or little time, all clauses take turns after the most productive steps: examples
+# after which a clause is laid aside for the next one.
 _TURNS: Final = (1, 3, 8, 24)
-# Seconds of an example without the candidate's own.
+# Seconds of the harness for an example.
 _EXAMPLE: Final = 0.005
-# Until so many clauses have run, no time is estimated.
+# Clauses to run before time is estimated.
 _LEAST: Final = 5
 
 
@@ -74,7 +74,7 @@ class Estimate:
         return work / max(1, min(self._jobs, self._left.total()))
 
 
-# The other statuses have failed already, or no example can change them.
+# Clauses of other statuses have failed already, or no example can change them.
 _EXPLORED: Final = ("passed", "untestable")
 
 
@@ -126,7 +126,7 @@ _LOST: Final = ("hung", "crashed")
 # divided.
 _CANDIDATES_A_WORKER: Final = 2
 
-# A clause's number and result, what explains failures by their numbers, or a candidate's warnings.
+# A clause's number and result, explanations of failures by number, or a candidate's warnings.
 ChunkReport = tuple[int, ClauseResult] | dict[int, str] | list[str]
 JudgeResult = Callable[[Loaded, ClauseResult], ClauseResult]
 
@@ -294,7 +294,7 @@ class ChunkRun:
         named = any(map(_is_named, failed.values()))
         if not named and not any(one.diagnosis for one in failed.values()):
             return {}
-        # Where nothing has a name, what has been looked into has none either.
+        # If no failure has a name, the examined ones need not be asked again.
         asked = {n: one for n, one in failed.items() if not (_is_named if named else _is_told)(one)}
         unnamed = [number for number, one in asked.items() if _may_follow(one)]
         if not unnamed or supervisor.is_over or stopping():
@@ -304,7 +304,7 @@ class ChunkRun:
             names = supervisor.perform(index, EXPLAINED, entries)
             told = any(_is_told(one) and not _is_named(one) for one in failed.values())
             pairs = zip(unnamed, names, strict=True)
-            # What is unknown itself is nobody's consequence, and of nothing where all has a name.
+            # UNKNOWN explains undiagnosed failures only beside a failure diagnosed without a name.
             return {
                 number: name
                 for number, name in pairs

@@ -12,7 +12,7 @@ from ..base.profile import MOST, Shard
 from ..base.record import Record, read_record
 from ..errors import UsageError
 
-# What draws the examples, or may answer otherwise, must be the same on every machine.
+# Packages that draw examples or influence answers must agree on all machines.
 _VERSIONS: Final = ("torch", "numpy")
 
 

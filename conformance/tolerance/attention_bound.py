@@ -170,7 +170,7 @@ def most_core_bound(
     error += 2.0 * model.EXPONENT_ROUNDINGS * unit * logit + exponential_error(length, contract)
     if not error <= model.LARGEST_GROWTH:
         return math.inf
-    # As in weighted_sum_error; no weight grows more than this, and no sum shrinks more.
+    # As in weighted_sum_error; this bounds the growth of weights and the shrinking of sums.
     growth, value = math.expm1(error), largest_size(attention.value)
     most, count = (1.0 + growth) ** 2, math.log(length)
     product, division = sum_roundings(length, contract)
@@ -182,7 +182,7 @@ def most_core_bound(
     bound += length * (value + 1.0) * contract.accumulator_underflow
     bound += model.PARTIAL_STORES * contract.underflow
     bound = bound * (1.0 + stored) + value * stored + contract.underflow
-    # What float64 lost here, and in what this exceeds, is far less.
+    # The loss of float64 here, and in the comparison with this, is far less.
     bound *= contract.sides * (1.0 + model.UNIT_ROUNDOFF["float32"])
     return math.inf if math.isnan(bound) else bound
 

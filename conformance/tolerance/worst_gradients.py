@@ -289,7 +289,7 @@ def worst_errors(gradients: BackwardPass, contract: Contract, incoming: Carried)
         score_gradient_stores(gradients, contract),
         contract,
     )
-    # The error of D moves a whole row: p times it, slope included.
+    # The error of D moves a whole row: times p and the slope.
     steepest = gradients.slope.abs() + pairs.slope
     shared = (gradients.weights + pairs.weights) * steepest * pairs.row_sum
     shared += steepest * pairs.zero_sum * pairs.reaches

@@ -67,7 +67,7 @@ VIEWS: Final = (
     View("ctrf", "ctrf:render_ctrf", "Write CTRF, the Common Test Report Format."),
     View("badge", "github:render_badge", "Write the JSON of a shields.io endpoint badge."),
 )
-# For `render` alone, which says how much of it: `check` shows it anyway.
+# For `render` alone, with a choice of detail: `check` shows it anyway.
 TERMINAL: Final = View(
     "terminal", "terminal:render_terminal", "Write what a terminal shows, as plain text."
 )

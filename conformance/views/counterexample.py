@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 
 DIGITS: Final = 6
-# So many tell any two numbers of float64 apart.
+# Enough to distinguish any two numbers of float64.
 MOST_DIGITS: Final = 17
 _LARGEST_INTEGER: Final = 1e6
 _LINE: Final = 48
@@ -107,7 +107,7 @@ def _within(got: float, expected: float, bound: float, *, law: bool) -> bool:
     return abs(got - expected) <= bound if math.isfinite(expected) else not law
 
 
-# Of all tensors that are shown together: more is not read, and the report holds it anyway.
+# Of all shown tensors together: more is not read, and the report holds them anyway.
 _MOST_ELEMENTS: Final = 96
 _COMPARED: Final = ("expected", "got", "bound")
 

@@ -22,8 +22,7 @@ _HIDDEN: Final = "#"
 _SAME: Final = "="
 _DIGITS: Final = 3
 _LARGE: Final = 1e4
-# Colours of a part of the largest number, a quarter, half, three quarters and more: above zero and
-# below.
+# Colours for a quarter, half, three quarters and more of the largest number: above zero and below.
 _MORE: Final = ("black on #d3e5f5", "black on #a3cbec", "black on #6eabdf", "white on #1668b8")
 _LESS: Final = ("black on #f7dccf", "black on #f0b899", "black on #e58e62", "white on #a8401b")
 _ODD: Final = "black on #f0bf62"

@@ -43,7 +43,7 @@ _RIGHT: Final = 94.0
 _ZERO: Final = 2.0
 _INFINITE: Final = 97.5
 _MOST_TICKS: Final = 7
-# Lines that a candidate's plot has when all candidates' would be too many.
+# Lines of a candidate's plot, if all candidates' would be too many.
 _MOST_LINES: Final = 1200
 _FEW_LINES: Final = 20
 # Marks differ in shape, too: circle, square, diamond, triangle.
@@ -233,8 +233,8 @@ def render_fragment(record: Record) -> str:
     )
 
 
-# Causes that a page opens with: those that fail most of one candidate, of several those that most
-# have; and pictures above failures.
+# Causes at the top of a page, of one candidate the most failing, of several the most common; and
+# pictures above failures.
 MOST_CAUSES: Final = 8
 MOST_CAUSES_OF_SEVERAL: Final = 24
 MOST_PICTURES: Final = 12
@@ -300,7 +300,7 @@ def _cause_shown(
     """Return a cause with the first candidate's input and clauses, and all candidates."""
     candidate, cause = group[0]
     number = numbers[id(candidate)]
-    # Of several dtypes the first that has details: a clause may fail in one of them alone.
+    # The first dtype with details: a clause may fail in one of them alone.
     details = {
         slug: next((anchor for anchor, _ in own if anchor), "")
         for slug, own in by_slug(anchored(candidate, number, anchors)).items()
@@ -332,7 +332,7 @@ def of_candidate(number: int) -> str:
     return f"of-{number + 1}"
 
 
-# Failures of an attention that its line in the column of a model leads to.
+# Failures linked from an attention's line in the column of a model.
 _MOST_LINKS: Final = 4
 
 
@@ -493,7 +493,7 @@ def _summary(candidate: Record) -> dict[str, Any]:
     }
 
 
-# Candidates whose differences a page spells out and plots; of more it has signs and numbers only.
+# Candidates whose differences a page spells out and plots; with more it has only signs and numbers.
 MOST_DETAILED: Final = 6
 
 

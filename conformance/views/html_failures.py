@@ -308,7 +308,7 @@ def _pairs(clause: Record, data: Record) -> Iterator[tuple[str, Any]]:
     yield from wording.diagnosis(clause["diagnosis"])
     yield "blame", (clause["blame"] or {}).get("text", "")
     yield "measured", _measured(violation.get("measured") or {})
-    # What was expected and what came, unless the message or a tensor shows it.
+    # The expected and actual values, unless the message or a tensor shows them.
     for name in ("expected", "got"):
         value = violation.get(name)
         if isinstance(value, (str, list)) and value and value not in NOT_FINITE:
@@ -338,7 +338,7 @@ def _measured(measured: Record) -> str:
 
 # Bytes of a whole page, with something to spare below two megabytes.
 LARGEST_PAGE: Final = 1_900_000
-# What failures may have in any case, and the part of it for those with all their tensors.
+# Bytes always available to failures, and the share of those with all their tensors.
 _LEAST: Final = 300_000
 _SHARE_IN_FULL: Final = 0.75
 

@@ -17,7 +17,7 @@ from .failure_picture import Picture, PictureTable
 from .html_words import number
 
 WEIGHT_AXES: Final = ("batch", "head", "query", "key")
-# The upper ends of the steps of error over bound; what is beyond the last has a class of its own.
+# Upper ends of the steps of error over bound; beyond the last there is one more class.
 RATIOS: Final = (0.01, 0.1, 0.5, 1.0, 10.0, 1e3)
 # Colours on either side of zero, and of weights from 0 to 1.
 SHADES: Final = 4
@@ -198,7 +198,7 @@ def largest_of(*tables: Any) -> float:
     return max(values, default=0.0)
 
 
-# What a cell of a difference shows that rounding explains.
+# A cell of a difference explained by rounding.
 SAME: Final = "="
 
 

@@ -98,7 +98,7 @@ def _cell(results: Sequence[Result]) -> Cell:
     return Cell(kind=kind, label=label, anchor=anchor)
 
 
-# More rows than a browser filters without a pause; failures come first, the matrix has them all.
+# More rows would make a browser's filter slow; failures come first, the matrix has all.
 MOST_ROWS: Final = 2500
 _LONGEST_REASON: Final = 240
 

@@ -98,7 +98,7 @@ KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "na": ("-", "not applicable"),
     "absent": ("", "not part of the run"),
 }
-# What is counted of a candidate, in the order of the columns.
+# The counts of a candidate, in the order of the columns.
 LABELS: Final[Mapping[str, str]] = {
     "pass": "passed",
     "fail": "failed",
@@ -109,7 +109,7 @@ LABELS: Final[Mapping[str, str]] = {
     "error": "error",
     "na": "n/a",
 }
-# From the worst: what a cell shows that stands for several results.
+# From the worst: the sign of a cell standing for several results.
 WORST_FIRST: Final = tuple(
     "error fail unexpected untestable should expected pass na absent".split()
 )
@@ -169,7 +169,7 @@ def short(text: str, most: int) -> str:
     return f"{text[:most]}… ({len(text) - most:,} more characters in the record)"
 
 
-# Behind these a name may be broken: a browser breaks none of them by itself.
+# Where names may be broken: browsers break after none of these.
 _JOINT: Final = re.compile(r"(?<=[_./:])(?=\w)")
 
 

@@ -34,7 +34,7 @@ def render_junit(record: Record) -> str:
         cases += [_problem_case(name, problem) for problem in every if problem.candidate == name]
         properties = _properties(record, candidate)
         root.append(_suite(record, len(root), name, properties, cases, candidate["seconds"]))
-    # What concerns no single candidate has a suite of its own.
+    # Problems of no single candidate have a suite of their own.
     if rest := [_problem_case("run", problem) for problem in every if not problem.candidate]:
         root.append(_suite(record, len(root), "run", _facts(record), rest, 0.0))
     ET.indent(root)

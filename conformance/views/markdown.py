@@ -12,11 +12,11 @@ from .complete import Record, complete, notes
 from .verdict_marks import case_id, is_strict, mark, problems, replay_command, told, whole
 from .wording import count, shown_columns, worst_margin
 
-# What markdown gives a meaning anywhere in a line, the pipe of tables and the dollar of formulas.
+# Characters special anywhere in a line of Markdown, the pipe of tables and the dollar of formulas.
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]|~$])")
 _ENTITIES: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-# GitHub links these after it has read the markdown, so that no backslash helps: a space without
-# width takes their meaning away. Mentions, addresses, issues, and emoji by name.
+# GitHub links these after reading the Markdown, so that no backslash helps: a space of zero width
+# does. Mentions, addresses, issues, and emoji by name.
 _BREAK: Final = "&#8203;"
 _LINKED: Final = re.compile(
     r"(@)(?=\w)|(:)(?=//)|\b(www)(?=\.)|(#)(?=\d)|\b(GH)(?=-\d)|(:)(?=[\w+-]+:)", re.IGNORECASE
@@ -186,7 +186,7 @@ def _section(candidate: Record, clauses: list[Record]) -> str:
     parts += map(_cause, causes[:_CAUSES])
     listed = [clause for clause in clauses if clause["status"] in _TABULATED]
     if listed:
-        # What is tolerated comes behind what is not: of very many rows the first are shown.
+        # Tolerated results come last: of very many rows the first are shown.
         listed.sort(key=lambda one: (_TABULATED.index(one["status"]), one["level"] != "MUST"))
         head = ("clause", "level", "dtype", "status", "found", "diagnosis")
         rows = map(_clause_row, listed[:_ROWS])

@@ -37,7 +37,7 @@ def write(parts: Iterable[Any], file: IO[str], *, plain: bool = False) -> None:
 
 
 def _console(file: IO[str], *, plain: bool) -> Console:
-    # With sizes, else rich reads those of the environment itself, whatever they are.
+    # With sizes given, since rich reads the environment's otherwise.
     default = Console(file=file, width=DEFAULT_WIDTH, height=_ANY_HEIGHT)
     unstyled = plain or default.no_color or default.is_dumb_terminal or not default.is_terminal
     width = None if plain else chosen_columns() or width_of_terminal(file)

@@ -23,9 +23,9 @@ Data = dict[str, Any]
 SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 FINGERPRINT: Final = "attentionConformance/v1"
 LEVELS: Final = {"MUST": "error", "SHOULD": "warning", "MAY": "note"}
-# How GitHub's code scanning calls the severities of rules that are no matter of security.
+# GitHub code scanning's names of severities of rules unrelated to security.
 _SEVERITIES: Final = {"MUST": "error", "SHOULD": "warning", "MAY": "recommendation"}
-# Rules that are no clauses: what makes a run red although no clause says so.
+# Rules that are no clauses: problems that make a run red without a failing clause.
 _OF_RUNS: Final = {
     "expectation.stale": "Every expected failure is answered by a failure.",
     "verdict": "A verdict rests on clauses that ran.",
@@ -33,7 +33,7 @@ _OF_RUNS: Final = {
     "run.empty": "A run checks something.",
     "run.limit": "A run ends all its clauses within its limit of time.",
 }
-# These are no findings in a candidate's code: they become notifications of the invocation.
+# No findings in a candidate's code: notifications of the invocation.
 _NOTIFIED: Final = ("run.interrupted", "run.empty", "run.limit")
 _ROOT: Final = "%SRCROOT%"
 _RESULTS: Final = ("failed", "untestable", "unexpected-pass", "expected-failure")
@@ -277,7 +277,7 @@ def _problem_results(record: Record, every: Sequence[RunProblem], index: Record)
 
 
 def _invocation(record: Record, every: Sequence[RunProblem], index: Record) -> Data:
-    # Where the harness failed, and what the run did not do.
+    # Failures of the harness, and omissions of the run.
     broken: list[Data] = [
         {
             "level": "error",
@@ -299,7 +299,7 @@ def _invocation(record: Record, every: Sequence[RunProblem], index: Record) -> D
         "executionSuccessful": not broken,
         **({"startTimeUtc": str(started)} if started else {}),
         "toolExecutionNotifications": [*broken, *noted],
-        # Where a candidate contradicts its declaration.
+        # Contradictions of a candidate to its declaration.
         "toolConfigurationNotifications": [
             {
                 "level": "warning",

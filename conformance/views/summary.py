@@ -28,14 +28,14 @@ from .wording import (
     verdict_reason,
 )
 
-# The columns that lines are broken at: a log is read like a terminal.
+# The width of lines: a log is read like a terminal.
 WIDTH: Final = 100
 # Lines of one candidate, without the run's own last lines.
 MOST_LINES: Final = 34
-# Lines of the smallest input that are shown: of more there are only numbers.
+# Lines shown of the smallest input; above this there are only numbers.
 MOST_OF_INPUT: Final = 12
 _LONGEST: Final = 420
-# Lines of warnings, of what failed besides and of what was not tested; the rest is counted.
+# Lines of warnings, further failures and untested clauses; the rest is counted.
 _MOST_WARNED: Final = 6
 _MOST_BESIDES: Final = 8
 _MOST_UNTESTED: Final = 4
@@ -151,7 +151,7 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     listed = by_family(clauses) or ", ".join(clauses)
     every = f"{listed} ({counted(len(clauses), 'clause')}{_alone(candidate, cause)})"
     clause = failure_of(candidate, cause)
-    # The line of the input names it, or the title.
+    # The line of the input or the title names it.
     said = clauses == [cause["name"]] or (len(clauses) == 1 and bool(clause) and alone)
     explains = [] if said else _labelled("explains", every, width)
     short = [] if said else _labelled("explains", few(clauses), width)
@@ -257,7 +257,7 @@ def _untested(candidate: Record, width: int) -> Iterator[list[Text]]:
 def _left_over(candidate: Record, width: int) -> Iterator[Text]:
     """Yield a line each for assumptions, passed clauses, and inapplicable clauses."""
     if assumed := candidate["declaration"].get("assumptions") or ():
-        # Why is left out, and what a mask means comes first: the line may be cut.
+        # Reasons are left out, and masks come first: the line may be cut.
         said = sorted(map(str, assumed), key=lambda one: "mask" not in _GROUNDS.sub("", one))
         line = f"assumed: {_GROUNDS.sub('', '; '.join(said))}"
         yield from _one_line(line, width, "dim")

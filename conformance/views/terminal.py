@@ -42,7 +42,7 @@ _GROUPED: Final = {
 _LISTED: Final = (*_EXPLAINED, "untestable", "expected-failure")
 
 
-# How much is shown: the verdict with its causes, the clauses as well, or each failure in full.
+# The detail shown: the verdict with its causes, the clauses as well, or each failure in full.
 SUMMARY: Final = 0
 TABLE: Final = 1
 EVERYTHING: Final = 2
@@ -203,7 +203,7 @@ def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
         indented(Text(f"assumed: {sentence}", style="dim"), 2)
         for sentence in candidate["declaration"].get("assumptions", ())
     ]
-    # What is assumed of a graph comes first, since all that follows rests on it.
+    # Assumptions on a graph come first, since everything else rests on them.
     yield from assumptions if candidate["kind"] == "graph" else ()
     if alone and wording.coverage(candidate):
         yield indented(Text(wording.coverage(candidate), style="dim"), 2)

@@ -96,7 +96,7 @@ _EXPORT_STYLES: Final = {
     "unsupported": "dim",
     "inconclusive": "bold yellow",
 }
-# Failed clauses of one export that are explained, and that are named in the table.
+# Failed clauses of an export to explain, and to name in the table.
 _EXPLAINED: Final = 3
 _NAMED: Final = 4
 
@@ -302,7 +302,7 @@ _REPLAY_WORDS: Final = {
     "passes": ("passes now", "green"),
 }
 
-# Candidate, the clause's entry with today's result, the outcome, and which earlier calls it needs.
+# Candidate, the clause's entry with today's result, the outcome, and the earlier calls needed.
 Entry = tuple[str, Mapping[str, Any], str, str]
 
 

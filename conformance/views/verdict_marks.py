@@ -12,10 +12,10 @@ from . import wording
 from .complete import Record, is_cut, notes
 from .wording import counted
 
-# The first of these that a candidate has is the run's.
+# The first verdict present is the run's.
 _WORST_FIRST: Final = ("error", "fails", "inconclusive")
 _INTERRUPTED: Final = "the run was interrupted: the report holds what was done before"
-# How many candidates of a verdict are named: all up to the first number, else the second.
+# Candidates named for a verdict: all up to the first number, else the second.
 _NAMED: Final = (4, 3)
 
 

@@ -21,14 +21,14 @@ _SIZES: Final = {
     "head_size": "head size",
     "value_head_size": "value head size",
 }
-# How many calls are shown of the way to an exception.
+# Calls shown of the way to an exception.
 _FRAMES: Final = 4
 _OPTIONS: Final = ("causal", "scale", "softcap", "window", "sinks", "dropout")
-# A blamed line as far as it is shown, whatever somebody has written into a record.
+# Characters shown of a blamed line, whatever a record contains.
 _LONGEST_FILE: Final = 240
 _LONGEST_CODE: Final = 160
 _LAST_LINE: Final = 10**7
-# What combinations of 1, 2 or 3 parameters are called.
+# Names of combinations of 1, 2 or 3 parameters.
 _COMBINED: Final = {1: "values", 2: "pairs", 3: "triples"}
 
 
@@ -177,7 +177,7 @@ def said_line(entry: Record) -> str:
     return f"{place}: {line.text}" if line.text else place
 
 
-# Clauses of a cause that are listed, in a few lines; of more than that how many of each family.
+# Clauses of a cause listed in a few lines; above this they are counted by family.
 _MOST_LISTED: Final = 20
 
 

@@ -174,9 +174,9 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 # Larger inputs until the answer bends: weights of small initial values give tiny logits.
 _AMPLITUDES: Final = (1.0, 4.0, 16.0, 64.0)
-# The most calls that are tried on a graph whose roles remain unclear.
+# The most calls of a graph whose roles remain unclear.
 _MOST_RUNS: Final = 3000
-# As bent as this the answer is visibly no average with fixed weights.
+# With this curvature the answer is visibly no average with fixed weights.
 _BENT: Final = 1 / 16
 
 

@@ -60,7 +60,7 @@ def _by_growth(base: BaseCall, name: str, axis: int) -> bool | None:
     return bool(after > before)
 
 
-# Three inputs resemble query, key and value when no more than one in so many facts is otherwise.
+# The share of contradicting facts, one in this many, tolerated for query, key and value.
 _NEARLY: Final = 4
 MODES: Final = {1: "self", 2: "memory", 3: "separate"}
 
@@ -203,7 +203,7 @@ def _evidence(role: str, traits: Traits, layout: str) -> Iterator[tuple[int, boo
         yield 1, not traits.shift[length]
 
 
-# Calls that run and are probed before the best of them is taken.
+# Calls that run and are probed before the best is taken.
 _MOST_STARTS: Final = 12
 
 

@@ -178,7 +178,7 @@ def letter_sizes(base: BaseCall, assignment: RoleAssignment) -> Mapping[str, int
     return sizes
 
 
-# What a weight grows by, at most, when 1 is added to its logit.
+# The largest growth of a weight when 1 is added to its logit.
 _ADDED: Final = math.e
 _TRAP: Final = (
     "by behaviour and dtype: its 0 and 1 are added to the logits, so it hides nothing; declare a "

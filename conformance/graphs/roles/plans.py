@@ -12,7 +12,7 @@ from ...errors import UsageError
 from ..reading import Header, Port, suggests, suggests_drop, suggests_lengths
 from ..sidecar import GraphDeclaration
 
-# Primes that are no usual number of heads: a wrong reshape is refused, and axes tell themselves.
+# Primes that are no usual number of heads: a wrong reshape is refused, and axes are told apart.
 BATCH: Final = 3
 LENGTH: Final = 5
 HEADS: Final = 2

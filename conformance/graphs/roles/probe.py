@@ -142,7 +142,7 @@ def _is_shift(base: BaseCall, name: str, at: int) -> bool:
 
 Outputs = Mapping[str, Array]
 Change = np.ndarray[Any, np.dtype[np.bool_]]
-# Of the largest number of an answer, what a graph that computes with 8-bit integers is off by.
+# The error of a graph computing with 8-bit integers, relative to the answer's largest number.
 _INTEGER_NOISE: Final = 1 / 16
 # Rounding errors of an answer lie under this power of its dtype's epsilon, relative to its peak.
 _NOISE_POWER: Final = 3 / 4

@@ -205,7 +205,7 @@ def _reach(base: BaseCall, assignment: RoleAssignment) -> Allowed | None:
     return depends
 
 
-# What a graph must hold to be an attention whose behaviour is wrong.
+# Operators required in a graph accepted as a wrong attention.
 _SOFTMAXES: Final = frozenset({"Softmax", "LogSoftmax", "Exp"})
 _WHOLE: Final = frozenset(
     {
@@ -224,7 +224,7 @@ _PRODUCTS: Final = frozenset(
     {"DynamicQuantizeMatMul", "Einsum", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger"}
     | {"MatMulIntegerToFloat", "QLinearMatMul", "QGemm"}
 )
-# These give sizes, not values: a product with one scales.
+# Operators giving sizes, not values: a product with one scales.
 _SIZES: Final = frozenset({"Shape", "Size"})
 
 
@@ -247,7 +247,7 @@ def _multiplies_itself(header: Header) -> bool:
     sums = "ReduceSum" in _operators(header)
     live = {port.name for port in header.inputs}
     before = 0
-    # Again until nothing is added: converters append casts at the end, out of order.
+    # Repeated until nothing is added: converters append casts at the end, out of order.
     while len(live) > before:
         before = len(live)
         for node in model.graph.node:
@@ -334,7 +334,7 @@ def _check_attention(header: Header, interpretation: Interpretation) -> None:
         interpretation.clean and len(interpretation.traits) > 1
     ):
         return
-    # An attention of several inputs that does not depend on all of them is a broken one.
+    # An attention of several inputs that ignores one is broken.
     all_matter = all(traits.matters for traits in interpretation.traits.values())
     ignores = not all_matter and len(interpretation.traits) > 1 and _has_softmax(header)
     resembles = len(interpretation.traits) == len(ROLES) and all_matter and interpretation.likely

@@ -16,7 +16,7 @@ from .interpreting import RoleAssignment
 from .plans import CallPlan
 from .probe import BaseCall
 
-# Other sizes that a dynamic axis must run at, added to that of the first call.
+# Steps from the first call's size to other sizes a dynamic axis must accept.
 _STEPS: Final = (1, 2, 4)
 
 
@@ -31,7 +31,7 @@ class SizeProbe:
         packed = tuple(
             size for letter, size in zip(assignment.layout, query, strict=True) if letter in "BL"
         )
-        # Where the first answer already has another shape, that of others tells nothing.
+        # A first answer of a different shape leaves later shapes without meaning.
         self._kept = answer[:-1] in (query[:-1], packed)
 
     def size(self, letter: str) -> int:

@@ -89,7 +89,7 @@ def _only(letters: str, result: list[str]) -> int:
 
 
 SOFTMAXES: Final = frozenset({"Softmax", "LogSoftmax"})
-# What a search for a product may not walk through: behind these the tokens are mixed otherwise.
+# The search for a product stops at these: behind them tokens are mixed differently.
 _WALLS: Final = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "Conv"})
 _GATHERS: Final = frozenset({"Gather", "GatherElements", "GatherND", "Pad"})
 
@@ -226,7 +226,7 @@ def _up_to(
     while waiting:
         name = waiting.pop()
         node = wiring.producer.get(name)
-        # A step of integers says of a tensor how large it is, not what it holds.
+        # A quantisation step says how large a tensor is, not its content.
         if node is None or (node.op_type in _COARSE and name != node.output[0]):
             continue
         contraction = contraction_of(node)
@@ -270,7 +270,7 @@ def _normalised(wiring: Wiring, tokens: frozenset[str], heads: str) -> str:
     return heads
 
 
-# These round activations to 8 bits while the graph runs.
+# Nodes that round activations to 8 bits during the run.
 _COARSE: Final = frozenset(
     {"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QuantizeLinear", "QAttention"}
 )

@@ -34,8 +34,8 @@ from .projecting import UNKNOWN, gauge_of, snapped
 from .recovering import Recovered, recover, stages_of
 from .wiring import UnreadableError, Wiring
 
-# A stranger's graph may have axes and attributes that no walk expects: it is not read then, and the
-# run goes on without weights.
+# A foreign graph may have unexpected axes and attributes: it is left unread, and the run goes on
+# without weights.
 _UNUSUAL: Final = (UnreadableError, ValueError, KeyError, IndexError, TypeError)
 
 
@@ -163,7 +163,7 @@ def _from_source(
     )
 
 
-# Where checkpoints keep the state dict when they hold more than it.
+# Keys of the state dict in checkpoints with further content.
 _WRAPPERS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "params")
 _DEPTH: Final = 3
 # Undocumented exceptions of torch.load on foreign files.

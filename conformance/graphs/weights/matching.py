@@ -14,7 +14,7 @@ from ..._golden import golden
 from ..protocol import Array
 from .probing import ROUNDINGS
 
-# The cosine between rows that may be the same but for roundings; those that may not are not tried.
+# The cosine between rows that may be equal up to rounding; others are not tried.
 ALIKE: Final = 0.75
 
 
@@ -133,7 +133,7 @@ def _near(probed: Array, noise: Array, stored: Array, factor: float) -> bool:
 
 _OF_NUMPY: Final = (torch.float16, torch.float32, torch.float64)
 SPOKEN: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
-# A tensor is taken for a broken copy of another when it is nearer to it than half its size.
+# A tensor nearer to another than half its size counts as its broken copy.
 NEAREST: Final = 0.5
 
 

@@ -15,8 +15,8 @@ from ..reading import MASK_ROLES, TENSOR_ROLES, GraphReading, Header, Port, Role
 from .attention_core import HeadTensor
 from .wiring import UnreadableError
 
-# Sizes where the graph leaves them open: different, so that no two axes are mistaken; no usual head
-# sizes, so that no scale is; then those at which a graph with baked sizes may still run.
+# Sizes for open axes: different, so that no two axes are confused; no usual head sizes, to
+# recognise a scale; then sizes at which a graph with baked sizes may still run.
 FREE_SIZES: Final[tuple[Mapping[str, int], ...]] = tuple(
     {"batch": batch, "query_length": queries, "key_length": keys, "past_length": 0}
     for batch, queries, keys in (
@@ -38,7 +38,7 @@ _LENGTH_FIELDS: Final = {
     "value": "key_length",
     "context": "key_length",
 }
-# What stands for "this key counts" in each form of mask.
+# The value of an attended key in each form of mask.
 _ATTENDED: Final = {"keep": 1, "keep_int": 1, "drop": 0, "drop_int": 0, "bias": 0}
 
 
@@ -161,11 +161,11 @@ def _dtype(role: Role) -> str:
     return role.dtype or "float32"
 
 
-# Roundings between a stored weight and what is read back of it: product, scale, bias, casts.
+# Roundings between a stored weight and its measurement: product, scale, bias, casts.
 ROUNDINGS: Final = 16
 # A power of two as the length of basis vectors: a bias then hides fewer digits of a weight.
 STRETCH: Final = 64.0
-# The steps of a tensor that is quantised to 8 bits while the graph runs.
+# The steps of a tensor quantised to 8 bits during the run.
 EIGHT_BITS: Final = 255
 
 

@@ -237,8 +237,8 @@ FOLDED: Final = (
     "no factor between the graph's own weights and its logits: a scale that was folded into the "
     "weights cannot be declared from one that is missing"
 )
-# The share of the scores that must agree on a factor, 1 in so many: what a graph that is always
-# causal leaves of more keys than queries, while factors that are none agree by chance in 1 of 50.
+# The share of scores that must agree on a factor, 1 in this many: the part an always causal graph
+# leaves with more keys than queries, while wrong factors agree by chance in 1 of 50.
 FEWEST: Final = 8
 UNKNOWN: Final = "attention up to gauge; scale and head layout not verified"
 

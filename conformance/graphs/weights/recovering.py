@@ -84,7 +84,7 @@ def _stored_factor(wiring: Wiring, name: str) -> Array | None:
     return next((value for value in values if value is not None), None)
 
 
-# A vector that is shorter is a size or a number, never a weight.
+# A shorter vector is a size or a number, never a weight.
 _SMALLEST = 2
 
 

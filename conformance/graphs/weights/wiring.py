@@ -23,7 +23,7 @@ class UnreadableError(Exception):
 
 Node = onnx.NodeProto
 
-# What comes out of these says nothing of the values that went in.
+# Operators whose results are independent of their inputs' values.
 SHAPE_OPERATORS: Final = frozenset({"Shape", "Size", "ConstantOfShape", "EyeLike"})
 _CONSTANT_ATTRIBUTES: Final = ("value", "value_float", "value_floats", "value_int", "value_ints")
 

@@ -20,7 +20,7 @@ from ...errors import DeclarationError, UsageError
 from ...graphs.protocol import Head, ProtocolError
 from .wire import field
 
-# Keywords of ``declare`` that a declaration holds under the same name.
+# Keywords of ``declare`` with the same name in a declaration.
 _SAME: Final = (
     "causal always_causal inputs batched dtypes devices accumulate tf32 scores precision position "
     "max_length layout arrays operator mixed memory strides unchecked block_size"

@@ -42,8 +42,8 @@ _READING: Final = 1 << 2
 _VERSIONS: Final = {"moving": 2, "truncating": 3, "network": 4, "controlling": 5, "scopes": 6}
 _NOBODY: Final = 65534
 _CAPABILITIES: Final = 0x20080522
-# A program that the kernel runs before each system call (linux/filter.h, linux/seccomp.h): its
-# instructions, where it finds what is called, and what it answers.
+# A seccomp program, run by the kernel before each system call (linux/filter.h, linux/seccomp.h):
+# instructions, the places of the call's number and arguments, and answers.
 _SECCOMP: Final = 22
 _BY_PROGRAM: Final = 2
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
@@ -51,12 +51,12 @@ _CALL, _MACHINE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 _REFUSE: Final = 0x50000 | errno.EACCES
 _PRETEND: Final = 0x50000  # nothing is done, and the caller is told that it was
 _ALLOW: Final = 0x7FFF0000
-# By machine: its number in linux/audit.h.
+# Audit architecture numbers (linux/audit.h).
 _MACHINES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# By system call: its numbers there, in this order, and None where a machine has no such call.
+# System call numbers by architecture in this order; None without the call.
 _Numbers = dict[str, tuple[int, int | None]]
-# Memory that no process has mapped and no limit counts, or that outlives processes, and what makes
-# sockets without the call for it, reads other processes, or keeps notes from one to the next.
+# Calls for memory that is unmapped, uncounted or outlives processes, for sockets by a detour, for
+# reading other processes, or for keeping notes between processes.
 _REFUSED: Final[_Numbers] = {
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
@@ -74,9 +74,9 @@ _REFUSED: Final[_Numbers] = {
     "request_key": (249, 218),
     "keyctl": (250, 219),
 }
-# What would leave the group of processes that is ended as one.
+# Calls that leave the process group, which is ended as a whole.
 _LEAVING: Final[_Numbers] = {"setpgid": (109, 154), "setsid": (112, 157)}
-# What changes a file without writing into it.
+# Calls that change a file's metadata.
 _MARKING: Final[_Numbers] = {
     "chmod": (90, None),
     "fchmod": (91, 52),
@@ -284,7 +284,7 @@ def filter_calls(*, inside: bool, mounted: bool) -> bool:
             ],
         ),
         (_CONTROL, _of_terminals()),
-        # Of its own limits alone: one of the judge's, set to nothing, would end it.
+        # Only its own limits: setting one of the judge's to zero would end the judge.
         (_LIMIT, [(_LOAD, 0, 0, _FIRST_ARGUMENT), *_unless(_IF_EQUAL, [0], _REFUSE)]),
     )
     for numbers, looks in arguments:

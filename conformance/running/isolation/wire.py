@@ -31,9 +31,9 @@ _DTYPES: Final[dict[str, torch.dtype]] = {
     )
 }
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
-# What the process says of itself where it has namespaces of its own.
+# The process's report of having its own namespaces.
 OWN_NUMBERS: Final = "user and processes of its own"
-# How it is said to have ended where it took too much memory together with what it has started.
+# The reported end of a process exceeding the memory limit with its descendants.
 TOO_MUCH: Final = "memory"
 
 

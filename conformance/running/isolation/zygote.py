@@ -174,7 +174,7 @@ def _serve(listening: socket.socket, keep: Callable[..., NoReturn]) -> None:
                 clients.pop(end.fileno()).close()
 
 
-# The seeds of problems are multiples of it below 2**43; to try them all takes days.
+# Problems' seeds are multiples of this below 2**43; trying all of them takes days.
 _SEEDS: Final = 1 << 30
 
 

@@ -23,7 +23,7 @@ from ...problems.problem import Problem
 from .reduction import elements
 from .smallest import Smallest
 
-# Further calls that show the weights of a call; each shows as many keys as a value has channels.
+# Further calls that reveal a call's weights, as many keys at a time as a value has channels.
 KEYS_A_CHANNEL: Final = 16
 
 
@@ -69,9 +69,9 @@ def _with_unit_values(inputs: Inputs, first: int) -> Inputs:
 
 # Most calls shown of an example; clauses make one to four relevant calls.
 MOST_CALLS: Final = 8
-# Violations whose answers have numbers that are wrong: what was attended to may explain them.
+# Violations with wrong numbers: the attended keys may explain them.
 WRONG_NUMBERS: Final = ("value", "finite")
-# Elements of a storage that is written out with the gaps between a tensor's elements.
+# Largest storage written out, gaps between a tensor's elements included.
 LARGEST_STORAGE: Final = 256
 
 
@@ -114,7 +114,7 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
     return data
 
 
-# The options of a call that a clause may choose for itself, in problems and inputs alike.
+# Options of a call a clause may choose itself, in problems and inputs alike.
 _OPTIONS: Final = ("causal", "scale", "softcap", "window", "dropout")
 
 

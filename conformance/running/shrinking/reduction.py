@@ -21,11 +21,11 @@ from ...problems.problem import Problem
 from ...problems.space import WIDTHS, Space
 
 StillFails = Callable[[Problem], bool]
-# What a simpler problem has in place of a problem's own, by name.
+# The changed fields of a simpler problem.
 Change = frozenset[tuple[str, Any]]
 SIMPLER_SIZES = (1, 2, 3, 4, 6, 8)
 SEEDS = 4
-# Elements of query, key and value that a reader takes in at a glance: other seeds are not worth it.
+# Few enough elements for a reader to take in: further seeds are not worth it.
 SMALL_ENOUGH = 8
 # Counterexamples of other clauses to try.
 MOST_REDUCED_PROBLEMS = 6
@@ -44,7 +44,7 @@ ORDER = (
     "output_size",
 )
 assert set(ORDER) == set(FIELDS)  # noqa: S101 (a field added to Geometry must be reduced too)
-# Axes that many mistakes need at more than one together; the rest stays at one.
+# Axes that mistakes need longer than one together; the rest stays at one.
 RUNGS: tuple[tuple[str, ...], ...] = (
     (),
     *((name,) for name in ORDER),

@@ -132,7 +132,7 @@ def _dropped(golden_answer: Golden, inputs: Inputs) -> Tensor:
 LARGEST_INTEGER = 3
 # The part of a number that its second digit and later ones make, at most.
 LATER_DIGITS = 0.1
-# The mask of kept keys: hiding more of them would leave rows without any.
+# The mask of kept keys: hiding more keys would leave rows without any.
 KEPT = "keep"
 Values = tuple[float, ...]
 
@@ -211,7 +211,7 @@ def round_small(value: float) -> float:
     return float(max(-LARGEST_INTEGER, min(LARGEST_INTEGER, round(value))))
 
 
-# Of the tries of a reduction, the part that is kept for plainer numbers.
+# The share of a reduction's tries kept for plainer numbers.
 SHARE_OF_VALUES = 0.3
 _NUMBER = re.compile(r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan)", re.IGNORECASE)
 _PLACE = re.compile(r"\([^()]*:\d+\)")

@@ -40,20 +40,20 @@ from .supervisor import HarnessError, OutOfTime, Supervisor
 OPTION: Final = "--cluster"
 LOCAL: Final = "local"
 AUTO: Final = "auto"
-# Seconds: a port that nobody listens at, a cluster that answers nothing, a task that is cancelled,
-# and the last answers of tasks whose time is up.
+# Seconds for: connecting to a port, an answer of the cluster, cancelling a task, and the last
+# answers of tasks after the deadline.
 _PORT_LIMIT: Final = 5.0
 _STATUS_LIMIT: Final = 30.0
 _FAREWELL: Final = 5.0
 _LAST_ANSWERS: Final = 5.0
 _SLICE: Final = 0.2
-# How often the head is looked for, and how long it may be gone. Ray tries again for a minute, and
-# then ends this process with words and an exit code of its own.
+# Seconds between probes of the head, and of its longest absence. Ray tries again for a minute, and
+# then ends this process with its own words and exit code.
 _LOOK: Final = 2.0
 _HEAD_LIMIT: Final = 20.0
-# Results are small: the cluster of this machine takes little of its memory for them.
+# Results are small: a local cluster needs little of the machine's memory for them.
 _STORE: Final = 128 * 1024 * 1024
-# Set where Ray runs the command as a job of its own, which has brought the folder along.
+# Set where Ray runs the command as a job, with the folder already shipped.
 _IN_A_JOB: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _STATUS: Final = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; main()"
 
@@ -110,7 +110,7 @@ class Cluster:
     def __enter__(self) -> Self:
         import ray  # noqa: PLC0415 (an extra)
 
-        # Ray prints there that it lost a machine, in the midst of a record.
+        # Ray prints lost machines to this stream, in the midst of a record.
         nowhere = self._quiet.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
         self._quiet.enter_context(contextlib.redirect_stdout(nowhere))
         try:
@@ -179,7 +179,7 @@ class Cluster:
         """
         import ray  # noqa: PLC0415 (an extra)
 
-        # Ray brings a function to the head once, however often it is called.
+        # Ray ships a function to the head once, however often it is called.
         known = self._tasks.setdefault(task, ray.remote(task))
         stream = known.options(**share.options()).remote(*arguments)
         try:
@@ -195,7 +195,7 @@ class Cluster:
         except ray.exceptions.RayError as error:
             raise _refusal(error) from None
         finally:
-            # It stops its candidate itself, whose process belongs to no group of Ray's.
+            # The task ends its candidate itself: the candidate's process is in no group of Ray's.
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
                 if not self._is_lost and not ray.wait([stream.completed()], timeout=0)[0]:
                     ray.cancel(stream)

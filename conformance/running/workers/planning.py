@@ -47,10 +47,10 @@ from ..runner import CandidateRun
 from ..tally import Tally
 from .messages import Loaded, Order, RunOptions
 
-# The clause that shows the exception where a candidate answers in another dtype or not alone.
+# The clause preferred for showing that every call raises.
 _WITNESS: Final = "shape.output"
-# Edges of each space that are tried before a candidate is said never to answer; the seconds after
-# which nothing is said: each call of ranks that wait for one another takes as long as they may.
+# Edges of each space tried before a candidate counts as never answering; the seconds after which no
+# statement is made: a call of waiting ranks may take its whole limit.
 _OF_EACH_SPACE: Final = 3
 _LONGEST_TRIAL: Final = 60.0
 
@@ -80,7 +80,7 @@ class Silence:
             f"{self.violation.message.removeprefix('raised ')}"
         )
         mended, target = "", candidate.target
-        # An object that was given has no name by which a file could load it.
+        # An object given directly has no name a file could load it by.
         if candidate.reading is not None and candidate.kind == "layer" and ":" in target:
             mended = how_to_answer(object_of(target), target, candidate.declaration.inputs)
         if not mended:
@@ -131,7 +131,7 @@ def _silence(run: CandidateRun, dtype: str, device: str) -> Silence | None:
     """Try calls until one succeeds and is timed (None); else return the first call's exception."""
     first: Violation | None = None
     calls, until = 0, time.monotonic() + _LONGEST_TRIAL
-    # Its own: trial calls are no examples, and torch may be as the candidates load it.
+    # A separate subject: trial calls are no examples, and torch may stay as candidates loaded it.
     subject = Subject(run.candidate, dtype, device, sealed=seal(everywhere=False))
     with torch_state.one_thread(), torch_state.neutral():
         for problem in _problems(run, dtype, device):
@@ -226,7 +226,7 @@ def explained_job(
 # No power of four: multiplying by the scale rounds.
 ANY_SCALE: Final = 0.3
 _ANYONES_CHOICE: Final = ("causal_alignment",)
-# What code that nobody declared has to do somehow: no biases, and an answer where there is no key.
+# Unavoidable choices of code nobody declared: no biases, and an answer without keys.
 _CHOICES_UNDECLARED: Final = (
     *_ANYONES_CHOICE,
     *("empty_rows", "query_bias", "key_bias", "value_bias", "output_bias"),
@@ -367,7 +367,7 @@ def plan_targets(
 
     ``on_step`` gets each step (``loading``, ``building``, ``planning``) before it is taken.
     """
-    # Options for graphs go to the graphs. Without any graph the first target refuses them.
+    # Options for graphs go to the graphs; without a graph the first target refuses them.
     graphs = [target for target in options.targets if is_graph(target)] or options.targets
     if options.isolated:
         options = replace(options, devices=options.devices or ("cpu",))
@@ -394,7 +394,7 @@ class Isolating:
     path: list[str]
 
 
-# That of this worker, where it isolates candidates.
+# This worker's, if it isolates candidates.
 ISOLATING: Final[list[Isolating]] = []
 
 
@@ -444,11 +444,11 @@ def plan_candidates(
             unchecked = unchecked_options(candidate, forward, options.unchecked)
         on_step("planning", candidate.name)
         run, planned = _planned(candidate, options, memory)
-        # A model answered when its sizes were measured.
+        # A model has answered when its sizes were measured.
         if options.preflight and options.trials and candidate.kind != WHOLE_MODEL:
             on_step("trying", candidate.name)
             silent_places = silences(run, planned)
-            # A graph that is refused is judged all the same: its file has clauses of its own.
+            # A refused graph is judged nevertheless: there are clauses on its file.
             if is_silent(silent_places, planned) and candidate.graph is None:
                 silent.append(silent_places[0].sentence(candidate))
             planned = without_repetition(planned, silent_places)
@@ -463,7 +463,7 @@ def plan_candidates(
         plans.append(plan)
     if plans and len(silent) == len(plans):
         raise UsageError(silent[0])
-    # Who selects clauses selects among a model and its attentions, too.
+    # Selecting clauses also selects among a model and its attentions.
     selected = [plan for plan in plans if plan.planned or not plan.candidate.of_model]
     return selected or plans
 

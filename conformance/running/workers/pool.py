@@ -34,12 +34,12 @@ from .supervisor import (
     safe_path,
 )
 
-# What a process has imported from which warm workers are forked.
+# The module imported by the process from which warm workers are forked.
 WARM: Final = "conformance.running.workers.warm"
-# The variable that tells that process which promises most candidates make, as a literal.
+# The environment variable with the promises most candidates make, as a literal.
 PROMISED: Final = "CONFORMANCE_PROMISED"
 OURS: Final = "attention-conformance"
-# Each worker imports torch, which takes some half a gigabyte.
+# Each worker imports torch: about half a gigabyte.
 MOST_BY_DEFAULT: Final = 8
 _SLICE: Final = 0.2
 
@@ -78,8 +78,8 @@ def end_warm() -> None:
 
 Job = TypeVar("Job")
 Reported = TypeVar("Reported")
-# Does one job with a worker until the callable says to stop, and yields the job's reports. It holds
-# plain data alone, so that it can be sent to another machine.
+# Does one job with a worker until the callable says to stop, and yields the job's reports. Holds
+# plain data alone, to be sent to another machine.
 DoJob = Callable[[Supervisor, Job, Callable[[], bool]], Iterator[Reported]]
 
 
@@ -250,7 +250,7 @@ def plans_of(loaded: Iterable[Loaded]) -> list[list[tuple[str, str, str, bool]]]
     ]
 
 
-# Reports of jobs, threads that have ended, and what else is to be done in the thread of a run.
+# Reports of jobs, ended threads, and calls to make in the run's thread.
 Reports = queue.SimpleQueue[tuple[Job, Reported] | Future[None] | Callable[[], None]]
 
 

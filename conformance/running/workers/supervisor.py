@@ -92,9 +92,9 @@ class Supervisor:
         self._abandoned = False
         self._is_ours = False  # whether the candidate's last call has ended, where ends are told
         self._starved_before = 0.0  # of workers that have ended
-        # Failing problems that go to the database when no candidate is left that could read it.
+        # Failing problems for the database, written when no candidate can read them any more.
         self.kept: list[tuple[bytes, bytes]] = []
-        # Is called with each failure that is found, before it is made small and diagnosed.
+        # Called with each failure found, before its reduction and diagnosis.
         self.on_failure: Callable[[Loaded, str], None] = lambda _loaded, _slug: None
 
     def __enter__(self) -> Self:
@@ -113,7 +113,7 @@ class Supervisor:
         listen, output = self._context.Pipe(duplex=False)
         with contextlib.suppress(OSError):  # the worker says so if it needs one
             self._scratch = tempfile.mkdtemp(prefix="conformance-")
-        # An isolated candidate finds modules where this process does, its judge in no such place.
+        # An isolated candidate has this process's module path, its judge does not.
         path = None if zygote is None else whole_path()
         only = contextlib.nullcontext() if zygote is None else looking_only_there()
         arguments = (worker_end, output, zygote, self._scratch, path)
@@ -173,7 +173,7 @@ class Supervisor:
                     hint = "; --timeout sets the limit" if lost.kind == "hung" else ""
                     msg = f"{step} {name} {lost}{hint}"
                     raise UsageError(msg) from None
-                # What kills its process is a verdict: load again without building or trying.
+                # A crash becomes a verdict: load again without building or trying.
                 self._options = dataclasses.replace(self._options, preflight=False)
                 self.start()
             else:

@@ -16,12 +16,12 @@ from typing import Final
 
 import psutil
 
-# Of the machine's memory, where no other limit is given: the rest is for all other programs.
+# The share of the machine's memory without a given limit: the rest is for other programs.
 SHARE: Final = 0.75
-# What a container may use, in bytes, or "max" (the kernel's documentation of cgroup v2).
+# A container's limit in bytes, or "max" (the kernel's documentation of cgroup v2).
 _OF_THE_CONTAINER: Final = Path("/sys/fs/cgroup/memory.max")
 _PAUSE: Final = 0.2
-# Seconds that an exact count is waited for: a few processes take less.
+# Seconds of waiting for an exact count: a few processes take less.
 _LONGEST_LOOK: Final = 0.1
 
 

@@ -33,11 +33,11 @@ with uncollected():
     QUICK = PROFILES["quick"]
     WARMED = (plan_targets, named_mistakes(), ready(), Explainer)
 
-# The mistakes that are diagnosed in advance: the first any core can make, the next one with a mask.
+# Mistakes diagnosed in advance: the first any core can make, the second with a mask.
 COMMONEST: Final = ("scale-missing", "mask-inverted")
 # The families of the clauses whose problems are drawn in advance.
 MEASURED: Final = ("numerics", "mask", "softcap", "window")
-# What may go wrong where promises are strange.
+# Possible failures under strange promises.
 _CANNOT_PREPARE: Final = (DeclarationError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -93,8 +93,8 @@ def _measure(run: CandidateRun) -> None:
 with integrity.loading():  # what a process that is forked from here need not record again
     pass
 if PROMISED in os.environ:
-    # The first candidate that makes promises which nobody can make is refused, with the reason.
-    # Whatever else goes wrong here, that candidate is judged without what was computed for it.
+    # Impossible promises are refused with the first candidate that makes them. After any other
+    # failure here the candidate is judged without prepared results.
     with uncollected(), contextlib.suppress(*_CANNOT_PREPARE):
         promised = ast.literal_eval(os.environ[PROMISED])
         if "semantics" in promised:

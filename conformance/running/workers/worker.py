@@ -35,7 +35,7 @@ ALIVE: Final = (
 )
 OURS: Final = "ours"  # the event that a call has ended, and the harness works until the next
 KEPT: Final = "kept"  # the event that brings entries of the database, to be written after the run
-# The exit status of a worker whose device a candidate has broken: it says which in its last line.
+# The exit status of a worker with a broken device, named in its last line.
 BROKEN_DEVICE: Final = 86
 _ALIVE_EVERY: Final = 0.1
 
