@@ -52,7 +52,7 @@ class OfArrays:
 
 
 def of_tensors(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
-    """The function as one of tensors."""
+    """Wrap a function of arrays as a function of tensors."""
     return function if kind == "torch" else OfArrays(function, kind)
 
 
@@ -71,7 +71,7 @@ def builder_of_tensors(build: Callable[..., Any], kind: str) -> Callable[..., An
 
 
 def to_array(value: Any, kind: str) -> Any:
-    """A tensor as an array; anything else as it is."""
+    """Return a tensor as an array; other objects as is."""
     if not isinstance(value, Tensor):
         return value
     tensor = value.detach()

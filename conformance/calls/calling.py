@@ -43,7 +43,7 @@ class CandidateLost(Exception):  # noqa: N818 (the candidate's fault: it hung, o
 
 
 class RaisedElsewhere(Exception):  # noqa: N818 (it is the candidate that raised)
-    """The candidate raised in its process."""
+    """The candidate raised in its own process."""
 
     def __init__(self, violation: Violation) -> None:
         super().__init__(violation.message)
@@ -156,7 +156,7 @@ def build_forward(
 
 
 def in_eval(forward: Forward) -> Forward:
-    """What is called: a module in eval mode, anything else as it is."""
+    """Return a module in eval mode; other functions as is."""
     return forward.eval() if isinstance(forward, nn.Module) else forward
 
 
@@ -210,7 +210,7 @@ def _arranged(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
-    """Only what the problem uses: never ``keep=None`` or ``causal=False``."""
+    """Return the keywords used by the problem: never ``keep=None`` or ``causal=False``."""
     keywords = sequence_keywords(inputs)
     if inputs.mask_form in STRUCTURED_MASKS:
         keywords |= structured_keywords(inputs)
@@ -265,7 +265,7 @@ def cache_keywords(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def present_mask(inputs: Inputs) -> Tensor:
-    """The mask in its declared form and shape: a letter is that size, whatever repeats along it."""
+    """Return the mask in its declared form and shape: a lettered axis has its full size."""
     keep = inputs.keep
     if keep is None:
         keep = torch.ones(1, 1, 1, inputs.geometry.key_length, dtype=torch.bool)
@@ -344,7 +344,7 @@ def guarded(
     *,
     grad_mode: bool = False,
 ) -> Any:
-    """Call the candidate's code; what it raises becomes a CandidateFailure of kind ``raised``."""
+    """Call the candidate's code; exceptions become CandidateFailure of kind ``raised``."""
     for act in _BEFORE_CALLS:
         act()
     try:

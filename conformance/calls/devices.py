@@ -60,7 +60,7 @@ def why_unusable(candidate: Candidate, device: str) -> str:
 
 
 def here() -> str:
-    """What torch sees besides the CPU."""
+    """Describe the devices torch sees besides the CPU."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if device is None:
         return "torch sees no device but the CPU here"
@@ -75,7 +75,7 @@ def kind_of(name: str) -> str:
 
 
 def module_of(name: str) -> ModuleType | Any:
-    """Torch's module for a device, such as ``torch.cuda``; None where it has none."""
+    """Return torch's module for a device, such as ``torch.cuda``, or None."""
     try:
         return torch.get_device_module(kind_of(name))
     except RuntimeError:

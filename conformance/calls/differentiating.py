@@ -95,7 +95,7 @@ class Taped:
 
     @property
     def returned(self) -> Tensor:
-        """The answer itself, with its history."""
+        """The answer object, with its history."""
         if self.answer.returned is None:
             msg = "a call that was recorded has returned something"
             raise LookupError(msg)
@@ -255,9 +255,9 @@ def _like(taped: Taped, name: str) -> Tensor:
 
 
 def as_returned(upstream: Tensor, taped: Taped) -> Tensor:
-    """An output gradient in the axes, dtype and place of what was returned.
+    """Return an output gradient in the axes, dtype and place of the returned answer.
 
-    It is a copy: a backward pass may write into what is handed to it.
+    A copy: a backward pass may write into it.
     """
     gradient = present_output(upstream, taped.inputs)
     if not taped.inputs.batched:

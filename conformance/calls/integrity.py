@@ -200,7 +200,7 @@ class _Part(NamedTuple):
 
 
 class Seal(NamedTuple):
-    """What the judge is made of at one moment; ``core`` is what every verdict goes through."""
+    """The judge's parts at one moment; ``core`` is the part used by every verdict."""
 
     whole: _Part
     core: _Part
@@ -208,9 +208,9 @@ class Seal(NamedTuple):
     kernels: frozenset[str]
 
     def broken(self, *, everywhere: bool = True) -> list[str]:
-        """What is no longer as it was, in words; it is put back as far as that is possible.
+        """Return the changes to the judge's parts in words, and undo them as far as possible.
 
-        Without ``everywhere`` only what every verdict goes through is looked at.
+        Without ``everywhere`` only the parts used by every verdict are examined.
         """
         changes = (self.whole if everywhere else self.core).put_back()
         if self.interceptors == interceptors():
@@ -424,7 +424,7 @@ def seal_as_loaded() -> Seal:
 
 
 def tampered_at_load() -> list[str]:
-    """What of the harness the candidates replaced when they were loaded."""
+    """Return the harness's names replaced by candidates during loading."""
     return list(_AT_LOAD)
 
 
@@ -441,13 +441,13 @@ def watching(sealed: Seal, changes: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watching_calls() -> Iterator[None]:
-    """Compare the judge with one seal after each of many calls: making a seal for each is slow."""
+    """Compare the judge with one seal after each of many calls: making seals is slow."""
     with watching(seal(everywhere=False), []):
         yield
 
 
 def before_call(*kept: list[Any]) -> tuple[Any, ...]:
-    """Prepare a call that leaves the lists ``kept`` as they are: what ``after_call`` takes."""
+    """Prepare the arguments of ``after_call``, protecting the lists ``kept``."""
     watch = _WATCH.get()
     sealed, changes = watch or next(iter(_LAST), None) or (seal_as_loaded(), [])
     originals = [(owner, name, vars(owner).get(name, _GONE)) for owner, name, _ in _THEIRS]

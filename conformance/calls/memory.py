@@ -76,7 +76,7 @@ _POISONED: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True, eq=False)
 class Guarded:
-    """The buffer that one tensor of a call was put into."""
+    """The buffer holding one tensor of a call."""
 
     shape: tuple[int, ...]
     buffer: Tensor
@@ -93,7 +93,7 @@ class Guarded:
 
 
 class Allocations(TorchDispatchMode):
-    """While it is active, the tensors that torch makes are guarded."""
+    """While active, guards the tensors made by torch."""
 
     # flex_attention is an operator of operators: its inner allocations are not guarded.
     supports_higher_order_operators = True
@@ -125,7 +125,7 @@ class Allocations(TorchDispatchMode):
         return self.watch(func, args, kwargs or {})
 
     def watch(self, func: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:
-        """What the operation returns, between guards where a factory made it."""
+        """Run an operation, with guards around the result of a factory."""
         if func in _RESIZING:
             storage = args[0].untyped_storage().data_ptr()
             self.made = [
@@ -176,7 +176,7 @@ class _Uncompiled(Allocations):
 
 
 def allocations() -> Allocations:
-    """A watch for one call; it takes a second less while nobody has imported torch's compiler."""
+    """Return a watch for one call; a second faster before torch's compiler is imported."""
     return Allocations() if "torch._dynamo" in sys.modules else _Uncompiled()
 
 

@@ -88,7 +88,7 @@ class RankProcesses:
         return self._numbers
 
     def drop(self, number: int) -> None:
-        """Let the ranks forget what they keep under a number; the next request says so."""
+        """Let the ranks forget the object of a number, with the next request."""
         self._dropped.append(number)
 
     def send(self, requests: Sequence[Request]) -> list[RankResult]:

@@ -1,6 +1,6 @@
-"""What runs on each rank: it joins the process group, and answers the judge's requests.
+"""The program of each rank: joins the process group, and answers the judge's requests.
 
-torch's launcher has set ``RANK``, ``WORLD_SIZE`` and the others, as in a user's own run.
+torch's launcher has set ``RANK``, ``WORLD_SIZE`` and so on, as in a user's own run.
 """
 
 from __future__ import annotations
@@ -372,7 +372,7 @@ def _class_of(value: Any) -> str:
 def serve(ends: dict[int, Connection], source: Source, folder: str) -> None:
     """Answer requests on this rank's own connection until the judge goes away.
 
-    ``folder`` is the ranks' temporary one: a judge that was killed removes nothing.
+    ``folder`` is the ranks' temporary folder: a killed judge removes nothing.
     """
     torch.set_num_threads(1)
     threading.Thread(target=_follow_parent, args=(folder,), daemon=True).start()
@@ -430,7 +430,7 @@ def packed(reply: Reply) -> bytes:
 
 
 def unpacked(received: bytes) -> Reply:
-    """The reply of :func:`packed`; raises ValueError for anything else. Nothing is unpickled."""
+    """Decode a reply of :func:`packed`; raises ValueError otherwise. Nothing is unpickled."""
     try:
         tensors = load(received)
         size = int.from_bytes(received[:8], "little")

@@ -73,7 +73,7 @@ class Spanning:
 
     @contextlib.contextmanager
     def taking(self, rank: int) -> Iterator[None]:
-        """Let what is replicated be that of a rank."""
+        """Use a rank's copies of replicated tensors meanwhile."""
         usual, self.replica = self.replica, rank
         try:
             yield
@@ -82,7 +82,7 @@ class Spanning:
 
     @property
     def processes(self) -> RankProcesses:
-        """The processes of as many ranks; the first request starts them."""
+        """The rank processes; the first request starts them."""
         ranks = self.calls.ranks
         key = (ranks.count, ranks.seconds)
         if key not in self._groups:

@@ -23,7 +23,7 @@ _RUNTIMES: Final = re.compile(r"/lib(gomp|omp|iomp)[^/]*\.so[^/]*$")
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run on so many threads what is called meanwhile; one thread alone afterwards, as before."""
+    """Use this number of threads meanwhile, and a single one afterwards."""
     _set(count)
     try:
         yield

@@ -25,9 +25,9 @@ _CANDIDATES: ContextVar[Settings] = ContextVar("the candidate's settings", defau
 
 @contextlib.contextmanager
 def neutral() -> Iterator[None]:
-    """Run the harness under torch's own defaults; what was set before is the candidate's.
+    """Run the harness under torch's own defaults; earlier settings are the candidate's.
 
-    A user's module may change the defaults when it is imported. Its calls get them back.
+    A user's module may change the defaults at import. Its calls get them back.
     """
     before = _current()
     token = _CANDIDATES.set(before)
@@ -41,10 +41,10 @@ def neutral() -> Iterator[None]:
 
 @contextlib.contextmanager
 def outside() -> Iterator[None]:
-    """Run outside of the modes that a caller has entered: inference, autocast, another device.
+    """Leave the modes a caller has entered: inference, autocast, another device.
 
-    Under them the caller's settings would be judged, and inference mode allows no gradient. What
-    ``no_grad`` switches off is set for each call anyway.
+    Under them the caller's settings would be judged, and inference mode allows no gradient. The
+    effect of ``no_grad`` is set for each call anyway.
     """
     with contextlib.ExitStack() as modes:
         modes.enter_context(torch.inference_mode(mode=False))
@@ -149,7 +149,7 @@ def _apply(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread: tiny tensors lose by more, and bits repeat."""
+    """Run torch on one thread: faster for tiny tensors, and reproducible bit by bit."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

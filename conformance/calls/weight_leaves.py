@@ -43,7 +43,7 @@ class WeightLeaves:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Everything that may get a gradient."""
+        """All tensors that may get a gradient."""
         return (*self.by_role.values(), *(parameter for parameter, _ in self.parameters))
 
     def gather(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor | None]:

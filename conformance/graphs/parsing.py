@@ -263,7 +263,7 @@ def _constants(model: ModelProto) -> dict[str, Any]:
 
 
 def read_model(path: Path) -> ModelProto:
-    """The model without its external data; raises GraphRefused for what is none."""
+    """Read a model without its external data; raises GraphRefused for other files."""
     model = ModelProto()
     try:
         model.ParseFromString(path.read_bytes())
@@ -458,7 +458,7 @@ def _check_claims(tensors: list[TensorProto]) -> None:
 
 
 def held_elements(tensor: TensorProto) -> int | None:
-    """How many elements the file itself holds; None where it does not say."""
+    """Return the number of elements held by the file itself; None if unknown."""
     if tensor.data_location == TensorProto.EXTERNAL:
         return None
     if tensor.HasField("raw_data"):

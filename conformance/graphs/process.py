@@ -84,7 +84,7 @@ class Child:
     def request(
         self, head: Head, feeds: Mapping[str, Array], seconds: float
     ) -> tuple[Head, Arrays]:
-        """The answer to a message; raises GraphRefused, and GraphLost after which it is closed."""
+        """Return the answer to a message; raises GraphRefused, and GraphLost once closed."""
         self._printed()
         try:
             self._end.settimeout(_CEILING * seconds)
@@ -140,7 +140,7 @@ class Child:
         self.kill()
 
     def kill(self) -> None:
-        """End the process at once; nothing of it is left."""
+        """Kill the process at once."""
         self._end.close()
         if self._process.poll() is None:
             self._process.kill()
@@ -279,7 +279,7 @@ class GraphProcess:
         return self.request("run", feeds, setting=setting, taps=taps)[1]
 
     def open(self, *, setting: Setting = DEFAULT) -> None:
-        """Open the graph without running it; raises as ``run`` does."""
+        """Open the graph without running it; raises as ``run``."""
         self.request("open", setting=setting)
 
     def providers(self) -> list[str]:

@@ -52,7 +52,7 @@ class ProtocolError(Exception):
 
 
 def packed(value: Any, *, most: int = _LARGEST_HEAD) -> bytes:
-    """Some JSON behind its length; raises ProtocolError for more than so many bytes."""
+    """Return JSON behind its length; raises ProtocolError above ``most`` bytes."""
     text = json.dumps(value).encode()
     if len(text) > most:
         msg = f"a head of {len(text)} bytes"
@@ -118,7 +118,7 @@ def receive(end: socket.socket, *, most: int, deadline: float | None = None) -> 
 
 @lru_cache(maxsize=64)  # numpy makes the name again each time
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Give numpy's name of a dtype of numbers, or ``bfloat16``; raises TypeError for any other."""
+    """Return numpy's name of a dtype of numbers, or ``bfloat16``; raises TypeError for others."""
     if dtype.kind in _KINDS or dtype.name == BFLOAT16:
         return dtype.name
     msg = f"arrays of {dtype.name} are not numbers"
@@ -127,7 +127,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 @lru_cache(maxsize=64)
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of a name of :func:`dtype_name`; raises TypeError for any other."""
+    """Return the dtype of a name of :func:`dtype_name`; raises TypeError for others."""
     if name == BFLOAT16:
         return bfloat16()
     dtype: np.dtype[Any] = np.dtype(name)
@@ -136,7 +136,7 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def bfloat16() -> np.dtype[Any]:
-    """The dtype that numpy lacks, as onnx spells it."""
+    """Return onnx's dtype for bfloat16, which numpy lacks."""
     import onnx  # noqa: PLC0415 (few graphs need it)
 
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))

@@ -20,9 +20,9 @@ class Port:
     """An input or output of a graph.
 
     dtype
-        numpy's name (``float32``, ``int64``, ``bool``), ``bfloat16``, or "" for what is no tensor.
+        numpy's name (``float32``, ``int64``, ``bool``), ``bfloat16``, or "" if no tensor.
     shape
-        One entry an axis; None when the file does not even fix the rank.
+        One entry an axis; None if even the rank is open.
     """
 
     name: str
@@ -140,7 +140,7 @@ class GraphReading:
 
     @property
     def output(self) -> Role:
-        """The output that is the answer."""
+        """The output holding the answer."""
         return next(entry for entry in self.outputs if entry.role == "output")
 
     @property

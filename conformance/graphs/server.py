@@ -36,10 +36,10 @@ if sys.platform != "win32":
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one child may use: bytes of address space, seconds of CPU and of wall a run.
+    """Limits of one child: bytes of address space, seconds of CPU and of wall time a run.
 
     answer
-        Bytes that the outputs of one run may have together.
+        Bytes of all outputs of one run together.
     """
 
     memory: int = MEMORY

@@ -81,7 +81,7 @@ def sidecar_of(graph: Path) -> Path | None:
 
 
 def read_declaration(path: Path) -> GraphDeclaration:
-    """Read a graph's declaration; raises UsageError that names the file, the key and its remedy."""
+    """Read a graph's declaration; raises UsageError naming the file, the key and the remedy."""
     try:
         data = parse_toml(path.read_text(encoding="utf-8-sig"), path)
     except FileNotFoundError:
@@ -196,7 +196,7 @@ def _read_port(
 
 
 def read_model_input(entry: object, where: str) -> Mapping[str, Any]:
-    """What is said of one input of a whole module: a table, checked as those of files are.
+    """Read the table of one input of a whole module, checked like those of files.
 
     Raises UsageError.
     """

@@ -288,7 +288,7 @@ class ScaledSite(Protocol):
 
     @property
     def heads(self) -> int | None:
-        """How many heads it has, None where it is unknown."""
+        """The number of heads, None if unknown."""
 
     @property
     def kv_heads(self) -> int | None:
@@ -300,7 +300,7 @@ class ScaledSite(Protocol):
 
     @property
     def scaled_above(self) -> float:
-        """What query and key are multiplied by before they enter."""
+        """The factor on query and key before they enter."""
 
     @property
     def cap(self) -> float | None:

@@ -148,7 +148,7 @@ def tapped(site: Site) -> list[str]:
 
 
 def activations(site: Site, values: dict[str, Array]) -> Activations | None:
-    """What entered and left an attention; None where its axes are none that can be told apart.
+    """Return an attention's tensors in a call; None where its axes cannot be distinguished.
 
     values
         The tensors of :func:`tapped` by name, and stored masks.

@@ -24,7 +24,7 @@ _SAYS_VERSION: Final = "opset"  # of the operator that is meant
 
 
 def write_out_integer_operators(model: ModelProto) -> None:
-    """Put nodes that compute with numbers in the places of these; changes the model."""
+    """Replace integer operators by nodes that compute with numbers; changes the model."""
     opset = max((e.version for e in model.opset_import if e.domain in ("", "ai.onnx")), default=1)
     nodes = [made for node in model.graph.node for made in _written_out(node, opset)]
     if len(nodes) > len(model.graph.node):

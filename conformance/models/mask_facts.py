@@ -61,7 +61,7 @@ class MaskFacts:
 
 
 def mask_facts(sites: Sites) -> dict[int, MaskFacts]:
-    """The facts on the masks of each attention, by its index."""
+    """Return the facts on the masks of each attention, by index."""
     result = {}
     for graph in dict.fromkeys(site.graph or sites.graph for site in sites.sites):
         own = [site for site in sites.sites if (site.graph or sites.graph) is graph]

@@ -42,7 +42,7 @@ class ModelGraph:
 
     @cached_property
     def inputs(self) -> frozenset[str]:
-        """What a caller gives."""
+        """The names of the caller's inputs."""
         stored = self.wiring.initializers
         return frozenset(port.name for port in self.model.graph.input if port.name not in stored)
 
@@ -69,7 +69,7 @@ class ModelGraph:
         )
 
     def type(self, name: str) -> int:
-        """The element type of a tensor, by onnx' number; 0 where it is unknown."""
+        """Return the element type of a tensor, by onnx's number; 0 if unknown."""
         return self._sizes.types.get(name, 0)
 
     def shape(self, name: str) -> Shape:

@@ -109,7 +109,7 @@ class ModelInput:
         return np.asarray(generator.standard_normal(shape), self.dtype)
 
     def mask(self, keep: Array) -> Array:
-        """The mask that says which tokens exist (bool ``[B, L]``)."""
+        """Return the mask of the existing tokens (bool ``[B, L]``)."""
         if self.added:
             mask = np.where(keep, 0, np.finfo(self.dtype).min).astype(self.dtype)
         else:
@@ -202,9 +202,9 @@ def model_inputs(
 def sized_pictures(
     inputs: Sequence[ModelInput], answered: Callable[[tuple[ModelInput, ...]], bool]
 ) -> tuple[ModelInput, ...]:
-    """The inputs, pictures and sounds of sizes left open with the first that are answered.
+    """Set open sizes of pictures and sounds to the first common sizes that are answered.
 
-    Raises UnknownInputError where none of those that are common is.
+    Raises UnknownInputError if none is.
     """
     open_ones = {
         entry.name
@@ -385,7 +385,7 @@ class ModelCall:
 
 
 class PlacedSite(Protocol):
-    """What the clauses need of an attention in its place."""
+    """The facts on an attention in its place needed by clauses."""
 
     @property
     def index(self) -> int:
@@ -401,7 +401,7 @@ class PlacedSite(Protocol):
 
 
 class Engine(Protocol):
-    """What runs a whole model: a graph's process, or a module of torch."""
+    """Runs a whole model: a graph's process, or a module of torch."""
 
     @property
     def shown(self) -> str:

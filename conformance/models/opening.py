@@ -187,7 +187,7 @@ def _told_apart(
 
 
 def is_decoder(module: Any) -> bool:
-    """Whether a module's library says that it is a decoder alone: its names, and its parts."""
+    """Tell whether a module is a decoder alone, by its library's names and its parts."""
     config = getattr(module, "config", None)
     kind = str(getattr(config, "model_type", ""))
     if not library_of(module) or not kind or getattr(config, "is_encoder_decoder", False):
@@ -201,7 +201,7 @@ def is_decoder(module: Any) -> bool:
 
 
 def is_padded(entry: ModelInput) -> bool:
-    """Whether an input holds tokens that ``attention_mask`` is of: none of a decoder beside it."""
+    """Tell whether ``attention_mask`` is about an input's tokens, not about a decoder beside it."""
     return (
         entry.role in ("tokens", "features")
         and entry.along == 0

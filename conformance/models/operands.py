@@ -46,7 +46,7 @@ class Edge:
         return size if isinstance(size, int) else None
 
     def factor(self, graph: ModelGraph) -> float:
-        """The product of its factors."""
+        """Return the product of the edge's factors."""
         result = 1.0
         for operator, name in self.factors:
             number = graph.scalar(name) or 0.0
@@ -57,14 +57,15 @@ class Edge:
 def edge_of(
     graph: ModelGraph, operand: str, letters: str, *, grouped: bool = True, scaled: bool = True
 ) -> Edge:
-    """The heads behind an operand: above all turns of its axes.
+    """Find the heads behind an operand: above all turns of its axes.
 
     grouped
-        Above a repetition for query heads that share them, too.
+        Also above a repetition for query heads sharing them.
     scaled
-        Above factors, too: they are the scale of query and key, but no part of attention on values.
+        Also above factors: these are the scale of query and key, but no part of attention on
+        values.
 
-    Raises UnreadableError for a factor that nobody can work out.
+    Raises UnreadableError for a factor nobody can work out.
     """
     here = Edge(name=operand, letters=letters, operand=operand, operand_letters=letters)
     best = here
@@ -326,7 +327,7 @@ def _filled(graph: ModelGraph, node: Node, letters: str) -> Added | None:
 
 
 def marked(graph: ModelGraph, name: str, letters: str, *, hides: bool) -> Added | None:
-    """A mask as numbers, 1 where it keeps or hides; None for any other tensor."""
+    """Read a mask as numbers, 1 where it keeps or hides; None for any other tensor."""
     node = graph.wiring.producer.get(name)
     if node is None or node.op_type != "Cast" or graph.type(node.input[0]) != _BOOL:
         return None
@@ -360,7 +361,7 @@ _INTEGERS: Final = (2, 3, 6)
 
 
 def mask_input(graph: ModelGraph, name: str, role: str, letters: str) -> MaskInput:
-    """A mask of some role on scores with these axes; raises UnreadableError for integers."""
+    """Return a mask of a role on scores with these axes; raises UnreadableError for integers."""
     kind = graph.type(name)
     if role == "bias" and kind not in (0, *_FLOATS):
         msg = f"what is added to its scores ({name}) is no tensor of floats"

@@ -35,9 +35,9 @@ _ENOUGH: Final = 2
 
 
 def model_sites(path: Path) -> Sites | None:
-    """The attentions of a graph that is a whole model; None for any other file.
+    """Return the attentions of a graph that is a whole model; None for any other file.
 
-    None as well for what is no graph, or cannot be read: whoever opens it says why.
+    Also None for an unreadable file or no graph: opening the file will give the reason.
     """
     if not path.is_file():
         return None

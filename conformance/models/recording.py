@@ -116,7 +116,7 @@ class Call:
 
     @property
     def reads(self) -> list[int]:
-        """The values among its arguments."""
+        """The numbers of the values among the arguments."""
         return list(references((self.arguments, self.keywords)))
 
     def argument(self, place: int, *names: str) -> Any:
@@ -155,7 +155,7 @@ def references(value: Any) -> Iterator[int]:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Nested arguments with each leaf changed."""
+    """Return nested arguments with each leaf changed."""
     if isinstance(value, torch.Size):
         return tuple(change(entry) for entry in value)
     if isinstance(value, slice):

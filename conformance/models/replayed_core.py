@@ -45,7 +45,7 @@ class ReplayedCore:
         sinks: Tensor | None = None,
         **masks: Any,
     ) -> Tensor:
-        """The answer ``[B, H, Lq, Dv]``; raises what a call raises."""
+        """Return the answer ``[B, H, Lq, Dv]``; raises the exceptions of its calls."""
         site = self.site
         heads = dict(zip(PARTS, (query, key, value), strict=True))
         sizes = {

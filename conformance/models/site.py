@@ -32,14 +32,14 @@ class Sinks:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Integers of known steps that scores or weights become on the way.
+    """Integers of known steps between scores and answer.
 
     of_scores
-        Whether scores do, before the softmax.
+        Scores become integers, before the softmax.
     size, least, most
-        The step, and the ends of what the integers stand for.
+        The step, and the limits of the represented numbers.
     factor
-        What the scores are multiplied by behind it.
+        The factor on the scores afterwards.
     """
 
     of_scores: bool

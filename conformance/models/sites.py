@@ -61,7 +61,7 @@ def find_sites(path: Path) -> Sites:
 
 
 def sites_of(graph: ModelGraph) -> Sites:
-    """The attentions of a graph, in the order of execution; those inside branches come last."""
+    """Find the attentions of a graph in the order of execution, those inside branches last."""
     sites: list[Site] = []
     uncut: list[Uncut] = []
     for node, core in attention_cores(graph):

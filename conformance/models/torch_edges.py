@@ -103,7 +103,7 @@ class Edges:
         )
 
     def edges(self, operands: Mapping[str, tuple[int, str]]) -> dict[str, TorchEdge]:
-        """The heads behind each operand; repeated ones as they are where keys and values differ."""
+        """Find the heads behind each operand; where keys and values differ, repeated ones stay."""
         edges = {
             part: self._edge(*operand, grouped=part != "query")
             for part, operand in operands.items()
@@ -216,7 +216,7 @@ def leading(rank: int) -> str:
 
 
 def kinds_of(product: Product, weights: int) -> str:
-    """What the axes of the weights are: ``BHQK`` or ``FQK`` in some order."""
+    """Return the axes of the weights: ``BHQK`` or ``FQK`` in some order."""
     own, other = product.letters[weights], product.letters[1 - weights]
     result = product.letters[2]
     summed = [axis for axis in own if axis not in result]

@@ -76,7 +76,7 @@ class TorchCalling:
     fills: Fills = ()
 
     def arguments(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
-        """The keywords of a call with these values of its inputs."""
+        """Return the keywords of a call with these values of its inputs."""
         given = {name: self._tensor(name, value) for name, value in feeds.items()}
         return given | dict(self.fixed) | filled(self.fills, self._tokens(feeds))
 
@@ -142,7 +142,7 @@ def as_array(tensor: Tensor) -> Array:
 
 
 def named_answers(answer: Any) -> Iterator[tuple[str, Tensor]]:
-    """What a module returned: fields by their names, else ``output`` and ``output_1`` and so on."""
+    """Yield a module's answers: fields by name, else ``output``, ``output_1`` and so on."""
     if isinstance(answer, Mapping):
         for name, part in answer.items():
             yield from ((str(name), tensor) for tensor in tensors_in(part))
@@ -577,9 +577,9 @@ def _masks_hide(module: nn.Module, calling: TorchCalling, length: int) -> bool:
 
 
 def items_stay_apart(module: nn.Module, calling: TorchCalling, length: int) -> bool:
-    """Whether features of one item change no answer to another: else tokens may come first.
+    """Tell whether features of one item affect no other answer: else tokens may come first.
 
-    And whether items in the other order are answered so: else an input may have none.
+    Also whether reversed items have reversed answers: else an input may have no items.
     """
     features = [entry.name for entry in calling.inputs if entry.role == "features"]
     if not features:

@@ -77,9 +77,9 @@ class TorchEngine:
     def run(
         self, feeds: Mapping[str, Array], *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
     ) -> dict[str, Array]:
-        """Every answer by name, and those of attentions; raises GraphRefused for any exception.
+        """Return every answer by name, and attentions' answers; raises GraphRefused for exceptions.
 
-        With ``level="disabled"`` without torch's own fast paths for whole layers.
+        ``level="disabled"`` avoids torch's own fast paths for whole layers.
         """
         with self._nudged(setting.nudge), _refusing():
             if not taps and setting.level != "disabled":
@@ -156,9 +156,9 @@ class TorchEngine:
         ]
 
     def unused_weights(self, model: WholeModel) -> list[str]:
-        """The matrices of the module with which no answer changes, by name.
+        """Return the module's matrices without influence on any answer, by name.
 
-        Seen by the gradients of a weighted sum of one call's answers; none where it has none.
+        Measured by gradients of a weighted sum of one call's answers; empty without gradients.
         """
         generator = torch.Generator().manual_seed(0)
         arguments = self.calling.arguments(model.call(*first_sizes(model), None, 1).feeds)
@@ -222,7 +222,7 @@ class TorchEngine:
         return list(found.values())
 
     def recorded(self, feeds: Mapping[str, Array]) -> ModuleRecording:
-        """The calls of torch in a call of the module; raises whatever that raises."""
+        """Record the calls of torch in a call of the module; raises the module's exceptions."""
         return record(self.module, self.calling.arguments(feeds))
 
     def placed(self, recording: ModuleRecording) -> Iterator[TorchSite]:
@@ -338,7 +338,7 @@ def _refusing() -> Iterator[None]:
 
 
 def torch_activations(recording: ModuleRecording, site: TorchSite) -> Activations | None:
-    """An attention in its place; None where it cannot be put in order, or is of several formats."""
+    """Return an attention in its place; None for unordered axes or several formats."""
     values = recording.values
     tensors = {part: values[site.edges[part].number].tensor for part in PARTS}
     dtypes = {tensor.dtype for tensor in tensors.values()}
@@ -562,9 +562,9 @@ def _entry(
 def torch_model_candidates(
     made: TorchModel, name: str, number: int | None = None
 ) -> list[tuple[int | None, Candidate]]:
-    """A whole model, without an index, and its distinct attentions with theirs.
+    """Return a whole model (index None) and its distinct attentions with their indices.
 
-    Or the attention of a number alone; raises UsageError where there is none.
+    With ``number`` only this attention; raises UsageError if it does not exist.
     """
     engine, model = made.engine, made.model
     if number is not None:

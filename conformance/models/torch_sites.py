@@ -106,7 +106,7 @@ class TorchSite:
 
     @property
     def output(self) -> str:
-        """The name under which a run gives its answer."""
+        """The name of the attention's answer in a run."""
         return f"attention #{self.index}"
 
 

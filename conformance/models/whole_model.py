@@ -81,12 +81,12 @@ class WholeModel:
 
     @property
     def is_sequential(self) -> bool:
-        """Whether it takes tokens or features of any sequence."""
+        """Whether the model takes tokens or features of a sequence."""
         return any(entry.role in ("tokens", "features") for entry in self.inputs)
 
     @property
     def has_two_sequences(self) -> bool:
-        """Whether a sequence of its own attends to the padded one."""
+        """Whether a separate sequence attends to the padded one."""
         return any(entry.along == 1 for entry in self.inputs)
 
     @cached_property

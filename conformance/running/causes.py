@@ -46,9 +46,9 @@ SHORT_SEARCH: Final = 5.0
 
 
 class Causes:
-    """Finds the causes of one candidate's failures; what holds for all of them is found once.
+    """Finds the causes of one candidate's failures; causes common to all are found once.
 
-    Where a search ends with an error of ours the failure stays, and no other search is made.
+    If a search ends with an error of the harness the failure stays, and searching stops.
     """
 
     def __init__(self, candidate: Candidate, mistakes: Sequence[NamedMistake]) -> None:
@@ -57,7 +57,7 @@ class Causes:
         self.forget()
 
     def forget(self) -> None:
-        """Drop what was found: it is found again."""
+        """Drop the causes found so far."""
         self._spent = 0.0  # seconds of all searches for names
         self._few: dict[Subject, FewCalls] = {}
         self._answering: dict[tuple[Subject, object], Subject] = {}
@@ -67,9 +67,9 @@ class Causes:
         self._blamers: dict[Subject, Blamer] = {}
 
     def are_unmeant(self, name: str, meant: Collection[str] = ()) -> bool:
-        """Whether a name is that of mistakes that nobody means: the catalogue's, and the like.
+        """Tell whether a name stands for unintended mistakes: the catalogue's, and similar ones.
 
-        Those of fields of the semantics that are ``meant`` are none.
+        Names of changes in ``meant`` fields of the semantics are intended.
         """
         chosen = {
             mistake.name
@@ -92,7 +92,7 @@ class Causes:
         )
 
     def changed_inputs(self, subject: Subject, clause: Clause, fails: Fails) -> Entry | None:
-        """The cause where the candidate changes what it is called with; None for others."""
+        """Return the cause if the candidate changes its arguments, else None."""
         return self._searched(subject, lambda: changed_inputs_entry(subject, clause.id, fails))
 
     def refused_sizes(
@@ -123,7 +123,7 @@ class Causes:
         return told.with_names(mistaken)
 
     def unrepeatable(self, subject: Subject, fails: Fails, kind: str) -> Entry | None:
-        """The cause of a failure that does not occur each time; None for others."""
+        """Return the cause of a failure that does not recur every time, else None."""
         if kind not in WRONG_ANSWERS or subject in self._lost:
             return None
         return self._searched(subject, lambda: self._chance.unrepeatable(subject, fails))
@@ -150,7 +150,7 @@ class Causes:
     def named(
         self, subject: Subject, clause: Clause, problem: Problem, clause_run: ClauseRun
     ) -> list[Entry]:
-        """The mistakes that explain a failure; the search is made once a candidate and dtype."""
+        """Return the mistakes that explain a failure; searched once for a candidate and dtype."""
         return self._named(subject, clause_run, lambda known: known.explain(clause, problem))
 
     def of_exception(
@@ -246,7 +246,7 @@ class Causes:
         smallest: Smallest,
         on_example: Callable[[dict[str, Any]], None],
     ) -> dict[str, Any] | None:
-        """Which step of an export is to blame for a graph's failure; None for what is no graph."""
+        """Return the export step to blame for a graph's failure; None without a graph."""
         if self._candidate.graph is None:
             return None
         if subject not in self._blamers:

@@ -61,7 +61,7 @@ class FailureMemory:
         return sorted(dict.fromkeys(problems), key=_size)[:MOST]
 
     def keep(self, candidate: Candidate, clause: str, problem: Problem) -> None:
-        """Remember a problem that failed."""
+        """Remember a failing problem."""
         entry = self._key_of(candidate, clause, problem), _written(problem)
         if self._waits:
             self._waiting.append(entry)

@@ -153,7 +153,7 @@ class Progress:
         return clause.after_exception(error, self.problem, **more)
 
     def cut(self, clause: PlannedClause, seconds: float) -> ClauseResult:
-        """The result where the time of the run is up: a failure counts as it is."""
+        """Return the result of a clause at the run's deadline; a found failure counts."""
         if self.failure is not None:
             return self.failure.replace(seconds=self.failure.seconds + seconds)
         counted = {**self.counted, "planned": self.counted.get("planned") or 0}

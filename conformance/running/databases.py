@@ -1,8 +1,8 @@
-"""Where failing problems are kept between runs: the databases of hypothesis, named by a text.
+"""Stores of failing problems between runs: databases of hypothesis, named by a text.
 
 ``path/to/folder``, ``redis://host:port/number`` (``rediss://`` with TLS) or ``github:OWNER/REPO``,
-the artifact of a repository's workflow, which is only read. Of several each is read, and written
-where it can be.
+the read-only artifact of a repository's workflow. Several databases are all read, and written where
+possible.
 """
 
 from __future__ import annotations

@@ -46,9 +46,9 @@ TRIES_OF_A_LOSS = {"hung": 0, "crashed": 8, "memory": 2}
 
 
 class Explainer:
-    """Makes the failures of one candidate small and names them.
+    """Reduces and names the failures of one candidate.
 
-    ``reductions_left`` is how often a failing problem may still be tried smaller.
+    ``reductions_left``: the number of further tries of reduced problems.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Explainer:
         return failure.result.replace(diagnosis=[chance] if chance else [])
 
     def result(self, failure: Failure, clause_run: ClauseRun) -> ClauseResult:
-        """A failure made small and named: where calls are slow by what was asked, if that tells."""
+        """Return a failure reduced and named; with slow calls from the calls made, if possible."""
         slow = failure.subject.slow_calls
         told = self._of_few_calls(failure, clause_run) if slow else None
         return told or self._searched_result(failure, clause_run)

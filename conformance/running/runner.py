@@ -85,11 +85,11 @@ class CandidateRun:
 
     @property
     def subjects(self) -> list[Subject]:
-        """The subjects made so far; their clocks say where the time went."""
+        """The subjects made so far; their clocks show the time spent."""
         return list(self._subjects.values())
 
     def forget(self) -> None:
-        """Drop problems, goldens and answers: later clauses make them again."""
+        """Drop problems, goldens and answers, to be made again by later clauses."""
         self.pool = self._pool()
         self._subjects.clear()
         if self._explained_by is not None:
@@ -164,7 +164,7 @@ class CandidateRun:
     ) -> ClauseResult:
         """Reduce and diagnose the failure of a deferred run.
 
-        A failure that does not occur again stays as it is.
+        A failure that does not recur is returned unchanged.
         """
         if not self._is_explained(failure):
             return failure

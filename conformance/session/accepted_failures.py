@@ -185,7 +185,7 @@ class Acceptance:
 
     @property
     def entries(self) -> tuple[ExpectedFailure, ...]:
-        """All that the file holds."""
+        """All entries of the file."""
         return (*self.kept, *(new.entry for new in self.added))
 
 

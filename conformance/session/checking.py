@@ -1,4 +1,4 @@
-"""One run from targets to record: what ``conformance check`` does but for options and views."""
+"""One run from targets to record: ``conformance check`` without options and views."""
 
 from __future__ import annotations
 

@@ -341,7 +341,7 @@ _CIRCUMSTANCES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRecord:
-    """A record and what it is called on the page: the file, or :data:`JUST_NOW`."""
+    """A record and its name on the page: the file, or :data:`JUST_NOW`."""
 
     name: str
     record: Record

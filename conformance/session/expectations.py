@@ -88,7 +88,7 @@ def _judge_failure(
 
 
 def drop(entry: ExpectedFailure) -> str:
-    """The advice on an expectation that no failure meets any more."""
+    """Return the advice on an expectation that no failure meets any more."""
     return "drop the expectation" + ("" if entry.place is None else f" in {entry.place}")
 
 
@@ -195,7 +195,7 @@ def check_entries(entries: Iterable[ExpectedFailure], slugs: Collection[str], pa
 
 
 def check_clause(entry: ExpectedFailure, slugs: Collection[str], where: str) -> None:
-    """Require that an expectation speaks of a clause that exists; raises UsageError."""
+    """Require that an expectation names an existing clause; raises UsageError."""
     if not matching([entry.clause], slugs):
         hint = suggestion(entry.clause, slugs)
         msg = f"{where}: the expected failure {entry.clause!r} matches no clause{hint}"
@@ -207,7 +207,7 @@ def stale(
     results: Mapping[str, Sequence[ClauseResult]],
     selection: Selection,
 ) -> list[Stale]:
-    """The expectations that nothing answered to; ``results`` are by candidate, already judged."""
+    """Return expectations without a corresponding failure; ``results`` are by candidate, judged."""
     stale_entries = []
     for entry in entries:
         why = _why_stale(entry, results, selection)

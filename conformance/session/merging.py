@@ -34,11 +34,11 @@ class Piece:
 
     @property
     def trail(self) -> Mapping[str, Any] | None:
-        """The examples one by one; None of a clause that ran none."""
+        """The trail of examples; None for a clause without examples."""
         return self.result.trail
 
     def position(self, number: int) -> int:
-        """The position of an example in the whole run; a database's come before all others."""
+        """Return an example's position in the whole run; a database's examples come first."""
         remembered = 0 if self.trail is None else int(self.trail["remembered"])
         if number < remembered:
             return number - remembered
@@ -59,7 +59,7 @@ class Piece:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it ended in an example that never ended: a hang, a crash, an exit."""
+        """Whether the shard ended within an example: by a hang, a crash, an exit."""
         return bool(self.trail and self.trail.get("lost"))
 
     @property
@@ -76,7 +76,7 @@ class Piece:
 
     @property
     def is_missing(self) -> bool:
-        """Whether it was not run, or not to its end."""
+        """Whether the clause was not run, or not to its end."""
         cut = self.result.reason.startswith((NOT_RUN, NOT_FINISHED))
         return self.result.status == "untestable" and (cut or self.trail is None)
 

@@ -137,7 +137,7 @@ def _key(targets: Sequence[str]) -> str:
 
 
 def matching(globs: Iterable[str], slugs: Iterable[str]) -> list[str]:
-    """The slugs that at least one of the globs matches."""
+    """Return the slugs matched by at least one glob."""
     globs = list(globs)
     return [slug for slug in slugs if any(fnmatchcase(slug, glob) for glob in globs)]
 

@@ -52,7 +52,7 @@ class Estimate:
         self.done = 0
 
     def add(self, slug: str, seconds: float) -> None:
-        """Count a clause that has run."""
+        """Count a finished clause."""
         if self._left[slug]:
             self._left[slug] -= 1
         self._took[slug].append(seconds)
@@ -179,7 +179,7 @@ class ChunkRun:
     def __call__(
         self, supervisor: Supervisor, chunk: Chunk, stopping: Callable[[], bool]
     ) -> Iterator[ChunkReport]:
-        """Each clause's number and result; of the last chunk also what explains and warns."""
+        """Yield each clause's number and result; for the last chunk also explanations, warnings."""
         if chunk.share == 1.0 or supervisor.deadline is None:
             yield from self._reports(supervisor, chunk, stopping)
             return

@@ -113,9 +113,9 @@ def one_sided_bound(
 
 
 def least_core_bound(attention: golden.Attention, contract: Contract) -> Tensor | None:
-    """A cheap lower estimate of :func:`core_bound`; None where there is none.
+    """Return a cheap lower estimate of :func:`core_bound`; None if unavailable.
 
-    An answer within it passes, and the whole bound need not be derived.
+    An answer within it passes without the whole bound.
     """
     least = least_one_sided_bound(attention, contract)
     return None if least is None else least.mul_(contract.sides)

@@ -57,7 +57,7 @@ class Contract:
     exact: frozenset[str] = frozenset()
 
     def at(self, stage: str) -> Contract:
-        """The contract within one of ``STAGES``: nothing is rounded where that is exact."""
+        """Return the contract within one of ``STAGES``: without roundings for exact stages."""
         if stage not in self.exact:
             return self
         return replace(
@@ -74,7 +74,7 @@ class Contract:
         )
 
     def only(self, stage: str) -> Contract:
-        """The contract under which everything but one stage is exact."""
+        """Return the contract under which all stages but one are exact."""
         return replace(self, exact=frozenset(STAGES) - {stage})
 
     @property

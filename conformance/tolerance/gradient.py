@@ -75,7 +75,7 @@ class Gradient:
 
     @cached_property
     def statistics(self) -> GradientStatistics:
-        """What independent roundings do."""
+        """The errors by independent roundings."""
         if self.derive is None:
             return GradientStatistics(bound=self.worst, scale=self.worst)
         with torch.inference_mode():
@@ -97,7 +97,7 @@ class Gradient:
         return self.statistics.scaling
 
     def allowed(self, *, generic: bool) -> Tensor:
-        """The bound that judges: for generic (independent) inputs the smaller of the two."""
+        """Return the judging bound: for generic (independent) inputs the smaller of the two."""
         return torch.minimum(self.worst, self.bound) if generic else self.worst
 
     def of_tokens(self, kept: slice) -> Gradient:
@@ -194,7 +194,7 @@ class GradientFit:
 
     @property
     def fits(self) -> dict[str, Fit]:
-        """The fits there are, by name."""
+        """The available fits, by name."""
         named = {"factor": self.factor, "scale": self.scale}
         return {name: each for name, each in named.items() if each is not None}
 

@@ -114,7 +114,7 @@ def core_gradients(
 def one_of(
     statistics: Callable[[], Mapping[str, GradientStatistics]], name: str
 ) -> GradientStatistics:
-    """Those of one gradient."""
+    """Return the statistics of one gradient."""
     return statistics()[name]
 
 

@@ -75,7 +75,7 @@ def layer_variances(backward: LayerBackward, spread: Propagation) -> dict[str, T
 def projection_variance(
     tokens: Tensor, matrix: Tensor, bias: Tensor | None, contract: Contract
 ) -> Tensor | None:
-    """The variance of each output of a projection, its roundings included; None where exact."""
+    """Return the variance of a projection's output, its roundings included; None if exact."""
     if contract.operand_roundoff == 0.0 and is_exact(matrix, bias):
         return None
     product = tokens @ matrix.mT
@@ -137,7 +137,10 @@ def _into_input(part: ProjectionGradient, rounding: Tensor, contract: Contract) 
 
 
 def product_variance(erring: Tensor, exact: Tensor, variance: Tensor, contract: Contract) -> Tensor:
-    """``erring^T exact`` over items and tokens ``[B, L, ..]``; each item's may be stored."""
+    """Return the variance of ``erring^T exact`` over items and tokens ``[B, L, ..]``.
+
+    Each item's product may be stored.
+    """
     left, right = erring.flatten(0, 1), exact.flatten(0, 1)
     squares = left.square().mT @ right.square()
     total = walk(squares, left.mT @ right, left.shape[0], contract.accumulator_roundoff)

@@ -38,10 +38,10 @@ def function_unit(contract: Contract) -> float:
 
 
 def function_slope(attention: golden.Attention) -> Tensor:
-    """The derivative of each modified score by its capped score: ``[B, H, Lq, Lk]``, float64.
+    """Return the derivative of each modified score by its capped score: ``[B, H, Lq, Lk]``.
 
-    Zero where the function leads to no gradient, for pairs that take no part, and for a sink behind
-    the keys. NaN or infinite where the function is so; NaN everywhere where torch cannot tell.
+    float64. Zero where the function has no gradient, for pairs without effect, and for a sink
+    behind the keys. NaN or infinite where the function is; NaN everywhere if torch cannot tell.
     """
     slope = golden.slope_of_function(_of_keys(attention.capped, attention), attention.semantics)
     return _but_for_sinks(slope, attention)
@@ -50,10 +50,10 @@ def function_slope(attention: golden.Attention) -> Tensor:
 def function_slope_error(
     attention: golden.Attention, error: Tensor, slope: Tensor, contract: Contract
 ) -> Tensor:
-    """How far ``slope``, that of :func:`function_slope`, may be off for scores off by ``error``.
+    """Return the error of ``slope``, of :func:`function_slope`, for scores off by ``error``.
 
-    The slope is looked at where the score may be, the function's own roundings included, and on
-    either side of it. To that come roundings: relative to the slope, and to what cancels in it.
+    The slope is evaluated within the score's error, the function's own roundings included, and on
+    both sides of it. Roundings are added: relative to the slope, and to its cancelling parts.
     """
     contract, semantics = contract.at("score"), attention.semantics
     scores, slope = _of_keys(attention.capped, attention), _of_keys(slope, attention)

@@ -1,4 +1,4 @@
-"""The errors of positions: sinusoids that are added, biases by distance, heads that are turned."""
+"""The errors of positions: added sinusoids, biases by distance, turned heads."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Rotation:
         return turned
 
     def only_turned(self, heads: Tensor) -> Tensor:
-        """Zero in the channels that stay."""
+        """Zero the channels that are not turned."""
         kept = torch.zeros_like(heads)
         for chosen in (self.first, self.second):
             kept[..., chosen] = heads[..., chosen]
@@ -100,7 +100,7 @@ class Rotation:
 def rotation(
     positions: Tensor, head_size: int, semantics: golden.Semantics, contract: Contract
 ) -> Rotation:
-    """The rotation of tokens at ``positions [L]``; remembered unless there are many."""
+    """Return the rotation of tokens at ``positions [L]``; cached unless there are many."""
     if positions.numel() > REMEMBERED_LENGTH:
         return _rotation(positions, head_size, semantics, contract)
     places = tuple(positions.tolist())

@@ -318,5 +318,5 @@ def layer_backward(
 
 
 def ones_like_tokens(tokens: Tensor) -> Tensor:
-    """What a bias is multiplied by: ``[B, L, 1]``."""
+    """Return the factor of a bias: ones, ``[B, L, 1]``."""
     return torch.ones(*tokens.shape[:-1], 1, dtype=torch.float64)

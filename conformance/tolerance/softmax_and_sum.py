@@ -156,7 +156,7 @@ def _add_logit_stores(
 
 
 def finite_size(bias: Tensor) -> Tensor:
-    """Magnitudes of what is added up; minus infinity is exact, and live where a cap follows it."""
+    """Return magnitudes of addends; minus infinity is exact, and live before a cap."""
     return bias.abs().masked_fill_(torch.isinf(bias), 0.0)
 
 
@@ -256,9 +256,9 @@ def mean_error(
 
 
 def envelope_mean(size: Tensor, perturbed: Perturbed, largest: Tensor | None) -> Tensor:
-    """The largest weighted mean of magnitudes ``[B, H, Lk, Dv]``.
+    """Return the largest weighted mean of magnitudes ``[B, H, Lk, Dv]``.
 
-    A mean is at most the largest of them: ``largest``, for the far rows; None if there are none.
+    A mean is at most the ``largest`` of them, given for far rows; None without far rows.
     """
     mean = (perturbed.upper @ size).mul_(perturbed.inverse)
     if perturbed.far is not None and largest is not None:

@@ -59,7 +59,7 @@ class Carried:
     output_gradient: Tensor | None = None
 
     def only_attended(self, live: LiveKeys) -> Carried:
-        """The errors without those of keys that no query attends."""
+        """Return the errors without those of unattended keys."""
         return self._of_keys(live.only_attended)
 
     def with_sink(self) -> Carried:

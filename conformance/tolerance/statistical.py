@@ -73,7 +73,7 @@ def restrict(attention: golden.Attention, rows: Tensor) -> golden.Attention:
 
 
 def moves_exactly(matrix: Tensor, bias: Tensor | None, contract: Contract) -> bool:
-    """Whether a projection makes no error: it only moves and doubles numbers."""
+    """Tell whether a projection is exact: it only moves and doubles numbers."""
     return contract.operand_roundoff == 0.0 and is_exact(matrix, bias)
 
 
@@ -108,7 +108,7 @@ def rounded_variance(
 
 
 def last_rounding(result: Tensor, bias: Tensor | None, inputs: int, contract: Contract) -> Tensor:
-    """The product and its sum with the bias are each stored; what underflows is lost for good."""
+    """Return the error of storing product and sum with the bias, losses by underflow included."""
     size = result.abs()
     if bias is not None:
         size += (result - bias).abs_()

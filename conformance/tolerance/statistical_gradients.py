@@ -109,7 +109,7 @@ class Propagation:
         return total if variance is None else total + squares @ variance
 
     def weight_pair(self) -> Tensor:
-        """The variance of each weight as it meets the output gradient: ``[B, H, Lq, Lk]``."""
+        """Return the variance of weights meeting the output gradient: ``[B, H, Lq, Lk]``."""
         own, pairs = self.gradients, self.pairs
         weights, slope = own.weights, own.slope
         squares = weights.square()

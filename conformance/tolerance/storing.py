@@ -31,7 +31,7 @@ class UnstoredGradient:
     underflow: float = 0.0
 
     def rounded(self, roundoff: float) -> UnstoredGradient:
-        """One more rounding in quadrature; the worst case has counted it already."""
+        """Add one more rounding in quadrature; the worst case has counted it already."""
         if roundoff == 0.0 or self.variance is None:
             return self
         return replace(self, variance=self.variance + (roundoff * self.value).square())

@@ -1,4 +1,4 @@
-"""What bounds need of the golden: attended keys, a sink as one more key, heads undone."""
+"""Facts of the golden for bounds: attended keys, a sink as one more key, unmerged heads."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def with_sink(attention: golden.Attention) -> golden.Attention:
 
 
 def more_keys(tokens: Tensor) -> Tensor:
-    """Tokens ``[B, H, Lk, D]`` with one of zeros behind them."""
+    """Append a token of zeros to tokens ``[B, H, Lk, D]``."""
     return pad(tokens, (0, 0, 0, 1))
 
 
@@ -61,7 +61,7 @@ def has_sink(attention: golden.Attention) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveKeys:
-    """Which keys have a finite logit, and each row's largest logit.
+    """The keys with a finite logit, and each row's largest logit.
 
     ``table`` is bool ``[B, H, Lq, Lk]`` and ``attended`` (by any row) bool ``[B, H, Lk, 1]``; both
     are None when every key is live. ``empty`` is bool ``[B, H, Lq, 1]``, None when every row has a
@@ -79,7 +79,7 @@ class LiveKeys:
         return pairs if self.table is None else pairs.masked_fill_(~self.table, 0.0)
 
     def only_attended(self, tokens: Tensor) -> Tensor:
-        """Zero what belongs to a key that no query attends: ``[B, H, Lk, D]``."""
+        """Zero the tokens of unattended keys: ``[B, H, Lk, D]``."""
         return tokens if self.attended is None else tokens.masked_fill(~self.attended, 0.0)
 
     def mean(self, tokens: Tensor) -> Tensor:
@@ -96,12 +96,12 @@ class LiveKeys:
         return self.table.sum(dim=-1, keepdim=True) > 1
 
     def spread(self, tokens: Tensor) -> Tensor:
-        """How far apart tokens of attended keys lie, ``[B, H, 1, D]``; 0 where there is none."""
+        """Return the range of attended keys' tokens, ``[B, H, 1, D]``; 0 without such keys."""
         high, low = _range(tokens, self.attended)
         return (high - low).clamp_min_(0.0).unsqueeze(-2)
 
     def log_count(self) -> Tensor | float:
-        """The logarithm of each row's count of live keys, ``[B, H, Lq, 1]``; 0 if there is none."""
+        """Return the logarithm of each row's live keys, ``[B, H, Lq, 1]``; 0 without any."""
         if self.table is None:
             return math.log(self.key_length)
         return self.table.sum(dim=-1, keepdim=True).clamp_min_(1).double().log_()
@@ -162,7 +162,7 @@ def sum_groups(heads: Tensor, num_kv_heads: int, semantics: golden.Semantics) ->
 
 
 def owners(num_heads: int, num_kv_heads: int, semantics: golden.Semantics) -> Tensor:
-    """The key/value head that each query head reads, int64 ``[H]``."""
+    """Return the key/value head read by each query head, int64 ``[H]``."""
     indices = torch.arange(num_kv_heads).view(1, num_kv_heads, 1, 1)
     return golden.repeat_heads(indices, num_heads, semantics).flatten()
 
@@ -187,7 +187,7 @@ def _invert(moved: Tensor, shape: torch.Size, move: Callable[[Tensor], Tensor]) 
 
 
 def head_rows(matrix: Tensor, num_heads: int, semantics: golden.Semantics) -> Tensor:
-    """The rows of a projection that make each head: ``[H*D, in]`` to ``[H, D, in]``."""
+    """Return a projection's rows by head: ``[H*D, in]`` to ``[H, D, in]``."""
     return matrix[_channels(matrix.shape[0], num_heads, semantics)]
 
 

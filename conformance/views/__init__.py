@@ -20,7 +20,7 @@ from .complete import Record
 
 @dataclass(frozen=True)
 class View:
-    """One format that a record can be shown in.
+    """One format for showing a record.
 
     name
         The option without its dashes: ``junit`` for ``--junit FILE``.

@@ -80,7 +80,7 @@ class ComparedClause:
 
     @property
     def differs(self) -> bool:
-        """Whether the candidates for which it ran have different outcomes."""
+        """Whether the candidates that ran the clause have different outcomes."""
         return len({outcome.kind for outcome in self.outcomes} - {"na", _ABSENT}) > 1
 
     @property
@@ -173,7 +173,7 @@ def _why(clause: Record) -> str:
 
 
 def not_run_everywhere(clauses: Sequence[ComparedClause]) -> str:
-    """How many clauses lack a result for some candidate; "" where there are none.
+    """Return the number of clauses without a result of every candidate, in words; "" if none.
 
     Runs with different ``--only``, and interrupted ones, have such clauses.
     """

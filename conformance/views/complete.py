@@ -66,7 +66,7 @@ def _candidate(entry: Record) -> dict[str, Any]:
 
 
 def notes(record: Record) -> list[str]:
-    """Sentences on how the run was made and what it lacks; most records need none."""
+    """Return sentences on the making and the gaps of the run; most records need none."""
     runs = record.get("compared") or ()
     return [
         *([f"isolated: {record['isolated']}"] if record.get("isolated") else []),

@@ -17,7 +17,7 @@ Table = Mapping[str, Any]
 
 
 def is_table(data: Any) -> TypeGuard[Table]:
-    """Whether some data is a tensor as the report holds it."""
+    """Tell whether data is a tensor of a report."""
     return isinstance(data, Mapping) and "shape" in data
 
 

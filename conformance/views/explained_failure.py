@@ -1,4 +1,4 @@
-"""One failure for a person at a terminal: what is wrong, what to change, a picture, the facts."""
+"""One failure for a person at a terminal: problem, fix, picture, facts."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Drawing:
         self.picture = picture
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """What rich prints for it."""
+        """Yield the lines for rich."""
         del console
         width = min(options.max_width, _WIDTH) - 2
         tables = self.picture.tables

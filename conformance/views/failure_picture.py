@@ -22,10 +22,10 @@ _AXES: Final = ("queries", "keys")
 
 @dataclass(frozen=True, kw_only=True)
 class PictureTable:
-    """One table of a picture, ``[query][key]``: ``scale`` says of what.
+    """One table of a picture, ``[query][key]``; ``scale`` names its numbers.
 
-    ``weight`` for weights, ``logit`` for their logarithms, ``difference`` for got less expected.
-    ``end`` is the absolute value at which its colours end.
+    ``weight`` for weights, ``logit`` for their logarithms, ``difference`` for actual minus
+    expected. ``end`` is the absolute value at which its colours end.
     """
 
     title: str
@@ -74,7 +74,7 @@ def picture_of(candidate: Record, clause: Record) -> tuple[Picture, Record] | No
 
 
 def is_named(entry: Record) -> bool:
-    """Whether an entry names a mistake: facts about an unknown one are true of one failure."""
+    """Tell whether an entry names a mistake: facts on an unknown one hold for one failure only."""
     return float(entry.get("confidence") or 0) > 0
 
 

@@ -1,8 +1,8 @@
-"""Annotations of GitHub Actions: workflow commands that its log turns into marks at a line.
+"""Annotations of GitHub Actions: workflow commands shown as marks at lines.
 
-Escaped as https://github.com/actions/toolkit does it: ``%`` and line ends in a message, and colons
-and commas too in a property, so that a candidate's text neither ends nor begins a command.
-The badge of a README is the JSON of https://shields.io/badges/endpoint-badge.
+Escaped like in https://github.com/actions/toolkit: ``%`` and line ends in a message, and colons and
+commas too in a property, so that a candidate's text neither ends nor begins a command. The badge of
+a README is the JSON of https://shields.io/badges/endpoint-badge.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COLOURS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Annotation:
-    """One mark, at the candidate's line if that is known."""
+    """One mark, at the candidate's line if known."""
 
     level: str
     title: str
@@ -50,7 +50,7 @@ class Annotation:
     line: int | None = None
 
     def command(self) -> str:
-        """The line that GitHub reads."""
+        """Return the command line read by GitHub."""
         line = "" if self.line is None or not self.file else str(self.line)
         properties = ",".join(
             f"{name}={value.translate(_IN_PROPERTIES)}"

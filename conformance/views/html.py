@@ -73,7 +73,7 @@ class Axis:
 
     @property
     def ticks(self) -> list[tuple[float, int]]:
-        """Places and exponents of the powers of ten that are written out; 0 is among them."""
+        """Return places and exponents of the labelled powers of ten, including 0."""
         step = max(1, math.ceil((self.high - self.low) / _MOST_TICKS))
         shown = [power for power in range(self.low, self.high + 1) if power % step == 0]
         return [(self.at(10.0**power), power) for power in shown]
@@ -255,7 +255,7 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class CausesShown:
-    """The causes that a page opens with, each once; ``left_out`` more are not shown there."""
+    """The causes at the top of a page, without repetition; ``left_out`` counts the rest."""
 
     musts: list[dict[str, Any]]
     recommendations: list[dict[str, Any]]
@@ -358,7 +358,7 @@ class SiteLine:
 
     @property
     def wrong(self) -> bool:
-        """Whether it fails itself, or the model's failures blame it."""
+        """Whether the attention fails, or is blamed by the model's failures."""
         return bool(self.links)
 
 

@@ -39,7 +39,7 @@ Style = Callable[[Any], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """One matrix of a tensor: its place among the others, and rows of cells (text, classes).
+    """One matrix of a tensor: its place in the tensor, and rows of cells (text, classes).
 
     ``first`` are the indices of its first row and column.
     """
@@ -111,7 +111,7 @@ def _grids(
 
 
 def text(element: Any, digits: int) -> str:
-    """An element with few enough digits for a cell; "" where there is none."""
+    """Return an element with few enough digits for a cell; "" for None."""
     if element is None:
         return ""
     if isinstance(element, (bool, str)):

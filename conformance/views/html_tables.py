@@ -47,7 +47,7 @@ class Matrix:
 
 
 def matrix(record: Record, anchors: Anchors) -> Matrix:
-    """The matrix of a run; a single candidate has a column for each of its dtypes."""
+    """Return the matrix of a run; a single candidate has a column for each dtype."""
     candidates = record["candidates"]
     results = [anchored(entry, number, anchors) for number, entry in enumerate(candidates)]
     if len(candidates) == 1:
@@ -131,7 +131,7 @@ class ShownRows:
 
 
 def rows(record: Record, anchors: Anchors) -> ShownRows:
-    """The rows of every candidate; of too many only those that neither passed nor are n/a."""
+    """Return the rows of every candidate; of too many only those neither passed nor n/a."""
     every = [
         row
         for number, candidate in enumerate(record["candidates"])

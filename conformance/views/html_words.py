@@ -57,7 +57,7 @@ def filled(defaults: Record, values: Any) -> dict[str, Any]:
 
 
 def number(value: Any) -> float | None:
-    """A number of a record, where ``"inf"`` and ``"nan"`` are texts; None for anything else."""
+    """Return a number of a record, ``"inf"`` and ``"nan"`` included; None for other values."""
     if isinstance(value, bool) or value is None:
         return None
     try:
@@ -67,7 +67,7 @@ def number(value: Any) -> float | None:
 
 
 def worst(margins: Iterable[float | None]) -> float | None:
-    """The largest margin, NaN being the worst; None where there is none."""
+    """Return the largest margin, NaN being the worst; None without margins."""
     every = [value for value in margins if value is not None]
     return max(every, key=lambda value: math.inf if math.isnan(value) else value) if every else None
 
@@ -139,7 +139,7 @@ def kind(clause: Record) -> str:
 
 
 def worst_kind(results: Iterable[Record]) -> str:
-    """The worst class of some results."""
+    """Return the worst class of the results."""
     kinds = set(map(kind, results))
     return next(name for name in WORST_FIRST if name in kinds)
 
@@ -183,13 +183,13 @@ def joints(text: str, whole: int = 0) -> list[str]:
 
 
 def duration(value: float | None) -> str:
-    """A duration in words; "" where it is not known."""
+    """Return a duration in words; "" if unknown."""
     return wording.seconds(value) if value else ""
 
 
 @functools.cache
 def environment() -> jinja2.Environment:
-    """The templates with the filters and globals that they use."""
+    """Return the environment of the templates, with filters and globals."""
     import jinja2  # noqa: PLC0415 (a terminal needs no templates)
 
     made = jinja2.Environment(
@@ -231,5 +231,5 @@ def resource(name: str) -> str:
 
 
 def rendered(name: str, **data: Any) -> str:
-    """A template with its data."""
+    """Render a template with its data."""
     return environment().get_template(name).render(**data)

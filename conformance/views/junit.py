@@ -24,7 +24,7 @@ _SECONDS: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 
 
 def render_junit(record: Record) -> str:
-    """The record as one XML document."""
+    """Render the record as one XML document."""
     record = complete(record)
     every, candidates = problems(record), record["candidates"]
     root = ET.Element("testsuites")

@@ -71,7 +71,7 @@ def _fence(text: str, least: int) -> str:
 
 
 def row(*cells: str) -> str:
-    """One row of a table, of cells that are escaped already."""
+    """Return one row of a table, of escaped cells."""
     return f"| {' | '.join(cells)} |"
 
 

@@ -74,7 +74,7 @@ class Fitting:
         self.least = least
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """What rich prints for it."""
+        """Yield the table or the rows for rich."""
         unlimited = options.update_width(_PIPE_WIDTH)
         natural = Measurement.get(console, unlimited, self.table).maximum
         if min(natural, self.least or natural) <= options.max_width:

@@ -1,7 +1,7 @@
 """SARIF 2.1.0: the clauses are the rules, failures are results at the candidate's line.
 
-What passed is no result: services show every result as a finding. A failure of the harness and
-what a run did not do are notifications of the invocation, for they are no findings in the code.
+A passed clause is no result: services show every result as a finding. A failure of the harness and
+omissions of a run are notifications of the invocation, for they are no findings in the code.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LOGICAL: Final = {
 
 
 def render_sarif(record: Record) -> str:
-    """The record as one JSON document with one run."""
+    """Render the record as one JSON document with one run."""
     record = complete(record)
     every = problems(record)
     rules = rules_of(record, every)

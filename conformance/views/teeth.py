@@ -61,7 +61,7 @@ class Family:
 
     @property
     def numbers(self) -> range:
-        """The numbers of its columns."""
+        """The numbers of the family's columns."""
         return range(self.first, self.first + len(self.slugs))
 
 
@@ -165,7 +165,7 @@ def _reason(row: Record, status: str) -> str:
 
 
 def total(record: Record) -> str:
-    """The sum in one sentence."""
+    """Summarise the matrix in one sentence."""
     summary = record["summary"]
     toothed = summary["clauses"] - len(summary["toothless"])
     parts = [

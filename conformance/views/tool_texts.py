@@ -45,7 +45,7 @@ _LABELS: Final = {
 
 
 def show_list(entries: Sequence[Record], file: IO[str]) -> None:
-    """One row for each clause: slug, level, sentence."""
+    """Write one row for each clause: slug, level, sentence."""
     rows = []
     for entry in entries:
         slug, level, sentence = entry["id"], entry["level"], entry["sentence"]
@@ -268,7 +268,7 @@ def _fact_table(facts: list[Record]) -> Fitting:
 
 
 def show_renewed(report: Record, file: IO[str]) -> None:
-    """Write what --write-expected added to the file and dropped from it."""
+    """Write the entries --write-expected added to the file and dropped from it."""
     written = report.get("written_expectations")
     if written is not None:
         write(_renewed_parts(printable_record(written)), file)

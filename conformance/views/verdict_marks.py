@@ -29,7 +29,7 @@ class Overall:
 
 
 def overall(record: Record) -> Overall:
-    """What a run amounts to: an interrupted, an empty or an unfinished one is never green."""
+    """Summarise a run: an interrupted, empty or unfinished run is never green."""
     candidates = record["candidates"]
     verdicts = [str(candidate.get("verdict", "inconclusive")) for candidate in candidates]
     worst = next((word for word in _WORST_FIRST if word in verdicts), "")
@@ -89,7 +89,7 @@ def is_strict(record: Record) -> bool:
 
 
 def whole(record: Record) -> Overall:
-    """What the run amounts to; a strict run also fails on a failed SHOULD."""
+    """Summarise a run; a strict run also fails on a failed SHOULD."""
     lenient = overall(record)
     if not (lenient.green and is_strict(record)):
         return lenient

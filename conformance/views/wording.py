@@ -154,7 +154,7 @@ class BlamedLine(NamedTuple):
 
 
 def blamed_line(entry: Record) -> BlamedLine | None:
-    """The line that a cause, or an entry of a diagnosis, blames; None where there is none."""
+    """Return the line blamed by a cause or an entry of a diagnosis, or None."""
     line = entry.get("line")
     if not isinstance(line, Mapping):
         return None
@@ -267,7 +267,7 @@ def by_cause(candidate: Record) -> list[Record]:
 
 
 def caused(clause: Record) -> str:
-    """``scale-missing (the scores are not scaled): `` before what a failure says; "" if unnamed."""
+    """Return ``scale-missing (the scores are not scaled): `` as a prefix; "" if unnamed."""
     known = [entry for entry in clause.get("diagnosis") or () if entry.get("name") != UNKNOWN]
     text = cut(" ".join(str(known[0].get("text") or "").split()), _LONGEST_CODE) if known else ""
     parts = [parts_of(str(entry.get("name") or "")) for entry in known]
@@ -417,7 +417,7 @@ def worst_margin(candidate: Record) -> tuple[str, str]:
 
 
 def verdict_reason(candidate: Record) -> str:
-    """Why a candidate has its verdict; of one that fails, how many clauses and causes."""
+    """Return the reason of a verdict; for a failing candidate the numbers of clauses and causes."""
     musts = [clause for clause in candidate.get("clauses") or () if clause["level"] == "MUST"]
     failed = [clause for clause in musts if clause["status"] == "failed"]
     reason = str(candidate.get("verdict_reason") or "")

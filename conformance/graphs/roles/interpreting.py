@@ -82,16 +82,16 @@ class RoleAssignment:
 
     @property
     def clean(self) -> bool:
-        """Whether no fact contradicts it."""
+        """Whether no fact contradicts the assignment."""
         return self.fitting == self.facts
 
     @property
     def nearly(self) -> bool:
-        """Whether no more than one fact in four contradicts it."""
+        """Whether at most one fact in four contradicts the assignment."""
         return _NEARLY * self.fitting >= (_NEARLY - 1) * self.facts
 
     def of(self, role: str) -> str:
-        """The name of the input of a role; raises StopIteration when there is none."""
+        """Return the name of the input of a role; raises StopIteration without one."""
         return next(name for name, result in self.roles.items() if result == role)
 
     @property
@@ -242,7 +242,7 @@ class Interpretation:
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether some tensor has several positions: one alone fits every role."""
+        """Whether a tensor has several positions: a single one fits every role."""
         length = self.assignment.length_axis
         return any(not traits.open[length] for traits in self.traits.values())
 

@@ -1,4 +1,4 @@
-"""Which input lets whom attend to whom: form and polarity, by what it takes out of the answer."""
+"""Roles of mask inputs: form and polarity, by the keys removed from the answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layer or core, how heads are packed, widths: from which channels reach which."""
+"""Layer or core, packing of heads, and widths: from the channels that influence each other."""
 
 from __future__ import annotations
 

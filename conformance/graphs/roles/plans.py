@@ -24,7 +24,7 @@ _BRUTE_LENGTH: Final = 17
 
 @dataclass(frozen=True, kw_only=True)
 class CallSizes:
-    """What dynamic axes are tried at; ``heads`` is for axes of heads that have no fixed size."""
+    """Sizes for dynamic axes; ``heads`` is for axes of heads without a fixed size."""
 
     batch: int = BATCH
     query_length: int = LENGTH
@@ -42,7 +42,7 @@ def usual(widths: Sequence[int]) -> Iterator[CallSizes]:
 
 
 def frozen(counts: Sequence[int]) -> Iterator[CallSizes]:
-    """What a graph may be frozen at, each once: likely numbers first, then every small size."""
+    """Yield sizes a graph may be frozen at: likely numbers first, then every small size."""
     return iter(dict.fromkeys(_frozen(counts)))
 
 
@@ -68,7 +68,7 @@ class ContradictionError(Exception):
 def sizes_of_letters(
     tensors: Sequence[Port], layout: str, lead: int, sizes: CallSizes
 ) -> LetterSizes:
-    """The size of each letter; raises ContradictionError."""
+    """Return the size of each letter; raises ContradictionError."""
     others = [port for at, port in enumerate(tensors) if at != lead]
     batch = _common("B", tensors, layout, sizes.batch)
     query = _common("L", tensors[lead : lead + 1], layout, sizes.query_length)

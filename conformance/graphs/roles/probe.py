@@ -1,4 +1,4 @@
-"""Calling a graph with generic values: whether answers agree, and on which inputs they depend."""
+"""Calls of a graph with generic values: agreement of answers, and dependence on inputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Traits:
 
 @dataclass
 class BaseCall:
-    """A call that runs, and what the answer named ``output`` was."""
+    """A call that runs, with its answer named ``output``."""
 
     probe: GraphProbe
     feeds: Mapping[str, Array]

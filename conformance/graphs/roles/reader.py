@@ -267,9 +267,9 @@ def _operators(header: Header) -> frozenset[str]:
 def read_roles(
     header: Header, run: Callable[[Feeds], Mapping[str, Array]], declared: GraphDeclaration
 ) -> GraphReading:
-    """What each input and output of a graph is; raises UsageError for what is no attention.
+    """Return the role of each input and output; raises UsageError for other graphs.
 
-    ``run`` gives the outputs by name and raises GraphRefused; GraphLost goes through.
+    ``run`` gives the outputs by name and raises GraphRefused; GraphLost passes through.
     """
     check_declaration(declared, header)
     _check_ports(header)

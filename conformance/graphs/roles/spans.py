@@ -35,7 +35,7 @@ class SizeProbe:
         self._kept = answer[:-1] in (query[:-1], packed)
 
     def size(self, letter: str) -> int:
-        """What an axis has in the call that runs; 1 for items that have no axis."""
+        """Return an axis's size in the running call; 1 for items without an axis."""
         if letter == "B" and not self._items:
             return 1
         at = self.assignment.layout.index("B" if letter == "B" else "L")
@@ -63,7 +63,7 @@ class SizeProbe:
         return list(longer.answer.shape) == expected
 
     def base(self, letters: str, step: int) -> BaseCall | None:
-        """The call with some axes longer, None when it is refused."""
+        """Return the call with longer axes, None if refused."""
         return self.start.base.with_inputs(self._feeds(letters, step))
 
     def _feeds(self, letters: str, step: int) -> dict[str, Array]:

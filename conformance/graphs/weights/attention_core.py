@@ -43,7 +43,7 @@ class Contraction:
         return _only(own, [x for x in own if x in other and x not in output])
 
     def own_axis(self, index: int) -> int:
-        """The axis of an operand that the other has not."""
+        """Return the axis of an operand absent from the other operand."""
         own, other = self.letters[index], self.letters[1 - index]
         return _only(own, [x for x in own if x not in other])
 
@@ -214,7 +214,7 @@ def core_around(
 def products_above(
     wiring: Wiring, tokens: frozenset[str], scores: str, *, direct: bool = True
 ) -> list[Contraction]:
-    """The products of what tokens reach that scores are made of; see :func:`core_around`."""
+    """Return the products of token-reached tensors in the scores; see :func:`core_around`."""
     found = _up_to(wiring, tokens, scores, _WALLS)
     return _up_to(wiring, tokens, scores, _WALLS | _GATHERS) if direct and len(found) > 1 else found
 

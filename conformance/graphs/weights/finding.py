@@ -1,6 +1,6 @@
 """The weights of a graph: from its source, a state dict, its own tensors, or none.
 
-A state dict or safetensors file is read whatever it really holds.
+A state dict or safetensors file is read whatever its content.
 """
 
 from __future__ import annotations
@@ -57,11 +57,10 @@ def find_weights(
     state_dict: Mapping[str, Tensor] | None,
     source: GraphProjections | None,
 ) -> GraphProjections:
-    """The projections of a layer's graph and where they come from; a core has none.
+    """Find the projections of a layer's graph and their origin; a core has none.
 
-    ``source`` is what the module that was exported says, and wins; then the state dict, then what
-    the graph itself stores. Raises UsageError for a state dict that says nothing of this graph,
-    and GraphLost.
+    The exported module's weights in ``source`` come first, then the state dict, then the graph's
+    stored tensors. Raises UsageError for a state dict unrelated to the graph, and GraphLost.
     """
     with read_wiring(header.path, process) as (wiring, runner, is_original):
         graph = RunnableGraph(header, runner, reading, declared.num_heads, is_coarse(wiring))

@@ -162,9 +162,9 @@ class Reference:
 def locate_projections(
     weights: golden.ProjectionWeights, tensors: Mapping[str, Tensor], *, coarse: bool
 ) -> Reference:
-    """The graph's projections among the tensors of a state dict, found by value.
+    """Find the graph's projections in a state dict by value.
 
-    ``coarse``: the graph's are rounded to 8 bits; its own values are kept where that is all.
+    ``coarse``: the graph's are rounded to 8 bits; merely rounded values are kept.
     """
     stored = {name: array_of(tensor) for name, tensor in tensors.items()}
     raw: dict[str, Tensor | None] = {}
@@ -263,7 +263,7 @@ def _compare(own: Tensor | None, right: Tensor | None) -> tuple[float, float | N
 
 
 def array_of(tensor: Tensor) -> Array:
-    """A tensor as an array; in float32 what numpy has not: bfloat16, and floats of 8 bits."""
+    """Return a tensor as an array; in float32 if numpy lacks the dtype: bfloat16, 8-bit floats."""
     tensor = tensor.detach().cpu()
     result: Array = (tensor if tensor.dtype in _OF_NUMPY else tensor.float()).numpy()
     return result

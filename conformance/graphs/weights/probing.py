@@ -44,10 +44,10 @@ _ATTENDED: Final = {"keep": 1, "keep_int": 1, "drop": 0, "drop_int": 0, "bias": 
 
 @dataclass(frozen=True, eq=False)
 class RunnableGraph:
-    """Runs a graph on tokens ``[B, L, E]`` by role, and reads its answer as ``[B, L, E]``.
+    """Runs a graph on tokens ``[B, L, E]`` by role, and returns its answer as ``[B, L, E]``.
 
-    ``coarse``: the graph quantises activations to 8 bits while it runs. ``sizes``: where the graph
-    leaves them open.
+    ``coarse``: the graph quantises activations to 8 bits while it runs. ``sizes``: for axes the
+    graph leaves open.
     """
 
     header: Header
@@ -191,13 +191,11 @@ def affine_maps(
     counts: Mapping[str, int | None],
     roles: Mapping[str, str],
 ) -> dict[str, AffineMap]:
-    """The map behind each tensor.
+    """Return the affine map behind each tensor.
 
-    ``counts``: heads side by side in its last axis; ``roles``: whose tokens it is a map of.
-
-    The keys are ``query``, ``key`` or ``value``, with anything behind a space.
-
-    Raises UnreadableError where a tensor is no affine map of single tokens.
+    ``counts``: heads side by side in its last axis; ``roles``: the role of its tokens. The keys are
+    ``query``, ``key`` or ``value``, with an optional suffix after a space. Raises UnreadableError
+    where a tensor is no affine map of single tokens.
     """
     probe = _Probe(graph, operands, roles)
     owners = {part: _rows_of(probe, part, counts.get(part)) for part in operands}

@@ -47,7 +47,7 @@ class Answers:
 def sample_answers(
     graph: RunnableGraph, cores: Sequence[Core], counts: Sequence[int], order: str
 ) -> Answers:
-    """Answers for tokens of standard normal size; ``counts``: how many heads each core has."""
+    """Return answers for standard normal tokens; ``counts``: the number of heads of each core."""
     shapes = {role: graph.shape(role) for role in graph.tokens}
     taps = [tap for core in cores for tap in (core.heads, core.product, core.scores) if tap]
     heads, outputs, products, scores = [], [], [], []

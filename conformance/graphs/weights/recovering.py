@@ -263,7 +263,7 @@ def node_values(wiring: Wiring, core: Core) -> dict[str, Array]:
 
 
 def with_bias(result: AffineMap, bias: Array | None) -> AffineMap:
-    """A map with what the node adds to it behind."""
+    """Add a node's own bias to a map."""
     if bias is None:
         return result
     added = bias.astype(np.float64).reshape(result.bias.shape)
@@ -271,7 +271,7 @@ def with_bias(result: AffineMap, bias: Array | None) -> AffineMap:
 
 
 def map_inside(part: str, core: Core, values: dict[str, Array]) -> AffineMap:
-    """The map of a node that projects tokens itself: its matrix is ``[E, H·D]``."""
+    """Return the map of a node projecting tokens itself: its matrix is ``[E, H·D]``."""
     matrix = values[f"{part} matrix"]
     heads = core.num_heads or 1
     rows = matrix.astype(np.float64).T.reshape(heads, -1, len(matrix))
@@ -330,7 +330,7 @@ class Recovered:
 
 
 def stages_of(cores: Sequence[Core]) -> Stages:
-    """The names of the core's tensors; those of one head of several are no stage."""
+    """Return the names of a core's tensors; with one core for each head there are no stages."""
     if len(cores) != 1:
         return Stages()
     core = cores[0]

@@ -18,7 +18,7 @@ from ..protocol import Array
 
 
 class UnreadableError(Exception):
-    """The structure is not one that weights can be read from; the message says why."""
+    """Weights cannot be read from the structure; the message gives the reason."""
 
 
 Node = onnx.NodeProto
@@ -30,14 +30,14 @@ _CONSTANT_ATTRIBUTES: Final = ("value", "value_float", "value_floats", "value_in
 
 @dataclass(frozen=True, eq=False)
 class Wiring:
-    """A graph whose local functions are written out; ``folder`` holds its external data."""
+    """A graph with its local functions written out; ``folder`` holds its external data."""
 
     graph: onnx.GraphProto
     folder: Path
 
     @cached_property
     def producer(self) -> dict[str, Node]:
-        """The node behind each tensor."""
+        """The node producing each tensor."""
         return {name: node for node in self.graph.node for name in node.output if name}
 
     @cached_property

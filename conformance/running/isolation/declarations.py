@@ -126,7 +126,7 @@ def _geometry(pins: Any, fit: Fit) -> Any:
 
 
 def texts(data: Any, name: str) -> list[str]:
-    """The texts that a description holds under a name; raises ProtocolError for others."""
+    """Return the texts under a name of a description; raises ProtocolError for other values."""
     values: list[str] = field(data, name, list)
     if not all(type(value) is str for value in values):
         msg = f"{name} that are no texts"

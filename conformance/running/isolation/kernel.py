@@ -203,7 +203,7 @@ def drop_privileges() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Doors:
-    """What Landlock has shut: writing to files, and reading or setting devices."""
+    """The restrictions of Landlock in force: writing to files, and reading or setting devices."""
 
     files: bool = False
     devices: bool = False

@@ -1,4 +1,4 @@
-"""Candidates as the judge calls them: their code runs in another process, gradients included."""
+"""Candidates as called by the judge: their code runs in another process, gradients included."""
 
 from __future__ import annotations
 

@@ -25,10 +25,10 @@ _UNLIMITED_BY_US: Final = "could not start a process of its own"
 
 
 class Remote:
-    """The process in which a target's candidates run; after a loss the next request starts another.
+    """The process in which a target's candidates run; restarted by the next request after a loss.
 
-    It may take ``memory`` bytes; None: 8 GiB. ``held`` says in words what keeps it from the judge.
-    ``generation`` counts the processes: what was built or recorded in an earlier one is gone.
+    ``memory`` is the limit in bytes; None: 8 GiB. ``held`` describes the barriers to the judge.
+    ``generation`` counts the processes: layers and recordings of an earlier process are lost.
     """
 
     def __init__(self, client: socket.socket, load: Head, memory: int | None = None) -> None:
@@ -53,12 +53,12 @@ class Remote:
         return field(reply, "candidates", list), self._memory.take(reply.get("tensors"))
 
     def number(self) -> int:
-        """A new number for what is built or recorded over there."""
+        """Return a new number for an object built or recorded in the process."""
         self._sent += 1
         return self._sent
 
     def drop(self, number: int, generation: int) -> None:
-        """Let the process forget what it holds under a number; the next request says so."""
+        """Let the process forget the object of a number, with the next request."""
         if generation == self.generation:
             self._dropped.append(number)
 
@@ -214,7 +214,7 @@ class Remote:
         return CandidateLost(ending_text(int(number) if kind == "exit" else -int(number)))
 
     def close(self) -> None:
-        """End the process with all that it has started."""
+        """End the process and its descendants."""
         if self._end is not None:
             self._end.close()
             os.close(self._status)

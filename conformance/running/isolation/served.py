@@ -86,7 +86,7 @@ class Served:
             return _said(raised(error))
 
     def load(self, head: Head) -> Head:
-        """Load a target; everything that the judge has to know of its candidates."""
+        """Load a target and describe its candidates for the judge."""
         sys.path[:] = head["path"]  # in the judge's order: the same name is the same file
         promises = head["promises"]
         if promises is None:

@@ -68,7 +68,7 @@ def new_arena(most: int = ARENA) -> int:
 
 
 class Arena:
-    """Shared memory: the call lies at its start, the answer behind it."""
+    """Shared memory: the call at its start, the answer behind."""
 
     def __init__(self, descriptor: int) -> None:
         self._size = os.fstat(descriptor).st_size

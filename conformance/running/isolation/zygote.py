@@ -80,7 +80,7 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the zygote still runs."""
         return self._process.poll() is None
 
     def client(self) -> socket.socket:
@@ -91,7 +91,7 @@ class Zygote:
         return own
 
     def close(self) -> None:
-        """End it; candidates that run go on until their judge ends them."""
+        """End the zygote; running candidates go on until their judge ends them."""
         self._control.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(2.0 * _FAREWELL)
@@ -120,7 +120,7 @@ def new_client() -> socket.socket:
 
 
 def running() -> list[int]:
-    """The number of this process' zygote, if it has one."""
+    """Return the number of this process's zygote, if any."""
     return [zygote.pid for zygote in _ONE if zygote.alive]
 
 
@@ -140,7 +140,7 @@ def _reap(until: float = 0.0) -> None:
 
 
 def main(control: int) -> None:
-    """Serve clients until the process that has started this one ends."""
+    """Serve clients until the starting process ends."""
     with uncollected():
         from . import sandbox  # noqa: PLC0415 (torch: in the zygote alone)
 
@@ -199,5 +199,5 @@ def check_isolated(
 
 
 def unforeseen_seed() -> int:
-    """A seed that no candidate can know before the run; the record says it afterwards."""
+    """Return a seed unknown to candidates before the run; the record tells it afterwards."""
     return secrets.randbelow(_SEEDS)

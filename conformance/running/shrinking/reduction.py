@@ -176,7 +176,7 @@ def elements(geometry: Geometry, kind: str) -> int:
 
 
 def volume(geometry: Geometry, kind: str) -> tuple[int, int]:
-    """What a reader must look at: elements of the inputs, then all sizes, weights and output."""
+    """Return a reader's effort: elements of the inputs, then all sizes, weights and output."""
     return elements(geometry, kind), sum(getattr(geometry, name) for name in FIELDS)
 
 

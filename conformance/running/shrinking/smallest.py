@@ -45,7 +45,7 @@ class NoControlError(Exception):
 
 
 class GoldenDifferentiator(Differentiator):
-    """Gradients of the golden, rounded; it records no calls."""
+    """Rounded gradients of the golden; no calls are recorded."""
 
     def of(self, inputs: Inputs, upstream: Tensor) -> Gradients:
         """The golden gradients."""
@@ -234,7 +234,7 @@ class Smallest:
 
 
 def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
-    """One example of a clause; what the candidate raises or returns wrongly is a violation."""
+    """Examine one example of a clause; exceptions and wrong answers are violations."""
     try:
         return clause.check(subject, problem)
     except RowWithoutKeysRefused:
@@ -250,7 +250,7 @@ def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
 def examine_recorded(
     clause: Clause, subject: Subject, problem: Problem, into: Recording | None = None
 ) -> tuple[Finding, Recording]:
-    """One example of a clause and the recording of its calls: ``into``, unless that is None."""
+    """Examine one example of a clause and record its calls, in ``into`` if given."""
     recording = Recording() if into is None else into
     with subject.recorded(recording):
         return examine(clause, subject, problem), recording
@@ -379,7 +379,7 @@ def shows(violation: Violation) -> bool:
 
 
 def with_scale_error(reduced: Violation, first: Violation) -> Violation:
-    """A reduced violation with the scale error of the first: few elements fit any scale."""
+    """Copy the first violation's scale error to the reduced one: few elements fit any scale."""
     fitted = first.measured.get("scale_error")
     if fitted is None or "scale_error" in reduced.measured:
         return reduced

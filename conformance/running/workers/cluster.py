@@ -328,7 +328,7 @@ class ClusterPool(WorkerPool):
         super().__exit__(kind, *error)
 
     def start(self) -> Ready:
-        """Start the first worker; raises HarnessError when it cannot."""
+        """Start the first worker; raises HarnessError on failure."""
         share = self._cluster.share
         on_gpu = _on_gpu(self._options.devices or ())
         self._first = self._answers(share.with_gpu() if on_gpu else share)

@@ -24,7 +24,7 @@ from .worker import ready
 
 
 class InProcess(Supervisor):
-    """A supervisor without a worker: candidates that are already there, called in this process."""
+    """A supervisor without a worker: existing candidates, called in this process."""
 
     def __init__(
         self, candidates: Sequence[Candidate], options: RunOptions, deadline: Deadline | None = None

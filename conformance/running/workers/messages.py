@@ -114,7 +114,7 @@ class Loaded:
 
     @property
     def is_slow(self) -> bool:
-        """Whether its calls take long: then few are made, the most telling ones first."""
+        """Whether calls are slow: then few are made, the most telling ones first."""
         return is_slow(self.call_seconds)
 
     @property
@@ -250,9 +250,9 @@ class LastWords:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and platform as plain data; the device is that of a run that names none.
+    """Return versions and platform as plain data; the device of a run without devices.
 
-    With the faults that torch's own operations show on this machine.
+    The faults of torch's own operations on this machine are included.
     """
     import torch  # noqa: PLC0415 (whoever reads messages must not load it)
 

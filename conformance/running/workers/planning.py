@@ -215,7 +215,7 @@ def tampered_job(
 def explained_job(
     plan: CandidatePlan, failures: Sequence[dict[str, Any]], report_step: Callable[[str, str], None]
 ) -> list[str]:
-    """What :meth:`CandidateRun.explained_by` says of each failure, the entry of a record."""
+    """Return :meth:`CandidateRun.explained_by` of each failure, given as entries of a record."""
     names = []
     for failure in failures:
         report_step("explaining", failure["id"])
@@ -290,9 +290,9 @@ def run_clause(
     order: Order,
     tell: Callable[[str, Any], None] = lambda _tag, _what: None,
 ) -> ClauseResult:
-    """Run or explain one clause; ``tell`` gets each ``example`` before it, and a ``failure``.
+    """Run or explain one clause; ``tell`` gets each ``example`` beforehand, and a ``failure``.
 
-    An exception that the runner lets through ends in the result, but for a real Ctrl-C.
+    Exceptions passed on by the runner end in the result, except a real Ctrl-C.
     """
     started, progress = time.perf_counter(), Progress()
 
@@ -365,7 +365,7 @@ def plan_targets(
 ) -> list[CandidatePlan]:
     """Load the targets and plan their clauses; raises UsageError with one sentence.
 
-    ``on_step`` gets each step (``loading``, ``building``, ``planning``) before it is taken.
+    ``on_step`` gets each step (``loading``, ``building``, ``planning``) beforehand.
     """
     # Options for graphs go to the graphs; without a graph the first target refuses them.
     graphs = [target for target in options.targets if is_graph(target)] or options.targets

@@ -131,7 +131,7 @@ class WorkerPool:
         keep(self._options.databases, [one for each in self._supervisors for one in each.kept])
 
     def start(self) -> Ready:
-        """Start the first worker; raises HarnessError when it cannot."""
+        """Start the first worker; raises HarnessError on failure."""
         return self._supervisors[0].start()
 
     def load(self) -> list[Loaded]:
@@ -292,9 +292,9 @@ def _drain(
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOrder:
-    """What a task needs to know besides its work.
+    """The orders of a task besides its work.
 
-    ``limit`` is the run's, and what is left of it. ``plan`` is what the candidate's must be.
+    ``limit``: the run's limit, and the remaining seconds. ``plan``: the candidate's required plan.
     """
 
     options: RunOptions

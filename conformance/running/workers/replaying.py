@@ -87,7 +87,7 @@ def _earlier_examples(
 
 
 def rebuilt(plan: CandidatePlan, argument: dict[str, Any]) -> tuple[Clause, Subject, Problem]:
-    """Clause, subject and problem of a counterexample; raises UsageError where one is missing."""
+    """Rebuild clause, subject and problem of a counterexample; raises UsageError if missing."""
     clauses = {clause.id: clause for clause in all_clauses()}
     slug = argument["clause"]
     if slug not in clauses:

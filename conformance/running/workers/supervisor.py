@@ -1,4 +1,4 @@
-"""Drives one worker process: restarts it when a candidate hangs or dies, and says so."""
+"""Drives one worker process: restarts it when a candidate hangs or dies, and reports this."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class HarnessError(Exception):
 
 
 class OutOfTime(Exception):  # noqa: N818 (no error: the run's time is up)
-    """The run has reached its limit: the worker was stopped; the text says in what, if known."""
+    """The run's limit is reached and the worker stopped; the text names the work, if known."""
 
 
 class WorkerLost(Exception):  # noqa: N818 (no error of the harness: the candidate hung or died)
@@ -106,7 +106,7 @@ class Supervisor:
         self._kill()
 
     def start(self) -> Ready:
-        """Start the worker; raises HarnessError when it cannot, UsageError when it refuses to."""
+        """Start the worker; raises HarnessError on failure, UsageError if the worker refuses."""
         self._memory, self._abandoned = None, False
         zygote = new_client() if self._options.isolated else None
         own_end, worker_end = self._context.Pipe()
@@ -418,7 +418,7 @@ class Supervisor:
 
     @property
     def deadline(self) -> Deadline | None:
-        """When it must have ended."""
+        """The deadline of the run."""
         return self._deadline
 
     @property
@@ -427,7 +427,7 @@ class Supervisor:
         return bool(self._loaded)
 
     def adopt(self, loaded: list[Loaded]) -> None:
-        """Take over what another machine has loaded; it is all the same once the time is up."""
+        """Take over another machine's loaded targets; after the deadline there is no difference."""
         self._loaded = loaded
 
     def load_like(self, first: Supervisor) -> list[Loaded]:

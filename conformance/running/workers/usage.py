@@ -27,7 +27,7 @@ _LONGEST_LOOK: Final = 0.1
 
 @cache
 def usual_limit() -> int:
-    """Bytes that a worker may take where nothing else is said."""
+    """Return the default memory limit of a worker in bytes."""
     most = psutil.virtual_memory().total
     with contextlib.suppress(OSError, ValueError):
         most = min(most, int(_OF_THE_CONTAINER.read_text(encoding="ascii")))
@@ -87,7 +87,7 @@ class MemoryLimit:
         return self.used
 
     def is_exceeded(self) -> bool:
-        """Whether it holds too much now."""
+        """Tell whether the process exceeds its memory limit now."""
         now = self._clock()
         if now - self._looked < _PAUSE:
             return False
