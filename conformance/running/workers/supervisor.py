@@ -488,7 +488,7 @@ def start_process(process: BaseProcess) -> None:
 
 @contextlib.contextmanager
 def no_interrupt(context: BaseContext) -> Iterator[None]:
-    """Block SIGINT and SIGTERM: processes started meanwhile inherit the mask."""
+    """Block SIGINT and SIGTERM for processes started meanwhile, or for their fork server."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
