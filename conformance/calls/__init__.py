@@ -1,4 +1,4 @@
-"""Calls of a candidate: its arguments, gradients, devices and memory, and what it may not touch.
+"""Calls of a candidate: arguments, gradients, devices, memory, and protection of the judge.
 
-It may import ``problems`` and what lies below it.
+May import ``problems`` and the layers below it.
 """

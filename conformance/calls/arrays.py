@@ -1,7 +1,7 @@
-"""Calls functions of NumPy or JAX arrays: tensors become arrays, and the answers become tensors.
+"""Calls functions of NumPy or JAX arrays: tensors become arrays, answers become tensors.
 
-A NumPy array shares the memory of its tensor with the same strides, so that writes to the inputs or
-next to them are detected as with tensors. JAX copies, or shares what it promises never to change.
+A NumPy array shares the memory of its tensor with the same strides, so writes to the inputs or next
+to them are detected as with tensors. JAX copies, or shares memory it promises never to change.
 Neither package is imported before a candidate declares its arrays.
 """
 
@@ -52,12 +52,12 @@ class OfArrays:
 
 
 def of_tensors(function: Callable[..., Any], kind: str) -> Callable[..., Any]:
-    """The function as one of tensors."""
+    """Wrap a function of arrays as a function of tensors."""
     return function if kind == "torch" else OfArrays(function, kind)
 
 
 def builder_of_tensors(build: Callable[..., Any], kind: str) -> Callable[..., Any]:
-    """The builder of a layer, as one that takes tensors and returns a function of tensors."""
+    """Wrap a layer's builder to take tensors and return a function of tensors."""
     if kind == "torch":
         return build
 
@@ -71,7 +71,7 @@ def builder_of_tensors(build: Callable[..., Any], kind: str) -> Callable[..., An
 
 
 def to_array(value: Any, kind: str) -> Any:
-    """A tensor as an array; anything else as it is."""
+    """Return a tensor as an array; other objects as is."""
     if not isinstance(value, Tensor):
         return value
     tensor = value.detach()
@@ -95,7 +95,7 @@ def to_tensors(returned: Any, kind: str) -> Any:
 
 
 def _as_tensor(array: Any) -> Any:
-    """A tensor of an array's numbers, in the same memory where that can be written to."""
+    """Return a tensor of an array's numbers, sharing writable memory if possible."""
     numpy = importlib.import_module("numpy")
     plain = numpy.asarray(array)
     if plain.dtype.name == "bfloat16":

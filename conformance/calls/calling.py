@@ -1,4 +1,4 @@
-"""Calls a candidate with one example's inputs and checks what comes back."""
+"""Calls a candidate with one example's inputs and checks its answer."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class CandidateLost(Exception):  # noqa: N818 (the candidate's fault: it hung, o
 
 
 class RaisedElsewhere(Exception):  # noqa: N818 (it is the candidate that raised)
-    """The candidate raised in its process."""
+    """The candidate raised in its own process."""
 
     def __init__(self, violation: Violation) -> None:
         super().__init__(violation.message)
@@ -54,7 +54,7 @@ class RanksUnusableError(UsageError):
     """The ranks of a candidate cannot be started, or do not load it: nothing can be judged."""
 
 
-# A tensor of one of these classes runs none of a candidate's code when it is looked at.
+# Looking at a tensor of these classes runs no code of the candidate's.
 PLAIN = (Tensor, nn.Parameter)
 _BASE: Any = torch._C.TensorBase  # noqa: SLF001 (immutable, unlike torch.Tensor: nobody replaces its methods)
 
@@ -65,9 +65,9 @@ def is_tensor(value: Any) -> bool:
 
 
 def plainly(value: Tensor) -> Tensor | None:
-    """The tensor itself, or for a subclass a plain one in the same memory.
+    """Return the tensor itself, or for a subclass a plain tensor in the same memory.
 
-    None for a wrapper, which has no numbers in memory of its own.
+    None for a wrapper without numbers in memory of its own.
     """
     if type(value) in PLAIN:
         return value
@@ -78,7 +78,6 @@ def plainly(value: Tensor) -> Tensor | None:
 
 
 def _in_memory(value: Tensor) -> bool:
-    """Whether a tensor's numbers lie in memory of its own."""
     if _BASE.layout.__get__(value) != torch.strided:
         return False
     return bool(_BASE.numel(value) == 0 or _BASE.data_ptr(value) != 0)
@@ -86,7 +85,7 @@ def _in_memory(value: Tensor) -> bool:
 
 @contextlib.contextmanager
 def _without_overrides() -> Iterator[None]:
-    """Call torch without the ``__torch_function__`` and ``__torch_dispatch__`` of subclasses."""
+    """Bypass ``__torch_function__`` and ``__torch_dispatch__`` of subclasses."""
     python = torch._C.DispatchKeySet(torch._C.DispatchKey.Python)  # noqa: SLF001 (no public way)
     python = python.add(torch._C.DispatchKey.PythonTLSSnapshot)  # noqa: SLF001
     with torch._C._ExcludeDispatchKeyGuard(python), torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
@@ -106,21 +105,21 @@ class CandidateFailure(Exception):  # noqa: N818 (it is the candidate that fails
 
 
 class RowWithoutKeysRefused(CandidateFailure):
-    """The candidate raised where a query has no key, and it promises nothing about such rows."""
+    """The candidate raised for a query without keys, and promises nothing about empty rows."""
 
 
 class StridesRefused(CandidateFailure):
-    """The candidate raised for a tensor that is not contiguous, as it declares that it may."""
+    """The candidate raised for a tensor that is not contiguous, as declared."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What a candidate returned, with the batch axis put back for unbatched candidates.
+    """A candidate's answer, with the batch axis restored for unbatched candidates.
 
     ``output`` and ``weights`` are copies, since a kernel may write its next answer into the same
-    storage; ``returned`` is the output itself as the candidate returned it, None for an answer that
-    no candidate returned, and ``kept`` a copy of it in the same axes. ``returned_weights`` are the
-    weights themselves.
+    storage; ``returned`` is the output object of the candidate, None for an answer no candidate
+    returned, and ``kept`` a copy of it in the same axes. ``returned_weights`` is the weights
+    object.
     """
 
     output: Tensor
@@ -133,10 +132,10 @@ class Answer:
 def build_forward(
     candidate: Candidate, inputs: Inputs, *, leaves: golden.ProjectionWeights | None = None
 ) -> Forward:
-    """The function to call: the core itself, or the layer built for the geometry and weights.
+    """Return the function to call: the core, or the layer built for geometry and weights.
 
-    With ``leaves``, which lie on the device of the inputs and require gradients, the layer is built
-    from these, and what the builder does with them is recorded.
+    With ``leaves``, weights on the inputs' device that require gradients, the layer is built from
+    these, and the builder's operations are recorded.
     """
     if candidate.kind != "layer":
         core = in_eval(_judged(candidate.function, inputs, rounds=False))
@@ -157,12 +156,12 @@ def build_forward(
 
 
 def in_eval(forward: Forward) -> Forward:
-    """What is called: a module in eval mode, anything else as it is."""
+    """Return a module in eval mode; other functions as is."""
     return forward.eval() if isinstance(forward, nn.Module) else forward
 
 
 def _judged(own: Forward, inputs: Inputs, *, rounds: bool) -> Forward:
-    """What a user built once, in the dtype and on the device of the inputs."""
+    """Return a user's module in the dtype and on the device of the inputs."""
     if not isinstance(own, nn.Module):
         return own
 
@@ -179,15 +178,14 @@ def _judged(own: Forward, inputs: Inputs, *, rounds: bool) -> Forward:
 
 
 def arguments(inputs: Inputs, *, copy: bool = True) -> Arguments:
-    """The positional tensors and keywords of a call, copied so that no edit shows here.
+    """Return a call's positional tensors and keywords, copied so that edits stay invisible.
 
-    They lie on the device of the inputs, in memory as they would lie on the CPU.
+    They lie on the device of the inputs, with the memory layout they would have on the CPU.
     """
     return placed(_cpu_arguments(inputs, copy=copy), inputs.device)
 
 
 def _cpu_arguments(inputs: Inputs, *, copy: bool) -> Arguments:
-    """The arguments of a call, on the CPU."""
     fresh = handed_over(inputs)
     if not inputs.head_layout.is_own:
         return arranged_tokens(fresh), keyword_arguments(inputs)
@@ -201,7 +199,7 @@ def _cpu_arguments(inputs: Inputs, *, copy: bool) -> Arguments:
 
 
 def _arranged(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Copies of query, key and value; what is one input, or is shared, is one object."""
+    """Copy query, key and value; shared inputs stay one object."""
     mixed = inputs.layout == "mixed"
     query_layout, key_layout, value_layout = MIXED if mixed else (inputs.layout,) * 3
     query = MEMORY_LAYOUTS[query_layout](inputs.query)
@@ -212,7 +210,7 @@ def _arranged(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
-    """Only what the problem uses: never ``keep=None`` or ``causal=False``."""
+    """Return the keywords used by the problem: never ``keep=None`` or ``causal=False``."""
     keywords = sequence_keywords(inputs)
     if inputs.mask_form in STRUCTURED_MASKS:
         keywords |= structured_keywords(inputs)
@@ -232,7 +230,7 @@ def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
 
 
 def structured_keywords(inputs: Inputs) -> dict[str, Any]:
-    """The keywords that say a mask of a structure; of one without a mask that hides nothing."""
+    """Return the keywords of a structured mask; without a mask those of one hiding nothing."""
     made = Structure(
         geometry=inputs.geometry,
         alignment=inputs.point.causal_alignment,
@@ -267,7 +265,7 @@ def cache_keywords(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def present_mask(inputs: Inputs) -> Tensor:
-    """The mask in its declared form and shape: a letter is that size, whatever repeats along it."""
+    """Return the mask in its declared form and shape: a lettered axis has its full size."""
     keep = inputs.keep
     if keep is None:
         keep = torch.ones(1, 1, 1, inputs.geometry.key_length, dtype=torch.bool)
@@ -313,9 +311,9 @@ _BEFORE_CALLS: Final[list[Callable[[], None]]] = []
 
 @contextlib.contextmanager
 def before_each_call(act: Callable[[], None]) -> Iterator[None]:
-    """Do something before each call of a candidate's code that is made meanwhile.
+    """Run ``act`` before each call of a candidate's code made meanwhile.
 
-    What ``act`` raises reaches whoever asks for the call.
+    Exceptions of ``act`` reach the caller.
     """
     _BEFORE_CALLS.append(act)
     try:
@@ -324,13 +322,13 @@ def before_each_call(act: Callable[[], None]) -> Iterator[None]:
         _BEFORE_CALLS.remove(act)
 
 
-# What is entered around a candidate's code itself, where its settings of torch are kept.
+# Contexts entered around a candidate's code, within its own settings of torch.
 _WITHIN_CALLS: Final[list[contextlib.AbstractContextManager[Any]]] = []
 
 
 @contextlib.contextmanager
 def within_each_call(context: contextlib.AbstractContextManager[Any]) -> Iterator[None]:
-    """Enter something, such as a mode of torch, around each call that is made meanwhile."""
+    """Enter a context, for example a mode of torch, around each call made meanwhile."""
     _WITHIN_CALLS.append(context)
     try:
         yield
@@ -346,7 +344,7 @@ def guarded(
     *,
     grad_mode: bool = False,
 ) -> Any:
-    """Call the candidate's code; what it raises becomes a CandidateFailure of kind ``raised``."""
+    """Call the candidate's code; exceptions become CandidateFailure of kind ``raised``."""
     for act in _BEFORE_CALLS:
         act()
     try:
@@ -377,7 +375,7 @@ def guarded(
 def _watched(
     function: Forward, positional: tuple[Any, ...], keywords: dict[str, Any], *, grad_mode: bool
 ) -> Any:
-    """Call the candidate's code; afterwards, what it changed of the judge is restored."""
+    """Call the candidate's code, then restore the judge's changed parts."""
     prepared = integrity.before_call(_BEFORE_CALLS, _WITHIN_CALLS)
     restore = integrity.after_call
     code = restore.__code__
@@ -429,7 +427,7 @@ def read_answer(returned: Any, inputs: Inputs) -> Answer:
     )
 
 
-# What is said of the weights, which are many.
+# The verb for weights, a plural.
 _HAVE: Final = {"weights": "have"}
 
 
@@ -458,7 +456,7 @@ def _tensor(value: Any, what: str, shape: tuple[int, ...], inputs: Inputs) -> Te
             expected=list(shown),
             got=list(tensor.shape),
         )
-    # Eight bits are how numbers are kept: torch compares and adds none of them.
+    # Eight-bit formats are for storage: torch compares and adds none of them.
     if not tensor.is_floating_point() or tensor.element_size() == 1:
         _refuse(
             "dtype",
@@ -478,7 +476,7 @@ class UnreadableElsewhere:
 
 def unreadable(value: Tensor, device: str) -> str:
     """Why the elements of a tensor cannot be looked at, or ""."""
-    # What has no class of its own overrides nothing, and most answers have none.
+    # A tensor of no subclass overrides nothing, as most answers.
     with contextlib.nullcontext() if type(value) in PLAIN else _without_overrides():
         nested = _BASE.is_nested.__get__(value)
         layout, place = _BASE.layout.__get__(value), _BASE.device.__get__(value)

@@ -22,9 +22,9 @@ CPU: Final = "cpu"
 
 
 def canonical(name: str) -> str:
-    """A device's name as its tensors say it: ``cuda`` is ``cuda:0``, ``cpu:0`` is ``cpu``.
+    """Return a device's name in its tensors: ``cuda`` is ``cuda:0``, ``cpu:0`` is ``cpu``.
 
-    The name itself for a device that this machine does not have.
+    Unchanged for a device this machine lacks.
     """
     return name if why_absent(name) else str(torch.empty(0, device=name).device)
 
@@ -60,7 +60,7 @@ def why_unusable(candidate: Candidate, device: str) -> str:
 
 
 def here() -> str:
-    """What torch sees besides the CPU."""
+    """Describe the devices torch sees besides the CPU."""
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if device is None:
         return "torch sees no device but the CPU here"
@@ -75,7 +75,7 @@ def kind_of(name: str) -> str:
 
 
 def module_of(name: str) -> ModuleType | Any:
-    """Torch's module for a device, such as ``torch.cuda``; None where it has none."""
+    """Return torch's module for a device, such as ``torch.cuda``, or None."""
     try:
         return torch.get_device_module(kind_of(name))
     except RuntimeError:
@@ -90,7 +90,7 @@ def offers(name: str, *functions: str) -> bool:
 
 @contextlib.contextmanager
 def forked_random(name: str) -> Iterator[None]:
-    """Put torch's random numbers back afterwards, those of the CPU and of one device."""
+    """Restore torch's random state afterwards, of the CPU and of one device."""
     index, devices = torch.device(name).index, []
     if kind_of(name) != CPU and offers(name, "get_rng_state", "set_rng_state"):
         devices = [0 if index is None else index]
@@ -100,9 +100,9 @@ def forked_random(name: str) -> Iterator[None]:
 
 
 def seed_random(name: str, seed: int) -> None:
-    """Seed torch's random numbers, those of the CPU or of every device.
+    """Seed torch's random numbers, of the CPU or of every device.
 
-    To seed all takes milliseconds even where there is no other device.
+    Seeding every device takes milliseconds even without a device besides the CPU.
     """
     if kind_of(name) == CPU:
         torch.default_generator.manual_seed(seed)
@@ -111,7 +111,7 @@ def seed_random(name: str, seed: int) -> None:
 
 
 def synchronise(name: str) -> None:
-    """Wait for everything that was started on a device; raises what it has failed with."""
+    """Wait for all operations on a device; raises their failures."""
     if kind_of(name) != CPU and offers(name, "synchronize"):
         module_of(name).synchronize(name)
 
@@ -120,7 +120,7 @@ Arguments = tuple[tuple[Tensor, ...], dict[str, Any]]
 
 
 class Mover:
-    """Moves tensors to one device; what was one tensor or one storage is one there, too."""
+    """Moves tensors to one device; shared tensors and storages stay shared."""
 
     def __init__(self, device: str) -> None:
         self.device = torch.device(device)
@@ -128,7 +128,7 @@ class Mover:
         self._storages: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def move(self, value: Any) -> Any:
-        """A tensor's copy there in the same layout; anything else as it is."""
+        """Return a tensor's copy on the device in the same layout; other objects as is."""
         if not isinstance(value, Tensor):
             return value
         if id(value) not in self._tensors:  # kept alive here, so that no other gets its id
@@ -142,7 +142,7 @@ class Mover:
         return self._storage(tensor).as_strided(tensor.shape, *place)
 
     def _storage(self, tensor: Tensor) -> Tensor:
-        """Everything in the storage of a tensor, as elements in a row, on the device."""
+        """Return the whole storage of a tensor as a row of elements on the device."""
         key = (tensor.untyped_storage()._cdata, tensor.dtype)  # noqa: SLF001 (torch's own identity of a storage)
         if key not in self._storages:
             whole = whole_storage(tensor)
@@ -167,7 +167,7 @@ def bits_of(tensor: Tensor) -> Tensor:
 
 
 def placed(arguments: Arguments, device: str) -> Arguments:
-    """The arguments of a call on a device; on the CPU they are there already."""
+    """Return a call's arguments on a device; on the CPU they are there already."""
     return arguments if device == CPU else moved(arguments, device)
 
 
@@ -200,10 +200,10 @@ _IN_DTYPE: WeakKeyDictionary[nn.Module, dict[torch.dtype, nn.Module]] = WeakKeyD
 
 
 def module_on(forward: Any, device: str, *, fresh: bool) -> Any:
-    """A module on a device; anything else, and one that is there already, as it is.
+    """Return a module on a device; other objects, and modules already there, as is.
 
-    A module that was built for one call (``fresh``) is moved itself; the user's own stays where it
-    is, and a copy of it is moved once, unless it cannot be copied.
+    A module built for one call (``fresh``) is moved itself; of the user's own module a copy is
+    moved once, unless it cannot be copied.
     """
     if not isinstance(forward, nn.Module) or not _elsewhere(forward, torch.device(device)):
         return forward
@@ -218,12 +218,12 @@ def module_on(forward: Any, device: str, *, fresh: bool) -> Any:
 def module_in_dtype(
     forward: Any, dtype: torch.dtype, answers: Callable[[nn.Module], bool], *, rounds: bool
 ) -> Any:
-    """The user's own module as it can be judged in a dtype; anything else as it is.
+    """Return the user's own module as it can be judged in a dtype; other objects as is.
 
-    A module of another dtype that answers as it is converts by itself; with ``rounds`` its
-    parameters keep their dtype and are rounded to the judged one, as the golden's weights are. Else
-    a copy is put in the dtype, as a user would, once. ``answers`` says whether a module answers in
-    this dtype. Where neither does, the user's own is returned, and what it raises is reported.
+    A module of another dtype that answers converts by itself; with ``rounds`` its parameters keep
+    their dtype and are rounded to the judged one, like the golden's weights. Otherwise a copy is
+    cast to the dtype once, as a user would. ``answers`` tests a module in this dtype. If neither
+    answers, the user's own is returned, and its exception is reported.
     """
     if not isinstance(forward, nn.Module) or is_in_dtype(forward, dtype):
         return forward
@@ -257,6 +257,6 @@ def _copied(module: nn.Module) -> nn.Module:
 
 
 def _elsewhere(module: nn.Module, device: torch.device) -> bool:
-    """Whether some parameter or buffer lies on another device; what has no values lies nowhere."""
+    """Tell whether a parameter or buffer lies on another device, meta tensors aside."""
     tensors: Iterable[Tensor] = (*module.parameters(), *module.buffers())
     return any(tensor.device != device and not tensor.is_meta for tensor in tensors)

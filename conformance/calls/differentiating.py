@@ -16,7 +16,7 @@ from ..problems.inputs import Inputs
 from .calling import Answer, Arguments, CandidateFailure, guarded
 from .weight_leaves import WeightLeaves
 
-# The inputs that a call hands over, in the harness' own axes, by the mode of the inputs.
+# The inputs of a call, in the harness' own axes, by the mode of the inputs.
 INPUT_NAMES = {
     "separate": ("query", "key", "value"),
     "memory": ("query", "context"),
@@ -36,25 +36,23 @@ class NotDifferentiable(LookupError):  # noqa: N818 (a promise that nobody made 
 
 
 class _Handing(torch.autograd.Function):
-    """A number whose backward pass hands given tensors, as they are, to some answers."""
+    """A zero whose backward pass hands given gradients to answers unchanged."""
 
     @staticmethod
     def forward(ctx: Any, given: Sequence[Tensor], *answers: Tensor) -> Tensor:
-        """Zero."""
         ctx.given = given
         return answers[0].new_zeros(())
 
     @staticmethod
     def backward(ctx: Any, *_one: Tensor) -> Any:
-        """The given tensors, one an answer."""
         return (None, *ctx.given)
 
 
 def pull_back(answers: Sequence[Tensor], given: Sequence[Tensor], *, again: bool = False) -> None:
-    """Add to the leaves what flows back from the answers where each gets a given gradient.
+    """Backpropagate given gradients of the answers, adding to the leaves' gradients.
 
-    ``again`` keeps the history. ``torch.autograd.backward`` with ``grad_tensors`` does the same,
-    and imports sympy to compare sizes as symbols, which takes most of a second.
+    ``again`` keeps the history. ``torch.autograd.backward`` with ``grad_tensors`` does this, too,
+    but imports sympy to compare sizes as symbols, which takes most of a second.
     """
     with torch.enable_grad():
         handing: Tensor = _Handing.apply(given, *answers)  # type: ignore[no-untyped-call]  # of torch
@@ -65,8 +63,8 @@ def pull_back(answers: Sequence[Tensor], given: Sequence[Tensor], *, again: bool
 class Gradients:
     """The gradients of one call in the axes of the inputs.
 
-    ``by_name`` holds zeros for inputs without a gradient, which ``missing`` names; weights that
-    cannot get one are left out. ``output`` is the answer of the call.
+    ``by_name`` holds zeros for inputs without a gradient, named in ``missing``; weights that cannot
+    get a gradient are left out. ``output`` is the answer of the call.
     """
 
     by_name: dict[str, Tensor]
@@ -74,7 +72,7 @@ class Gradients:
     output: Tensor
 
     def without(self, names: Collection[str]) -> Gradients:
-        """The gradients without those of some names."""
+        """Return the gradients except the named ones."""
         kept = {name: tensor for name, tensor in self.by_name.items() if name not in names}
         missing = self.missing.difference(names)
         return Gradients(by_name=kept, missing=missing, output=self.output)
@@ -82,10 +80,10 @@ class Gradients:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Taped:
-    """A call that was made with gradients recorded.
+    """A call made with gradients recorded.
 
-    ``leaves`` are the arguments that require gradients, by name. ``other_parameters`` are those of
-    the candidate itself, whose gradients stay what they were.
+    ``leaves`` are the arguments that require gradients, by name. ``other_parameters`` are the
+    candidate's own parameters, whose gradients are left unchanged.
     """
 
     inputs: Inputs
@@ -97,7 +95,7 @@ class Taped:
 
     @property
     def returned(self) -> Tensor:
-        """The answer itself, with its history."""
+        """The answer object, with its history."""
         if self.answer.returned is None:
             msg = "a call that was recorded has returned something"
             raise LookupError(msg)
@@ -168,7 +166,7 @@ class Taped:
         )
 
     def _inputs(self, gradients: Iterable[Tensor | None]) -> dict[str, Tensor | None]:
-        """The gradients of tokens, bias, cache and sinks, in the harness' own axes."""
+        """Return gradients of tokens, bias, cache and sinks, in the harness' own axes."""
         arrived = dict(zip(self.leaves, gradients, strict=True))
         by_name: dict[str, Tensor | None] = {}
         for name in KEYWORD_LEAVES:
@@ -189,7 +187,7 @@ class Taped:
         return by_name | self._of_heads(arrived)
 
     def _of_heads(self, arrived: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-        """The gradients of query, key and value where they lie together in one input."""
+        """Return gradients of query, key and value packed in one input."""
         arguments = zip(self.positional_names, self.arguments[0], strict=True)
         whole = tuple(
             torch.zeros_like(tensor) if gradient is None else gradient
@@ -212,7 +210,7 @@ class Taped:
         return tuple(f"input {number}" for number in range(len(self.arguments[0])))
 
     def _of_keyword(self, name: str, tensor: Tensor) -> Tensor:
-        """A gradient of sinks ``[H]`` as it is, one of cached heads as ``[B, H, P, D]``."""
+        """Return a gradient of sinks ``[H]`` as is, one of cached heads as ``[B, H, P, D]``."""
         if name not in CACHED_NAMES:
             return tensor
         tensor = self._batched(tensor)
@@ -224,7 +222,7 @@ class Taped:
 
 @contextmanager
 def _put_aside(leaves: tuple[Tensor, ...]) -> Iterator[None]:
-    """Leaves without the gradients that they hold, which they get back."""
+    """Clear the leaves' gradients meanwhile, then restore them."""
     held = [(leaf, leaf.grad) for leaf in dict.fromkeys(leaves)]  # a leaf may stand for several
     for leaf, _ in held:
         leaf.grad = None
@@ -236,7 +234,7 @@ def _put_aside(leaves: tuple[Tensor, ...]) -> Iterator[None]:
 
 
 def _like(taped: Taped, name: str) -> Tensor:
-    """A tensor of the shape that a gradient has."""
+    """Return a tensor of the gradient's shape."""
     inputs = taped.inputs
     if name in ("x", "context"):
         return inputs.key
@@ -257,9 +255,9 @@ def _like(taped: Taped, name: str) -> Tensor:
 
 
 def as_returned(upstream: Tensor, taped: Taped) -> Tensor:
-    """An output gradient in the axes, dtype and place of what was returned.
+    """Return an output gradient in the axes, dtype and place of the returned answer.
 
-    It is a copy: a backward pass may write into what is handed to it.
+    A copy: a backward pass may write into it.
     """
     gradient = present_output(upstream, taped.inputs)
     if not taped.inputs.batched:
@@ -271,9 +269,9 @@ def as_returned(upstream: Tensor, taped: Taped) -> Tensor:
 def require_gradients(
     arguments: Arguments, names: Iterable[str] | None, *, bias: bool = False
 ) -> dict[str, Tensor]:
-    """Make the positional tensors of a call, or some of them, require gradients; returned by name.
+    """Make positional tensors of a call require gradients; returned by name.
 
-    ``names`` are some of :attr:`Taped.positional_names`; without them cached heads and sinks
+    ``names`` are a part of :attr:`Taped.positional_names`; without names cached heads and sinks
     require gradients, too. The tensors must be fresh.
     """
     named: dict[str, Any] = {f"input {number}": each for number, each in enumerate(arguments[0])}
@@ -287,7 +285,7 @@ def require_gradients(
     return {name: tensor.requires_grad_() for name, tensor in tensors.items()}
 
 
-# The kind of violation of an answer that no gradient can flow back from, as of one of another type.
+# The kind of violation for an answer without backward pass, as for a wrong type.
 LOST: Final = "type"
 
 

@@ -1,8 +1,9 @@
-"""Whether a candidate's call replaces what the judge is made of; what it replaced is put back.
+"""Detects and undoes replacements of the judge's parts by a candidate's call.
 
-In one process everybody can replace everything. Watched is what a verdict depends on: the names of
-torch, ``math``, ``random``, ``time``, ``builtins`` and the harness, and what intercepts calls
-(modes, traces, kernels, subnormal numbers). docs/judge.md says what only another process closes.
+In one process all code can replace everything. Watched are the foundations of a verdict: the names
+of torch, ``math``, ``random``, ``time``, ``builtins`` and the harness, and interceptors of calls
+(modes, traces, kernels, subnormal numbers). docs/judge.md says which gaps only a separate process
+closes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch import Tensor
 from .._golden import golden
 from ..targets.loading import replaced_builtins
 
-# Kernels that somebody registered from Python for these keys would compute the golden, too.
+# Kernels registered from Python for these keys would compute the golden, too.
 _HOST_KEYS: Final = ("CPU", "CompositeImplicitAutograd", "CompositeExplicitAutograd", "AutogradCPU")
 _SUBNORMAL: Final = sys.float_info.min / 2.0  # zero once a process takes such numbers for zero
 
@@ -46,7 +47,7 @@ def interceptors() -> tuple[Any, ...]:
 
 
 def taken_back(before: tuple[Any, ...], kernels: frozenset[str]) -> list[str]:
-    """End what began since, and say what that was; ``kernels`` are those registered before."""
+    """End interceptors begun since ``before`` and name them; ``kernels``: registered before."""
     now, changes = interceptors(), []
     for _ in range(now[0] - before[0]):
         torch._C._pop_torch_function_stack()  # noqa: SLF001
@@ -66,7 +67,7 @@ def taken_back(before: tuple[Any, ...], kernels: frozenset[str]) -> list[str]:
 
 
 def _kernels(before: frozenset[str]) -> list[str]:
-    """The operators of torch that got another kernel for the CPU, which is taken back."""
+    """Take back kernels registered for torch's CPU operators, and name them."""
     new = {
         entry
         for entry in torch.library._impls - before  # noqa: SLF001
@@ -81,21 +82,21 @@ def _kernels(before: frozenset[str]) -> list[str]:
 
 
 def registered() -> frozenset[str]:
-    """The kernels that were registered from Python, for any operator and device."""
+    """Return the kernels registered from Python, for any operator and device."""
     return frozenset(torch.library._impls)  # noqa: SLF001
 
 
-# Packages of the harness that neither a verdict nor a diagnosis depends on.
+# Packages of the harness on which neither a verdict nor a diagnosis depends.
 _ONLOOKERS: Final = frozenset("adapters cli graphs pytest_plugin tools views".split())
 _HARNESS: Final = str(__package__).partition(".")[0]
 _GOLDEN: Final = "_attention_conformance_reference"
-# Where the names that the harness uses of others are looked up.
+# Modules in which the harness looks up foreign names.
 _OUTSIDE: Final = (torch, torch.linalg, math, random, time, builtins)
 _code = attrgetter("__code__")
 _BASE: Final = torch._C.TensorBase  # noqa: SLF001 (what Tensor inherits; nobody can replace it there)
 _GONE: Final = object()
 _REPLACED_BY_TORCH: Final = frozenset({"manual_seed"})  # when its compiler is first imported
-# What every verdict goes through: checked after each call; the rest when a clause requires it.
+# Modules every verdict uses: checked after each call; the rest if a clause requires it.
 _CORE: Final = frozenset(
     f"{_HARNESS}.{name}"
     for name in (
@@ -106,12 +107,12 @@ _CORE: Final = frozenset(
 ) | {"torch", "torch._tensor", "torch.linalg", "math", "builtins"}
 
 
-# Operations that attentions are made of: what one candidate replaces another would call.
+# Operations attentions consist of: a replacement by one candidate would reach another.
 _OF_ATTENTION: Final = frozenset("softmax matmul bmm einsum".split())
 
 
 class _Names(NamedTuple):
-    """What some names of a module or class stand for."""
+    """Names of a module or class with their objects."""
 
     owner: Any
     names: tuple[str, ...]
@@ -120,7 +121,7 @@ class _Names(NamedTuple):
     closed: bool
 
     def as_before(self) -> bool:
-        """Whether they still stand for the same objects; equality would call the new objects."""
+        """Tell whether the names stand for identical objects; equality would call the new ones."""
         entries = vars(self.owner)
         if self.closed and len(entries) != len(self.names):
             return False
@@ -130,9 +131,9 @@ class _Names(NamedTuple):
             return False
 
     def changed(self) -> dict[str, Any]:
-        """The names that stand for something else, and for what; ``_GONE`` where for nothing.
+        """Return changed names with their new objects; ``_GONE`` for deleted names.
 
-        A new name of ``Tensor`` counts only where it hides what torch had.
+        A new name of ``Tensor`` counts only if it hides a name of torch.
         """
         entries, before = dict(vars(self.owner)), dict(zip(self.names, self.values, strict=True))
         other = {name: entries.get(name, _GONE) for name in self.names}
@@ -141,7 +142,7 @@ class _Names(NamedTuple):
         return other | {name: entries[name] for name in added if hasattr(_BASE, name)}
 
     def put_back(self) -> list[str]:
-        """Give the names what they stood for; returns those that were changed, in words."""
+        """Restore the names' objects; returns the changed names in words."""
         before, changed = dict(zip(self.names, self.values, strict=True)), self.changed()
         for name in changed:
             _put(self.owner, name, before.get(name, _GONE))
@@ -149,10 +150,10 @@ class _Names(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Names with what they stand for, functions with their code, tables with their entries.
+    """Names with their objects, functions with their code, tables with their entries.
 
-    Nothing of it can be changed, by a call either. ``looks`` is where all names are looked up, and
-    how; ``values`` is what they stood for, in a row; so are ``entries`` of tables, keys included.
+    Immutable, even for a call. ``looks`` holds the name lookups of all owners, ``values`` their
+    results in a row; likewise ``entries`` those of tables, keys included.
     """
 
     names: tuple[_Names, ...]
@@ -165,7 +166,7 @@ class _Part(NamedTuple):
     entries: tuple[Any, ...]
 
     def names_as_before(self) -> bool:
-        """Whether all names stand for the same objects, looked at in one go after each call."""
+        """Compare all names with their objects in one pass, after each call."""
         found = chain.from_iterable([pick(entries) for pick, entries in self.looks])
         try:
             return all(map(is_, found, self.values)) and all(
@@ -175,13 +176,12 @@ class _Part(NamedTuple):
             return False
 
     def tables_as_before(self) -> bool:
-        """Whether all tables hold the same objects."""
         tables = [table for _, table, _ in self.tables]
         found = chain.from_iterable(chain.from_iterable([table.items() for table in tables]))
         return tuple(map(len, tables)) == self.lengths and all(map(is_, found, self.entries))
 
     def put_back(self) -> list[str]:
-        """What is no longer as it was, in words; afterwards it is."""
+        """Restore every change and return the changes in words."""
         changes: list[str] = []
         if not self.names_as_before():
             changes += [n for held in self.names if not held.as_before() for n in held.put_back()]
@@ -200,7 +200,7 @@ class _Part(NamedTuple):
 
 
 class Seal(NamedTuple):
-    """What the judge is made of at one moment; ``core`` is what every verdict goes through."""
+    """The judge's parts at one moment; ``core`` is the part used by every verdict."""
 
     whole: _Part
     core: _Part
@@ -208,9 +208,9 @@ class Seal(NamedTuple):
     kernels: frozenset[str]
 
     def broken(self, *, everywhere: bool = True) -> list[str]:
-        """What is no longer as it was, in words; it is put back as far as that is possible.
+        """Return the changes to the judge's parts in words, and undo them as far as possible.
 
-        Without ``everywhere`` only what every verdict goes through is looked at.
+        Without ``everywhere`` only the parts used by every verdict are examined.
         """
         changes = (self.whole if everywhere else self.core).put_back()
         if self.interceptors == interceptors():
@@ -241,7 +241,6 @@ def seal(*, everywhere: bool = True) -> Seal:
 def _part(
     names: tuple[_Watched, ...], functions: tuple[FunctionType, ...], tables: Iterable[Any]
 ) -> _Part:
-    """What names, functions and tables are now."""
     held = _held(names)
     looks = tuple((each.pick, vars(each.owner)) for each in held)
     values = tuple(chain.from_iterable(each.values for each in held))
@@ -256,7 +255,7 @@ def _part(
 def _core_of(
     judges: tuple[Any, ...],
 ) -> tuple[tuple[FunctionType, ...], tuple[_Watched, ...]]:
-    """The functions that every verdict goes through, and the names that these use."""
+    """Return the functions every verdict uses, and the names used in them."""
     layouts = [_layout_of(module) for module in judges if _is_core(_home(module))]
     functions = tuple(chain.from_iterable(layout.functions for layout in layouts))
     used = _OF_ATTENTION.union(*(f.__code__.co_names for f in functions))
@@ -269,12 +268,10 @@ def _core_of(
 
 
 def _home(owner: Any) -> str:
-    """The module that a class is defined in, or the name of a module."""
     return str(owner.__module__ if isinstance(owner, type) else owner.__name__)
 
 
 def _shown(owner: Any) -> str:
-    """A class or a module in a sentence."""
     home = _home(owner).replace(_GOLDEN, "the golden reference")
     return owner.__qualname__ if isinstance(owner, type) else home
 
@@ -284,7 +281,7 @@ def _is_core(module: str) -> bool:
 
 
 class _Watched(NamedTuple):
-    """Names of a module or class that are watched, and what looks them up; all of a closed one."""
+    """Watched names of a module or class with their lookup; all names if ``closed``."""
 
     owner: Any
     names: tuple[str, ...]
@@ -301,7 +298,6 @@ def _names_of(owner: Any, names: tuple[str, ...], *, closed: bool = False) -> _W
 
 
 def _held(watched: tuple[_Watched, ...]) -> tuple[_Names, ...]:
-    """What watched names stand for now."""
     held = []
     for owner, names, pick, closed in (each for each in watched if each.names):
         try:
@@ -313,7 +309,7 @@ def _held(watched: tuple[_Watched, ...]) -> tuple[_Names, ...]:
 
 
 class _Layout(NamedTuple):
-    """What is watched of a module: names, functions with their code, constant tables."""
+    """The watched parts of a module: names, functions with their code, constant tables."""
 
     names: tuple[_Watched, ...]
     functions: tuple[FunctionType, ...]
@@ -321,7 +317,7 @@ class _Layout(NamedTuple):
 
 
 def _layout_of(module: Any) -> _Layout:
-    """What is watched of a module; remembered as soon as it is complete."""
+    """Return the watched parts of a module; cached once its import is complete."""
     is_loading = getattr(module.__spec__, "_initializing", False)  # as its own import says
     layout: _Layout = _layout.__wrapped__(module) if is_loading else _layout(module)
     return layout
@@ -346,13 +342,12 @@ def _layout(module: Any) -> _Layout:
 
 
 def _rules_of(entry: Any) -> list[FunctionType]:
-    """The functions behind the stages of a program."""
     steps = entry.steps.values() if isinstance(entry, golden.Program) else ()
     return [rule for each in steps if isinstance(rule := each.rule, FunctionType)]
 
 
 def _judges() -> tuple[Any, ...]:
-    """The modules of the harness that a verdict depends on, and the golden's."""
+    """Return the modules of the harness and the golden on which a verdict depends."""
     modules = []
     for name in sorted(name for name in sys.modules if name.startswith((_HARNESS, _GOLDEN))):
         module = sys.modules[name]
@@ -364,7 +359,6 @@ def _judges() -> tuple[Any, ...]:
 
 
 def _public(module: Any) -> tuple[str, ...]:
-    """Functions and classes that are offered to everybody."""
     return tuple(
         name
         for name, entry in vars(module).items()
@@ -381,7 +375,6 @@ def _methods(owner: type) -> tuple[str, ...]:
 
 
 def _function_of(entry: Any) -> FunctionType | None:
-    """The function behind a function, a property or a static or class method."""
     inner = getattr(entry, "fget", None) or getattr(entry, "func", None)
     inner = inner or getattr(entry, "__func__", None) or entry
     return inner if isinstance(inner, FunctionType) else None
@@ -392,20 +385,20 @@ def _made_by(entry: Any, module: str) -> bool:
 
 
 _WATCH: ContextVar[tuple[Seal, list[str]] | None] = ContextVar("watch", default=None)
-# What candidates replaced when loaded: of torch (their calls get it back), of the harness (told).
+# Replacements at loading: of torch (their calls get them back), of the harness (reported).
 _THEIRS: Final[list[tuple[Any, str, Any]]] = []
 _AT_LOAD: Final[list[str]] = []
-# The modules of the judge when candidates were loaded, and what it was made of.
+# The judge's modules when candidates were loaded, with their seal.
 _AS_LOADED: Final[list[tuple[tuple[Any, ...], Seal]]] = []
-# The last watch: calls outside of any watch are compared with its seal.
+# The last watch, whose seal is compared after calls outside of any watch.
 _LAST: Final[list[tuple[Seal, list[str]]]] = []
 
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Load candidates; what they replace of the harness is reported, of torch theirs alone.
+    """Load candidates; report replaced names of the harness and keep their names of torch apart.
 
-    A library may replace functions of torch: its own are in force during its calls.
+    A library may replace functions of torch: its replacements are in force during its calls.
     """
     # A warm process has made the seal, and no call has been watched since.
     before, judges = seal() if _LAST else seal_as_loaded(), _judges()
@@ -425,13 +418,13 @@ def loading() -> Iterator[None]:
 
 
 def seal_as_loaded() -> Seal:
-    """What the judge was made of when candidates were loaded, where nothing joined it since."""
+    """Return the seal made when candidates were loaded, if no module was added since."""
     same = [sealed for judges, sealed in _AS_LOADED if judges == _judges()]
     return same[0] if same else seal()
 
 
 def tampered_at_load() -> list[str]:
-    """What of the harness the candidates replaced when they were loaded."""
+    """Return the harness's names replaced by candidates during loading."""
     return list(_AT_LOAD)
 
 
@@ -448,13 +441,13 @@ def watching(sealed: Seal, changes: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watching_calls() -> Iterator[None]:
-    """Compare the judge with one seal after each of many calls: making a seal for each is slow."""
+    """Compare the judge with one seal after each of many calls: making seals is slow."""
     with watching(seal(everywhere=False), []):
         yield
 
 
 def before_call(*kept: list[Any]) -> tuple[Any, ...]:
-    """Prepare a call that leaves the lists ``kept`` as they are: what ``after_call`` takes."""
+    """Prepare the arguments of ``after_call``, protecting the lists ``kept``."""
     watch = _WATCH.get()
     sealed, changes = watch or next(iter(_LAST), None) or (seal_as_loaded(), [])
     originals = [(owner, name, vars(owner).get(name, _GONE)) for owner, name, _ in _THEIRS]
@@ -470,10 +463,10 @@ def before_call(*kept: list[Any]) -> tuple[Any, ...]:
 def after_call(  # noqa: C901 (whatever it called could have been exchanged)
     own: tuple[Any, ...], sealed: Seal, changes: list[str], originals: Any
 ) -> None:
-    """Restore what a call changed of the judge, and first of all that which looks for changes.
+    """Restore the judge's changed parts, first of all the code detecting changes.
 
-    For that it uses nothing that the call could have replaced under its name. Whoever calls it
-    makes sure that its own code is what it was.
+    The function uses no name the call could have replaced. The caller ensures that this function's
+    own code is unchanged.
     """
     (functions, names), values, codes, lists, watch, tools = own
     every, each, same, pairs, put, code_of, missing = tools
@@ -512,9 +505,9 @@ def _put(owner: Any, name: str, entry: Any) -> None:
 
 
 def _own() -> tuple[tuple[FunctionType, ...], tuple[Any, ...]]:
-    """What looks for changes: functions, and the names of this module and those it uses of others.
+    """Return the detecting functions, and the names of this and further modules they use.
 
-    The names come with their owner, its entries, what looks them up, and the owner in words.
+    The names come with their owner, its entries, their lookup, and the owner in words.
     """
     layout = _layout.__wrapped__(sys.modules[__name__])
     used = tuple(dict.fromkeys(chain.from_iterable(f.__code__.co_names for f in layout.functions)))

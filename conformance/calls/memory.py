@@ -1,4 +1,4 @@
-"""The memory of a call: its peak in bytes, guards around what it allocates, and poison in that."""
+"""The memory of a call: peak bytes, guards around allocations, and poison in them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def why_unmeasured(device: str) -> str:
 
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int:
-    """The most bytes of torch's allocator that a call holds at once, its answer included."""
+    """Return the most bytes of torch's allocator held at once by a call, answer included."""
     return _on_the_cpu(call) if kind_of(device) == CPU else _by_counters(call, device)
 
 
 def _on_the_cpu(call: Callable[[], Any]) -> int:
-    """The peak by torch's profiler, which records allocations inside of kernels, too."""
+    """Return the peak by torch's profiler, which records allocations inside kernels, too."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         call()
     events = profiled.profiler.kineto_results.events() if profiled.profiler is not None else ()
@@ -69,14 +69,14 @@ _FILLED: Final = tuple(
     for fill in ("zeros", "ones", "full")
     for name in (fill, f"{fill}_like", f"new_{fill}")
 )
-# What is resized owns what lies behind it in its storage.
+# A resized tensor owns the rest of its storage.
 _RESIZING: Final = (_ATEN.resize_.default, _ATEN.resize_as_.default)
 _POISONED: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class Guarded:
-    """The buffer that one tensor of a call was put into."""
+    """The buffer holding one tensor of a call."""
 
     shape: tuple[int, ...]
     buffer: Tensor
@@ -93,9 +93,9 @@ class Guarded:
 
 
 class Allocations(TorchDispatchMode):
-    """While it is active, the tensors that torch makes are guarded."""
+    """While active, guards the tensors made by torch."""
 
-    # flex_attention is an operator of operators: what it allocates inside is not guarded.
+    # flex_attention is an operator of operators: its inner allocations are not guarded.
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
@@ -105,12 +105,12 @@ class Allocations(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Let torch.compile work as ever: else what it meets would stay eager in later calls."""
+        """Let torch.compile work as usual: else functions met here stay eager in later calls."""
         return True
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """Older versions of torch call it so."""
+        """The name of this setting in older versions of torch."""
         return True
 
     def __torch_dispatch__(
@@ -125,7 +125,7 @@ class Allocations(TorchDispatchMode):
         return self.watch(func, args, kwargs or {})
 
     def watch(self, func: Callable[..., Any], args: Any, keywords: dict[str, Any]) -> Any:
-        """What the operation returns, between guards where a factory made it."""
+        """Run an operation, with guards around the result of a factory."""
         if func in _RESIZING:
             storage = args[0].untyped_storage().data_ptr()
             self.made = [
@@ -153,12 +153,12 @@ class Allocations(TorchDispatchMode):
         return guarded
 
     def damage(self) -> str:
-        """What was written outside of the tensors made so far, or ""."""
+        """Describe writes outside the tensors made so far, or ""."""
         return next(filter(None, (made.damage() for made in self.made)), "")
 
 
 class _Uncompiled(Allocations):
-    """A watch that does not import torch's compiler to keep it out."""
+    """A watch that avoids importing torch's compiler."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -176,12 +176,12 @@ class _Uncompiled(Allocations):
 
 
 def allocations() -> Allocations:
-    """A watch for one call; it takes a second less while nobody has imported torch's compiler."""
+    """Return a watch for one call; a second faster before torch's compiler is imported."""
     return Allocations() if "torch._dynamo" in sys.modules else _Uncompiled()
 
 
 def _plain(tensor: Any) -> bool:
-    """Whether something is a dense tensor that has elements in memory of its own."""
+    """Tell whether an object is a dense tensor with elements at the start of its own memory."""
     return (
         type(tensor) is Tensor
         and tensor.layout == torch.strided

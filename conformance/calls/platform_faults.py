@@ -1,8 +1,8 @@
-"""Faults of torch's own operations on this machine, which are nobody's mistake but torch's.
+"""Faults of torch's own operations on this machine, not of the candidate.
 
-An operation that reads a number beside the elements of its operands has the same answer with dense
-copies of them. So a failure that a fault may have made is asked again with such copies: where it is
-gone, torch made it, and the candidate did not.
+An operation that reads numbers beside the elements of its operands answers the same with dense
+copies of them. A failure possibly due to such a fault is examined again with dense copies: if it
+disappears, torch is to blame, not the candidate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..base.profile import DTYPES
 from ..problems.memory_layouts import CANARIES, MARGIN, MEMORY_LAYOUTS
 from . import torch_state
 
-# Items, tokens and channels of the operands: below, at and past the width of vectors; rows are odd.
+# Items, tokens and channels: below, at and past the width of vectors; rows are odd.
 _SIZES: Final = ((2, 30, 9), (1, 3, 5), (2, 7, 33), (1, 17, 16))
 Operation = Callable[[Tensor, Tensor], Tensor]
 
@@ -47,7 +47,7 @@ def platform_fault(dtype: str) -> str:
 
 
 def _reads_beside(run: Operation, dtype: torch.dtype) -> bool:
-    """Whether NaN beside finite operands gets into an answer that has none with dense operands."""
+    """Tell whether NaN beside finite operands enters an answer finite for dense operands."""
     for items, tokens, channels in _SIZES:
         one = torch.linspace(-1.0, 1.0, items * tokens * channels).to(dtype)
         one = one.reshape(items, tokens, channels)
@@ -75,7 +75,7 @@ class Spared(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operator; what it may write to, or return a view of, stays what it is."""
+        """Run an operator on dense copies; operators that write or return views run as usual."""
         schema = func._schema  # noqa: SLF001 (what an operator may write to is said nowhere else)
         aliased = schema.is_mutable or any(each.alias_info for each in schema.returns)
         if func.namespace == "aten" and not aliased:
@@ -84,7 +84,7 @@ class Spared(TorchDispatchMode):
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """A copy with zeros alone behind it."""
+    """Return a copy followed by zeros in memory."""
     size = tensor.numel()
     whole = tensor.new_zeros(size + MARGIN)
     return whole[:size].copy_(tensor.reshape(-1)).view(tensor.shape)

@@ -29,13 +29,13 @@ from ..base.printable_text import ending_text
 from .calling import RanksUnusableError
 from .rank_server import Group, Reply, Request, Source, last_line, serve, unpacked
 
-# Where one has raised, or has died, the others are left so many seconds to say so as well.
+# Seconds for the remaining ranks to report after one has raised or died.
 GRACE: Final = 2.0
 # A collective's own limit comes first: then each rank says in which line it has waited.
 _BEYOND: Final = 1.0
 STARTING: Final = 120.0  # importing torch from a cold disk
 _PRELOADED: Final = "conformance.calls.rank_server"
-# Groups that may be there at once, each with all its processes: one for each number of ranks.
+# Groups alive at once, each with all its processes: one for each number of ranks.
 _MOST_GROUPS: Final = 5
 _LIVE: Final[list[RankProcesses]] = []
 
@@ -51,10 +51,10 @@ def why_impossible() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RankResult:
-    """What became of a request on one rank: its reply, or how it was lost.
+    """The outcome of a request on one rank: its reply, or how the rank was lost.
 
-    ``lost`` is "", ``died``, ``silent`` or ``absent`` (it was not called); ``words`` says
-    how the process ended, and its last line.
+    ``lost`` is "", ``died``, ``silent`` or ``absent`` (not called); ``words`` says how the process
+    ended, with its last line.
     """
 
     reply: Reply | None = None
@@ -63,10 +63,10 @@ class RankResult:
 
 
 class RankProcesses:
-    """Ranks that torch's launcher starts, in one process group.
+    """Ranks started by torch's launcher, in one process group.
 
-    One that is lost ends all, and so does one that raises where a message may be left, which a
-    later call would read. The next request starts them again.
+    A lost rank ends all, and so does an exception that may leave a message for a later call. The
+    next request starts them again.
     """
 
     def __init__(self, source: Source, count: int, seconds: float) -> None:
@@ -88,11 +88,11 @@ class RankProcesses:
         return self._numbers
 
     def drop(self, number: int) -> None:
-        """Let the ranks forget what they keep under a number; the next request says so."""
+        """Let the ranks forget the object of a number, with the next request."""
         self._dropped.append(number)
 
     def send(self, requests: Sequence[Request]) -> list[RankResult]:
-        """What each rank replies to its request, in order; one that does not in time is ended.
+        """Send each rank its request and return the replies in order; a late rank is ended.
 
         Raises RanksUnusableError where the ranks cannot be started.
         """
@@ -105,7 +105,6 @@ class RankProcesses:
         return self._exchange(requests, self._seconds + _BEYOND)
 
     def _join(self, folder: str) -> None:
-        """Form the process group, and load the candidate on each rank."""
         group = Group(
             store=str(Path(folder) / "group"),
             count=self.count,
@@ -135,9 +134,9 @@ class RankProcesses:
         for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         _keep_sockets_in(scratch())
-        # Processes are copies of one that has torch loaded: the first start takes seconds.
+        # Processes are forked from one with torch loaded: its first start takes seconds.
         multiprocessing.set_forkserver_preload([_PRELOADED])
-        # Before this process waits for its children; a fork has forgotten those of its parent.
+        # Before this process waits for its children; a fork forgets its parent's finalizers.
         self._finalizer = util.Finalize(None, self.close, exitpriority=1)
         self._folder = tempfile.TemporaryDirectory(prefix="conformance-ranks-", dir=scratch())
         pairs = [multiprocessing.Pipe() for _ in range(self.count)]
@@ -168,7 +167,7 @@ class RankProcesses:
         _LIVE.append(self)
 
     def _environment(self, rank: int) -> dict[str, str]:
-        """What torch's launcher tells a rank of itself."""
+        """Return the environment variables torch's launcher would set for a rank."""
         own, count = str(rank), str(self.count)
         return {
             "RANK": own,
@@ -193,8 +192,8 @@ class RankProcesses:
                 with contextlib.suppress(OSError):  # it is gone: reading says so
                     self._ends[rank].send_bytes(pickle.dumps(request))
             last, failed = time.monotonic() + seconds, False
-            # A rank may wait for one that waits for the lost one, each until its collective's limit
-            # ends: where that is what is judged, nobody is stopped before.
+            # A rank may wait for a rank that waits for the lost one, each until its collective's
+            # limit: if this is judged, no rank is stopped before.
             patient = any(each.do in ("die", "rest") for each in requests)
             while len(answers) < self.count:
                 waiting = [end for rank, end in enumerate(self._ends) if rank not in answers]
@@ -219,10 +218,10 @@ class RankProcesses:
         return every
 
     def _are_even(self, every: Sequence[RankResult]) -> bool:
-        """Whether all ranks have answered, nothing that they sent is left, and they still meet.
+        """Tell whether all ranks have answered, left no message, and still meet.
 
-        A message to all is part of its group's next operation alone, whose number it has: where all
-        ranks have begun as many of them, none can be read by a later one.
+        A collective message belongs to its group's next operation by number: after equally many
+        operations on all ranks, no later operation can read it.
         """
         replies = [each.reply for each in every if each.reply is not None]
         if len(replies) < self.count or any(reply.direct for reply in replies):
@@ -236,7 +235,7 @@ class RankProcesses:
         return not any(map(_failed, met))
 
     def _read(self, rank: int) -> RankResult:
-        """The reply of a rank, whose process runs the candidate: it may write anything."""
+        """Read the reply of a rank; the candidate in its process may write anything."""
         try:
             received = self._ends[rank].recv_bytes()
         except (EOFError, OSError):
@@ -247,7 +246,7 @@ class RankProcesses:
             return RankResult(lost="died", words="sent what is no reply")
 
     def _worded(self, rank: int, each: RankResult) -> RankResult:
-        """What is known of a lost rank, before all are ended."""
+        """Add a lost rank's exit status and last line, before all ranks are ended."""
         if not each.lost or each.words:
             return each
         status = None
@@ -262,7 +261,7 @@ class RankProcesses:
         )
 
     def close(self) -> None:
-        """End all ranks, at once: what they know of earlier calls goes with them."""
+        """End all ranks at once; their memory of earlier calls is lost."""
         self.generation += 1
         context, self._context = self._context, None
         for end in self._ends:
@@ -284,7 +283,7 @@ class RankProcesses:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep this process's handlers of signals: torch's launcher sets its own, also for Ctrl-C."""
+    """Keep this process's signal handlers: torch's launcher sets its own, also for Ctrl-C."""
     names = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
     handlers = {name: signal.getsignal(name) for name in names}
     try:
@@ -296,7 +295,7 @@ def _own_signals() -> Iterator[None]:
 
 
 def _keep_sockets_in(folder: str | None) -> None:
-    """Let Python's folder of sockets lie in a folder, unless it has one already."""
+    """Place Python's folder of sockets in ``folder``, unless it exists already."""
     if folder is not None:
         usual, tempfile.tempdir = tempfile.gettempdir(), folder
         try:
@@ -322,7 +321,7 @@ def _message(failed: RankResult) -> str:
 
 
 def _loopback() -> str:
-    """The name of the interface on which the ranks of one machine talk to each other."""
+    """Return the name of the loopback interface, for ranks of one machine."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.family == socket.AF_INET and each.address == "127.0.0.1" for each in addresses):
             return name

@@ -1,6 +1,6 @@
-"""What runs on each rank: it joins the process group, and answers the judge's requests.
+"""The program of each rank: joins the process group, and answers the judge's requests.
 
-torch's launcher has set ``RANK``, ``WORLD_SIZE`` and the others, as in a user's own run.
+torch's launcher has set ``RANK``, ``WORLD_SIZE`` and so on, as in a user's own run.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from .devices import bits_of
 from .differentiating import pull_back
 
 _ROLES: Final = tuple(entry.name for entry in dataclasses.fields(golden.ProjectionWeights))
-# What the functions of torch.distributed call. Functional collectives, and so DTensor, go another
-# way: theirs are not delayed.
+# Targets of torch.distributed's functions. Functional collectives, and so DTensor, take a different
+# way and are not delayed.
 _MESSAGES: Final = tuple(
     name
     for name in (
@@ -49,17 +49,17 @@ _MESSAGES: Final = tuple(
     )
     if name in vars(dist.ProcessGroup)
 )
-# What safetensors has no name for, and no answer may have.
+# Dtypes safetensors has no name for, and no answer may have.
 _NEVER_SENT: Final = (torch.complex128, torch.quint8, torch.qint8, torch.qint32)
-# Those from one rank to another: whoever has not received one reads it in its next call.
+# Point-to-point messages: a message not received is read by the receiver's next call.
 _DIRECT: Final = ("send", "recv", "recv_anysource")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a rank loads: a target, and which of its candidates by the name that it has there.
+    """The candidate of a rank: a target, and the candidate's name in it.
 
-    ``shown`` is its name in the report; ``device`` is what it uses.
+    ``shown`` is its name in the report; ``device`` is its device.
     """
 
     target: str
@@ -70,9 +70,9 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The process group that the ranks are to join: the file where they meet, and its limits.
+    """The process group to join: the file where ranks meet, and time limits.
 
-    They may be ``starting`` for so long; later a collective takes ``seconds`` at most.
+    ``starting``: seconds for all ranks to start; ``seconds``: limit of a later collective.
     """
 
     store: str
@@ -85,19 +85,14 @@ class Group:
 class Request:
     """One request of the judge to one rank; tensors are this rank's parts.
 
-    do
-        ``call``, ``build``, ``pull``, ``join``, ``meet``, ``die``, or ``rest``, which is not
-        answered.
-    positional, keywords, requires_grad
-        The arguments of a call, and whether each tensor among them requires a gradient.
-    number
-        Under which a call or a layer is kept (None: not at all); for ``pull`` the call's.
-    layer
-        The number of the layer that is called; None for a core.
-    late
-        Seconds that the rank waits before each message of a call.
-    drop
-        Numbers of calls and layers that are not needed any more.
+    do: ``call``, ``build``, ``pull``, ``join``, ``meet``, ``die``, or ``rest``, which gets no
+        reply.
+    positional, keywords, requires_grad: the arguments of a call, and the names of tensors requiring
+        gradients.
+    number: the key for keeping a call or layer (None: not kept); for ``pull`` the call's.
+    layer: the number of the layer to call; None for a core.
+    late: seconds the rank waits before each message of a call.
+    drop: numbers of calls and layers to forget.
     """
 
     do: str
@@ -120,10 +115,10 @@ class Request:
 class Reply:
     """The reply of a rank to a request.
 
-    ``returned`` is a tensor, or None where the class of something else is ``described``.
-    ``written`` holds the arguments that the call wrote into, ``gradients`` those of arguments and
-    weights that one arrived at. So many messages were ``delayed``. ``sent`` counts what the rank
-    did in each of its process groups, ``direct`` what of it concerned one other rank alone.
+    ``returned`` is a tensor; None for other objects, whose class is ``described``. ``written``
+    holds the arguments the call wrote into, ``gradients`` the gradients arrived at arguments and
+    weights. ``delayed`` counts delayed messages. ``sent`` counts operations in each process group
+    of the rank, ``direct`` point-to-point messages among them.
     """
 
     returned: Tensor | None = None
@@ -139,7 +134,7 @@ class Reply:
 
 @dataclass(kw_only=True, eq=False)
 class _Taped:
-    """A call whose gradients may be asked for: its leaves by name, and its answer."""
+    """A call kept for its gradients: its leaves by name, and its answer."""
 
     leaves: dict[str, Tensor]
     answer: Any
@@ -152,7 +147,7 @@ class _Layer:
 
 
 class _Rank:
-    """The requests that the judge may send, each a method of the name."""
+    """The judge's requests, each a method of the same name."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -163,8 +158,6 @@ class _Rank:
         self._count_direct()
 
     def _count_direct(self) -> None:
-        """Let the messages from one rank to another be counted from now on."""
-
         def counted(message: Callable[..., Any]) -> Callable[..., Any]:
             def send(*arguments: Any, **keywords: Any) -> Any:
                 self._direct += 1
@@ -176,7 +169,7 @@ class _Rank:
             setattr(dist.ProcessGroup, name, counted(getattr(dist.ProcessGroup, name)))
 
     def answer(self, request: Request) -> Reply:
-        """The reply to a request; what the candidate raises is part of it."""
+        """Reply to a request, including exceptions of the candidate."""
         for number in request.drop:
             self._taped.pop(number, None)
             self._layers.pop(number, None)
@@ -191,7 +184,7 @@ class _Rank:
         return reply
 
     def meet(self, request: Request) -> Reply:
-        """Wait for the other ranks in each process group that this one is part of."""
+        """Wait for the other ranks in every process group of this rank."""
         del request
         dist.barrier()  # raises where the candidate has left the group
         for _, group in sorted(_groups().items()):
@@ -199,12 +192,11 @@ class _Rank:
         return Reply()
 
     def join(self, request: Request) -> Reply:
-        """Join the process group as one of its ranks, and load the candidate."""
         if request.group is None:
             msg = "a group is missing in the request"
             raise LookupError(msg)
         count, rank = request.group.count, request.rank
-        # The limit of a group holds from its making on, so that all are there before it is made.
+        # A group's limit holds from its creation, so all ranks must be present before.
         store = dist.FileStore(request.group.store, count)  # type: ignore[attr-defined]  # it is public
         store.set(f"rank {rank}", "is here")
         every = [f"rank {number}" for number in range(count)]
@@ -234,7 +226,7 @@ class _Rank:
         return named[0]
 
     def build(self, request: Request) -> Reply:
-        """Build a layer from this rank's weights, leaves where gradients are asked for."""
+        """Build a layer from this rank's weights, as leaves if gradients are required."""
         weights = None
         leaves: dict[str, Tensor] = {}
         if request.weights is not None:
@@ -251,7 +243,6 @@ class _Rank:
         return Reply()
 
     def call(self, request: Request) -> Reply:
-        """Call the core, or a layer that was built."""
         arguments: dict[str, Any] = {
             **{f"input {place}": value for place, value in enumerate(request.positional)},
             **request.keywords,
@@ -276,7 +267,7 @@ class _Rank:
             for name, value in tensors.items()
             if not torch.equal(bits_of(value), bits_of(before[name]))
         }
-        # A copy is there when its numbers are: those of AsyncCollectiveTensor are still on the way.
+        # A copy waits for the numbers: those of AsyncCollectiveTensor are still on the way.
         plain = plainly(returned.detach().cpu().clone()) if is_tensor(returned) else None
         if plain is None or plain.layout != torch.strided or plain.dtype in _NEVER_SENT:
             described = _class_of(returned) + (f" of {plain.dtype}" if plain is not None else "")
@@ -295,7 +286,7 @@ class _Rank:
         )
 
     def pull(self, request: Request) -> Reply:
-        """The gradients that arrive at the arguments and weights of a call that was kept."""
+        """Return the gradients of the arguments and weights of a kept call."""
         if request.number is None or request.upstream is None:
             msg = "a call and the gradient of its answer are missing in the request"
             raise LookupError(msg)
@@ -322,7 +313,6 @@ class _Rank:
         return in_eval(function) if isinstance(function, nn.Module) else function
 
     def _here(self, tensor: Tensor) -> Tensor:
-        """A tensor on this rank's device."""
         device = torch.device(self._source.device)
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", dist.get_rank() % torch.cuda.device_count())
@@ -331,12 +321,12 @@ class _Rank:
 
 @contextlib.contextmanager
 def _late(seconds: float) -> Iterator[list[str]]:
-    """Send and receive so much later than usual; the names of the messages that are delayed."""
+    """Delay every message by some seconds; yields the names of delayed messages."""
     delayed: list[str] = []
     if not seconds:
         yield delayed
         return
-    # As they stand in the class: what ``getattr`` gives would not be bound to a group again.
+    # As in the class: the result of ``getattr`` would not be bound to a group again.
     usual = {name: vars(dist.ProcessGroup)[name] for name in _MESSAGES}
 
     def later(name: str, message: Callable[..., Any]) -> Callable[..., Any]:
@@ -357,13 +347,12 @@ def _late(seconds: float) -> Iterator[list[str]]:
 
 
 def _groups() -> dict[str, dist.ProcessGroup]:
-    """The process groups that this rank is part of, by name."""
     world = dist.distributed_c10d._world  # noqa: SLF001 (no public list of them)
     return {world.pg_names[group]: group for group in world.pg_map}
 
 
 def _counts() -> dict[str, int]:
-    """How many operations this rank has begun in each of its process groups; how many groups."""
+    """Count the operations begun in each process group, and under "" the groups."""
     counts = {
         name: group._get_sequence_number_for_group()  # type: ignore[attr-defined]  # noqa: SLF001 (torch's own debugging compares them)
         for name, group in _groups().items()
@@ -383,7 +372,7 @@ def _class_of(value: Any) -> str:
 def serve(ends: dict[int, Connection], source: Source, folder: str) -> None:
     """Answer requests on this rank's own connection until the judge goes away.
 
-    ``folder`` is the ranks' temporary one: a judge that was killed removes nothing.
+    ``folder`` is the ranks' temporary folder: a killed judge removes nothing.
     """
     torch.set_num_threads(1)
     threading.Thread(target=_follow_parent, args=(folder,), daemon=True).start()
@@ -410,7 +399,7 @@ def serve(ends: dict[int, Connection], source: Source, folder: str) -> None:
             end.send_bytes(packed(Reply(violation=raised(error), sent=reply.sent, direct=1)))
 
 
-# What is no tensor, by the kind that it has to be.
+# Fields that are no tensors, with their kinds.
 _FACTS: Final = {
     "described": str,
     "requires_grad": bool,
@@ -441,7 +430,7 @@ def packed(reply: Reply) -> bytes:
 
 
 def unpacked(received: bytes) -> Reply:
-    """The reply of :func:`packed`; raises ValueError for anything else. Nothing is unpickled."""
+    """Decode a reply of :func:`packed`; raises ValueError otherwise. Nothing is unpickled."""
     try:
         tensors = load(received)
         size = int.from_bytes(received[:8], "little")
@@ -465,7 +454,7 @@ def unpacked(received: bytes) -> Reply:
 
 
 def _follow_parent(folder: str) -> None:
-    """End this process when the judge's has ended: a collective that waits would not notice."""
+    """End this process with the judge's: a waiting collective would not notice."""
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -473,13 +462,12 @@ def _follow_parent(folder: str) -> None:
 
 
 def _leave(folder: str, code: int) -> NoReturn:
-    """Remove the ranks' temporary folder, and end this process."""
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(code)
 
 
 def last_line(path: str) -> str:
-    """The last line that a rank printed into its file, or ""."""
+    """Return the last line a rank printed into its file, or ""."""
     try:
         lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

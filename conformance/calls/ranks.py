@@ -1,4 +1,4 @@
-"""A candidate that spans ranks, called like any other: parts go out, the answer comes together."""
+"""A candidate spanning ranks, called like a local one: parts go out, answers are joined."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .rank_server import Reply, Request, Source
 
 
 def spanning(candidate: Candidate) -> Candidate:
-    """The candidate as the judge calls it: on all its ranks, where it declares any."""
+    """Return the candidate as called by the judge: on all its ranks, if it declares ranks."""
     ranks = candidate.declaration.ranks
     if ranks is None or isinstance(candidate.function, Spanning):
         return candidate
@@ -32,12 +32,10 @@ def spanning(candidate: Candidate) -> Candidate:
 
 @dataclass(frozen=True)
 class Calls:
-    """How calls are made: on which ranks, and what is special about one of them.
+    """Conditions of calls: the ranks, and exceptional behaviour of some.
 
-    late
-        The seconds that a rank waits before each message of a call, by rank.
-    absent
-        What a rank does in place of the call, by rank: it is to "die", or to "rest".
+    late: by rank the seconds to wait before each message of a call.
+    absent: by rank the action in place of the call: "die" or "rest".
     """
 
     ranks: Ranks
@@ -46,10 +44,10 @@ class Calls:
 
 
 class Spanning:
-    """The function of a candidate that spans ranks: a core, or the builder of a layer.
+    """The function of a candidate spanning ranks: a core, or the builder of a layer.
 
-    ``results`` holds what became of the last request on each rank, ``replica`` the rank whose word
-    counts for what is replicated.
+    ``results`` holds the outcome of the last request on each rank, ``replica`` the rank whose copy
+    of replicated tensors counts.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class Spanning:
         self._groups = {} if groups is None else groups
         self.results: list[RankResult] = []
         self.replica = 0
-        # What shows the signature and the place in the source.
+        # Gives the signature and the place in the source.
         self.__wrapped__ = candidate.function
 
     def under(self, calls: Calls) -> Spanning:
@@ -75,7 +73,7 @@ class Spanning:
 
     @contextlib.contextmanager
     def taking(self, rank: int) -> Iterator[None]:
-        """Let what is replicated be that of a rank."""
+        """Use a rank's copies of replicated tensors meanwhile."""
         usual, self.replica = self.replica, rank
         try:
             yield
@@ -84,7 +82,7 @@ class Spanning:
 
     @property
     def processes(self) -> RankProcesses:
-        """The processes of as many ranks; the first request starts them."""
+        """The rank processes; the first request starts them."""
         ranks = self.calls.ranks
         key = (ranks.count, ranks.seconds)
         if key not in self._groups:
@@ -104,9 +102,9 @@ class Spanning:
         )
 
     def replies(self, requests: Sequence[Request], action: str = "") -> list[Reply]:
-        """The replies of all ranks.
+        """Return the replies of all ranks.
 
-        Raises RaisedElsewhere where one of them raised, CandidateLost where one is lost.
+        Raises RaisedElsewhere if a rank raised, CandidateLost if a rank is lost.
         """
         self.results = self.processes.send(requests)
         return _answered(self.results, self.calls.ranks, action)
@@ -139,7 +137,7 @@ def _answered(every: Sequence[RankResult], ranks: Ranks, action: str) -> list[Re
 
 
 def _others(every: Sequence[RankResult], named: set[int]) -> str:
-    """What the ranks that are not yet named did meanwhile."""
+    """Describe the outcome on the ranks not yet named."""
     parts = []
     for rank, each in enumerate(every):
         if rank in named:
@@ -160,7 +158,7 @@ def _ranks(numbers: Sequence[int]) -> str:
 
 
 class _Forward:
-    """A layer that was built on every rank; it is built again where they were lost."""
+    """A layer built on every rank; built again after the ranks were lost."""
 
     def __init__(
         self, spanning: Spanning, geometry: Geometry, weights: golden.ProjectionWeights | None
@@ -174,7 +172,7 @@ class _Forward:
         self._generation = self._number = 0
 
     def built(self) -> Any:
-        """What was built, or what was returned in its place."""
+        """Build the layer; if the builder returned no callable, return an object of its class."""
         described = self._build()
         return unreadable(described) if described else self
 
@@ -204,7 +202,6 @@ class _Forward:
         return next((reply.described for reply in replies if reply.described), "")
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        """Call the layer."""
         if self._generation != self._spanning.processes.generation:
             self._build()
         leaves = {role: each for role, each in self._weights.items() if each.requires_grad}
@@ -217,7 +214,7 @@ class _Forward:
 
 
 class _Call:
-    """One call on all ranks: its arguments, where each lies, and how to get its gradients."""
+    """One call on all ranks: its arguments, their placements, and its gradients."""
 
     def __init__(
         self,
@@ -239,7 +236,7 @@ class _Call:
         self._places = {
             name: self._ranks.places(shown.get(name, name), self._axes) for name in self._tensors
         }
-        # What is one tensor, placed in one way, is one tensor on a rank, with one gradient.
+        # An identical tensor, placed alike, is one tensor on a rank, with one gradient.
         first: dict[tuple[int, Placed], str] = {}
         for name, each in self._tensors.items():
             first.setdefault((id(each), self._places[name]), name)
@@ -253,13 +250,12 @@ class _Call:
         self.requires_grad = False
 
     def _answer_shape(self, geometry: Geometry | None) -> tuple[int, ...]:
-        """The shape of the whole answer."""
         first = self._positional[0]
         width = self._positional[2].shape[-1] if geometry is None else geometry.output_size
         return (*first.shape[:-1], width)
 
     def made(self, weights: tuple[tuple[str, Tensor], ...]) -> Any:
-        """What the candidate returned; gradients flow back to the arguments and to ``weights``."""
+        """Return the answer; gradients flow back to the arguments and to ``weights``."""
         self._weights = weights
         own = (self._tensors[name] for name in self._leaves)
         leaves = (*own, *(each for _, each in weights))
@@ -269,7 +265,7 @@ class _Call:
         return self.send()
 
     def send(self) -> Any:
-        """Make the call; the whole answer, or an object of the class of what was returned."""
+        """Make the call; returns the whole answer, or an object of the returned class."""
         count = self._ranks.count
         requests = [self._request(rank) for rank in range(count)]
         replies = self._spanning.replies(requests)
@@ -287,7 +283,7 @@ class _Call:
         return self._joined(self._output, parts, self._shape).to(self._device)
 
     def _joined(self, place: Placed, parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-        """The whole tensor of all ranks' parts; what is replicated is that of the chosen rank."""
+        """Join all ranks' parts; of replicated tensors take the chosen rank's."""
         return parts[self._spanning.replica] if place.whole else place.joined(parts, shape)
 
     @property
@@ -325,7 +321,7 @@ class _Call:
         )
 
     def _check(self, parts: Sequence[Tensor]) -> None:
-        """Require parts of the answer as they lie, of one dtype; raises CandidateFailure."""
+        """Require parts of the expected shapes and one dtype; raises CandidateFailure."""
         for rank, part in enumerate(parts):
             shape = self._output.part_shape(self._shape, rank, len(parts))
             if tuple(part.shape) != shape:
@@ -339,7 +335,7 @@ class _Call:
                 raise CandidateFailure(Violation(kind="dtype", message=message))
 
     def pull(self, upstream: Tensor) -> list[Tensor | None]:
-        """The gradient of each tensor and weight that was handed over, None where none arrived."""
+        """Return a gradient for every tensor and weight handed over, None where none arrived."""
         if self._generation != self._spanning.processes.generation:
             msg = "lost its ranks before its gradients were asked for"
             raise CandidateLost(msg)
@@ -365,7 +361,7 @@ class _Call:
     def _gradient(
         self, place: Placed, name: str, tensor: Tensor, replies: Sequence[Reply]
     ) -> Tensor | None:
-        """The whole gradient of a tensor; where some ranks have none, theirs is zero."""
+        """Join the gradient of a tensor; ranks without a gradient contribute zeros."""
         arrived = [reply.gradients.get(name) for reply in replies]
         if all(each is None for each in arrived):
             return None
@@ -383,11 +379,11 @@ class _Call:
 
 
 class _Recorded(torch.autograd.Function):
-    """A call as an operation of torch's own, so that it has gradients like any other."""
+    """A call on ranks as an autograd operation of torch."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Tensor) -> Any:
-        """The answer; one without a history gets none here."""
+        """Return the answer; an answer without a history is marked non-differentiable."""
         answer = call.send()
         ctx.call, ctx.count = call, len(tensors)
         ctx.set_materialize_grads(False)
@@ -398,7 +394,6 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor | None) -> Any:
-        """The gradients of the tensors that were handed over."""
         if upstream is None:
             return (None,) * (1 + int(ctx.count))
         call: _Call = ctx.call
@@ -407,5 +402,5 @@ class _Recorded(torch.autograd.Function):
 
 
 def unreadable(described: str) -> Any:
-    """An object whose class is called like that of what a candidate returned."""
+    """Return an object whose class has the name of the class the candidate returned."""
     return type(described[:200], (), {"__module__": "builtins"})()

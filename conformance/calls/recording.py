@@ -1,4 +1,4 @@
-"""The calls of one example as they were made: their arguments and their answers."""
+"""Records of one example's calls: arguments and answers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class RecordedCall:
     """One call of the candidate.
 
     inputs
-        What the arguments were made of; they may lie in memory in another way.
+        The origin of the arguments, possibly in another memory layout.
     forward
-        What was called: the core itself, or a layer that was built.
+        The called function: the core, or a built layer.
     arguments, before
-        The arguments themselves, and copies from before the call in the same memory layout.
+        The arguments, and copies from before the call in the same memory layout.
     answer, output, weights
-        What was returned, and copies from right after the call; None when it was refused.
+        The returned object, and copies from right after the call; None when refused.
     refused
-        How the answer could not be judged: an exception, a wrong shape or type.
+        Why the answer could not be judged: an exception, a wrong shape or type.
     """
 
     inputs: Inputs
@@ -42,9 +42,9 @@ class RecordedBackward:
     """The gradients of one call.
 
     answer
-        What that call returned.
+        The answer of the call.
     upstream
-        The output gradient, like what was returned.
+        The output gradient, of the answer's form.
     leaves, gradients
         The arguments that required gradients (see ``Taped.positional_names``), and their gradients
         by the names of the inputs.

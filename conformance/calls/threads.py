@@ -1,7 +1,7 @@
-"""How many threads the libraries of this process run what is called on.
+"""The numbers of threads used by the libraries of this process.
 
-One number serves all that parallelise with OpenMP, whichever copy of whichever runtime they have
-loaded, and numba. What starts threads of its own is asked with its own number.
+One number serves all OpenMP libraries, whichever copy of a runtime they have loaded, and numba. A
+library starting threads of its own is limited separately.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RUNTIMES: Final = re.compile(r"/lib(gomp|omp|iomp)[^/]*\.so[^/]*$")
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Run on so many threads what is called meanwhile; one thread alone afterwards, as before."""
+    """Use this number of threads meanwhile, and a single one afterwards."""
     _set(count)
     try:
         yield
@@ -53,7 +53,7 @@ def _set(count: int) -> None:
 
 
 def _runtimes() -> tuple[str, ...]:
-    """The files of the OpenMP runtimes that are loaded; none where the system does not say."""
+    """Return the files of the loaded OpenMP runtimes; none where the system does not say."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -63,7 +63,6 @@ def _runtimes() -> tuple[str, ...]:
 
 @lru_cache(maxsize=8)
 def _loaded(files: tuple[str, ...]) -> tuple[ctypes.CDLL, ...]:
-    """Runtimes that are loaded already, by their files."""
     runtimes = []
     for file in files:
         with contextlib.suppress(OSError):  # a file that was replaced meanwhile

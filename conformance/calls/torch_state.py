@@ -25,9 +25,9 @@ _CANDIDATES: ContextVar[Settings] = ContextVar("the candidate's settings", defau
 
 @contextlib.contextmanager
 def neutral() -> Iterator[None]:
-    """Run the harness under torch's own defaults; what was set before is the candidate's.
+    """Run the harness under torch's own defaults; earlier settings are the candidate's.
 
-    A user's module may change the defaults when it is imported. Its calls get them back.
+    A user's module may change the defaults at import. Its calls get them back.
     """
     before = _current()
     token = _CANDIDATES.set(before)
@@ -41,10 +41,10 @@ def neutral() -> Iterator[None]:
 
 @contextlib.contextmanager
 def outside() -> Iterator[None]:
-    """Run outside of the modes that a caller has entered: inference, autocast, another device.
+    """Leave the modes a caller has entered: inference, autocast, another device.
 
-    Under them the caller's settings would be judged, and inference mode allows no gradient. What
-    ``no_grad`` switches off is set for each call anyway.
+    Under them the caller's settings would be judged, and inference mode allows no gradient. The
+    effect of ``no_grad`` is set for each call anyway.
     """
     with contextlib.ExitStack() as modes:
         modes.enter_context(torch.inference_mode(mode=False))
@@ -57,9 +57,10 @@ def outside() -> Iterator[None]:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Call a candidate under its own settings, and put the present ones back afterwards.
+    """Call a candidate under the candidate's settings of torch, then restore the present ones.
 
-    The golden answer of the next problem, and the next candidate, must not depend on them.
+    The golden answer of the next problem, and the next candidate, must not depend on a candidate's
+    settings.
     """
     before, switches = _current(), _switches()
     own = _CANDIDATES.get()
@@ -74,9 +75,9 @@ def kept() -> Iterator[None]:
 
 
 def product_precision() -> str | tuple[str, ...]:
-    """How precise float32 products are: in one word, or where torch 2.9's names are set, by those.
+    """Return the precision of float32 products: one word, or torch 2.9's settings if used.
 
-    Once one of these is set, the older word cannot be read.
+    Once a setting of torch 2.9 is made, the older word cannot be read.
     """
     try:
         return torch.get_float32_matmul_precision()
@@ -90,7 +91,7 @@ def _backends() -> tuple[Any, ...]:
 
 
 class _Switches(NamedTuple):
-    """What else a call may leave switched, so that others compute otherwise."""
+    """Switches a call may leave changed that affect later computations."""
 
     deterministic: bool
     warn_only: bool
@@ -134,7 +135,7 @@ def _current() -> Settings:
 
 
 def _default_device() -> torch.device:
-    """The default device: a mode of torch makes any other than the CPU, and to ask takes longer."""
+    """Return the default device; quick, since any device but the CPU needs a mode of torch."""
     is_plain = torch._C._len_torch_function_stack() == 0  # noqa: SLF001 (no public way to ask)
     return NEUTRAL.device if is_plain else torch.get_default_device()
 
@@ -148,7 +149,7 @@ def _apply(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch on one thread: tiny tensors lose by more, and bits repeat."""
+    """Run torch on one thread: faster for tiny tensors, and reproducible bit by bit."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

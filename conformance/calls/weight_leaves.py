@@ -1,8 +1,8 @@
-"""The weights of a layer as leaves of a graph: the weights, or the parameters that copy them.
+"""The weights of a layer as leaves: the weights themselves, or parameters copying them.
 
 A builder may use its weights themselves, or copy them into the parameters of a module, packed or
-transposed. Which element of a parameter is which element of a weight is found by building the layer
-once more from weights whose elements are numbers in a row.
+transposed. The correspondence of parameter and weight elements is found by building the layer once
+more from weights whose elements are consecutive numbers.
 """
 
 from __future__ import annotations
@@ -29,15 +29,12 @@ _LAST: Final = 2**24
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WeightLeaves:
-    """Where the gradients of a layer's weights arrive.
+    """The places where gradients of a layer's weights arrive.
 
-    by_role
-        The weights that the builder got, by role; they require gradients.
-    promised
-        Whether the layer promises that gradients arrive there.
-    parameters
-        The parameters of the module that was built, with the number of the weight's element (from
-        0, all roles in a row) that each of their elements is, or -1.
+    by_role: the builder's weights, by role; they require gradients.
+    promised: the layer promises that gradients arrive there.
+    parameters: the parameters of the built module, each with the numbers of the weights' elements
+        (from 0, all roles in a row) in its elements, or -1.
     """
 
     by_role: dict[str, Tensor]
@@ -46,14 +43,14 @@ class WeightLeaves:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """Everything that may get a gradient."""
+        """All tensors that may get a gradient."""
         return (*self.by_role.values(), *(parameter for parameter, _ in self.parameters))
 
     def gather(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor | None]:
-        """The gradient of each weight from those of ``tensors``, in their order.
+        """Return the gradient of each weight from the gradients of ``tensors``, in their order.
 
-        A role is missing where no gradient can arrive, because the weight was copied to an unknown
-        place. It is None where no gradient arrived, though one could or other weights have theirs.
+        A role is missing if no gradient can arrive, because the weight was copied to an unknown
+        place. It is None where no gradient arrived, though possible or present for other weights.
         """
         direct = dict(zip(self.by_role, gradients, strict=False))
         copied = self._copied(gradients[len(direct) :])
@@ -68,7 +65,7 @@ class WeightLeaves:
         return by_role
 
     def _copied(self, gradients: tuple[Tensor | None, ...]) -> dict[str, Tensor | None]:
-        """What arrives at the parameters, for roles of which every element is in one of them."""
+        """Return gradients from the parameters, for roles with every element in a parameter."""
         count = sum(tensor.numel() for tensor in self.by_role.values())
         total = torch.zeros(count, dtype=torch.float64)
         places, reached = torch.zeros(count), torch.zeros(count)
@@ -91,10 +88,10 @@ class WeightLeaves:
 
 
 def build_with_leaves(candidate: Candidate, inputs: Inputs) -> tuple[Forward, WeightLeaves | None]:
-    """A layer built so that its weights can get gradients; None where it brings its own.
+    """Build a layer whose weights can get gradients; None where it brings its own.
 
-    A builder that refuses weights which require gradients gets plain ones. Raises CandidateFailure
-    for a layer that cannot be built at all.
+    A builder refusing weights that require gradients gets plain ones. Raises CandidateFailure for a
+    layer that cannot be built at all.
     """
     if not candidate.draws_weights or inputs.weights is None:
         return build_forward(candidate, inputs), None
@@ -128,9 +125,9 @@ def parameters_of(
     weights: golden.ProjectionWeights,
     build: Callable[[golden.ProjectionWeights], Forward],
 ) -> tuple[tuple[Tensor, Tensor], ...]:
-    """The parameters that hold the weights, with the numbers of the elements they hold.
+    """Return the parameters holding the weights, with the numbers of their elements.
 
-    ``build`` makes such a layer of other weights; it may raise CandidateFailure.
+    ``build`` builds the layer from other weights; it may raise CandidateFailure.
     """
     if not isinstance(forward, nn.Module):
         return ()
@@ -153,7 +150,7 @@ def parameters_of(
 
 
 def _numbered(weights: golden.ProjectionWeights) -> tuple[golden.ProjectionWeights, int]:
-    """Weights of which each element is its number, and how many there are."""
+    """Return weights whose elements are consecutive numbers, and their count."""
     start = 0
     numbered: dict[str, Tensor | None] = {}
     for role in ROLES:
@@ -169,7 +166,7 @@ def _numbered(weights: golden.ProjectionWeights) -> tuple[golden.ProjectionWeigh
 
 
 def _numbers(held: Tensor, count: int) -> Tensor:
-    """The number of each element, -1 for what is none."""
+    """Return the number of each element, -1 for elements of no weight."""
     numbers = held.double() - _FIRST
     valid = (numbers >= 0) & (numbers < count) & (numbers == numbers.round())
     return numbers.where(valid, -1.0).nan_to_num(nan=-1.0).to(torch.int64)

@@ -1,4 +1,4 @@
-"""ONNX files: their header, the process that runs them, the roles of their inputs, their weights.
+"""ONNX files: their header, their process, the roles of their inputs, their weights.
 
-It may import ``base``.
+May import ``base``.
 """

@@ -1,4 +1,4 @@
-"""A graph that is ready to be judged: its process, its roles, and its projections."""
+"""A graph ready to be judged: its process, its roles, and its projections."""
 
 from __future__ import annotations
 
@@ -36,15 +36,11 @@ class Stages:
 class GraphProjections:
     """The projections of a layer's graph.
 
-    weights
-        In float32 or the graph's dtype, laid out as in the public contract; None: nobody knows.
-    how
-        ``declared``, ``state dict``, ``source``, ``graph`` or ``none``.
-    scale
-        The factor that the graph applies between raw projections and logits, None where unknown.
-    gauge
-        What is not verified although the weights are known ("" when all is): with weights that
-        the graph itself brings and no factor in it, nobody can tell a folded scale from none.
+    weights: in float32 or the graph's dtype, laid out as in the public contract; None: unknown.
+    how: ``declared``, ``state dict``, ``source``, ``graph`` or ``none``.
+    scale: the graph's factor between raw projections and logits, None if unknown.
+    gauge: what is not verified although the weights are known ("" if nothing): with weights from
+        the graph itself and no factor in it, a folded scale cannot be told from none.
     """
 
     weights: golden.ProjectionWeights | None = None
@@ -59,17 +55,13 @@ class GraphProjections:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpenedGraph:
-    """A graph with what its clauses and the search for the faulty export step need.
+    """A graph with the means of its clauses and of the search for a faulty export step.
 
-    forward
-        ``forward(setting)`` gives the candidate's forward under other settings of the runtime.
-    file
-        What keeps the file of a graph that was cut out, as long as this is used.
-    source
-        The eager forward that the graph was exported from, None where nobody named it;
-        ``exported`` the same of the exported program.
-    lacking
-        The parameters that the source needs, and that no input of the graph gives.
+    forward: ``forward(setting)`` gives the candidate's forward under other settings of the runtime.
+    file: keeps the file of a cut graph alive.
+    source: the eager forward the graph was exported from, None if not named; ``exported`` the same
+        of the exported program.
+    lacking: the parameters the source needs, and no input of the graph gives.
     """
 
     header: Header

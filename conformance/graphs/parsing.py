@@ -1,4 +1,4 @@
-"""What is wrong with a model file that opens, inside the graph's process."""
+"""Defects of a model file that opens, examined inside the graph's process."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from ..base.printable_text import few
 from .protocol import MEMORY, GraphRefused, sentence
 
 _LONGEST_NAME: Final = 120
-# What exporters append to the name of ``model.onnx`` for its file of weights.
+# Suffixes exporters append to ``model.onnx`` for the file of weights.
 _SIDECARS: Final = (".data", "_data")
 _NUMPY_FLOATS: Final = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE)
 _NUMPY_TYPES: Final = (*_NUMPY_FLOATS, TensorProto.INT8, TensorProto.UINT8)
 
 
 def external_files(tensors: Iterable[TensorProto], path: Path) -> list[str]:
-    """The files that hold tensors of a graph, relative to its folder.
+    """Return the files holding a graph's external tensors, relative to its folder.
 
-    Raises GraphRefused for a file outside that folder, missing, or too short. A hard link is a file
-    like any other: nobody can say which of its names came first.
+    Raises GraphRefused for a file outside that folder, missing, or too short. A hard link is an
+    ordinary file: nobody can say which of its names came first.
     """
     return sorted({_checked_location(tensor, path) for tensor in _outside(tensors)})
 
 
 def relocate(tensors: Iterable[TensorProto], path: Path) -> None:
-    """Name external data from the folder that a graph which is a link leads to."""
+    """Rename external data relative to the folder a linked graph leads to."""
     home = path.resolve().parent
     for tensor in tensors if path.is_symlink() else ():
         for entry in tensor.external_data:
@@ -43,9 +43,9 @@ def relocate(tensors: Iterable[TensorProto], path: Path) -> None:
 
 
 def embedded(tensor: TensorProto, folder: Path) -> TensorProto:
-    """A tensor with its bytes in it, wherever they lay in a file that has a header.
+    """Return a tensor with its bytes embedded, read from an external file if necessary.
 
-    onnx itself would follow no link, and in a download cache all is behind links.
+    onnx itself follows no links, and a download cache consists of links.
     """
     if tensor.data_location != TensorProto.EXTERNAL:
         return tensor
@@ -61,10 +61,10 @@ def embedded(tensor: TensorProto, folder: Path) -> TensorProto:
 def float_weights(
     model: ModelProto, path: Path, most: int, held: Mapping[str, Any], *, numbers: bool
 ) -> Iterator[tuple[str, Any]]:
-    """Names and values of a graph's weights, the smallest first, as long as ``most`` bytes last.
+    """Yield names and values of a graph's float weights, smallest first, up to ``most`` bytes.
 
-    Those in numpy's own floats alone, of at least one axis unless single ``numbers`` count as well;
-    ``held`` are those that were taken out.
+    Only weights in numpy's own floats, with at least one axis unless single ``numbers`` count as
+    well; ``held`` are weights already taken out of the model.
     """
     sized = [
         (bytes_of(tensor, math.prod(tensor.dims)), tensor.name, tensor)
@@ -82,9 +82,9 @@ def float_weights(
 
 
 def mapped(model: ModelProto, path: Path, least: int) -> dict[str, Any]:
-    """The values of a graph's weights of so many bytes, as the pages of the files they lie in.
+    """Map a graph's weights of at least ``least`` bytes to memory-mapped arrays.
 
-    Those inside the model's own file are left out of the model, which names their place there.
+    Weights inside the model's own file are removed from the model, which keeps their place there.
     """
     values: dict[str, Any] = {}
     end = 0
@@ -94,7 +94,7 @@ def mapped(model: ModelProto, path: Path, least: int) -> dict[str, Any]:
             if size < least or tensor.data_type not in _NUMPY_TYPES:
                 continue
             if tensor.data_location != TensorProto.EXTERNAL:
-                # A file holds them in the order of the graph.
+                # A file holds tensors in the order of the graph.
                 at = whole.find(tensor.raw_data, end) if len(tensor.raw_data) == size else -1
                 if at < 0:
                     continue
@@ -106,7 +106,7 @@ def mapped(model: ModelProto, path: Path, least: int) -> dict[str, Any]:
 
 
 def _pages(tensor: TensorProto, path: Path) -> Any:
-    """A tensor outside the model as an array, copied where its place is not aligned."""
+    """Return an external tensor as a mapped array; a copy if its place is not aligned."""
     place = path.parent / _checked_location(tensor, path)
     start = _extent(tensor, "")[0]
     kind = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.data_type))
@@ -116,7 +116,7 @@ def _pages(tensor: TensorProto, path: Path) -> Any:
 
 
 def external_size(tensors: Iterable[TensorProto]) -> int:
-    """The bytes of all tensors that lie outside, after they were checked."""
+    """Return the bytes of all external tensors, after their check."""
     return sum(_extent(tensor, "")[1] for tensor in _outside(tensors))
 
 
@@ -125,7 +125,7 @@ def _outside(tensors: Iterable[TensorProto]) -> list[TensorProto]:
 
 
 def stray_files(external: Iterable[str], path: Path) -> list[str]:
-    """What is wrong with the external files of a graph, where it can be opened all the same.
+    """Describe the faults of a graph's external files that do not prevent opening.
 
     A model that is a link itself, as in a download cache, has its data behind links, too.
     """
@@ -165,9 +165,9 @@ def _checked_location(tensor: TensorProto, path: Path) -> str:
 
 
 def _escapes(location: str, path: Path) -> bool:
-    """Whether a location leads out of the graph's folder, links followed.
+    """Tell whether a location leads out of the graph's folder, links followed.
 
-    Where the graph itself is a link, its own folder is also the one that the link leads to.
+    If the graph itself is a link, the folder of the link's target is allowed, too.
     """
     if Path(location).is_absolute() or "\0" in location:
         return True
@@ -177,7 +177,7 @@ def _escapes(location: str, path: Path) -> bool:
 
 
 def _extent(tensor: TensorProto, where: str) -> tuple[int, int]:
-    """The first byte of a tensor and how many there are."""
+    """Return a tensor's first byte and number of bytes in its file."""
     try:
         info = ExternalDataInfo(tensor)
         start = int(info.offset or 0)
@@ -239,14 +239,14 @@ def random_nodes(model: ModelProto) -> list[str]:
 
 
 def _trains(node: Any, constants: Mapping[str, Any]) -> bool:
-    """Whether a dropout drops: its mode is on and its ratio not zero."""
+    """Tell whether a dropout drops: its mode is on and its ratio not zero."""
     values = dict(enumerate(constants.get(name) for name in node.input))
     mode, ratio = values.get(_TRAINING), values.get(_RATIO)
     return mode is not None and bool(mode.any()) and (ratio is None or bool(ratio.any()))
 
 
 def _constants(model: ModelProto) -> dict[str, Any]:
-    """The small constants of the graph and of those inside it, by name."""
+    """Return the constants of at most one element, inner graphs included."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in all_nodes(model):
         if node.op_type == "Constant":
@@ -263,7 +263,7 @@ def _constants(model: ModelProto) -> dict[str, Any]:
 
 
 def read_model(path: Path) -> ModelProto:
-    """The model without its external data; raises GraphRefused for what is none."""
+    """Read a model without its external data; raises GraphRefused for other files."""
     model = ModelProto()
     try:
         model.ParseFromString(path.read_bytes())
@@ -330,7 +330,7 @@ def header(path: Path) -> dict[str, Any]:
 
 
 def _check_sizes(inputs: list[dict[str, Any]]) -> None:
-    """Refuse inputs that hold nothing, or are too large for any process that runs a graph."""
+    """Refuse inputs that are empty, or too large for a graph's process."""
     for port in inputs:
         sizes = [axis for axis in port["shape"] or () if isinstance(axis, int)]
         if 0 in sizes:
@@ -357,14 +357,14 @@ def _port(value: Any) -> dict[str, Any]:
 
 
 def dimension(axis: Any) -> int | str | None:
-    """A size or a name; some exporters write -1 for what is dynamic."""
+    """Return the size or name of an axis; None for -1, some exporters' dynamic size."""
     if axis.HasField("dim_value"):
         return int(axis.dim_value) if axis.dim_value >= 0 else None
     return str(axis.dim_param) or None
 
 
 def _dtype(code: int) -> str:
-    """Numpy's name of an element type, "" for a code that onnx does not know."""
+    """Return numpy's name of an element type, "" for a code unknown to onnx."""
     if code == TensorProto.STRING:
         return "string"
     try:
@@ -408,7 +408,6 @@ def _check_operators(model: ModelProto) -> None:
 
 
 def _runtime_operators() -> set[tuple[str, str]]:
-    """The operators of onnxruntime, those of the standard included."""
     from onnxruntime.capi import onnxruntime_pybind11_state  # noqa: PLC0415 (a quarter second)
 
     schemas = onnxruntime_pybind11_state.get_all_operator_schema()
@@ -420,7 +419,7 @@ def _operators(model: ModelProto) -> set[tuple[str, str]]:
 
 
 def all_nodes(model: ModelProto) -> Iterator[Any]:
-    """The nodes of the graph, of its functions and of every graph inside them."""
+    """Yield the nodes of the graph, its functions and all inner graphs."""
     return (message for message in _messages(model) if isinstance(message, onnx.NodeProto))
 
 
@@ -430,7 +429,7 @@ def all_tensors(model: ModelProto) -> Iterator[TensorProto]:
 
 
 def _messages(message: Any) -> Iterator[Any]:
-    """A message and all that it holds, however deep, in the file's order."""
+    """Yield a message and all nested messages, in the file's order."""
     waiting = [message]
     while waiting:
         result = waiting.pop()
@@ -443,7 +442,7 @@ def _messages(message: Any) -> Iterator[Any]:
 
 
 def _check_claims(tensors: list[TensorProto]) -> None:
-    """Refuse tensors that claim to be larger than what the file holds of them."""
+    """Refuse tensors whose stated shape is larger than their data."""
     for tensor in tensors:
         name = tensor.name[:_LONGEST_NAME]
         if any(axis < 0 for axis in tensor.dims):
@@ -459,13 +458,13 @@ def _check_claims(tensors: list[TensorProto]) -> None:
 
 
 def held_elements(tensor: TensorProto) -> int | None:
-    """How many elements the file itself holds; None where it does not say."""
+    """Return the number of elements held by the file itself; None if unknown."""
     if tensor.data_location == TensorProto.EXTERNAL:
         return None
     if tensor.HasField("raw_data"):
         size = bytes_of(tensor, 1 << 20) / (1 << 20)
         return None if not size else int(len(tensor.raw_data) / size)
-    # Elements that are written one by one; packed and complex ones are not counted.
+    # Elements stored in lists; packed and complex ones are not counted.
     fields = ("float_data", "int64_data", "double_data", "string_data", "uint64_data")
     held = [len(getattr(tensor, field)) for field in fields if len(getattr(tensor, field))]
     if held and tensor.data_type not in (TensorProto.COMPLEX64, TensorProto.COMPLEX128):
@@ -480,17 +479,17 @@ _LINKS: Final = ("symbolic link", "multiple hard links")
 
 
 def defects(path: Path) -> list[str]:
-    """One sentence for each contradiction to onnx or to the file's own header."""
+    """Return a sentence for each contradiction to onnx or to the file's own header."""
     model = read_model(path)
     result = [*_checked(path), *_inferred(model), *_imported_twice(model), *_too_old(model)]
     return list(dict.fromkeys(result))
 
 
 def _checked(path: Path) -> list[str]:
-    """The checker's objection; it stops at the first.
+    """Return the checker's first objection.
 
-    How external data are linked is no defect of the graph: that a file has a second name is all
-    that a hard link says, and a package manager makes many.
+    Links of external data are no defect: a hard link only says that a file has a second name, and
+    package managers make many.
     """
     try:
         onnx.checker.check_model(str(path))
@@ -501,7 +500,7 @@ def _checked(path: Path) -> list[str]:
 
 
 def _inferred(model: ModelProto) -> list[str]:
-    """Where the shapes and types that follow from the operators contradict those declared."""
+    """Return where inferred shapes and types contradict the declared ones."""
     try:
         onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
     except Exception as error:  # noqa: BLE001 (as above)
@@ -523,7 +522,7 @@ def _imported_twice(model: ModelProto) -> list[str]:
 
 
 def _too_old(model: ModelProto) -> list[str]:
-    """What the file uses although the release that its header names does not know it."""
+    """Return the features used that the header's release does not know."""
     release = model.ir_version
     result = []
     if model.functions and release < _FUNCTIONS:

@@ -29,8 +29,8 @@ START_SECONDS: Final = 120.0  # importing onnxruntime from a cold disk
 _FAREWELL: Final = 2.0
 _CEILING: Final = 20.0  # times its limit a starving process may take to read what it is asked
 _LAST_WORDS: Final = 1 << 16
-# The working folder is not on the path, and nothing that a user exports is read: -I. The first of
-# the folders holds this package: parent and child are of one version, whatever else is installed.
+# -I: without the working folder in the path, and without a user's variables. The first folder holds
+# this package: parent and child have the same version.
 _PROGRAM: Final = """
 import sys
 path, memory, seconds, own, *folders = sys.argv[1:]
@@ -47,16 +47,16 @@ _ONE_THREAD: Final = dict.fromkeys(
 
 
 class Child:
-    """A process started for one model file; it lives until it is closed or lost.
+    """A process started for one model file; it lives until closed or lost.
 
-    ``imported`` names the libraries that it has loaded.
+    ``imported`` names the libraries it has loaded.
     """
 
     def __init__(self, path: Path, limits: Limits) -> None:
         self._limits = limits
         own_end, child_end = socket.socketpair()
         self._output, output = os.pipe()
-        # A child that prints more than a pipe holds must not wait for a reader.
+        # A child that prints more than a pipe holds must not block.
         os.set_blocking(output, False)
         os.set_blocking(self._output, False)
         try:
@@ -84,7 +84,7 @@ class Child:
     def request(
         self, head: Head, feeds: Mapping[str, Array], seconds: float
     ) -> tuple[Head, Arrays]:
-        """The answer to a message; raises GraphRefused, and GraphLost after which it is closed."""
+        """Return the answer to a message; raises GraphRefused, and GraphLost once closed."""
         self._printed()
         try:
             self._end.settimeout(_CEILING * seconds)
@@ -110,7 +110,7 @@ class Child:
         return answer, arrays
 
     def _await(self, seconds: float) -> None:
-        """Wait for an answer; raises TimeoutError, on a busy machine by the time it computed."""
+        """Wait for an answer; raises TimeoutError, on a busy machine by processor time."""
         patience = Patience(seconds, lambda: process_state(self.pid))
         while True:
             self._end.settimeout(patience.pause())
@@ -133,14 +133,14 @@ class Child:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End the process, gently at first: it follows the end of its standard input."""
+        """End the process, first gently: it follows the end of its standard input."""
         self._end.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_FAREWELL)
         self.kill()
 
     def kill(self) -> None:
-        """End the process at once; nothing of it is left."""
+        """Kill the process at once."""
         self._end.close()
         if self._process.poll() is None:
             self._process.kill()
@@ -166,14 +166,13 @@ class Child:
         return GraphLost(f"{ending_text(status)}{quoted}", kind="crashed")
 
     def _printed(self) -> str:
-        """What the process printed since the last time."""
         with contextlib.suppress(OSError):
             return os.read(self._output, _LAST_WORDS).decode(errors="replace")
         return ""
 
 
 def _folders() -> list[str]:
-    """Where this process finds our package and the libraries: -I forgets PYTHONPATH."""
+    """Return the folders of this package and its libraries: -I ignores PYTHONPATH."""
     specs = [importlib.util.find_spec(name) for name in _LIBRARIES]
     places = [Path(spec.origin).parents[1] for spec in specs if spec is not None and spec.origin]
     return list(dict.fromkeys(map(str, (Path(__file__).resolve().parents[2], *places))))
@@ -193,12 +192,12 @@ Run = Callable[[Feeds], Mapping[str, Array]]
 LEVELS: Final = ("disabled", "basic", "extended", "all")
 _ONNX_ALONE: Final = ("header", "defects")
 _CPU: Final = "CPUExecutionProvider"
-# After a hang the next run may take a part of the time, as an endless loop is met in every example:
-# but always many times what the slowest run took that came to an end.
+# After a hang the next run gets a part of the time, as an endless loop recurs in every example: but
+# always many times the slowest completed run.
 _SHRINK: Final = 4.0
 _LEAST_SECONDS: Final = 0.5
 _TIMES_THE_SLOWEST: Final = 20.0
-# Bytes of a model file that are read and optimised in a second, on a slow disk.
+# Bytes of a model file read and optimised in a second, on a slow disk.
 _OPENED_A_SECOND: Final = 50e6
 _OPENING: Final = 0.5
 
@@ -207,14 +206,10 @@ _OPENING: Final = 0.5
 class Setting:
     """How the runtime opens a graph.
 
-    level
-        onnxruntime's graph optimisation: ``disabled``, ``basic``, ``extended`` or ``all``.
-    child
-        Which process runs it: any other number than 0 has one of its own, with its own sessions.
-    nudge
-        Seed of a change of the weights by one unit in the last place each; 0 leaves them alone.
-    nudge_size
-        The part of each weight that it is changed by in place of one unit; 0: one unit.
+    level: onnxruntime's graph optimisation: ``disabled``, ``basic``, ``extended`` or ``all``.
+    child: the process running it: numbers other than 0 have their own process and sessions.
+    nudge: the seed of a change of each weight by one unit in the last place; 0: no change.
+    nudge_size: the relative change of each weight in place of one unit; 0: one unit.
     """
 
     level: str = "all"
@@ -227,8 +222,8 @@ class Setting:
 DEFAULT: Final = Setting()
 
 
-# A worker that asks a graph for one answer may run it more than once, with other weights for one,
-# before it says that it is alive: a run gets a third of what the worker gets.
+# For one answer a worker may run a graph several times before its sign of life, for example with
+# nudged weights: a run gets a third of the worker's time.
 _RUNS: Final = 3
 _LONGEST: Final = 1e6
 _USUAL: Final = Limits()
@@ -238,10 +233,9 @@ _LIMITS: Final = ContextVar("limits", default=_USUAL)
 
 @contextlib.contextmanager
 def limited(seconds: float | None, memory: int | None) -> Iterator[None]:
-    """Derive what processes may use that are made meanwhile from what their worker may.
+    """Derive the limits of processes made meanwhile from their worker's limits.
 
-    seconds, memory
-        How long it may give no answer, and how many bytes it may take; None for the usual.
+    seconds, memory: longest time without an answer, and most bytes; None for the usual.
     """
     limits = _LIMITS.get()
     if seconds is not None:
@@ -285,7 +279,7 @@ class GraphProcess:
         return self.request("run", feeds, setting=setting, taps=taps)[1]
 
     def open(self, *, setting: Setting = DEFAULT) -> None:
-        """Open the graph without running it; raises as ``run`` does."""
+        """Open the graph without running it; raises as ``run``."""
         self.request("open", setting=setting)
 
     def providers(self) -> list[str]:
@@ -340,7 +334,6 @@ class GraphProcess:
             return answer
 
     def _child(self, place: tuple[bool, int], do: str) -> Child:
-        """The child of a place, with the libraries imported that a request needs."""
         child = self._children.get(place)
         if child is not None and not child.alive:  # ended from outside: no fault of the next run
             child.kill()
@@ -363,7 +356,7 @@ class GraphProcess:
         return child
 
     def _opening(self, child: Child, setting: Setting, taps: tuple[str, ...]) -> float:
-        """Seconds that reading the file may take where it is opened first."""
+        """Return the seconds for reading the file if this is its first opening."""
         key = (child.pid, setting, taps)
         if key in self._opened:
             return 0.0

@@ -1,7 +1,7 @@
-"""How a process that runs foreign code and its parent talk: JSON, then the bytes of arrays.
+"""Messages between a process running foreign code and its parent: JSON, then arrays.
 
-Nothing is pickled: what takes its process over must not reach the parent. The head of a graph's
-message names every array with dtype and shape, and its bytes follow in that order.
+Nothing is pickled: code that takes over its process must not reach the parent. The head of a
+graph's message names every array with dtype and shape; the bytes follow in this order.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ProtocolError(Exception):
 
 
 def packed(value: Any, *, most: int = _LARGEST_HEAD) -> bytes:
-    """Some JSON behind its length; raises ProtocolError for more than so many bytes."""
+    """Return JSON behind its length; raises ProtocolError above ``most`` bytes."""
     text = json.dumps(value).encode()
     if len(text) > most:
         msg = f"a head of {len(text)} bytes"
@@ -63,10 +63,10 @@ def packed(value: Any, *, most: int = _LARGEST_HEAD) -> bytes:
 def receive_json(
     end: socket.socket, *, most: int = _LARGEST_HEAD, deadline: float | None = None
 ) -> Any:
-    """What :func:`packed` wrote.
+    """Receive a message of :func:`packed`.
 
-    Raises EOFError or OSError when the other end is gone, TimeoutError at the deadline (of
-    ``time.monotonic``), ProtocolError for what is no JSON of at most so many bytes.
+    Raises EOFError or OSError when the sender is gone, TimeoutError at the deadline (of
+    ``time.monotonic``), ProtocolError for invalid JSON or more than ``most`` bytes.
     """
     (size,) = _SIZE.unpack(_exactly(end, _SIZE.size, deadline))
     if size > most:
@@ -79,7 +79,7 @@ def receive_json(
 
 
 def send(end: socket.socket, head: Head, arrays: Mapping[str, Array]) -> None:
-    """Send a message; raises OSError when the other end is gone, TimeoutError when it is stuck."""
+    """Send a message; raises OSError if the receiver is gone, TimeoutError if it is stuck."""
     parts = [_bytes(array) for array in arrays.values()]
     types = [[name, dtype_name(array.dtype), list(array.shape)] for name, array in arrays.items()]
     start = packed({"head": head, "arrays": types})
@@ -92,10 +92,10 @@ def send(end: socket.socket, head: Head, arrays: Mapping[str, Array]) -> None:
 
 
 def receive(end: socket.socket, *, most: int, deadline: float | None = None) -> tuple[Head, Arrays]:
-    """The next message, with at most so many bytes of arrays.
+    """Receive a message with at most ``most`` bytes of arrays.
 
-    Raises EOFError or OSError when the other end is gone, TimeoutError at the deadline (of
-    ``time.monotonic``), ProtocolError for what is no message, MemoryError.
+    Raises EOFError or OSError when the sender is gone, TimeoutError at the deadline (of
+    ``time.monotonic``), ProtocolError for a malformed message, MemoryError.
     """
     message = receive_json(end, deadline=deadline)
     try:
@@ -118,7 +118,7 @@ def receive(end: socket.socket, *, most: int, deadline: float | None = None) -> 
 
 @lru_cache(maxsize=64)  # numpy makes the name again each time
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Give numpy's name of a dtype of numbers, or ``bfloat16``; raises TypeError for any other."""
+    """Return numpy's name of a dtype of numbers, or ``bfloat16``; raises TypeError for others."""
     if dtype.kind in _KINDS or dtype.name == BFLOAT16:
         return dtype.name
     msg = f"arrays of {dtype.name} are not numbers"
@@ -127,7 +127,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 @lru_cache(maxsize=64)
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of a name of :func:`dtype_name`; raises TypeError for any other."""
+    """Return the dtype of a name of :func:`dtype_name`; raises TypeError for others."""
     if name == BFLOAT16:
         return bfloat16()
     dtype: np.dtype[Any] = np.dtype(name)
@@ -136,14 +136,13 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def bfloat16() -> np.dtype[Any]:
-    """The dtype that numpy lacks, as onnx spells it."""
+    """Return onnx's dtype for bfloat16, which numpy lacks."""
     import onnx  # noqa: PLC0415 (few graphs need it)
 
     return np.dtype(onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.BFLOAT16))
 
 
 def _bytes(array: Array) -> memoryview:
-    """The bytes of an array, where it is contiguous its own."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
@@ -166,15 +165,15 @@ def _fill(end: socket.socket, into: memoryview, deadline: float | None) -> None:
         into = into[got:]
 
 
-# Such as "[ONNXRuntimeError] : 1 : FAIL", also in the middle of a message that quotes another.
+# Such as "[ONNXRuntimeError] : 1 : FAIL", also inside a quoting message.
 _CODE: Final = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : ")
-# The place in the source, with the whole signature of a function or with its name alone.
+# The place in the source, with a function's whole signature or its name alone.
 _LONG_SOURCE: Final = re.compile(r"/onnxruntime_src/\S+:\d+ [^()]*(?:\(\))?\([^()]*\)(?: const)? ")
 _SHORT_SOURCE: Final = re.compile(r"\b[\w/.]+\.(?:cc|h):\d+ [\w:~<>]+(?:\(\))? ")
 _NODE: Final = re.compile(
     r"Non-zero status code returned while running (\S+) node\. Name:'([^']*)' Status Message: "
 )
-# A node that the runtime refuses to build, with the types of all that goes in and comes out.
+# A node the runtime refuses to build, with the types of its inputs and outputs.
 _BUILDING: Final = re.compile(
     r"This is an invalid model\. In Node, \(\"([^\"]*)\", (\w+), .*?\) -> .*? , (?:Error )?"
 )
@@ -184,7 +183,7 @@ _LONGEST: Final = 400
 
 
 def _named(match: re.Match[str]) -> str:
-    """The node that a message is about: ``Reshape 'flat': ``."""
+    """Return the node a message is about: ``Reshape 'flat': ``."""
     operator, name = match.groups() if match.re is _NODE else match.groups()[::-1]
     return f"{operator} {name!r}: " if name else f"{operator}: "
 

@@ -20,9 +20,9 @@ class Port:
     """An input or output of a graph.
 
     dtype
-        numpy's name (``float32``, ``int64``, ``bool``), ``bfloat16``, or "" for what is no tensor.
+        numpy's name (``float32``, ``int64``, ``bool``), ``bfloat16``, or "" if no tensor.
     shape
-        One entry an axis; None when the file does not even fix the rank.
+        One entry an axis; None if even the rank is open.
     """
 
     name: str
@@ -39,20 +39,13 @@ class Port:
 class Header:
     """A graph's file without its weights.
 
-    inputs
-        Those a caller must give: initializers are none of them.
-    opsets
-        The version of each operator set by domain, "" for the standard's.
-    operators
-        ``domain::Operator`` of every node, those of subgraphs and functions included, each once.
-    external
-        The files, relative to the graph's folder, that hold tensors outside the graph's own file.
-    external_size
-        The bytes of the tensors in them.
-    stray
-        One sentence for each of its external files that is a link, or that it does not use.
-    random
-        The nodes that draw random numbers, such as ``Dropout 'drop' in training mode``.
+    inputs: the caller's inputs, without initializers.
+    opsets: the version of each operator set by domain, "" for the standard's.
+    operators: ``domain::Operator`` of every node, including subgraphs and functions, once each.
+    external: the files, relative to the graph's folder, with tensors outside the graph's file.
+    external_size: the bytes of the tensors in them.
+    stray: sentences on external files that are links, or unused.
+    random: the nodes drawing random numbers, such as ``Dropout 'drop' in training mode``.
     """
 
     path: Path
@@ -92,20 +85,16 @@ OUTPUT_ROLES: Final = ("output", "weights", "present_key", "present_value", "ign
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """What one input or output of a graph is.
+    """The role of one input or output of a graph.
 
-    axes
-        One letter an axis, in the graph's order. Tokens: ``B`` item, ``L`` position, ``E`` width,
+    axes: one letter an axis, in the graph's order. Tokens: ``B`` item, ``L`` position, ``E`` width,
         such as ``BLE``, ``LBE`` or ``LE``. Heads: ``B``, ``H``, ``L``, ``D``, such as ``BHLD`` or
-        ``BLHD``; ``M`` for heads and head size packed into one axis, such as ``BLM``. Masks:
-        ``B``, ``H``, ``Q``, ``K``, and ``1`` for an axis of size 1. ``F`` is the axis of items and
-        heads folded together, items first.
-    dtype
-        As in :class:`Port`.
-    value
-        For the role ``constant`` what is handed over in every call, else None.
-
-    ``sinks`` are one more score for each head, ``H``.
+        ``BLHD``; ``M`` for heads and head size packed into one axis, such as ``BLM``. Masks: ``B``,
+        ``H``, ``Q``, ``K``, and ``1`` for an axis of size 1. ``F`` is the axis of items and heads
+        folded together, items first.
+    dtype: as in :class:`Port`.
+    value: for the role ``constant`` the value in every call, else None. ``sinks`` are one more
+        score for each head, ``H``.
     """
 
     name: str
@@ -117,25 +106,17 @@ class Role:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphReading:
-    """What a graph computes of what.
+    """The function a graph computes, and its inputs.
 
-    kind
-        ``layer``: it projects tokens; ``core``: query, key and value come projected.
-    mode
-        ``separate``: query, key and value; ``memory``: query and context; ``self``: x alone.
-    inputs, outputs
-        The role of each, in the graph's order; one output has the role ``output``.
-    pins
-        Geometry fields (``batch``, ``query_length``, ``key_length``, ``num_heads``,
+    kind: ``layer``: it projects tokens; ``core``: query, key and value come projected.
+    mode: ``separate``: query, key and value; ``memory``: query and context; ``self``: x alone.
+    inputs, outputs: the role of each, in the graph's order; one output has the role ``output``.
+    pins: geometry fields (``batch``, ``query_length``, ``key_length``, ``num_heads``,
         ``query_size`` …) that the graph fixes: a number, the name of the field it equals, or the
         sizes it may have.
-    baked
-        Axes whose size is fixed although the file calls them dynamic: geometry field → size. They
-        are in ``pins``, too.
-    causal
-        The alignment of a causal rule that the graph always applies, None when it applies none.
-    assumptions
-        One sentence for each assumption, and for each fact that its behaviour shows.
+    baked: geometry field → size, for axes of a fixed size the file calls dynamic; also in ``pins``.
+    causal: the alignment of a causal rule that always applies, None without one.
+    assumptions: sentences on assumptions and on facts shown by behaviour.
     """
 
     kind: Literal["layer", "core"]
@@ -159,7 +140,7 @@ class GraphReading:
 
     @property
     def output(self) -> Role:
-        """The output that is the answer."""
+        """The output holding the answer."""
         return next(entry for entry in self.outputs if entry.role == "output")
 
     @property
@@ -188,7 +169,7 @@ _ITEMS: Final = frozenset("b bs bsz batch batches batchsize".split())
 
 
 def items_axis(name: object) -> bool:
-    """Whether the name of an axis says that items are along it."""
+    """Tell whether the name of an axis means items."""
     return isinstance(name, str) and bool(words(name) & _ITEMS)
 
 
@@ -204,12 +185,12 @@ def suggests(name: str, role: str) -> bool:
 
 
 def suggests_drop(name: str) -> bool:
-    """Whether a mask's name says that it marks what is left out."""
+    """Tell whether a mask's name means it marks hidden tokens."""
     return bool(words(name) & _DROPS)
 
 
 def suggests_keep(name: str) -> bool:
-    """Whether a mask's name says that it marks what is attended, as Keras and Hugging Face do."""
+    """Tell whether a mask's name means it marks attended tokens, as in Keras and Hugging Face."""
     return {"attention", "mask"} <= words(name) and not suggests_drop(name)
 
 

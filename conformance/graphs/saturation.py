@@ -1,10 +1,10 @@
-"""Products of 8-bit integers on machines that add them up in 16 bits, where they do not fit.
+"""Products of 8-bit integers on machines whose 16-bit sums saturate.
 
 On x86 processors without VNNI, onnxruntime multiplies unsigned activations by signed weights with
-an instruction that adds two products in 16 bits and cuts off what does not fit (``VPMADDUBSW``; the
-option ``session.x64quantprecision`` of onnxruntime's session configuration describes it). A right
-graph then answers wrongly on that machine alone. Such graphs are run with the same weights as
-unsigned integers: no product is cut off, and every other number stays as it is.
+an instruction that adds two products in 16 bits with saturation (``VPMADDUBSW``; the option
+``session.x64quantprecision`` of onnxruntime's session configuration describes it). A right graph
+then answers wrongly on these machines. Such graphs run with the same weights as unsigned integers:
+no product saturates, and every other number stays as it is.
 """
 
 from __future__ import annotations

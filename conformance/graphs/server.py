@@ -1,8 +1,8 @@
-"""The program of a graph's process: opens one model file and runs it once for each request.
+"""The program of a graph's process: opens one model file and runs it once per request.
 
-It is started by :mod:`.process`, talks over the socket that is its standard input and ends with it.
-Module level stays light: onnxruntime is imported with the first run, onnx when a tensor inside the
-graph is requested, torch never.
+Started by :mod:`.process`, it talks over the socket on standard input and ends with the socket.
+Module level stays light: onnxruntime is imported at the first run, onnx for a request of an inner
+tensor, torch never.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if sys.platform != "win32":
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one child may use: bytes of address space, seconds of CPU and of wall a run.
+    """Limits of one child: bytes of address space, seconds of CPU and of wall time a run.
 
     answer
-        Bytes that the outputs of one run may have together.
+        Bytes of all outputs of one run together.
     """
 
     memory: int = MEMORY
@@ -58,13 +58,13 @@ def confine(memory: int) -> None:
     _lower(resource.RLIMIT_CORE, 0)
     if memory:
         _lower(resource.RLIMIT_AS, memory)
-    # When the machine itself runs short, the system shall end this process and not its parent.
+    # When memory runs short, the system shall end this process, not its parent.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
 
 
 def _lower(which: int, limit: int) -> None:
-    """Lower a limit for good, but never raise it."""
+    """Lower a limit permanently, but never raise it."""
     soft, hard = resource.getrlimit(which)
     limit = min(
         [limit, *(current for current in (soft, hard) if current != resource.RLIM_INFINITY)]
@@ -86,7 +86,7 @@ def grant_cpu(seconds: float) -> None:
 
 
 CPU: Final = "CPUExecutionProvider"
-# It sends graphs to a service and computes nothing itself.
+# This provider sends graphs to a service and computes nothing itself.
 _REMOTE: Final = "AzureExecutionProvider"
 _KEPT: Final = 16
 _FATAL: Final = 4
@@ -98,13 +98,13 @@ _LEVELS: Final = {
 }
 _BFLOAT16: Final = "tensor(bfloat16)"
 _BFLOAT16_CODE: Final = 16  # onnx.TensorProto.BFLOAT16
-# Operators on 8-bit integers, as they stand in a file: DynamicQuantizeLinear, DequantizeLinear …
+# Byte patterns of operators on 8-bit integers in a file: DynamicQuantizeLinear …
 _INTEGERS: Final = re.compile(rb"MatMulInteger|uantizeLinear|QAttention|DynamicQuantizeMatMul")
 _UNSIGNED: Final = "session.x64quantprecision"  # as .saturation, for what onnxruntime fuses itself
 _FOLDER: Final = "session.model_external_initializers_file_folder_path"
-# Bytes of weights that are nudged at most: the smallest come first, and each layer has small ones.
+# Bytes of weights nudged at most: the smallest come first, and each layer has small ones.
 _NUDGED: Final = 1 << 26
-# From so many bytes of weights on, sessions share those of so many bytes each, and nudge fewer.
+# From this many bytes of weights on, sessions share large weights, and nudge fewer.
 _LARGE: Final = 1 << 26
 _SHARED: Final = 1 << 16
 _NUDGED_OF_LARGE: Final = 1 << 23
@@ -114,7 +114,7 @@ _LARGEST_FEEDS: Final = 1 << 40  # the parent knows what it sends
 _OUT_OF_MEMORY_WORDS: Final = ("bad_alloc", "bad allocation", "Failed to allocate memory")
 
 
-# The seed of changed weights, 0 for the file's own, and by which part of itself each is changed.
+# The seed of changed weights, 0 for the file's own, and the relative change of each.
 Nudge = tuple[int, float]
 
 
@@ -156,7 +156,7 @@ def _bfloat16(value: Any) -> Any:
 
 
 def weights_size(path: Path) -> int:
-    """The bytes of a model's file and of those beside it that are named after it."""
+    """Return the bytes of a model's file and of neighbouring files named after it."""
     with contextlib.suppress(OSError):
         files = (file for file in path.parent.iterdir() if file.name.startswith(path.stem))
         return sum(file.stat().st_size for file in files if file.is_file())
@@ -174,7 +174,7 @@ class _Server:
         self._weights: dict[str, Any] = {}
 
     def answer(self, request: Head, feeds: Arrays) -> tuple[Head, Arrays]:
-        """The answer to one message; raises whatever the libraries raise."""
+        """Answer one message; raises the libraries' exceptions."""
         do = request["do"]
         if do == "import":
             importlib.import_module(request["library"])
@@ -201,7 +201,7 @@ class _Server:
 
     @cached_property
     def _saturates(self) -> bool:
-        """Whether this machine cuts off products of 8-bit integers that the graph may hold."""
+        """Tell whether this machine saturates products of 8-bit integers the graph may hold."""
         try:
             with (
                 self._path.open("rb") as file,
@@ -217,11 +217,9 @@ class _Server:
         return saturation.saturates(self._runtime)
 
     def _providers(self) -> list[str]:
-        """The providers that can compute here; the CPU's is always among them."""
         return [name for name in self._runtime.get_available_providers() if name != _REMOTE]
 
     def _run(self, request: Head, feeds: Arrays) -> Arrays:
-        """The outputs and taps by name."""
         session = self._open(request)
         answer = dict(zip(session.outputs, session.run(feeds), strict=True))
         for name, array in answer.items():
@@ -235,7 +233,7 @@ class _Server:
         return answer
 
     def _open(self, request: Head) -> Session:
-        """The session of a setting and taps; the latest few are kept."""
+        """Return the session of a setting and taps; the latest few are kept."""
         taps = tuple(sorted(set(request["taps"])))
         nudge = (request["nudge"], request.get("nudge_size", 0.0))
         key = (request["level"], request["provider"], taps, nudge)
@@ -277,7 +275,7 @@ class _Server:
 
     @cached_property
     def _shared(self) -> dict[str, Any]:
-        """The weights of a large model, which all of its sessions read where they are."""
+        """Return a large model's weights, shared by all its sessions."""
         if not self._large:
             return {}
         self._read()
@@ -285,9 +283,9 @@ class _Server:
         return {name: make(value) for name, value in self._weights.items()}
 
     def _nudged(self, seed: int, size: float) -> dict[str, Any]:
-        """The weights, each number changed by a part of itself, up or down by chance.
+        """Return the weights, each number changed by a part of itself, up or down at random.
 
-        By one unit in the last place where the size is 0; else the steps of integers are, too.
+        With size 0 by one unit in the last place; else the steps of integers are changed, too.
         """
         from . import parsing  # noqa: PLC0415 (imports onnx, as few processes need)
 
@@ -304,7 +302,7 @@ class _Server:
         return nudged
 
     def _read(self) -> Any:
-        """The model without its external data, and with weights whose products are not cut off."""
+        """Return the model without external data, with weights whose products do not saturate."""
         if self._model is None:
             from . import parsing  # noqa: PLC0415 (imports onnx, as few processes need)
 
@@ -315,15 +313,15 @@ class _Server:
                 saturation.widen(self._model, self._path.parent)
             if self._large:
                 self._weights = parsing.mapped(self._model, self._path, _SHARED)
-                # What was left out of a message is freed with the message.
+                # Parts removed from a message are freed with the message only.
                 self._model = type(self._model).FromString(self._model.SerializeToString())
             parsing.relocate(parsing.all_tensors(self._model), self._path)
         return self._model
 
     def _with_outputs(self, taps: Sequence[str], nudged: Mapping[str, Any]) -> bytes:
-        """The model with tensors inside the graph as more outputs, and with some other weights.
+        """Serialise the model with inner tensors as further outputs, and with nudged weights.
 
-        What onnxruntime is handed over instead does not reach what it has folded already.
+        Weights handed to onnxruntime separately would not reach folded constants.
         """
         model = self._read()
         if nudged:
@@ -362,7 +360,7 @@ def main(path: str, memory: str, cpu_seconds: str) -> None:
 
 
 def _follow_parent(parent: socket.socket) -> None:
-    """End this process with its parent, even amid a run that never ends."""
+    """End this process with its parent, even during an endless run."""
     if hasattr(select, "poll"):
         watch = select.poll()
         watch.register(parent, getattr(select, "POLLRDHUP", 0))  # a hang-up is always reported

@@ -18,19 +18,15 @@ from .reading import MASK_ROLES, MODEL_ROLES, OTHER_ROLES, OUTPUT_ROLES, TENSOR_
 
 @dataclass(frozen=True, kw_only=True)
 class GraphDeclaration:
-    """A declaration of a graph; what it leaves out is inferred from the graph's behaviour.
+    """A declaration of a graph; omitted facts are inferred from the graph's behaviour.
 
-    inputs, outputs
-        By the graph's own name: ``{"role": …, "axes": …}`` as in :class:`Role`; for a whole model
-        ``{"role": "tokens", "vocabulary": 50}``, ``{"role": "image", "shape": [3, 224, 224]}``.
-    promises
-        Keywords of :func:`conformance.layer`: ``empty_rows``, ``causal``, ``semantics`` …
-    num_heads, num_kv_heads
-        Where the graph does not show them.
-    precision
-        "" for that of its dtype, or ``int8-dynamic``.
-    where
-        The file that says so, for messages.
+    inputs, outputs: by the graph's own name: ``{"role": …, "axes": …}`` as in :class:`Role`; for a
+        whole model ``{"role": "tokens", "vocabulary": 50}``, ``{"role": "image", "shape": [3, 224,
+        224]}``.
+    promises: keywords of :func:`conformance.layer`: ``empty_rows``, ``causal``, ``semantics`` …
+    num_heads, num_kv_heads: where the graph does not show them.
+    precision: "" for that of its dtype, or ``int8-dynamic``.
+    where: the declaring file, for messages.
     """
 
     inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -45,7 +41,7 @@ class GraphDeclaration:
 
 INPUT_ROLES: Final = (*TENSOR_ROLES, *MASK_ROLES, *OTHER_ROLES, *MODEL_ROLES)
 PRECISIONS: Final = ("int8-dynamic",)
-# The keywords of conformance.layer that a declaration may hold; their values are checked there.
+# Keywords allowed in a declaration; conformance.layer checks their values.
 PROMISES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "accumulate": str,
     "always_causal": bool,
@@ -85,7 +81,7 @@ def sidecar_of(graph: Path) -> Path | None:
 
 
 def read_declaration(path: Path) -> GraphDeclaration:
-    """Read a graph's declaration; raises UsageError that names the file, the key and its remedy."""
+    """Read a graph's declaration; raises UsageError naming the file, the key and the remedy."""
     try:
         data = parse_toml(path.read_text(encoding="utf-8-sig"), path)
     except FileNotFoundError:
@@ -129,7 +125,7 @@ def read_declaration(path: Path) -> GraphDeclaration:
 
 
 def check_declaration(declaration: GraphDeclaration, header: Header) -> None:
-    """Require that a declaration speaks of inputs and outputs that a graph has."""
+    """Raise UsageError for a declared input or output the graph lacks, or wrong axes."""
     where = declaration.where or "the declaration"
     for kind, said, ports in (
         ("input", declaration.inputs, header.inputs),
@@ -176,7 +172,7 @@ def _read_outputs(tables: Mapping[str, Any], where: str) -> dict[str, Mapping[st
 def _read_port(
     entry: object, roles: Collection[str], keys: Collection[str], where: str
 ) -> Mapping[str, Any]:
-    """One table ``[inputs.NAME]``, or the role alone as in ``inputs.NAME = "query"``."""
+    """Read a table ``[inputs.NAME]``, or the role alone as in ``inputs.NAME = "query"``."""
     if isinstance(entry, str):
         entry = {"role": entry}
     if not isinstance(entry, Mapping):
@@ -200,7 +196,7 @@ def _read_port(
 
 
 def read_model_input(entry: object, where: str) -> Mapping[str, Any]:
-    """What is said of one input of a whole module: a table, checked as those of files are.
+    """Read the table of one input of a whole module, checked like those of files.
 
     Raises UsageError.
     """
@@ -213,7 +209,7 @@ def read_model_input(entry: object, where: str) -> Mapping[str, Any]:
 
 
 def _check_value(value: object, role: str | None, where: str) -> None:
-    """Require a number, true or false, or a list of such; not NaN, which is equal to nothing."""
+    """Require numbers, true or false, or a list of them; no NaN, which equals nothing."""
     if role != "constant":
         msg = f'{where} has a value: that is for role = "constant" only'
         raise UsageError(msg)
@@ -224,7 +220,7 @@ def _check_value(value: object, role: str | None, where: str) -> None:
 
 
 def _check_shape(shape: object, role: str | None, where: str) -> None:
-    """Require the sizes of a picture behind its batch, or of one token of features."""
+    """Require the sizes of a picture without the batch, or of one token's features."""
     sizes = shape if isinstance(shape, (list, tuple)) else []
     good = bool(sizes) and all(type(size) is int and size > 0 for size in sizes)
     if not good or role not in ("image", "features"):
@@ -236,7 +232,7 @@ def _check_shape(shape: object, role: str | None, where: str) -> None:
 
 
 def _check_axes(axes: object, role: str | None, where: str) -> None:
-    """Require letters that the axes of a role can have, each once but for 1."""
+    """Require valid letters for a role's axes, without repetition except of 1."""
     letters = _MASK_LETTERS if role in MASK_ROLES else _TENSOR_LETTERS
     if role is None or role == "weights":
         letters = _TENSOR_LETTERS + _MASK_LETTERS
@@ -260,7 +256,7 @@ def _read_promises(data: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _read_semantics(table: Mapping[str, Any], where: str) -> golden.Semantics:
-    """The table ``[semantics]``: fields in which the graph differs from the standard."""
+    """Read the table ``[semantics]``: fields in which the graph differs from the standard."""
     fields = [field.name for field in dataclasses.fields(golden.Semantics)]
     for key in table:
         _check_key(key, fields, f"{where}, [semantics]")
@@ -272,7 +268,7 @@ def _read_semantics(table: Mapping[str, Any], where: str) -> golden.Semantics:
 
 
 def _read_expected(data: Mapping[str, Any], where: str) -> tuple[ExpectedFailure, ...]:
-    """The tables ``[[expected]]``, as in a file of expected failures."""
+    """Read the tables ``[[expected]]``, as in a file of expected failures."""
     path, entries = Path(where), data["expected"]
     places = places_of(read_text(path), path, len(entries))
     result = []

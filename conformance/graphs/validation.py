@@ -1,4 +1,4 @@
-"""What a model file says of itself, read where it can do no harm."""
+"""Statements of a model file about itself, read in a process of its own."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _LOWEST: Final = Setting(level="disabled")
 
 
 def read_header(path: Path) -> Header:
-    """The header of a model file that onnxruntime opens.
+    """Read the header of a model file that onnxruntime opens.
 
-    Raises UsageError with one sentence (what, where, what to do) for a file that is no graph, that
-    is damaged, or that onnxruntime refuses to open. A graph that kills or hangs its process when it
-    is opened has a header: its runs will say so.
+    Raises UsageError with one sentence (problem, place, remedy) for a damaged file, a file without
+    a graph, or a file refused by onnxruntime. A graph that kills or hangs its process when opened
+    still has a header: the later runs will report the failure.
     """
     _check_file(path)
     with GraphProcess(path) as process:
@@ -116,7 +116,7 @@ def _no_graph(start: bytes, size: int) -> str:
 
 
 def _why_closed(message: str) -> str:
-    """Onnxruntime's reason for not opening a graph, with what to do about the common ones."""
+    """Return onnxruntime's reason for not opening a graph, with advice on common ones."""
     for pattern, sentence in _REASONS:
         if match := pattern.search(message):
             return sentence.format(*match.groups())
@@ -124,7 +124,7 @@ def _why_closed(message: str) -> str:
 
 
 def defects(path: Path) -> tuple[str, ...]:
-    """What is wrong with a file that opens: one sentence each, none for a valid graph."""
+    """Return a sentence for each defect of an openable file; empty for a valid graph."""
     with GraphProcess(path) as process:
         try:
             return tuple(map(printable, process.request("defects")[0]["result"]))

@@ -1,4 +1,4 @@
-"""Whole models: every attention of a graph or a module, each a core that is judged alone.
+"""Whole models: every attention of a graph or module, as a core judged alone.
 
-It may import ``adapters`` and what lies below it.
+May import ``adapters`` and the layers below it.
 """

@@ -1,4 +1,4 @@
-"""The attentions of a model as candidates: each distinct one a core, named ``stem#index``."""
+"""A model's attentions as candidates: each distinct attention is a core ``stem#index``."""
 
 from __future__ import annotations
 
@@ -43,13 +43,12 @@ from .whole_model import WholeModel
 
 
 def model_of_file(path: str | Path, declaration: str | Path | None) -> tuple[Candidate, ...]:
-    """A whole model in an ONNX file: the model itself, then its distinct attentions.
+    """Open a whole model in an ONNX file: the model itself, then its distinct attentions.
 
-    The roles of its inputs are those that ``declaration`` (by default the file
-    ``NAME.conformance.toml`` beside it) gives, else they are found by name, type and rank. Where
-    that is not enough the model itself is left out, and the first attention warns of it.
-
-    Raises UsageError with one sentence for a file that cannot be opened or is no whole model.
+    The roles of its inputs come from ``declaration`` (by default ``NAME.conformance.toml`` beside
+    the file), else from name, type and rank. With unknown roles the model itself is left out, and
+    the first attention has a warning. Raises UsageError with one sentence for a file that cannot be
+    opened or is no whole model.
     """
     path = Path(path)
     if not path.is_file():
@@ -66,13 +65,11 @@ def model_of_file(path: str | Path, declaration: str | Path | None) -> tuple[Can
 def model_candidates(
     path: Path, sites: Sites, number: int | None, options: GraphOptions = NO_GRAPH_OPTIONS
 ) -> list[tuple[int | None, Candidate]]:
-    """A whole model, without an index, and its distinct attentions with theirs.
+    """Return a whole model (index None) and its distinct attentions with their indices.
 
-    Or the attention of a number alone. A model whose inputs nothing describes is not among them:
-    its first attention warns of it.
-
-    Raises UsageError with one sentence where none can be judged, where there is none of that
-    number, and for options that are for one attention alone.
+    With ``number`` only this attention. A model with unknown inputs is left out: its first
+    attention warns of it. Raises UsageError with one sentence if none can be judged, for a number
+    out of range, and for options meant for a single attention.
     """
     allowed = {"--declaration"} | ({"--source"} if number is None else set())
     refused = [name for name in options.names() if name not in allowed]
@@ -128,7 +125,7 @@ def model_candidates(
 
 
 def _read_in_place(described: list[SiteEntry], model: WholeModel) -> None:
-    """Note what is known of masks that only the whole model makes, by what it hides in a call."""
+    """Complete the causal rules of attentions whose masks only a run of the model shows."""
     unknown = {e["index"]: e for e in described if e["causal"] is None and not e["misplaced"]}
     sizes = [size for size in model.taken.get("length", (POSITIONS,)) if size >= POSITIONS]
     if not unknown or not sizes or not model.is_sequential:
@@ -149,9 +146,8 @@ def none_judged(uncut: Sequence[Uncut]) -> str:
 
 
 def _missing_weights(path: Path, sites: Sites) -> str:
-    """Which weights of the model are in no file, in words, or ""."""
     try:
-        # What has no place at all was left out when the file was read.
+        # Tensors without any location were left out when the file was read.
         external_files(
             [one for one in sites.graph.model.graph.initializer if one.external_data], path
         )
@@ -161,7 +157,7 @@ def _missing_weights(path: Path, sites: Sites) -> str:
 
 
 def _opened(path: Path) -> GraphProcess:
-    """The process of a file; raises UsageError where no session opens it, whatever it holds."""
+    """Open a file's process; raises UsageError where no session opens the file."""
     process = GraphProcess(path)
     refusals = []
     for setting in (DEFAULT, Setting(level="disabled")):
@@ -181,25 +177,23 @@ def _why_none(sites: Sites) -> str:
 
 
 def _expected(declared: GraphDeclaration, *, of_model: bool) -> tuple[ExpectedFailure, ...]:
-    """The declared failures of the model as a whole, or those of its attentions."""
     every: tuple[ExpectedFailure, ...] = declared.promises.get("expected_failures", ())
     return tuple(one for one in every if one.clause.startswith("model.") == of_model)
 
 
 def is_first(entry: SiteEntry) -> bool:
-    """Whether an attention is the first of those that are the same."""
+    """Tell whether an attention is the first among equal attentions."""
     return all(entry["index"] < other for other in entry["same_as"])
 
 
 def standing_for(
     described: Sequence[SiteEntry], cores: Mapping[int, Candidate]
 ) -> dict[int, Candidate]:
-    """For the index of each attention the first of its like, which is judged for all of them."""
+    """Map every attention to the core judged for it: the first among equal attentions."""
     return {entry["index"]: cores[min([entry["index"], *entry["same_as"]])] for entry in described}
 
 
 def _declared(path: Path, options: GraphOptions) -> GraphDeclaration:
-    """What the user declares of all attentions of the model; raises UsageError."""
     file = Path(options.declaration) if options.declaration else sidecar_of(path)
     if file is None:
         return GraphDeclaration()
@@ -226,7 +220,7 @@ def _candidate(
     described: SiteEntry,
     declared: GraphDeclaration,
 ) -> Candidate:
-    """One attention, cut out into a file that is there as long as the candidate."""
+    """Cut out one attention into a file living as long as the candidate."""
     site = sites.sites[described["index"]]
     made = cut(sites.graph, site)
     name = f"{declared.name or path.stem}#{site.index}"
@@ -286,7 +280,7 @@ def _described(site: Site, cuts: dict[int, Cut], facts: MaskFacts) -> SiteEntry:
 
 
 class ScaledSite(Protocol):
-    """What is read off an attention that its semantics follow from."""
+    """The facts of an attention that determine its semantics."""
 
     @property
     def head_size(self) -> int | None:
@@ -294,7 +288,7 @@ class ScaledSite(Protocol):
 
     @property
     def heads(self) -> int | None:
-        """How many heads it has, None where it is unknown."""
+        """The number of heads, None if unknown."""
 
     @property
     def kv_heads(self) -> int | None:
@@ -302,25 +296,25 @@ class ScaledSite(Protocol):
 
     @property
     def scale(self) -> float | None:
-        """What its dot products are multiplied by, None where it is unknown."""
+        """The factor of its dot products, None if unknown."""
 
     @property
     def scaled_above(self) -> float:
-        """What query and key are multiplied by before they enter."""
+        """The factor on query and key before they enter."""
 
     @property
     def cap(self) -> float | None:
-        """The number that bounds its scores, None without one."""
+        """The bound of its scores, None without one."""
 
 
-# The longest sequence that a model is asked about.
+# The longest sequence in calls of a model.
 _LONGEST: Final = max(LENGTHS)
 
 
 def whole_candidate(
     model: WholeModel, name: str, expected: tuple[ExpectedFailure, ...] = ()
 ) -> Candidate:
-    """The model as a candidate of a kind of its own, with the sizes it takes."""
+    """Make the model a candidate of kind ``model``, with the sizes it accepts."""
     taken = model.taken
     pins = {
         name: list(taken[axis])
@@ -350,12 +344,12 @@ def whole_candidate(
 
 
 def promised_semantics(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[str, Any]:
-    """In what an attention is meant to differ from the standard: its scale, and its cap.
+    """Return an attention's intended deviations from the standard: its scale and its cap.
 
-    Its scale, with the numbers that query and key are multiplied by above it, is the standard's
-    where it is so in any attention of the model with heads of this size: one that differs from
-    those is a mistake, and shall fail. Where it is so in none, the commonest number is what this
-    model means, and a deviation. So it is with caps.
+    The scale (including factors on query and key above) is the standard's if any attention of the
+    model with equal head sizes has the standard scale: a different attention then is a mistake, and
+    shall fail. Otherwise the commonest scale is intended, a deviation. The rule for caps is the
+    same.
     """
     size = site.head_size, site.heads, site.kv_heads
     alike = [other for other in sites if (other.head_size, other.heads, other.kv_heads) == size]
@@ -365,7 +359,7 @@ def promised_semantics(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[st
 
 
 def _commonest(numbers: Sequence[float | None]) -> float | None:
-    """The number that most of some agree with, but for roundings; the first of several."""
+    """Return the number agreeing with most of the numbers up to rounding; the first of several."""
     return max(numbers, key=lambda own: sum(_agree(own, other) for other in numbers), default=None)
 
 
@@ -389,7 +383,7 @@ def _promised_scale(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[str, 
         known = [other for other in scales if other is not None]
         standard = any(is_standard(other, size) for other in known)
         meant = size**-0.5 if standard else _commonest(known) or own
-    # What is multiplied above the attention is none of its own factors.
+    # Factors above the attention are not its own.
     above = site.scaled_above or 1.0
     promised = scale if above != 1 and _agree(own, meant) else meant / above
     if promised == 1:
@@ -398,7 +392,7 @@ def _promised_scale(sites: Sequence[ScaledSite], site: ScaledSite) -> dict[str, 
 
 
 def _whole_scale(site: ScaledSite) -> float | None:
-    """What the dot products of its projections are multiplied by."""
+    """Return the factor on the dot products of the projections."""
     return None if site.scale is None else site.scale * site.scaled_above
 
 
@@ -410,7 +404,7 @@ class SoftCap:
 
     @property
     def __name__(self) -> str:
-        """What a declaration and a record call it."""
+        """The name in declarations and records."""
         return f"softcap at {self.cap:g}"
 
     def __call__(self, score: Tensor, *_places: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""An attention of a model as a small graph of its own, from its heads to its answer.
+"""An attention of a model as a separate small graph, from heads to answer.
 
-Query, key and value enter as ``[B, H, L, D]`` (or as the model folds or packs them), masks as they
-are. What lies between is copied node by node; factors, turns and repetitions before it are written
-anew, since in the model their sizes come from elsewhere. No weights are read.
+Query, key and value enter as ``[B, H, L, D]`` (or folded or packed as in the model), masks
+unchanged. The nodes between are copied; factors, turns and repetitions before them are written
+anew, since the model computes their sizes elsewhere. No weights are read.
 """
 
 from __future__ import annotations
@@ -38,10 +38,9 @@ SINKS: Final = "sinks"
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """An attention as a graph of its own, with the role and the axes of each input.
+    """An attention as a graph, with the role and the axes of each input.
 
-    digest
-        The same for all attentions of a model that are the same but for weights and names.
+    digest: equal for attentions of a model that differ only in weights and names.
     """
 
     model: ModelProto
@@ -51,7 +50,7 @@ class Cut:
 
 
 class CutFile:
-    """The file of a cut in a folder of its own, which is removed with this object."""
+    """The file of a cut in a folder of its own, removed with this object."""
 
     def __init__(self, made: Cut, name: str) -> None:
         folder = tempfile.mkdtemp(prefix="conformance-site-", dir=scratch())
@@ -61,22 +60,18 @@ class CutFile:
 
 
 def cut(graph: ModelGraph, site: Site) -> Cut:
-    """The graph of one attention alone; raises UnreadableError where it reads what is not there."""
+    """Cut out one attention; raises UnreadableError where it reads unavailable tensors."""
     return _Cutting(site.graph or graph, site).cut()
 
 
 @dataclass(kw_only=True)
 class _Parts:
-    """The graph so far."""
-
     nodes: list[NodeProto] = field(default_factory=list)
     numbers: list[TensorProto] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
 
 
 class _Cutting:
-    """Copies one attention into a graph."""
-
     def __init__(self, graph: ModelGraph, site: Site) -> None:
         self._graph, self._site, self._parts = graph, site, _Parts()
         folded = "F" in site.output_letters and not site.heads
@@ -112,7 +107,7 @@ class _Cutting:
         return Cut(model=model, inputs=inputs, output_axes=self._axes, digest=digest)
 
     def _enter(self, part: str, edge: Edge) -> None:
-        """An operand of the products, made of an input."""
+        """Make an operand of the products from an input."""
         name = part
         if edge.groups > 1:
             name = self._repeated(name, edge)
@@ -125,7 +120,6 @@ class _Cutting:
         self._parts.names[f"{part}:{edge.operand}"] = name
 
     def _repeated(self, name: str, edge: Edge) -> str:
-        """Heads repeated for the query heads that share them."""
         groups = edge.groups
         if edge.tiled:
             return self._node("Tile", [name, self._whole([1, groups, 1, 1])])
@@ -153,7 +147,7 @@ class _Cutting:
         return self._node("Concat", parts, axis=axis)
 
     def _bias_of(self, mask: MaskInput, name: str) -> str:
-        """What the scores are added to where ``name`` is what the softmax shall be shifted by."""
+        """Undo the factor on a bias, so that ``name`` itself shifts the softmax."""
         if mask.role != "bias" or mask.factor == 1:
             return name
         if mask.factor == -1:
@@ -163,13 +157,13 @@ class _Cutting:
         return self._node("Div", [name, factor])
 
     def _sinks(self) -> str:
-        """One number a head as one score of each query, ``[items, heads, queries, 1]``."""
+        """Broadcast one number a head to ``[items, heads, queries, 1]``."""
         apart = self._node("Reshape", [SINKS, self._whole([1, -1, 1, 1])])
         sizes = self._part_of_shape("query", [0, 1, 2])
         return self._node("Expand", [apart, self._joined([sizes, self._whole([1])])])
 
     def _refold(self, node: Node) -> None:
-        """Scores or weights with items and heads in one axis, or apart again."""
+        """Join or split items and heads of scores or weights."""
         name = self._name(node, 0, node.input[0])
         folded = len("FQK")  # any other axis more is one of one
         before, after = (
@@ -187,7 +181,6 @@ class _Cutting:
         self._parts.names[node.output[0]] = result
 
     def _copy(self, node: Node) -> None:
-        """A node of the model under new names."""
         copied = NodeProto()
         copied.CopyFrom(node)
         for said in ("metadata_props", "doc_string", "name"):
@@ -203,7 +196,7 @@ class _Cutting:
         self._parts.nodes.append(copied)
 
     def _assembled(self) -> dict[int, str]:
-        """What a node reads at its places that does not take query, key and value apart."""
+        """Return by place the inputs of a node with query, key and value in one tensor."""
         how, parts = self._site.assembly, list(PARTS)
         if how == "projected":
             kind = self._graph.type(self._site.output) or _FLOAT
@@ -220,7 +213,7 @@ class _Cutting:
         return {}
 
     def _lengths(self) -> dict[int, str]:
-        """All keys of each item, as GroupQueryAttention wants them: the last one, their number."""
+        """Return GroupQueryAttention's lengths of all keys: last index by item, and number."""
         whole = TensorProto.INT32
         counted = self._part_of_shape("key", [1])
         last = self._node("Sub", [counted, self._whole([1])])
@@ -233,13 +226,12 @@ class _Cutting:
         }
 
     def _name(self, node: Node, at: int, name: str) -> str:
-        """What an input of a copied node is called: an operand, a number, or what was made."""
         names = self._parts.names
         own = names.get(f"{self._part(node, at)}:{name}") or names.get(name)
         return own or self._number(name)
 
     def _part(self, node: Node, at: int) -> str:
-        """Which of query, key and value a node reads at a place, "" for none of them."""
+        """Return which of query, key and value a node reads at a place, "" for none."""
         if len(self._site.nodes) == 1 and node.output[0] == self._site.output:
             return PARTS[at] if at < len(PARTS) else ""
         if contraction_of(node) is None:
@@ -250,12 +242,12 @@ class _Cutting:
 
     @cached_property
     def _first(self) -> str:
-        """The result of the product of query and key, "" inside a node."""
+        """Return the result of the product of query and key, "" inside a node."""
         products = (node for node in self._site.inside if contraction_of(node) is not None)
         return next((str(node.output[0]) for node in products), "")
 
     def _number(self, name: str) -> str:
-        """A stored number of the model, or one that follows from sizes, as a constant."""
+        """Return a stored number of the model, or one derived from sizes, as a constant."""
         names = self._parts.names
         if name in names:
             return names[name]
@@ -291,7 +283,7 @@ class _Cutting:
         return name
 
     def _leave(self) -> None:
-        """The answer in the order in which heads enter."""
+        """Permute the answer into the axes of the inputs."""
         axes = self._axes if self._axes == _PACKED else self._site.output_letters
         name = self._parts.names[self._site.output]
         if "F" in axes and self._axes == "BHLD":
@@ -335,7 +327,7 @@ class _Cutting:
         )
 
     def _others(self, inputs: list[str]) -> list[Any]:
-        """The ports of a cache and of sinks."""
+        """Return the ports of a cache and of sinks."""
         ports = []
         for part, tensor, role in zip(PARTS[1:], self._site.cache, CACHES, strict=False):
             sizes = self._sizes(part)
@@ -356,7 +348,7 @@ class _Cutting:
         return helper.make_tensor_value_info(part, kind, [sizes[x] for x in self._axes])
 
     def _sizes(self, part: str) -> dict[str, Any]:
-        """The size of each letter of an input: fixed where the model's own numbers need it."""
+        """Return an input's size by letter: fixed where the model's own numbers need it."""
         site = self._site
         size, grouped = site.head_size, site.key.groups > 1 or site.heads != site.kv_heads
         refolded = any(node.op_type in ("Reshape", "Squeeze") for node in site.inside)

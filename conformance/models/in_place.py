@@ -1,4 +1,4 @@
-"""A graph that runs as a whole model, and what enters and leaves an attention in it."""
+"""A graph run as a whole model, and the inputs and outputs of its attentions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .sites import Sites
 
 _HEADS: Final = "BHLD"
 _MASK: Final = "BHQK"
-# What masks add to the scores of hidden keys lies below this one.
+# A mask's addend below this hides a key.
 HIDES: Final = -1e3
 
 
@@ -26,19 +26,13 @@ HIDES: Final = -1e3
 class Activations:
     """One attention of a model on the model's own activations.
 
-    query, key, value, answer
-        Heads ``[B, H, L, D]``; key and value may have fewer of them.
-    keep, bias
-        The masks together: bool, True attends, and what is added to the scores; four axes, those of
-        size 1 do not vary. None where there is no such mask.
-    causal
-        The alignment of its own causal rule in this call, None where it has none.
-    sinks
-        One more score for each head, None where there is none.
-    steps
-        Where scores or weights become integers of known steps.
-    dtype
-        The format of the heads where it is none of numpy's: they are float32 then.
+    query, key, value, answer: heads ``[B, H, L, D]``; key and value may have fewer heads.
+    keep, bias: the combined masks: bool, True attends, and the bias of the scores; four axes,
+        constant along axes of size 1. None without a mask.
+    causal: the alignment of its own causal rule in this call, None without one.
+    sinks: one more score for each head, None without sinks.
+    steps: the places where scores or weights become integers of known steps.
+    dtype: the format of the heads if numpy has none: the arrays are float32 then.
     """
 
     query: Array
@@ -54,9 +48,9 @@ class Activations:
 
     @property
     def judged(self) -> Array:
-        """Which queries have a key that neither mask hides, ``[B, H, Lq, 1]`` or of axes of one.
+        """The queries with a key that neither mask hides, ``[B, H, Lq, 1]``; axes may be 1.
 
-        A finite fill makes a mean of a row that has none: any answer is right there.
+        A finite fill turns a row without keys into a mean: any answer is right there.
         """
         seen: Array = np.ones((1, 1, 1, 1), dtype=bool) if self.keep is None else self.keep
         if self.bias is not None:
@@ -65,7 +59,7 @@ class Activations:
 
     @property
     def shown(self) -> Array:
-        """Which keys its masks show to which query, ``[B or 1, H or 1, Lq, Lk]``."""
+        """The keys visible to each query, ``[B or 1, H or 1, Lq, Lk]``."""
         sizes = (self.query.shape[2], self.key.shape[2])
         shown: Array = np.ones((1, 1, *sizes), bool) if self.keep is None else self.keep
         shown = shown if self.bias is None else shown & (self.bias > HIDES)
@@ -73,11 +67,11 @@ class Activations:
 
 
 class GraphEngine:
-    """The graph of a file in its process, as what runs a whole model."""
+    """The graph of a file in its process, as the engine of a whole model."""
 
     def __init__(self, sites: Sites, process: GraphProcess | None = None) -> None:
         self._graph = sites.graph
-        # A tensor in a branch of a node is none that could be looked at.
+        # A tensor in a branch of a node cannot be tapped.
         self.sites = tuple(site for site in sites.sites if site.graph is None)
         self.process = process or GraphProcess(sites.graph.path)
 
@@ -94,9 +88,9 @@ class GraphEngine:
 
     @property
     def rounds_to_integers(self) -> bool:
-        """Whether activations become integers of 8 bits, by whatever range.
+        """Tell whether activations become 8-bit integers, of any range.
 
-        onnxruntime makes them so where weights are integers, too, at its higher levels.
+        onnxruntime quantises activations of integer weights, too, at its higher levels.
         """
         return any("uantize" in node.op_type for node in self._graph.wiring.graph.node)
 
@@ -107,10 +101,10 @@ class GraphEngine:
         return self.process.run(dict(feeds), setting=setting, taps=taps)
 
     def in_place(self, feeds: Mapping[str, Array]) -> Iterator[tuple[int, Activations]]:
-        """Each attention on what the model computes in a call.
+        """Yield each attention's activations in a call.
 
-        Those whose axes cannot be told apart are left out, and those whose tensors have no name in
-        the file. Raises GraphRefused and GraphLost.
+        Attentions whose axes cannot be distinguished or whose tensors have no name in the file are
+        left out. Raises GraphRefused and GraphLost.
         """
         sites = [site for site in self.sites if self._graph.named.issuperset(tapped(site))]
         names = dict.fromkeys(name for site in sites for name in tapped(site))
@@ -154,7 +148,7 @@ def tapped(site: Site) -> list[str]:
 
 
 def activations(site: Site, values: dict[str, Array]) -> Activations | None:
-    """What entered and left an attention; None where its axes are none that can be told apart.
+    """Return an attention's tensors in a call; None where its axes cannot be distinguished.
 
     values
         The tensors of :func:`tapped` by name, and stored masks.
@@ -179,7 +173,7 @@ def activations(site: Site, values: dict[str, Array]) -> Activations | None:
     return None if made is None else replace(made, steps=site.steps)
 
 
-# How nodes of attention operators align their own causal rule where lengths differ.
+# The alignment of causal attention nodes where lengths differ.
 CAUSAL_NODE: Final = "top-left"
 
 
@@ -192,7 +186,7 @@ def assembled(
     causal: str | None,
     sinks: Array | None,
 ) -> Activations | None:
-    """An attention in its place of its parts; None where one of them cannot be put in order.
+    """Combine an attention's tensors; None where axes cannot be ordered.
 
     Sinks are one number, or one for each head.
     """
@@ -205,7 +199,7 @@ def assembled(
         own if len(own) == len(answer) else np.repeat(own, len(answer), axis=0)
         for own in (query, key, value)
     )
-    # Nodes of onnxruntime take lengths in other forms, too, with more numbers than items.
+    # onnxruntime's nodes also take lengths in other forms, with more numbers than items.
     if any(mask.role == "lengths" and given.size != len(answer) for mask, given in masks):
         return None
     scores = (*query.shape[:3], key.shape[2])
@@ -220,7 +214,6 @@ def assembled(
 
 
 def _spreads_over(shape: Sequence[int], scores: Sequence[int]) -> bool:
-    """Whether a mask of four axes can be that of scores."""
     return all(own in (1, size) for own, size in zip(shape, scores, strict=True))
 
 
@@ -245,7 +238,6 @@ def as_heads(value: Array, letters: str, heads: int | None) -> Array | None:
 
 
 def _as_mask(value: Array, mask: MaskInput, heads: int | None, keys: int) -> Array | None:
-    """A mask with four axes."""
     axes = mask.axes
     if mask.role == "lengths":
         value, axes = np.arange(keys) < value.reshape(-1, 1), "BK"
@@ -270,7 +262,7 @@ def _as_mask(value: Array, mask: MaskInput, heads: int | None, keys: int) -> Arr
 
 
 def _together(masks: list[tuple[str, Array]]) -> tuple[Array | None, Array | None]:
-    """All masks of an attention as one that keeps and one that is added."""
+    """Combine masks into one that keeps and one that is added."""
     keep: Array | None = None
     bias: Array | None = None
     for role, value in masks:

@@ -1,7 +1,7 @@
-"""Operators on 8-bit integers, written out as what they compute with the numbers behind these.
+"""Operators on 8-bit integers, rewritten on the numbers the integers stand for.
 
-A ``QLinearMatMul`` is a ``MatMul`` of what its integers stand for, whose result becomes integers
-again; onnxruntime's ``QAttention`` is its ``Attention`` of what they stand for.
+A ``QLinearMatMul`` is a ``MatMul`` of dequantised operands with a quantised result; onnxruntime's
+``QAttention`` is its ``Attention`` of dequantised operands.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _PREFIX: Final = "QLinear"
 _TRIPLE: Final = len(("integers", "step", "zero point"))
 _PAIR: Final = len(("step", "zero point"))
 _OF_QATTENTION: Final = 9
-# Its integers may have a step for each channel; what it joins is of no attention.
+# Its integers may have a step for each channel; convolutions are no part of attentions.
 _OF_PLACES: Final = "kernel_shape"
 _SAYS_VERSION: Final = "opset"  # of the operator that is meant
 
 
 def write_out_integer_operators(model: ModelProto) -> None:
-    """Put nodes that compute with numbers in the places of these; changes the model."""
+    """Replace integer operators by nodes that compute with numbers; changes the model."""
     opset = max((e.version for e in model.opset_import if e.domain in ("", "ai.onnx")), default=1)
     nodes = [made for node in model.graph.node for made in _written_out(node, opset)]
     if len(nodes) > len(model.graph.node):
@@ -61,7 +61,7 @@ def _written_out(node: Node, opset: int) -> Iterator[Node]:
 
 
 def _is_plain(operator: str, opset: int, attributes: set[str]) -> bool:
-    """Whether the standard has an operator that computes the same with numbers."""
+    """Tell whether the standard has an operator computing the same with numbers."""
     if not onnx.defs.has(operator, opset):
         return False
     known = onnx.defs.get_schema(operator, opset).attributes.keys()

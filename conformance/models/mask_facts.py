@@ -1,4 +1,4 @@
-"""What the masks of a model hide when its caller hides nothing, and which inputs reach them."""
+"""The keys hidden by a model's masks when the caller hides nothing, and the masks' inputs."""
 
 from __future__ import annotations
 
@@ -31,32 +31,27 @@ from .sizes import Sizes
 # Sizes of the call that shows the masks: items, and positions.
 _ITEMS: Final = 2
 POSITIONS: Final = 6
-# Past positions: some, else none, where the name of an axis does not say that it counts them, too.
+# Past positions: several, else none, if axis names do not say that an axis counts them.
 _PASTS: Final = (3, 0)
-# What a query sees under causality with a mistake: no earlier keys, or all but its own.
+# Visible keys under a mistaken causal rule: no earlier keys, or all but its own.
 _EARLIER_HIDDEN: Final = "its own key and later ones"
 _OWN_HIDDEN: Final = "keys before its own alone"
 _NOT_LATER: Final = "keys after its own alone"
-# What it sees under a causal rule that ends too late, by how many keys.
+# Keys too many under a causal rule that ends too late.
 _AHEAD: Final = dict(enumerate(LOOKING_AHEAD, start=1))
 MISPLACED: Final = (_EARLIER_HIDDEN, _OWN_HIDDEN, _NOT_LATER)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskFacts:
-    """What is known of the masks of one attention.
+    """The known facts on the masks of one attention.
 
-    causal
-        Whether no query sees later keys than its own, and each sees its own, when the caller hides
-        nothing; None where the masks could not be computed alone, or hide something else.
-    window
-        How many keys up to its own a query sees, where it is causal and that are fewer than the
-        first few of a call; else None.
-    misplaced
-        One of ``MISPLACED`` or ``LOOKING_AHEAD``: what a query sees where that is causality with a
-        mistake; else "".
-    inputs
-        The inputs of the model whose values reach a mask.
+    causal: with no mask from the caller, a query sees its own and no later keys; None where the
+        masks could not be computed alone, or hide differently.
+    window: the number of keys, the query's own included, seen by a causal query, if fewer than a
+        call's first few; else None.
+    misplaced: one of ``MISPLACED`` or ``LOOKING_AHEAD``: a causal rule with a mistake; else "".
+    inputs: the inputs of the model whose values reach a mask.
     """
 
     causal: bool | None
@@ -66,7 +61,7 @@ class MaskFacts:
 
 
 def mask_facts(sites: Sites) -> dict[int, MaskFacts]:
-    """The facts on the masks of each attention, by its index."""
+    """Return the facts on the masks of each attention, by index."""
     result = {}
     for graph in dict.fromkeys(site.graph or sites.graph for site in sites.sites):
         own = [site for site in sites.sites if (site.graph or sites.graph) is graph]
@@ -90,7 +85,7 @@ class Rule(NamedTuple):
 
 
 def _rule(site: Site, values: dict[str, Array]) -> Rule:
-    """Whether the masks together, or the node itself, hide the later keys, and in which window."""
+    """Return the causal rule and window of the combined masks, or of the node itself."""
     if site.causal:
         earlier = site.options.get("local_window_size", -1)
         return Rule(causal=True, window=earlier + 1 if earlier >= 0 else None)
@@ -112,11 +107,11 @@ def _rule(site: Site, values: dict[str, Array]) -> Rule:
 
 
 def rule_of(allowed: Any) -> Rule:
-    """Whether keys ``[…, Lq, Lk]`` that may be seen are the earlier ones, and in which window."""
+    """Return the causal rule and window of visible keys ``[…, Lq, Lk]``."""
     if allowed.all():
         return Rule(causal=False)
     queries, keys = allowed.shape[-2:]
-    # Of nothing nothing is known, and what is the same for every query is no rule about later keys.
+    # An empty mask shows no rule, and a single query none about later keys.
     if not allowed.any() or queries == 1:
         return Rule(causal=None)
     causal = np.tri(queries, keys, keys - queries, dtype=bool)
@@ -137,7 +132,7 @@ def rule_of(allowed: Any) -> Rule:
 
 
 def with_rules_told_apart(described: list[SiteEntry]) -> list[SiteEntry]:
-    """Attentions that say which of those that are the same see other keys: masks are no part."""
+    """Note in attentions, equal but for masks, which of their equals have a different rule."""
     rules = {
         entry["index"]: {name: entry.get(name) for name in Rule._fields} for entry in described
     }
@@ -157,7 +152,7 @@ _MOVED: Final = {
 
 
 def misplaced_rules(described: Iterable[SiteEntry]) -> list[str]:
-    """A sentence for each way in which attentions are causal but for a mistake."""
+    """Return a sentence for each mistake in the causal rules of the attentions."""
     found: dict[str, list[str]] = {}
     for entry in described:
         if words := entry.get("misplaced"):
@@ -179,9 +174,9 @@ def _shown_keys(mask: MaskInput, value: Array) -> Any:
 
 
 def _values(graph: ModelGraph, sites: Sequence[Site]) -> dict[str, Array]:
-    """The masks of attentions as the model makes them for a short call whose caller hides nothing.
+    """Compute the masks in a short call whose caller hides nothing.
 
-    {} where they cannot be made alone.
+    {} where they cannot be computed apart from the model.
     """
     masks = list(dict.fromkeys(mask for site in sites for mask in site.masks))
     names = list(dict.fromkeys(mask.name for mask in masks))
@@ -215,10 +210,10 @@ def _most_seen(
     sites: Sequence[Site],
     stored: dict[str, Array],
 ) -> dict[str, Array]:
-    """The masks where each input holds what hides least: ones or zeros, whatever its name.
+    """Compute the masks with every input set to ones or zeros, whichever hides least.
 
-    One that hides later keys where it counts them holds positions.
-    Raises GraphRefused and GraphLost where the first call is refused.
+    An input that hides later keys when counting holds positions. Raises GraphRefused and GraphLost
+    where the first call is refused.
     """
     best = process.run(feeds)
     for name, value in feeds.items():
@@ -244,7 +239,7 @@ def _most_seen(
 
 
 def _seen(masks: Sequence[MaskInput], values: dict[str, Array]) -> float:
-    """The part of the keys that masks show."""
+    """Return the mean share of keys that the masks show."""
     shown = [_shown_keys(m, values[m.name]).mean() for m in masks if m.name in values]
     return float(np.mean(shown)) if shown else 0.0
 
@@ -256,7 +251,7 @@ def _causal_sites(sites: Sequence[Site], values: dict[str, Array]) -> int:
 def _shapes_of(
     graph: ModelGraph, fed: dict[str, Array | None]
 ) -> Callable[[str], tuple[int, ...] | None]:
-    """What says the shape of a tensor in a call; None where nobody can without making it."""
+    """Return a function giving a tensor's shape in a call, None where it must be computed."""
     named: dict[Any, int] = {}
     for name, value in fed.items():
         shape = graph.shape(name)
@@ -281,7 +276,7 @@ def _shapes_of(
 
 
 def _sizes_in_call(graph: ModelGraph, known: dict[str, tuple[int, ...]]) -> Sizes:
-    """What is known of a graph whose inputs have these shapes; of weights their shapes alone."""
+    """Infer sizes of a graph with given input shapes; weights enter with their shapes alone."""
     own = graph.model.graph
     ports = [
         helper.make_tensor_value_info(port.name, port.type.tensor_type.elem_type, known[port.name])
@@ -305,9 +300,9 @@ def _sizes_in_call(graph: ModelGraph, known: dict[str, tuple[int, ...]]) -> Size
 def _only(
     graph: ModelGraph, names: Sequence[str], shape_of: Callable[[str], tuple[int, ...] | None]
 ) -> ModelProto | None:
-    """The part of a model that makes some tensors; None where it needs tensors left out.
+    """Extract the part of a model computing some tensors; None if it needs missing tensors.
 
-    What is read for its shape alone is not made where ``shape_of`` says that.
+    Tensors read only for their shape are replaced if ``shape_of`` knows the shape.
     """
     found: dict[str, Node] = {}
     read, waiting = set(names), list(names)
@@ -348,7 +343,7 @@ def _only(
 
 
 def _read(node: Node) -> Iterator[str]:
-    """What a node reads, its inner graphs included."""
+    """Yield a node's inputs, including those of its inner graphs."""
     yield from node.input
     for attribute in node.attribute:
         for inner in attribute.g.node if attribute.HasField("g") else ():
@@ -356,7 +351,7 @@ def _read(node: Node) -> Iterator[str]:
 
 
 def _fed(port: Any, past: int) -> Array | None:
-    """What an input gets at first: ones, which mostly hide nothing, and positions in order."""
+    """Return an input's first value: ones, which mostly hide nothing, or positions in order."""
     tensor = port.type.tensor_type
     if not tensor.HasField("shape"):
         return None
@@ -374,12 +369,11 @@ def _fed(port: Any, past: int) -> Array | None:
 
 
 def _counted(sizes: Sequence[int]) -> Array:
-    """Numbers from zero along the last axis."""
     return np.broadcast_to(np.arange(sizes[-1]), sizes)
 
 
 def _size(axis: Any, at: int, past: int, *, caches: bool) -> int:
-    """A size of an axis: items first, then positions, of which some are past."""
+    """Return the size of an axis: items first, then positions, including past ones."""
     if axis.HasField("dim_value"):
         return int(axis.dim_value)
     terms = [term for term in re.split(r"\s*\+\s*", axis.dim_param) if term]

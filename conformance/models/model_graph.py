@@ -42,13 +42,13 @@ class ModelGraph:
 
     @cached_property
     def inputs(self) -> frozenset[str]:
-        """What a caller gives."""
+        """The names of the caller's inputs."""
         stored = self.wiring.initializers
         return frozenset(port.name for port in self.model.graph.input if port.name not in stored)
 
     @cached_property
     def answered(self) -> frozenset[str]:
-        """Every tensor that some answer is computed from."""
+        """The tensors that an answer is computed from."""
         found: set[str] = set()
         for port in self.model.graph.output:
             found |= {port.name} if port.name in found else self.wiring.above(port.name)
@@ -56,7 +56,7 @@ class ModelGraph:
 
     @cached_property
     def input_types(self) -> dict[str, int]:
-        """The element types of what a caller gives, as the file says them."""
+        """The element types of the caller's inputs in the file."""
         ports = (port for port in self.model.graph.input if port.name in self.inputs)
         return {port.name: port.type.tensor_type.elem_type for port in ports}
 
@@ -69,7 +69,7 @@ class ModelGraph:
         )
 
     def type(self, name: str) -> int:
-        """The element type of a tensor, by onnx' number; 0 where it is unknown."""
+        """Return the element type of a tensor, by onnx's number; 0 if unknown."""
         return self._sizes.types.get(name, 0)
 
     def shape(self, name: str) -> Shape:
@@ -91,7 +91,7 @@ class ModelGraph:
         return numbers is not None and not any(map(math.isnan, numbers.reshape(-1)))
 
     def step_of(self, node: Node) -> tuple[float, float, float] | None:
-        """The step of a ``QuantizeLinear``, and the ends of what it gives; None: not known."""
+        """Return the step of a ``QuantizeLinear`` and the limits of its result; None if unknown."""
         step, zero = (
             self.scalar(node.input[at]) if at < len(node.input) and node.input[at] else other
             for at, other in ((1, None), (2, 0.0))
@@ -102,7 +102,7 @@ class ModelGraph:
         return step, (least - zero) * step, (most - zero) * step
 
     def scalar(self, name: str) -> float | None:
-        """The number that a tensor of one element always holds, None for any other tensor."""
+        """Return the constant number of a tensor of one element, else None."""
         value = self.numbers(name)
         if value is None or value.size != 1:
             return None
@@ -110,7 +110,7 @@ class ModelGraph:
         return None if math.isnan(number) else number
 
     def stored(self, name: str) -> Array | None:
-        """A constant that is no weight, None for any other tensor.
+        """Return a constant that is no weight, else None.
 
         Exporters may put the smallest number into the file of the weights.
         """
@@ -128,9 +128,9 @@ class ModelGraph:
             return None
 
     def scope(self, node: Node) -> str:
-        """The path of the module that a node comes from, "" where the exporter left none.
+        """Return the path of the module a node comes from, "" where the exporter left none.
 
-        torch's newer exporter writes it into the node's metadata, the older into its name.
+        torch's newer exporter writes the path into the node's metadata, the older into its name.
         """
         for entry in node.metadata_props:
             if entry.key == _SCOPES:
@@ -140,7 +140,7 @@ class ModelGraph:
 
 
 def _deepest_module(text: str) -> str:
-    """``m.encoder.layer.0`` of a list of scopes, the last of which is an operation."""
+    """Return the innermost module of a list of scopes, whose last entry is an operation."""
     try:
         scopes = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -171,6 +171,5 @@ def _names(graph: GraphProto) -> Iterator[str]:
 
 
 def _leave_out(tensor: TensorProto) -> None:
-    """Keep a tensor's name, shape and type alone."""
     tensor.ClearField("raw_data")
     tensor.data_location = TensorProto.EXTERNAL

@@ -1,4 +1,4 @@
-"""What a whole model is asked: the roles of its inputs, a call with all of them, what runs it."""
+"""The inputs of a whole model, their roles, a call with all inputs, and the engine running it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:  # they import onnx, which few runs need
     from .in_place import Activations
     from .model_graph import ModelGraph
 
-# Ids that are drawn where no table of embeddings says how many there are.
-# What a query sees under a causal rule that ends too late: one key too many, two, three.
+# Keys visible under a causal rule that ends one, two or three keys too late.
 LOOKING_AHEAD: Final = (
     "the key after its own, too",
     "the 2 keys after its own, too",
     "the 3 keys after its own, too",
 )
+# Ids to draw from if no table of embeddings shows their number.
 _FEW_IDS: Final = 8
-# Ids below this one may have a meaning of their own, such as padding or the end of a text.
+# Ids below this one may have a special meaning, such as padding or the end of a text.
 _SPECIAL: Final = 4
 _WORDS: Final = re.compile(r"[^a-z]+")
-# Pictures and sounds whose sizes a file leaves open: by the number of their axes, what they are
-# called, and the channels and sides, or the samples, that are tried.
+# Pictures and sounds of open sizes, by number of axes: their names, and the channels and sides, or
+# samples, to try.
 _CALLED: Final = {4: ("pixel", "image", "picture"), 2: ("input_values", "wave", "audio", "speech")}
 _SIDES: Final = (224, 32, 16, 64, 384, 8, 28, 512)
 _COMMON: Final[Mapping[int, Sequence[tuple[int, ...]]]] = {
@@ -40,7 +40,7 @@ _COMMON: Final[Mapping[int, Sequence[tuple[int, ...]]]] = {
 }
 _CACHED: Final = frozenset({"past", "cache", "key", "value", "state"})
 ANSWERING: Final = ("decoder", "target", "tgt")
-# How many axes an input of a role has, 0 for any number, and the kinds of its numbers.
+# By role: the number of axes, 0 for any number, and the kinds of numbers.
 _AXES_OF: Final[Mapping[str, tuple[int, str]]] = {
     "tokens": (2, "iu"),
     "mask": (2, "iubf"),
@@ -59,29 +59,23 @@ class UnknownInputError(Exception):
 
 
 class NoAnswerError(UnknownInputError):
-    """A model answers none of the calls that its inputs seem to ask for."""
+    """A model answers none of the calls derived from its inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInput:
     """One input of a model.
 
-    role
-        ``tokens``: ids ``[B, L]``; ``mask``: 1 or True where there is a token ``[B, L]``;
-        ``positions`` and ``types`` of tokens ``[B, L]``; ``features`` ``[B, L, E]``; ``image``:
-        floats of a fixed size ``[B, …]``; ``past``: keys or values of earlier tokens, whose one
-        axis without a size, after the batch, counts them.
-    along
-        Which sequence it lies along: 0 for the one that a mask pads, 1 for one that attends to it,
-        None for neither.
-    shape
-        The size or the name of each axis.
-    count
-        How many different ids there are.
-    hides
-        Whether 1 in a mask means padding, as in torch's ``key_padding_mask``.
-    added
-        Whether a mask is added to the scores: 0 for what exists, else the least number.
+    role: ``tokens``: ids ``[B, L]``; ``mask``: 1 or True at a token ``[B, L]``; ``positions`` and
+        ``types`` of tokens ``[B, L]``; ``features`` ``[B, L, E]``; ``image``: floats of a fixed
+        size ``[B, …]``; ``past``: keys or values of earlier tokens, counted by the only axis after
+        the batch without a size.
+    along: the sequence of the input: 0 for the sequence padded by a mask, 1 for the sequence
+        attending to it, None for neither.
+    shape: the size or the name of each axis.
+    count: the number of different ids.
+    hides: 1 in a mask means padding, as in torch's ``key_padding_mask``.
+    added: a mask is added to the scores: 0 for existing tokens, else the least number.
     """
 
     name: str
@@ -115,7 +109,7 @@ class ModelInput:
         return np.asarray(generator.standard_normal(shape), self.dtype)
 
     def mask(self, keep: Array) -> Array:
-        """The mask that says which tokens exist (bool ``[B, L]``)."""
+        """Return the mask of the existing tokens (bool ``[B, L]``)."""
         if self.added:
             mask = np.where(keep, 0, np.finfo(self.dtype).min).astype(self.dtype)
         else:
@@ -124,11 +118,11 @@ class ModelInput:
         return mask.reshape(mask.shape[0], *[1] * axes, mask.shape[1])
 
     def ids(self, shape: tuple[int, int], generator: np.random.Generator) -> Array:
-        """Random ids, none with a meaning of its own where there are enough."""
+        """Draw random ids, avoiding ids with a special meaning if enough remain."""
         return generator.integers(self._least, self.count, shape).astype(self.dtype)
 
     def other(self, values: Array, generator: np.random.Generator) -> Array:
-        """Values of the same shape, each token another one than before."""
+        """Return values of the same shape with every token changed."""
         if self.role != "tokens":
             return np.asarray(generator.standard_normal(values.shape), self.dtype)
         ordinary = max(self.count - self._least, 1)
@@ -146,13 +140,11 @@ def model_inputs(
     caches: Mapping[str, Sequence[Axis]] | None = None,
     masking: Container[str] = (),
 ) -> tuple[ModelInput, ...]:
-    """The inputs of a model with their roles: as they are declared, else by name, type and rank.
+    """Return a model's inputs with their roles: declared, else by name, type and rank.
 
-    ``caches`` are the shapes of those that attentions take as past keys or values; ``masking`` are
-    the inputs whose values choose keys and enter no attention: masks of any name.
-
-    Raises UnknownInputError for an input that nothing says enough of, UsageError for a declaration
-    of an input that is not there.
+    ``caches``: the shapes of inputs used as past keys or values; ``masking``: inputs whose values
+    choose keys and enter no attention, masks of any name. Raises UnknownInputError for an input
+    whose role or size stays unknown, UsageError for a declaration of a missing input.
     """
     ports = [port for port in graph.model.graph.input if port.name in graph.inputs]
     for name in declared:
@@ -210,9 +202,9 @@ def model_inputs(
 def sized_pictures(
     inputs: Sequence[ModelInput], answered: Callable[[tuple[ModelInput, ...]], bool]
 ) -> tuple[ModelInput, ...]:
-    """The inputs, pictures and sounds of sizes left open with the first that are answered.
+    """Set open sizes of pictures and sounds to the first common sizes that are answered.
 
-    Raises UnknownInputError where none of those that are common is.
+    Raises UnknownInputError if none is.
     """
     open_ones = {
         entry.name
@@ -238,7 +230,7 @@ def sized_pictures(
 
 
 def _counting_past(shape: Sequence[Axis], known: Sequence[Axis]) -> tuple[Axis, ...]:
-    """The shape of past keys or values with the sizes that the attention knows that takes them."""
+    """Complete the shape of past keys or values with the sizes known to their attention."""
     if len(shape) != len(known):
         return tuple(shape)
     pairs = zip(shape, known, strict=True)
@@ -250,9 +242,9 @@ def _first(size: Axis, otherwise: int) -> Axis:
 
 
 def _sized(name: str, shape: Sequence[Axis], entry: Mapping[str, Any]) -> tuple[Axis, ...]:
-    """The shape of an input with the sizes that are declared behind its batch, or its tokens.
+    """Return the input's shape with the sizes declared after its batch, or its tokens.
 
-    Raises UsageError where the file says others.
+    Raises UsageError where the file has other sizes.
     """
     sizes = entry.get("shape")
     if sizes is None:
@@ -282,14 +274,13 @@ def _dtype(graph: ModelGraph, name: str) -> np.dtype[Any]:
 
 
 def _is_padding(name: str) -> bool:
-    """Whether a mask's name says that it is true for padding."""
+    """Tell whether a mask's name says 1 means padding."""
     return "pad" in name.lower()
 
 
 def _declared_role(
     name: str, entry: Mapping[str, Any], shape: Sequence[Axis], kind: np.dtype[Any]
 ) -> str:
-    """The role that is declared; raises UsageError where the input cannot have it."""
     role = str(entry["role"])
     axes, kinds = _AXES_OF[role]
     if (axes and len(shape) != axes) or not shape or kind.kind not in kinds:
@@ -299,7 +290,6 @@ def _declared_role(
 
 
 def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any], masking: Container[str]) -> str:
-    """The role of an input that nobody declared."""
     words = set(_WORDS.split(name.lower()))
     joined, rank = name.lower(), len(shape)
     if rank == len("BL"):
@@ -325,7 +315,7 @@ def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any], masking: Contai
 
 
 def sequences_of(shapes: Mapping[str, Sequence[Axis]], roles: Mapping[str, str]) -> dict[str, int]:
-    """Along which sequence each input lies; raises UnknownInputError for more than two."""
+    """Return the sequence number of every input; raises UnknownInputError for more than two."""
     places = {
         name: (shapes[name][1], name.lower().startswith(ANSWERING))
         for name, role in roles.items()
@@ -343,20 +333,20 @@ def sequences_of(shapes: Mapping[str, Sequence[Axis]], roles: Mapping[str, str])
     masked = [
         _nearest(places[name], found) for name, role in roles.items() if role in ("mask", "padding")
     ]
-    # The one that answers comes second; else the one that a mask pads comes first.
+    # The answering sequence comes second; otherwise the padded sequence comes first.
     found.sort(key=lambda place: (place[1], place not in masked))
     return {name: found.index(_nearest(place, found)) for name, place in places.items() if found}
 
 
 def _nearest(place: tuple[Axis, bool], found: Sequence[tuple[Axis, bool]]) -> Any:
-    """The sequence of an input: by its axis, else by its name, else the first."""
+    """Return the sequence of an input: by its axis, else by its name, else the first."""
     if place in found or not found:
         return place
     return next((other for other in found if other[1] == place[1]), found[0])
 
 
 def _vocabulary(graph: ModelGraph, name: str) -> int:
-    """How many ids there are: the rows of the smallest table that they choose from."""
+    """Return the number of ids: the rows of the smallest table they index."""
     waiting, visited, rows = [name], {name}, list[int]()
     while waiting:
         for node in graph.wiring.consumers[waiting.pop()]:
@@ -370,7 +360,7 @@ def _vocabulary(graph: ModelGraph, name: str) -> int:
     return min(rows, default=_FEW_IDS)
 
 
-# Runs with weights nudged by one unit in the last place, to see how far answers lie apart.
+# Runs with weights nudged by one unit in the last place, to see how far answers move.
 NUDGES: Final = (1, 2)
 # The letters of an answer's axes: item, first and second sequence, anything else.
 ITEM, PADDED, ATTENDING, OTHER = "B", "P", "A", "."
@@ -378,12 +368,10 @@ ITEM, PADDED, ATTENDING, OTHER = "B", "P", "A", "."
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ModelCall:
-    """What a model is asked at once.
+    """The arguments of one call of a model.
 
-    keep
-        bool ``[B, L]``: which tokens of the padded sequence exist.
-    lengths
-        Of the padded sequence and of the one that attends to it; equal where there is only one.
+    keep: bool ``[B, L]``: the existing tokens of the padded sequence.
+    lengths: of the padded and of the attending sequence; equal for a single sequence.
     """
 
     feeds: Mapping[str, Array]
@@ -397,7 +385,7 @@ class ModelCall:
 
 
 class PlacedSite(Protocol):
-    """What the clauses need of an attention in its place."""
+    """The facts on an attention in its place needed by clauses."""
 
     @property
     def index(self) -> int:
@@ -405,15 +393,15 @@ class PlacedSite(Protocol):
 
     @property
     def output(self) -> str:
-        """The name of its answer, as a run is asked for it."""
+        """The answer's name for a request of :meth:`run`."""
 
     @property
     def output_letters(self) -> str:
-        """One letter for each axis of its answer."""
+        """The axes of the answer, one letter each."""
 
 
 class Engine(Protocol):
-    """What runs a whole model: a graph's process, or a module of torch."""
+    """Runs a whole model: a graph's process, or a module of torch."""
 
     @property
     def shown(self) -> str:
@@ -440,14 +428,14 @@ class Engine(Protocol):
         """
 
     def in_place(self, feeds: Mapping[str, Array]) -> Iterator[tuple[int, Activations]]:
-        """What enters and leaves each attention in a call, by its index; raises as ``run``."""
+        """Yield the activations of each attention in a call, by index; raises as ``run``."""
 
     @property
     def counts_keys(self) -> bool:
         """Whether a mask becomes a number of keys: it can say padding on the right alone."""
 
     def keys_told(self, feeds: Mapping[str, Array]) -> Mapping[int, Array]:
-        """How many keys of each item an attention is told of, by its index; raises as ``run``."""
+        """Map attentions to the number of keys of each item, if given; raises as ``run``."""
 
     def key_inputs(self, index: int) -> frozenset[str]:
         """The inputs that the keys of an attention are computed from."""
@@ -457,7 +445,7 @@ class Engine(Protocol):
 
 
 def library_of(module: object) -> str:
-    """The library that a module is of, where its documentation says what a mask means; else ""."""
+    """Return the library whose documentation defines the meaning of the module's mask, else ""."""
     library = sys.modules.get("transformers")
     own = getattr(library, "PreTrainedModel", None)
     return "transformers" if isinstance(own, type) and isinstance(module, own) else ""

@@ -1,6 +1,6 @@
-"""A whole model as it is opened: the sizes it takes, the axes of its answers, what its masks hide.
+"""Opening a whole model: accepted sizes, axes of answers, effects of masks.
 
-Calls show them: a file or a module says none of them for sure.
+All are measured by calls: neither file nor module states them reliably.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from .site import cache_shapes
 from .sites import Sites
 from .whole_model import RefusedSize, WholeModel
 
-# Sizes that show which ones a model refuses: batches, and lengths of a sequence.
+# Sizes that reveal which ones a model refuses: batches, and lengths of a sequence.
 BATCHES: Final = (1, 2, 3, 5)
 LENGTHS: Final = (1, 2, 3, 5, 8, 13, 21, 34)
-# Tried in turn until one is answered: a file may not say at which size it was traced.
+# Tried until one is answered: a file may not say the size it was traced at.
 _FIRST_LENGTHS: Final = (5, 8, 7, 6, 4, 16, 10, 12, 32, 64, 128, 1)
 _FIRST_BATCHES: Final = (2, 1, 3, 4)
 _SEED: Final = 1
-# The fewest tokens that show what a mask hides: one that is hidden, one that is not, and the last.
+# The fewest tokens to test a mask with: a hidden token, a visible token, and the last.
 _SHOWING: Final = 3
-# What models of a library are for: the first is a decoder's, the second an encoder's.
+# Uses of a library's models: the first is a decoder's, the second an encoder's.
 _USES: Final = ("CAUSAL_LM", "MASKED_LM")
-# How libraries call a mask of tokens in which 1 is one to attend to.
+# The libraries' name of a mask of tokens in which 1 is attended.
 ATTENTION_MASK: Final = "attention_mask"
 OFFERED_MASK: Final = ModelInput(
     name=ATTENTION_MASK,
@@ -70,11 +70,10 @@ def open_model(
     declared: Mapping[str, Mapping[str, Any]],
     process: GraphProcess | None = None,
 ) -> WholeModel:
-    """The model in a file, with the roles of its inputs and the sizes it takes.
+    """Open the model in a file, with the roles of inputs and the accepted sizes.
 
-    ``process`` is one that has opened the file already.
-
-    Raises UnknownInputError where nothing says what an input is, or no call is answered.
+    ``process`` is a process that has opened the file already. Raises UnknownInputError where an
+    input's role is unknown, or no call is answered.
     """
     inputs = model_inputs(
         sites.graph, declared, cache_shapes(sites.sites), sites.inputs_of_masks_alone
@@ -93,11 +92,10 @@ def open_model(
 def measured_model(
     model: WholeModel, declared: Mapping[str, Any], documented: str = ""
 ) -> WholeModel:
-    """The model with the sizes it takes, the axes of its answers, and masks of their polarity.
+    """Measure the model's accepted sizes, the axes of answers, and the polarity of masks.
 
-    documented
-        The library whose documentation says that 1 in ``attention_mask`` is attended to: what a
-        model of it does otherwise is a mistake.
+    documented: the library whose documentation says 1 in ``attention_mask`` is attended: any
+    deviation of a model of the library is a mistake.
 
     Raises UnknownInputError where no call is answered.
     """
@@ -105,10 +103,10 @@ def measured_model(
 
 
 def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) -> WholeModel:
-    """The model with masks of the polarity that its answers show, where they show one.
+    """Set the polarity of masks according to the answers, where they show it.
 
-    The first of some tokens has a 0 in the mask and the others 1: of the first two the one that is
-    not seen by the last is hidden. A warning says where ``attention_mask`` hides by 1.
+    The mask is 0 at the first token and 1 at the rest: whichever of the first two tokens the last
+    does not see is hidden. A warning says if 1 in ``attention_mask`` hides.
     """
     masks = {
         entry.name
@@ -150,9 +148,9 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) 
 
 
 def _with_added(model: WholeModel, call: ModelCall, masks: Iterable[ModelInput]) -> WholeModel:
-    """The model with masks of floats that hide where they are added to the scores, if they do.
+    """Mark masks of floats as added to the scores, if adding them hides tokens.
 
-    A warning says so: who gives ones and zeros hides nothing.
+    A warning says so: callers passing ones and zeros would hide nothing.
     """
     added = {e.name: replace(e, added=True) for e in masks if e.dtype.kind == "f"}
     keep = np.arange(call.lengths[0])[None] > 0
@@ -170,9 +168,9 @@ def _with_added(model: WholeModel, call: ModelCall, masks: Iterable[ModelInput])
 def _told_apart(
     model: WholeModel, call: ModelCall, said: Mapping[str, Array]
 ) -> tuple[int, int] | None:
-    """Which of the first two tokens is hidden from the last, then which is seen, by some masks.
+    """Return (hidden, seen): the places of the first two tokens under the given masks.
 
-    None where both are, or neither is.
+    None if the last token sees both or neither.
     """
     masks = {
         name: np.broadcast_to(value, call.feeds[name].shape).astype(call.feeds[name].dtype)
@@ -189,7 +187,7 @@ def _told_apart(
 
 
 def is_decoder(module: Any) -> bool:
-    """Whether a module's library says that it is a decoder alone: its names, and its parts."""
+    """Tell whether a module is a decoder alone, by its library's names and its parts."""
     config = getattr(module, "config", None)
     kind = str(getattr(config, "model_type", ""))
     if not library_of(module) or not kind or getattr(config, "is_encoder_decoder", False):
@@ -203,7 +201,7 @@ def is_decoder(module: Any) -> bool:
 
 
 def is_padded(entry: ModelInput) -> bool:
-    """Whether an input holds tokens that ``attention_mask`` is of: none of a decoder beside it."""
+    """Tell whether ``attention_mask`` is about an input's tokens, not about a decoder beside it."""
     return (
         entry.role in ("tokens", "features")
         and entry.along == 0
@@ -255,7 +253,7 @@ def sees_later_tokens(model: WholeModel) -> bool:
 
 
 def _effect(model: WholeModel, call: ModelCall, place: int) -> float:
-    """How far another token at a place moves the answer for the last one, or for whole items.
+    """Return how much changing a token moves the last token's answer, or a whole item's.
 
     Raises GraphRefused and GraphLost.
     """
@@ -274,7 +272,7 @@ def _effect(model: WholeModel, call: ModelCall, place: int) -> float:
 
 
 def _measured(model: WholeModel) -> WholeModel:
-    """The model with the axes of its answers and the sizes it takes."""
+    """Measure the axes of the model's answers and the sizes it accepts."""
     fixed = {axis: _fixed(model, axis) for axis in _AXES}
     batch, lengths = _answered(model, fixed)
     base = {"batch": batch, "length": lengths[0], "second length": lengths[1]}
@@ -286,16 +284,16 @@ def _measured(model: WholeModel) -> WholeModel:
             "hidden states [B, …], and not what is chosen by them"
         )
         raise UnknownInputError(msg)
-    # Now that the axes of the answers are known, a size is also refused by a wrong shape.
+    # With the axes of answers known, a wrong shape counts as a refusal of the size, too.
     return _with_sizes(replace(model, outputs=outputs), fixed, base)
 
 
 def _with_sizes(
     model: WholeModel, fixed: Mapping[str, int | None], base: Mapping[str, int]
 ) -> WholeModel:
-    """The model with the sizes it takes, and those it should and does not.
+    """Set the model's accepted sizes, and the refused sizes it should accept.
 
-    Raises UnknownInputError where the sizes of a call that was answered are refused.
+    Raises UnknownInputError where the sizes of an answered call are refused later.
     """
     accepted: dict[str, tuple[int, ...]] = {}
     refused: list[RefusedSize] = []
@@ -323,7 +321,6 @@ def _with_sizes(
 
 
 def _fixed(model: WholeModel, axis: str) -> int | None:
-    """The size that the file gives an axis."""
     for entry in model.inputs:
         if axis == "batch":
             size = entry.shape[0]
@@ -337,10 +334,10 @@ def _fixed(model: WholeModel, axis: str) -> int | None:
 
 
 def _answered(model: WholeModel, fixed: Mapping[str, int | None]) -> tuple[int, tuple[int, int]]:
-    """Sizes of a call that is answered; raises NoAnswerError with the first refusal.
+    """Find sizes of an answered call; raises NoAnswerError with the first refusal.
 
-    Of a length that one item takes, too, if there is any: where windows of tokens are filled up
-    from other items, items cannot be independent.
+    A length accepted for a single item is preferred: where windows of tokens are filled up from
+    other items, items cannot be independent.
     """
     first, together = "", []
     lengths = _only(fixed["length"], _FIRST_LENGTHS)
@@ -362,7 +359,6 @@ def _answered(model: WholeModel, fixed: Mapping[str, int | None]) -> tuple[int, 
 
 
 def _answers(model: WholeModel) -> bool:
-    """Whether some call is answered."""
     try:
         _answered(model, {axis: _fixed(model, axis) for axis in _AXES})
     except UnknownInputError:
@@ -375,7 +371,7 @@ def _only(size: int | None, otherwise: Iterable[int]) -> tuple[int, ...]:
 
 
 def _answer(model: WholeModel, sizes: Mapping[str, int]) -> tuple[dict[str, Array], str]:
-    """The answer to a call of some sizes, and why it is none, or ""."""
+    """Return the answers to a call of the given sizes, and why there is none, or ""."""
     second = sizes["second length"] if model.has_two_sequences else sizes["length"]
     call = model.call(sizes["batch"], (sizes["length"], second), None, _SEED)
     try:
@@ -388,7 +384,7 @@ def _answer(model: WholeModel, sizes: Mapping[str, int]) -> tuple[dict[str, Arra
 
 
 def _ends_with_a_table(model: WholeModel, good: Sequence[int], bad: Sequence[int]) -> bool:
-    """Whether only lengths beyond the rows of a stored tensor are refused, such as of positions."""
+    """Tell whether only lengths beyond a stored tensor's rows are refused, e.g. positions."""
     longest, shortest = max(good), min(bad)
     if longest > shortest:
         return False
@@ -396,7 +392,7 @@ def _ends_with_a_table(model: WholeModel, good: Sequence[int], bad: Sequence[int
 
 
 def _letters(model: WholeModel, base: Mapping[str, int]) -> dict[str, str]:
-    """The letters of the axes of each answer, as two calls of different sizes show them."""
+    """Return the letters of every answer's axes, from two calls of different sizes."""
     sizes = [dict(base), dict(base)]
     for axis in _AXES:
         others = [size for size in model.taken.get(axis, LENGTHS) if size > 1]
@@ -428,7 +424,6 @@ def _letters(model: WholeModel, base: Mapping[str, int]) -> dict[str, str]:
 def _letter(
     pair: tuple[int, int], place: int, sizes: Sequence[Mapping[str, int]], model: WholeModel
 ) -> str:
-    """What an axis is whose sizes in two calls are these."""
     if place == 0:
         return ITEM if pair == (sizes[0]["batch"], sizes[1]["batch"]) else OTHER
     named = [("length", PADDED), ("second length", ATTENDING)][: 1 + model.has_two_sequences]

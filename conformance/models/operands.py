@@ -1,4 +1,4 @@
-"""What enters an attention: the heads behind each operand of its products, and its masks."""
+"""The inputs of an attention: the heads behind each operand of its products, and its masks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..graphs.reading import Axis
 from ..graphs.weights.wiring import Node, UnreadableError, attributes
 from .model_graph import ModelGraph
 
-# A factor of a tensor: the operator, and the name of the number that it multiplies or divides by.
+# A factor of a tensor: operator, and name of the multiplying or dividing number.
 Factor = tuple[str, str]
 _HEADS: Final = frozenset("BHLD")
 
@@ -21,17 +21,12 @@ _HEADS: Final = frozenset("BHLD")
 class Edge:
     """A tensor of heads where it enters an attention.
 
-    name, letters
-        The tensor in the graph, with its axes: ``B`` item, ``H`` head, ``L`` position, ``D``
-        feature, ``F`` items and heads in one, ``M`` heads and features in one.
-    operand, operand_letters
-        What the product or the node reads in its place, and how its axes lie there.
-    factors
-        What it is multiplied and divided by on the way, the first one last.
-    groups
-        How many query heads share one of its heads.
-    tiled
-        With groups: whether query head ``h`` reads head ``h % heads`` in place of ``h // groups``.
+    name, letters: the tensor in the graph and its axes: ``B`` item, ``H`` head, ``L`` position,
+        ``D`` feature, ``F`` items and heads in one, ``M`` heads and features in one.
+    operand, operand_letters: the tensor the product or node reads instead, and its axes.
+    factors: multiplications and divisions on the way, the first one last.
+    groups: the number of query heads sharing one of its heads.
+    tiled: with groups: query head ``h`` reads head ``h % heads`` in place of ``h // groups``.
     """
 
     name: str
@@ -51,7 +46,7 @@ class Edge:
         return size if isinstance(size, int) else None
 
     def factor(self, graph: ModelGraph) -> float:
-        """The product of its factors."""
+        """Return the product of the edge's factors."""
         result = 1.0
         for operator, name in self.factors:
             number = graph.scalar(name) or 0.0
@@ -62,14 +57,15 @@ class Edge:
 def edge_of(
     graph: ModelGraph, operand: str, letters: str, *, grouped: bool = True, scaled: bool = True
 ) -> Edge:
-    """The heads behind an operand: above all turns of its axes.
+    """Find the heads behind an operand: above all turns of its axes.
 
     grouped
-        Above a repetition for query heads that share them, too.
+        Also above a repetition for query heads sharing them.
     scaled
-        Above factors, too: they are the scale of query and key, but no part of attention on values.
+        Also above factors: these are the scale of query and key, but no part of attention on
+        values.
 
-    Raises UnreadableError for a factor that nobody can work out.
+    Raises UnreadableError for a factor nobody can work out.
     """
     here = Edge(name=operand, letters=letters, operand=operand, operand_letters=letters)
     best = here
@@ -87,7 +83,7 @@ def edge_of(
 
 
 def _above(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
-    """The edge above a node that only moves, repeats or multiplies by a number; else None."""
+    """Return the edge above a node that only moves, repeats or scales; else None."""
     step = _STEPS.get(node.op_type)
     return None if step is None or node.domain not in ("", "ai.onnx") else step(graph, node, here)
 
@@ -97,7 +93,7 @@ def _same(_graph: ModelGraph, node: Node, here: Edge) -> Edge:
 
 
 def _added_to(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
-    """Above a sum with zero, which some converters leave behind a factor."""
+    """Return the edge above a sum with zero, left behind a factor by some converters."""
     places = [at for at, name in enumerate(node.input) if graph.scalar(name) == 0]
     return replace(here, name=node.input[1 - places[0]]) if len(places) == 1 else None
 
@@ -105,7 +101,7 @@ def _added_to(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
 def _multiplied(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
     places = [at for at, name in enumerate(node.input) if graph.scalar(name) is not None]
     unknown = [name for name in node.input if graph.shape(name) == (1,) or graph.rank(name) == 0]
-    # What whole projections are multiplied by is theirs, such as the scale of integers.
+    # Factors on whole projections belong to these, such as the scale of integers.
     if not places and unknown and "M" not in here.letters and not _of_integers(graph, node):
         msg = f"it is multiplied by {unknown[0]}, a number that is computed elsewhere"
         raise UnreadableError(msg)
@@ -116,7 +112,7 @@ def _multiplied(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
 
 
 def _of_integers(graph: ModelGraph, node: Node) -> bool:
-    """Whether what a node multiplies are integers, by their step."""
+    """Tell whether a node multiplies integers by their quantisation step."""
     makers = [graph.wiring.producer.get(name) for name in node.input]
     return any(
         each is not None and each.op_type == "Cast" and graph.type(each.input[0]) in _INTEGERS
@@ -135,14 +131,14 @@ def _turned(_graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
 
 
 def _reshaped(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
-    """Above a ``Reshape`` that changes nothing, too."""
+    """Return the edge above a ``Reshape``, including one without effect."""
     if _keeps_shape(graph, node):
         return _same(graph, node, here)
     return _refolded(graph, node, here)
 
 
 def _refolded(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
-    """Items and heads put together or taken apart, heads taken out of a width, or repeated."""
+    """Return the edge above a ``Reshape`` that joins or splits items, heads and features."""
     above = node.input[0]
     rank, letters = graph.rank(above), here.letters
     if rank == len("BHLD") and letters.startswith("F"):
@@ -163,7 +159,6 @@ def _refolded(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
 
 
 def _keeps_shape(graph: ModelGraph, node: Node) -> bool:
-    """Whether a ``Reshape`` gives a tensor the shape that it has."""
     above, below = graph.shape(node.input[0]), graph.shape(node.output[0])
     unlike = [(a, b) for a, b in zip(above, below, strict=False) if a != b or a is None]
     if above and len(above) == len(below) and len(unlike) <= 1:
@@ -176,7 +171,7 @@ def _keeps_shape(graph: ModelGraph, node: Node) -> bool:
 
 
 def _elementwise_root(graph: ModelGraph, name: str) -> str:
-    """The tensor that one is made of by numbers alone, each of which keeps its shape."""
+    """Follow elementwise operations with numbers up to their tensor."""
     while (node := graph.wiring.producer.get(name)) is not None:
         tensors = [own for own in node.input if own and graph.scalar(own) is None]
         if node.op_type not in ("Add", "Cast", "Div", "Identity", "Mul", "Neg", "Sub"):
@@ -188,7 +183,7 @@ def _elementwise_root(graph: ModelGraph, name: str) -> str:
 
 
 def _with_one(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
-    """Above an ``Unsqueeze`` that added the axis of one."""
+    """Return the edge above an ``Unsqueeze`` that added an axis of size 1."""
     axes = _axes_of(graph, node)
     if len(axes) != 1 or here.letters[axes[0] : axes[0] + 1] != "1":
         return None
@@ -197,7 +192,7 @@ def _with_one(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
 
 
 def _repeated(graph: ModelGraph, name: str, here: Edge) -> Edge | None:
-    """The heads before ``Unsqueeze`` and ``Expand`` repeated each for its group."""
+    """Return the edge above ``Unsqueeze`` and ``Expand`` repeating heads for their group."""
     expand = graph.wiring.producer.get(name)
     if expand is None or expand.op_type != "Expand" or here.groups != 1:
         return None
@@ -221,15 +216,15 @@ def _repeated(graph: ModelGraph, name: str, here: Edge) -> Edge | None:
 
 
 def _axes_of(graph: ModelGraph, node: Node) -> list[int]:
-    """The axes that an ``Unsqueeze`` adds, before opset 13 an attribute."""
+    """Return the axes added by an ``Unsqueeze``, before opset 13 an attribute."""
     numbers = graph.numbers(node.input[1]) if len(node.input) > 1 else None
-    # One axis may be a number: torch's exporter writes it so.
+    # torch's exporter writes a single axis as a number.
     axes = attributes(node).get("axes", ()) if numbers is None else numbers.reshape(-1)
     return [int(axis) for axis in axes]
 
 
 def _tiled(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
-    """The heads before a ``Tile`` along them."""
+    """Return the edge above a ``Tile`` along the heads."""
     numbers = graph.numbers(node.input[1])
     at = here.letters.find("H")
     if numbers is None or at < 0 or here.groups != 1 or len(numbers) != len(here.letters):
@@ -257,13 +252,10 @@ _STEPS: Final = {
 class MaskInput:
     """A tensor that says which keys may be attended.
 
-    role
-        ``keep``: True attends; ``drop``: True hides; ``bias``: added to the scores; ``lengths``:
-        how many keys of each item are attended.
-    axes
-        One letter an axis: ``B``, ``H``, ``Q``, ``K``, ``F``, and ``1`` for an axis of size 1.
-    factor
-        What a bias is multiplied by after it was added, with the scores: its own scale, or -1.
+    role: ``keep``: True attends; ``drop``: True hides; ``bias``: added to the scores; ``lengths``:
+        the number of attended keys of each item.
+    axes: one letter an axis: ``B``, ``H``, ``Q``, ``K``, ``F``, and ``1`` for an axis of size 1.
+    factor: the factor on a bias after its addition, shared with the scores: their scale, or -1.
     """
 
     name: str
@@ -274,17 +266,17 @@ class MaskInput:
 
 @dataclass(frozen=True, kw_only=True)
 class Added:
-    """What is added to the scores: the masks that it is made of, and the nodes that do so."""
+    """A tensor added to the scores: its masks, and the nodes that combine them."""
 
     masks: tuple[MaskInput, ...] = ()
     nodes: tuple[Node, ...] = ()
 
 
 def added(graph: ModelGraph, name: str, letters: str) -> Added:
-    """A tensor that is added to scores whose axes are ``letters``, with its fills inside.
+    """Read a tensor added to scores with axes ``letters``, including its fills.
 
-    ``Where`` that fills with numbers, and sums, belong to the attention; what they choose by is
-    its mask. Raises UnreadableError for a tensor of integers.
+    ``Where`` with numbers and sums belong to the attention; their conditions are its masks. Raises
+    UnreadableError for a tensor of integers.
     """
     node = graph.wiring.producer.get(name)
     if node is not None and node.op_type in ("Expand", "Identity"):  # the sum broadcasts, too
@@ -309,7 +301,7 @@ def added(graph: ModelGraph, name: str, letters: str) -> Added:
 
 
 def _choice(graph: ModelGraph, node: Node, letters: str) -> Added | None:
-    """A ``Where`` that fills with a number what a mask hides."""
+    """Read a ``Where`` that replaces hidden scores by a number."""
     condition, if_true, if_false = node.input
     numbers = [graph.scalar(if_true), graph.scalar(if_false)]
     lowest = min((number for number in numbers if number is not None), default=0.0)
@@ -325,7 +317,7 @@ def _choice(graph: ModelGraph, node: Node, letters: str) -> Added | None:
 
 
 def _filled(graph: ModelGraph, node: Node, letters: str) -> Added | None:
-    """A number below zero times what is one where a mask hides."""
+    """Read a negative number times a mask that is 1 where it hides."""
     numbers = [graph.scalar(name) for name in node.input]
     known = [number for number in numbers if number is not None]
     if len(known) != 1 or known[0] >= 0:
@@ -335,7 +327,7 @@ def _filled(graph: ModelGraph, node: Node, letters: str) -> Added | None:
 
 
 def marked(graph: ModelGraph, name: str, letters: str, *, hides: bool) -> Added | None:
-    """A mask as numbers, 1 where it keeps or hides; None for any other tensor."""
+    """Read a mask as numbers, 1 where it keeps or hides; None for any other tensor."""
     node = graph.wiring.producer.get(name)
     if node is None or node.op_type != "Cast" or graph.type(node.input[0]) != _BOOL:
         return None
@@ -344,7 +336,7 @@ def marked(graph: ModelGraph, name: str, letters: str, *, hides: bool) -> Added 
 
 
 def _chosen(graph: ModelGraph, name: str, letters: str, *, hides: bool) -> Added:
-    """The mask behind negations, and behind a product with what is always true."""
+    """Read the mask behind negations, and behind ``And`` with a constant True."""
     node = graph.wiring.producer.get(name)
     if node is not None and node.op_type == "Not":
         inner = _chosen(graph, node.input[0], letters, hides=not hides)
@@ -369,7 +361,7 @@ _INTEGERS: Final = (2, 3, 6)
 
 
 def mask_input(graph: ModelGraph, name: str, role: str, letters: str) -> MaskInput:
-    """A mask of some role on scores with these axes; raises UnreadableError for integers."""
+    """Return a mask of a role on scores with these axes; raises UnreadableError for integers."""
     kind = graph.type(name)
     if role == "bias" and kind not in (0, *_FLOATS):
         msg = f"what is added to its scores ({name}) is no tensor of floats"
@@ -389,9 +381,9 @@ def mask_input(graph: ModelGraph, name: str, role: str, letters: str) -> MaskInp
 
 
 def _axes(letters: str, shape: tuple[Axis, ...]) -> str:
-    """The letters of a mask, ``1`` where it is of size 1; heads of unknown size have none either.
+    """Return the letters of a mask, ``1`` for axes of size 1 and for heads of unknown number.
 
-    An axis of items is one however many there were: the sum broadcasts.
+    The axis of items keeps its letter: the sum broadcasts.
     """
     if len(shape) != len(letters):
         return letters.replace("H", "1")

@@ -18,17 +18,13 @@ _BOOL: Final = 9  # onnx' number of the type
 
 @dataclass(frozen=True, kw_only=True)
 class _Places:
-    """Where an operator takes what.
+    """The input places of an operator.
 
-    mask, padding, lengths, counted
-        What is added to the scores or chooses among them; which keys of each item there are, of
-        which a mask ``[items, keys]`` is read; how many of them there are; which is the last.
-    cache
-        Keys and values of earlier tokens.
-    dropped
-        What belongs to projections or positions: an attention alone goes without it.
-    refused
-        What an attention alone cannot be given, and what that is.
+    mask, padding, lengths, counted: the bias or condition of the scores; the existing keys of each
+        item, read as a mask ``[items, keys]``; their number; the index of the last.
+    cache: keys and values of earlier tokens.
+    dropped: inputs of projections or positions, left out of a single attention.
+    refused: inputs a single attention cannot be given, with their names.
     """
 
     mask: int = -1
@@ -52,7 +48,7 @@ _PLACES: Final = {
         dropped=(3,),
         refused={8: "a cache of a fixed size", 9: "beams"},
     ),
-    # What it takes of lengths hides nothing before the last token: they are those of its keys.
+    # Its lengths are those of its keys: they hide nothing before the last token.
     ("com.microsoft", "GroupQueryAttention"): _Places(
         cache=(3, 4),
         counted=5,
@@ -69,7 +65,7 @@ def attention_node(node: Node) -> bool:
 
 
 def operator_core(node: Node) -> Core:
-    """The core that a node is, its parts in one tensor or apart; raises UnreadableError."""
+    """Read a node as a core with packed or separate parts; raises UnreadableError."""
     if _key(node) not in _PLACES:
         msg = f"nobody knows how to take the {node.op_type} node out of its model"
         raise UnreadableError(msg)
@@ -152,10 +148,10 @@ def operator_site(graph: ModelGraph, node: Node, core: Core, index: int) -> Site
 
 
 def _assembly(node: Node, core: Core) -> str:
-    """How query, key and value enter a node that does not take them apart, "" where it does.
+    """Return how query, key and value enter a node in one tensor, "" if separate.
 
-    ``projected``: it multiplies one tensor by a matrix of its own; ``packed``: they lie side by
-    side in one tensor; ``groups``: apart, with the number of keys of each item.
+    ``projected``: the node projects one tensor with an own matrix; ``packed``: the parts lie side
+    by side in one tensor; ``groups``: separate, with the number of keys of each item.
     """
     if core.matrix:
         return "projected"
@@ -169,18 +165,17 @@ def _whole(name: str) -> Edge:
 
 
 def _input(node: Node, place: int) -> str:
-    """An input of a node, "" where it has none there."""
     return str(node.input[place]) if 0 <= place < len(node.input) else ""
 
 
-# What an attention alone goes without, and what it means where a node does not say it.
+# Attributes an attention alone does without, and their defaults.
 ROTARY: Final = ("do_rotary", "rotary_interleaved")
 WINDOW: Final = "local_window_size"
 _ABOVE: Final = {**dict.fromkeys(ROTARY, 0), WINDOW: -1}
 
 
 def _without(node: Node, dropped: tuple[int, ...]) -> Node:
-    """A node without some of its inputs, the positions that those are for, and its window."""
+    """Return a node without the dropped inputs, their rotary positions, and its window."""
     result = Node()
     result.CopyFrom(node)
     for place in dropped:
@@ -194,7 +189,6 @@ def _without(node: Node, dropped: tuple[int, ...]) -> Node:
 def _node_masks(
     graph: ModelGraph, node: Node, places: _Places
 ) -> tuple[tuple[MaskInput, ...], tuple[Node, ...]]:
-    """The masks of an attention node, and the nodes that fill them."""
     masks: list[MaskInput] = []
     if padding := _input(node, places.padding):
         axes = {len("B"): "B", len("BK"): "BK", len("BQK"): "BQK"}.get(graph.rank(padding) or 0)
@@ -215,7 +209,6 @@ def _node_masks(
 
 
 def _counted(graph: ModelGraph, site: Site, core: Core, node: Node) -> Site:
-    """The site of a node with the numbers of heads that its attributes say."""
     if site.output_letters != "BLM":
         return site
     heads, kv_heads = core.num_heads, core.num_kv_heads or core.num_heads

@@ -1,4 +1,4 @@
-"""Whether a graph or a module is a whole model: more than one attention with its projections."""
+"""Tell whether a graph or module is a whole model: more than a projected attention."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _BENDS: Final = frozenset(
 _RECURRENT: Final = frozenset({"GRU", "LSTM", "RNN"})
 _FLOATS: Final = frozenset({1, 10, 11, 16})  # onnx' numbers of the types that heads have
 _STORED: Final = _FLOATS | {2, 3}  # and those of their integers
-# A residual sum, a normalisation, a bend: of one of them alone an attention may be made, too.
+# A residual sum, a normalisation, an activation: a single attention may have one of them.
 _ENOUGH: Final = 2
 
 
 def model_sites(path: Path) -> Sites | None:
-    """The attentions of a graph that is a whole model; None for any other file.
+    """Return the attentions of a graph that is a whole model; None for any other file.
 
-    None as well for what is no graph, or cannot be read: whoever opens it says why.
+    Also None for an unreadable file or no graph: opening the file will give the reason.
     """
     if not path.is_file():
         return None
@@ -49,12 +49,11 @@ def model_sites(path: Path) -> Sites | None:
 
 
 def is_model(graph: ModelGraph) -> bool:
-    """Whether a graph is more than one attention with its projections.
+    """Tell whether a graph is more than one attention with its projections.
 
-    It attends to what it makes of whole numbers, such as tokens; or it embeds some beside its
-    floats; or one attention is computed from the answer of another; or its answer holds weights
-    alone; or it is a layer of a model: with at least two of a residual sum, a normalisation and a
-    bend such as ReLU.
+    The graph attends to tensors made of integers, such as tokens; or embeds integers beside floats;
+    or computes one attention from another's answer; or answers weights alone; or is a layer of a
+    model: with at least two of a residual sum, a normalisation and an activation such as ReLU.
     """
     cores = [core for _, core in attention_cores(graph)]
     good = [core for core in cores if isinstance(core, Core)]
@@ -75,15 +74,15 @@ def is_model(graph: ModelGraph) -> bool:
 
 
 def _of_numbers(graph: ModelGraph, names: Iterable[str]) -> bool:
-    """Whether there are inputs among these, and none of them holds floats."""
+    """Tell whether inputs are given and none of them holds floats."""
     types = [graph.input_types.get(name, 0) for name in names]
     return bool(types) and _FLOATS.isdisjoint(types)
 
 
 def _embeds(graph: ModelGraph, name: str) -> bool:
-    """Whether an input chooses rows of a stored table, which weights multiply then.
+    """Tell whether an input chooses rows of a stored table that weights multiply later.
 
-    A table of rotations is chosen from, too, but multiplied by no weights.
+    Tables of rotations are indexed, too, but not multiplied by weights.
     """
     if graph.input_types.get(name, 0) in _FLOATS:
         return False
@@ -111,7 +110,6 @@ def _weighs(node: Node, stored: Container[str]) -> bool:
 
 
 def _is_layer(graph: ModelGraph, core: Core) -> bool:
-    """Whether an attention stands between what makes a layer of a model of it."""
     wiring = graph.wiring
     below, waiting, operators = {core.heads}, [core.heads], set[str]()
     while waiting:
@@ -143,7 +141,7 @@ _MANY_MATRICES: Final = 5
 
 
 def may_be_model(module: nn.Module) -> bool:
-    """Whether a module has parts that no attention needs: then it is run to see what it is."""
+    """Tell whether a module has parts no attention needs, and is worth running to find out."""
     parts = list(module.modules())
     names = {type(part).__name__ for part in parts}
     matrices = sum(isinstance(part, nn.Linear) for part in parts)
@@ -166,10 +164,10 @@ def is_torch_model(
     uncut: Sequence[Uncut],
     inputs: Sequence[ModelInput],
 ) -> bool:
-    """Whether what ran is more than one attention with its projections: as for graphs.
+    """Tell whether a recording is more than one attention with its projections, as for graphs.
 
-    It attends to what it makes of whole numbers or pictures; or one attention is computed from the
-    answer of another; or it has at least two of a residual sum, a normalisation and a bend.
+    The module attends to tensors made of integers or pictures; or computes one attention from
+    another's answer; or has at least two of a residual sum, a normalisation and an activation.
     """
     attends_to_data = any(entry.role in ("tokens", "image") for entry in inputs)
     if not sites:
@@ -183,7 +181,6 @@ def is_torch_model(
 
 
 def _values_above(recording: ModuleRecording, numbers: Sequence[int]) -> set[int]:
-    """The values that some are computed from, and themselves."""
     waiting, visited = list(numbers), set(numbers)
     while waiting:
         call = recording.values[waiting.pop()].made_by
@@ -196,7 +193,6 @@ def _values_above(recording: ModuleRecording, numbers: Sequence[int]) -> set[int
 
 
 def _is_torch_layer(recording: ModuleRecording, site: TorchSite) -> bool:
-    """Whether an attention stands between what makes a layer of a model of it."""
     below = {site.output_value}
     names: set[str] = set()
     residual = False

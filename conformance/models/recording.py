@@ -1,7 +1,7 @@
-"""A torch module's forward pass as the calls of torch in it, which can be made again.
+"""A torch module's forward pass recorded as calls of torch that can be replayed.
 
-A function mode sees each call of a public function or method of torch with its operands. Sizes that
-are read off tensors stay tied to them, so that the calls run again on tensors of other sizes.
+A function mode sees each call of a public function or method of torch with its operands. Sizes read
+off tensors stay tied to them, so calls can be replayed on tensors of other sizes.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _NOT_THE_USERS: Final = tuple(
 _IN_PLACE: Final = frozenset(
     "__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ipow__ __iand__ __ior__ __ixor__".split()
 )
-# Calls whose line in the user's code is kept: those that make attention.
+# Calls whose line in the user's code is kept: those of attentions.
 _LOCATED: Final = frozenset(
     "scaled_dot_product_attention softmax matmul __matmul__ __rmatmul__ bmm baddbmm einsum".split()
 )
 
 
 class Size(int):
-    """A size that was read off a tensor, or computed from such sizes.
+    """A size read off a tensor, or computed from such sizes.
 
-    ``parts`` is the number of the value and the axis, or a function and its two operands.
+    ``parts``: the number of the value and the axis, or a function and its two operands.
     """
 
     parts: tuple[Any, ...]
@@ -49,7 +49,7 @@ def _sized(number: int, *parts: Any) -> Size:
 
 
 def _tied(function: Callable[[Any, Any], Any], *, turned: bool = False) -> Callable[..., Any]:
-    """An operator of sizes whose result knows what it was computed from."""
+    """Make an operator of sizes whose result remembers its operands."""
 
     def apply(one: int, other: Any) -> Any:
         if not isinstance(other, int):
@@ -77,12 +77,9 @@ class Ref:
 class Value:
     """A tensor at one time of the forward pass.
 
-    above
-        The inputs of the module that it was computed from; ``None`` in it: from what nobody saw.
-    made_by
-        The call that made it; None for inputs, weights, and what was made out of sight.
-    kind
-        ``input``, ``weight``, ``unseen`` or ``made``.
+    above: the module inputs it was computed from; includes ``None`` for an unseen origin.
+    made_by: the call that made it; None for inputs, weights and unseen origins.
+    kind: ``input``, ``weight``, ``unseen`` or ``made``.
     """
 
     number: int
@@ -96,14 +93,11 @@ class Value:
 class Call:
     """One call of a function of torch.
 
-    arguments, keywords
-        What it was called with, a :class:`Ref` in place of each tensor.
-    results
-        The values that it returned, in the order in which they lie in its answer.
-    renewed
-        For a call in place: each value that it changed and the value that is there since.
-    scope, line
-        The path of the module whose forward was running, and the user's line, "" where not kept.
+    arguments, keywords: the call's arguments, with a :class:`Ref` in place of each tensor.
+    results: the returned values, in their order in the answer.
+    renewed: for in-place calls: pairs of a changed value and its successor.
+    scope, line: the path of the module whose forward was running, and the user's line, "" where not
+        kept.
     """
 
     place: int
@@ -122,11 +116,11 @@ class Call:
 
     @property
     def reads(self) -> list[int]:
-        """The values among its arguments."""
+        """The numbers of the values among the arguments."""
         return list(references((self.arguments, self.keywords)))
 
     def argument(self, place: int, *names: str) -> Any:
-        """What was given at a place or under one of some names, None for nothing."""
+        """Return a positional or keyword argument, None if absent."""
         if place < len(self.arguments):
             return self.arguments[place]
         return next((self.keywords[name] for name in names if name in self.keywords), None)
@@ -161,7 +155,7 @@ def references(value: Any) -> Iterator[int]:
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Nested arguments with each leaf changed."""
+    """Return nested arguments with each leaf changed."""
     if isinstance(value, torch.Size):
         return tuple(change(entry) for entry in value)
     if isinstance(value, slice):
@@ -189,14 +183,14 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 @dataclass(kw_only=True, eq=False)
 class ModuleRecording:
-    """The calls of one forward pass in order, every tensor in it, and what the module returned."""
+    """The calls of one forward pass in order, with all tensors and the module's answer."""
 
     calls: list[Call] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     answer: Any = None
 
     def readers(self) -> dict[int, list[Call]]:
-        """The calls that read each value."""
+        """Map every value to the calls that read it."""
         found: dict[int, list[Call]] = {}
         for call in self.calls:
             for number in call.reads:
@@ -214,7 +208,7 @@ def record(module: nn.Module, arguments: Mapping[str, Any]) -> ModuleRecording:
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes each call while it is the mode."""
+    """Records every call while active."""
 
     def __init__(self, module: nn.Module, arguments: Mapping[str, Any]) -> None:
         super().__init__()
@@ -265,7 +259,7 @@ class _Recorder(TorchFunctionMode):
 
     @contextmanager
     def watching_modules(self, module: nn.Module) -> Iterator[None]:
-        """Know at each call which module's forward is running."""
+        """Track which module's forward is running, by hooks."""
         names = {id(part): name for name, part in module.named_modules()}
 
         def enter(part: nn.Module, _arguments: Any) -> None:
@@ -295,7 +289,6 @@ class _Recorder(TorchFunctionMode):
         return value
 
     def _number(self, tensor: Tensor) -> int:
-        """The value that a tensor is now."""
         known = self._known.get(id(tensor))
         if known is not None:
             return known
@@ -309,7 +302,7 @@ class _Recorder(TorchFunctionMode):
         return Ref(self._number(leaf)) if isinstance(leaf, Tensor) else leaf
 
     def _before(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> list[Tensor]:
-        """The tensors that a call in place changes; what they were is kept."""
+        """Return the tensors changed by an in-place call; copies of their old data are kept."""
         out = keywords.get("out")
         target = next(tensors_in(out if out is not None else args), None)
         if target is None:
@@ -366,7 +359,7 @@ def _is_in_place(name: str, keywords: Mapping[str, Any]) -> bool:
 
 
 def _line() -> str:
-    """The file and line of the first caller outside torch."""
+    """Return file and line of the first caller outside torch."""
     frame = sys._getframe(2)  # noqa: SLF001 (as inspect does, which is slow)
     while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
@@ -376,7 +369,7 @@ def _line() -> str:
 
 
 def _inside() -> Callable[..., Any]:
-    """Torch's own attention with projections as code that the mode sees the inside of."""
+    """Return torch's multi-head attention as code whose inner calls the mode sees."""
     function: Any = functional.multi_head_attention_forward
     names = {**function.__globals__, "has_torch_function": lambda _tensors: False}
     made = types.FunctionType(
@@ -390,10 +383,9 @@ _INSIDE: Final = _inside()
 
 
 def size_at(size: Any, sizes: Mapping[int, Sequence[int]], otherwise: Callable[[Size], int]) -> int:
-    """A recorded size for tensors of other sizes.
+    """Evaluate a recorded size for tensors of other sizes.
 
-    ``sizes`` are the shapes of values by number; ``otherwise`` says what a size becomes that was
-    read off none of them.
+    ``sizes``: shapes of values by number; ``otherwise`` evaluates a size read off any other tensor.
     """
     if not isinstance(size, Size):
         return int(size)

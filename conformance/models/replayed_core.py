@@ -1,4 +1,4 @@
-"""An attention of a torch module as a core: its recorded calls made again on other tensors."""
+"""An attention of a torch module as a core: its recorded calls replayed on other tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .recording import Call, ModuleRecording, Ref, Size, Value, mapped, size_at,
 from .site import is_standard
 from .torch_sites import KERNEL, PARTS, SizeElsewhere, TorchMask, TorchSite
 
-# Sizes of the trial calls, none of them those of the recorded one if it can be: see _trial.
+# Sizes of the trial calls, different from the recorded ones if possible: see _trial.
 _TRIAL: Final = {"B": 3, "Q": 4, "K": 6}
 _MOST_NUMBERS: Final = 6
 
@@ -27,8 +27,8 @@ _MOST_NUMBERS: Final = 6
 class ReplayedCore:
     """The calls between query, key, value and the answer of one attention.
 
-    It takes ``[B, H, L, D]`` and returns them so, whatever the module's own order is. Sizes that
-    were read off tensors are those of the new ones.
+    Takes and returns ``[B, H, L, D]``, whatever the module's own order. Sizes read off tensors are
+    replaced by the new tensors' sizes.
     """
 
     def __init__(self, recording: ModuleRecording, site: TorchSite) -> None:
@@ -45,7 +45,7 @@ class ReplayedCore:
         sinks: Tensor | None = None,
         **masks: Any,
     ) -> Tensor:
-        """The answer ``[B, H, Lq, Dv]``; raises what a call raises."""
+        """Return the answer ``[B, H, Lq, Dv]``; raises the exceptions of its calls."""
         site = self.site
         heads = dict(zip(PARTS, (query, key, value), strict=True))
         sizes = {
@@ -73,7 +73,7 @@ class ReplayedCore:
         for call in site.inside:
             self._run(call, made, sizes)
             if sinks is None and site.entering_sinks in call.results:
-                # Whatever they were multiplied by: there are none.
+                # No sinks: whatever their factor was.
                 entering = made[site.entering_sinks]
                 made[site.entering_sinks] = torch.full_like(entering, -math.inf)
         answer = made[site.output_value]
@@ -82,7 +82,7 @@ class ReplayedCore:
     def _mask(
         self, mask: TorchMask, given: dict[str, Tensor], sizes: Mapping[str, int], dtype: Any
     ) -> Tensor:
-        """The call's mask for this place, taken out of ``given``; else one that hides nothing."""
+        """Take the call's mask for this place out of ``given``; else make one hiding nothing."""
         form, letters = FORMS[mask.role], self.site.mask_letters(mask)
         handed_over = given.get(form)
         if handed_over is not None and mask_fits(handed_over, letters, sizes):
@@ -112,7 +112,7 @@ class ReplayedCore:
         made.update(zip(call.results, tensors_in(result), strict=False))
 
     def _otherwise(self, sizes: Mapping[str, int]) -> Callable[[Size], int]:
-        """What becomes of a size that was read off a tensor elsewhere."""
+        """Return the rule for sizes read off tensors outside the attention."""
 
         def become(size: Size) -> int:
             letters = self.site.outside.get(_elsewhere(size, self._values))
@@ -122,8 +122,6 @@ class ReplayedCore:
 
 
 class _Shapes(Mapping[int, Sequence[int]]):
-    """The shapes of tensors by the numbers of their values."""
-
     def __init__(self, made: Mapping[int, Tensor]) -> None:
         self._made = made
 
@@ -138,7 +136,7 @@ class _Shapes(Mapping[int, Sequence[int]]):
 
 
 def runnable(recording: ModuleRecording, site: TorchSite) -> TorchSite:
-    """The site with what only a run shows: its sizes, its scale, its cap, its own causal rule.
+    """Add facts only a run shows to the site: sizes, scale, cap, own causal rule.
 
     Raises UnreadableError where its calls do not run at other sizes.
     """
@@ -153,7 +151,7 @@ def runnable(recording: ModuleRecording, site: TorchSite) -> TorchSite:
 
 
 def _readings(recording: ModuleRecording, site: TorchSite) -> Iterator[dict[SizeElsewhere, str]]:
-    """What the sizes may mean that were read off tensors elsewhere."""
+    """Yield the possible meanings of sizes read off tensors outside the attention."""
     inside = {number for call in site.inside for number in call.results}
     inside |= {edge.number for edge in site.edges.values()}
     inside |= {mask.number for mask in site.masks}
@@ -169,7 +167,7 @@ def _readings(recording: ModuleRecording, site: TorchSite) -> Iterator[dict[Size
     if folded and site.heads:
         own |= {"B": folded // site.heads, "H": site.heads}
     letters = [letter for letter in "BQK" if letter in own]
-    # Six products of one or two sizes, each equal to one number: at most 2 ** 6 readings in all.
+    # Six products of one or two sizes, each equal to one number: at most 2 ** 6 readings.
     choices = []
     for _, number in read:
         fitting = ["".join(part) for n in (1, 2) for part in itertools.combinations(letters, n)]
@@ -184,7 +182,7 @@ def _elsewhere(size: Size, values: Sequence[Value]) -> SizeElsewhere:
 
 
 def _outside(value: Any, inside: set[int]) -> list[Size]:
-    """The sizes that were read off tensors which are not there when the calls run again."""
+    """Return the sizes read off tensors that a replay does not compute."""
     found: list[Size] = []
 
     def note(leaf: Any) -> Any:
@@ -217,7 +215,7 @@ def _dtype(recording: ModuleRecording, site: TorchSite) -> torch.dtype:
 
 
 def _trial(core: ReplayedCore, recording: ModuleRecording) -> str:
-    """Why an attention does not run at other sizes than its own, or ""."""
+    """Return why an attention does not run at other sizes than its own, or ""."""
     site = core.site
     inputs = _drawn(site, _dtype(recording, site), _TRIAL)
     try:
@@ -231,7 +229,7 @@ def _trial(core: ReplayedCore, recording: ModuleRecording) -> str:
 
 
 def _read(recording: ModuleRecording, site: TorchSite) -> TorchSite:
-    """The site with its scale, its cap and its causal rule as its answers show them."""
+    """Measure the site's scale, cap and causal rule."""
     core = ReplayedCore(recording, site)
     dtype = _dtype(recording, site)
     alignment = _alignment(core, dtype)
@@ -240,7 +238,7 @@ def _read(recording: ModuleRecording, site: TorchSite) -> TorchSite:
 
 
 def _alignment(core: ReplayedCore, dtype: torch.dtype) -> str | None:
-    """Where the diagonal of its own causal rule lies; None where it hides nothing by itself."""
+    """Return the alignment of the attention's own causal rule; None without one."""
     queries, keys = 2, 4
     query, key, value = _drawn(core.site, dtype, {"B": 1, "Q": queries, "K": keys})
     with torch.no_grad():
@@ -260,17 +258,18 @@ def _alignment(core: ReplayedCore, dtype: torch.dtype) -> str | None:
 def _scale(
     core: ReplayedCore, dtype: torch.dtype, numbers: Sequence[float]
 ) -> tuple[float | None, float | None]:
-    """What the dot products are multiplied by, and where that is capped, by two readings.
+    """Measure the scale of the dot products and their cap by two calls.
 
-    The last query of two sees a key with a product and one without: the logarithm of their odds.
-    Numbers in the code that explain it, as far as odds show a score, are taken for what is read.
+    The last query of two sees one key with a product and one without: the logarithm of the odds is
+    the score. Numbers in the code that explain both scores, within rounding, replace the
+    measurement.
     """
     size = core.site.head_size
     small = 0.5 * math.sqrt(size)
     first = _odds(core, dtype, small)
     if not math.isfinite(first) or not first:
         return None, None
-    # Scores as large as the format can show the odds of: there a cap is seen.
+    # Scores as large as the format shows odds for: there a cap is visible.
     large = small * -math.log(torch.finfo(dtype).tiny) / (3 * abs(first))
     odds = [first, _odds(core, dtype, large)]
     if not math.isfinite(odds[1]):
@@ -297,7 +296,7 @@ def _scale(
 
 
 def _odds(core: ReplayedCore, dtype: torch.dtype, product: float) -> float:
-    """The score of a key whose product with the query is this one, less that of another of zero."""
+    """Return the score of a key with a given product with the query, relative to product 0."""
     query, key, value = _drawn(core.site, dtype, {"B": 1, "Q": 2, "K": 2})
     query.zero_()
     key.zero_()
@@ -311,7 +310,7 @@ def _odds(core: ReplayedCore, dtype: torch.dtype, product: float) -> float:
 
 
 def _numbers(recording: ModuleRecording, site: TorchSite) -> list[float]:
-    """The numbers in the code of an attention."""
+    """Return the numbers in the code of an attention."""
     found: list[float] = []
 
     def note(leaf: Any) -> Any:
@@ -330,7 +329,7 @@ def _numbers(recording: ModuleRecording, site: TorchSite) -> list[float]:
 
 
 def _products(numbers: Sequence[float]) -> list[float]:
-    """Products of some numbers and of what divides by them."""
+    """Return products of the numbers and their reciprocals."""
     result = {1.0}
     for number in numbers:
         result |= {value * number for value in result} | {value / number for value in result}
@@ -339,7 +338,7 @@ def _products(numbers: Sequence[float]) -> list[float]:
 
 
 def digest(recording: ModuleRecording, site: TorchSite) -> str:
-    """The same for all attentions of a module that are the same but for weights and names."""
+    """Return a digest equal for attentions that differ only in weights and names."""
     names: dict[int, str] = {edge.number: part for part, edge in site.edges.items()}
     names |= {mask.number: f"mask {at}" for at, mask in enumerate(site.masks)}
     for call in site.inside:

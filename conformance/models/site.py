@@ -1,4 +1,4 @@
-"""One attention of a model: where it lies, what enters it, and its heads."""
+"""One attention of a model: its place, its inputs and its heads."""
 
 from __future__ import annotations
 
@@ -22,10 +22,8 @@ _ROUNDINGS: Final = 16
 class Sinks:
     """One more score for each head.
 
-    tensor
-        What is put beside the scores, ``[items, heads, queries, 1]``.
-    stored
-        The numbers of the heads that it is made of, as the file holds them.
+    tensor: the tensor beside the scores, ``[items, heads, queries, 1]``.
+    stored: the numbers by head in the file.
     """
 
     tensor: str
@@ -34,14 +32,14 @@ class Sinks:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Integers of known steps that scores or weights become on the way.
+    """Integers of known steps between scores and answer.
 
     of_scores
-        Whether scores do, before the softmax.
+        Scores become integers, before the softmax.
     size, least, most
-        The step, and the ends of what the integers stand for.
+        The step, and the limits of the represented numbers.
     factor
-        What the scores are multiplied by behind it.
+        The factor on the scores afterwards.
     """
 
     of_scores: bool
@@ -73,40 +71,23 @@ class Uncut:
 class Site:
     """One attention of a model.
 
-    index
-        Its place among the attentions of the model, in the order of execution.
-    nodes
-        The names of the nodes that multiply, take the softmax and multiply again, or of the one.
-    scope
-        The path of the module that it comes from, "" where the exporter left none.
-    inside
-        The nodes between the edges, in the order of execution.
-    output, output_letters
-        Its answer, one letter an axis as in :class:`Edge`.
-    scale
-        What the dot products are multiplied by, None where only a run shows it.
-    scaled_above
-        What query and key are multiplied by before they enter, where more than turns lies between.
-    cap
-        The number that bounds the scaled scores, ``cap * tanh(score / cap)``; None without a cap.
-    causal
-        Whether a node hides later keys by itself.
-    sinks
-        One more score for each head, beside those of the keys.
-    cache
-        The keys and the values of earlier tokens that a node puts before its own, or ().
-    assembly
-        How query, key and value enter a node that does not take them apart.
-    counted
-        The tensor that says the last key of each item, of which each query sees earlier ones; "".
-    options
-        The attributes of a node that is cut out without them: its rotary positions and its window.
-    steps
-        Where scores or weights become integers between its products.
-    opaque
-        Whether query, key and value as they are attended exist inside a node alone.
-    graph
-        Where it lies, if that is in a branch or a body of a node, written out.
+    index: its place among the attentions of the model, in the order of execution.
+    nodes: the names of the nodes that multiply, take the softmax and multiply again, or of the one.
+    scope: the path of its module, "" where the exporter left none.
+    inside: the nodes between the edges, in the order of execution.
+    output, output_letters: its answer, one letter an axis as in :class:`Edge`.
+    scale: the factor on the dot products, None where only a run shows it.
+    scaled_above: the factor on query and key before they enter, if more than turns lies between.
+    cap: the bound of the scaled scores, ``cap * tanh(score / cap)``; None without a cap.
+    causal: a node hides later keys by itself.
+    sinks: one more score for each head, beside those of the keys.
+    cache: the keys and the values of earlier tokens that a node puts before its own, or ().
+    assembly: the way query, key and value enter a node with a joint tensor.
+    counted: the tensor of the last key's index by item, limiting a query's keys; "".
+    options: the node attributes left out of the cut: rotary positions and window.
+    steps: the places where scores or weights become integers between its products.
+    opaque: query, key and value as attended exist only inside a node.
+    graph: the written-out branch or body of a node the attention lies in, else None.
     """
 
     index: int
@@ -155,12 +136,12 @@ def is_standard(scale: float, head_size: int) -> bool:
 
 
 def shown(node: Node) -> str:
-    """What a node is called: by its name, else by its operator and its result."""
+    """Return a node's name, else its operator and result."""
     return str(node.name or f"{node.op_type} {node.output[0]}")
 
 
 def edges_of(graph: ModelGraph, operands: dict[str, tuple[str, str]]) -> dict[str, Edge]:
-    """The edges of query, key and value; repeated heads as they are where they differ."""
+    """Return the edges of query, key and value; unequal groups keep their repeated heads."""
 
     def read(*, grouped: bool) -> dict[str, Edge]:
         return {
@@ -174,7 +155,7 @@ def edges_of(graph: ModelGraph, operands: dict[str, tuple[str, str]]) -> dict[st
 
 
 def completed(graph: ModelGraph, site: Site) -> Site:
-    """A site with the numbers and sizes of its heads, as far as the file says them."""
+    """Complete a site with the numbers and sizes of its heads stated in the file."""
     heads = _heads(graph, site.query)
     kv_heads = _heads(graph, site.key)
     if (groups := site.key.groups) > 1:
@@ -198,9 +179,9 @@ def completed(graph: ModelGraph, site: Site) -> Site:
 
 
 def unpaired(heads: int | None, key: int | None, value: int | None) -> str:
-    """Why heads of queries have no keys or values of their own, or ""; None or 0 is not known.
+    """Return why the numbers of heads do not match, or ""; None or 0 is unknown.
 
-    One value may be of all heads, though each has a key of its own.
+    A single value head may belong to all heads, although every head has an own key.
     """
     if not key or ((not value or value in (key, 1)) and (heads or key) % key == 0):
         return ""
@@ -208,7 +189,7 @@ def unpaired(heads: int | None, key: int | None, value: int | None) -> str:
     return f"query, key and value have {counts} heads: which belong together is not known"
 
 
-# Nodes that put numbers in other places, take some or their mean: a factor stays what it is.
+# Nodes that move, select or average numbers: a factor passes through them.
 _LAYS: Final = frozenset(
     "Cast DequantizeLinear Identity QuantizeLinear Reshape Transpose Split Slice Gather Squeeze "
     "Unsqueeze Expand ReduceMean".split()
@@ -216,7 +197,7 @@ _LAYS: Final = frozenset(
 
 
 def _factor_above(graph: ModelGraph, name: str) -> float:
-    """What a tensor was multiplied by before it was cut out of others and moved."""
+    """Return the factor applied to a tensor before slicing and moving."""
     result = 1.0
     while (node := graph.wiring.producer.get(name)) is not None and node.input:
         numbers = [graph.scalar(own) for own in node.input]
@@ -246,7 +227,7 @@ def _head_size(graph: ModelGraph, site: Site) -> int | None:
 
 
 def _heads(graph: ModelGraph, edge: Edge) -> int | None:
-    """How many heads a tensor has: by its shape, else by the width that they are cut out of."""
+    """Return the number of heads: by shape, else by the width they are cut out of."""
     size = edge.size(graph, "H")
     if size is not None:
         return size
@@ -268,6 +249,6 @@ def _heads(graph: ModelGraph, edge: Edge) -> int | None:
     return None
 
 
-# Turns and sums with positions between the heads and where they are cut out of a width.
+# Turns and sums with positions between the heads and the width they are cut out of.
 _NEAR: Final = 6
 _NEAR_HEADS: Final = ("Add", "DequantizeLinear", "Mul", "QuantizeLinear", "Transpose")

@@ -1,4 +1,4 @@
-"""Every attention in a whole model's graph, and why what looks like one cannot be judged alone."""
+"""Find every attention in a model's graph, or why a similar structure is not judged alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .operator_site import attention_node, operator_core, operator_site
 from .site import Site, Uncut, shown
 from .softmax_site import TO_PRODUCT, softmax_site
 
-# What holds graphs inside a graph; a tensor in there has no name outside.
+# Nodes holding graphs; an inner tensor has no name outside.
 _BRANCHES: Final = frozenset({"If", "Loop", "Scan"})
 _REDUCING: Final = frozenset({"ReduceMax", "ReduceSum"})
 _ALONE: Final = "it lies inside a graph of a node, its products do not"
@@ -35,7 +35,7 @@ _UNUSUAL: Final = (ValueError, KeyError, IndexError, TypeError, RecursionError)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sites:
-    """The attentions of a model that can be cut out, and those that cannot."""
+    """The attentions of a model: those that can be cut out, and the rest."""
 
     graph: ModelGraph
     sites: tuple[Site, ...]
@@ -61,7 +61,7 @@ def find_sites(path: Path) -> Sites:
 
 
 def sites_of(graph: ModelGraph) -> Sites:
-    """The attentions of a graph, in the order of execution; those inside branches come last."""
+    """Find the attentions of a graph in the order of execution, those inside branches last."""
     sites: list[Site] = []
     uncut: list[Uncut] = []
     for node, core in attention_cores(graph):
@@ -84,7 +84,7 @@ def sites_of(graph: ModelGraph) -> Sites:
 
 
 def _read(graph: ModelGraph, node: Node, core: Core | str, index: int) -> Site | Uncut:
-    """The attention around a node, or why it cannot be taken out."""
+    """Return the attention around a node, or why it cannot be cut out."""
     if isinstance(core, str):
         return _uncut(graph, node, core)
     read = operator_site if attention_node(node) else softmax_site
@@ -105,9 +105,9 @@ Branch = tuple[ModelGraph, frozenset[str]]
 
 
 def branches(graph: ModelGraph) -> Iterator[Branch]:
-    """Each branch or body that attends, as a graph of its own, and what its own nodes make.
+    """Yield each branch or body with an attention as a graph, and the results of inner nodes.
 
-    What stands before the node that holds it stands before its nodes: they read tensors from there.
+    The nodes before the holding node are part of the graph: inner nodes read their tensors.
     """
     for node in graph.wiring.ordered:
         for body in _bodies(node) if node.op_type in _BRANCHES else ():
@@ -139,7 +139,7 @@ def _made(body: GraphProto) -> set[str]:
 
 
 def _written_out(graph: ModelGraph, holder: Node, body: GraphProto) -> ModelGraph:
-    """The graph up to a node, with the nodes of one of its bodies in its place."""
+    """Return the graph up to a node, with the node replaced by the nodes of its body."""
     model = ModelProto()
     model.CopyFrom(graph.model)
     behind, before = set(holder.output), []
@@ -158,9 +158,9 @@ def _written_out(graph: ModelGraph, holder: Node, body: GraphProto) -> ModelGrap
 
 
 def attention_cores(graph: ModelGraph) -> Iterator[tuple[Node, Core | str]]:
-    """Each softmax and each attention node with the core around it, or why there is none.
+    """Yield each softmax and attention node with the surrounding core, or why there is none.
 
-    In the order of execution; nothing is inferred of shapes.
+    In the order of execution; shapes are not inferred.
     """
     products: set[str] = set()
     for node in graph.wiring.ordered:
@@ -187,10 +187,10 @@ def attention_cores(graph: ModelGraph) -> Iterator[tuple[Node, Core | str]]:
 
 
 def _resembles(graph: ModelGraph, node: Node) -> bool:
-    """Whether what is no attention looks like one: it weighs something in a product.
+    """Tell whether an unreadable node resembles an attention: it weighs values in a product.
 
-    The softmax of a classifier weighs nothing, that of a router weighs experts in a sum, and an
-    exponential may be part of anything.
+    A classifier's softmax weighs nothing, a router's weighs experts in a sum, and an exponential
+    may be part of anything.
     """
     waiting, visited = [*node.output], set(node.output)
     while waiting and node.op_type != "Exp":
@@ -205,7 +205,7 @@ def _resembles(graph: ModelGraph, node: Node) -> bool:
 
 
 def _answers_weights(graph: ModelGraph, node: Node) -> bool:
-    """Whether a softmax of queries and keys, with heads or items, is what the model answers."""
+    """Tell whether the model answers a softmax of queries and keys, with heads or items."""
     scores = scores_of(graph.wiring, node)
     first = products_above(graph.wiring, graph.inputs, scores)
     ranks = [graph.rank(each.output) or 0 for each in first]

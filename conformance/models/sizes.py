@@ -1,7 +1,7 @@
-"""Shapes and small numbers of a graph, worked out without running it.
+"""Shapes and small numbers of a graph, computed without a run.
 
-onnx' own inference comes first. It stops where an exporter computes the shape of a ``Reshape`` from
-sizes, and knows nothing behind it: such numbers are worked out here, and what follows from them.
+onnx's own inference comes first, and stops where an exporter computes a ``Reshape``'s shape from
+sizes: these numbers and their consequences are computed here.
 """
 
 from __future__ import annotations
@@ -20,31 +20,29 @@ from ..graphs.reading import Axis
 from ..graphs.weights.wiring import Node, Wiring, attributes
 
 Shape = tuple[Axis, ...]
-# What a node raises that does not fit its inputs.
+# Exceptions of a node incompatible with its inputs.
 _CONTRADICTIONS: Final = (
     *(ValueError, LookupError, TypeError, ArithmeticError, RuntimeError),
     *(onnx.shape_inference.InferenceError, onnx.checker.ValidationError, onnx.defs.SchemaError),
 )
-# onnx' numbers of the types of whole numbers, whose quotients are cut off.
+# onnx's numbers of integer types, whose quotients are truncated.
 _WHOLE_TYPES: Final = frozenset(
     {TensorProto.INT64, TensorProto.INT32, TensorProto.INT16, TensorProto.INT8}
     | {TensorProto.UINT64, TensorProto.UINT32, TensorProto.UINT16, TensorProto.UINT8}
 )
-# Ends that are as far away as a number can be, as slices have them, fit into whole numbers.
+# Slices use the largest numbers as open ends; this limit fits into integers.
 _FAR: Final = 2.0**31 - 1
-# The most elements of what is worked out with numbers: shapes and scalars.
+# The most elements of computed numbers: shapes and scalars.
 _MOST_NUMBERS: Final = 64
 
 
 class Sizes:
-    """What is known of the shapes, the types and the small numbers of a graph.
+    """The known shapes, types and small numbers of a graph.
 
-    shapes
-        A size, a name or None for each axis; None for a tensor whose rank is unknown.
-    types
-        The element type of each tensor, by onnx' number.
+    shapes: a size, a name or None for each axis; None for a tensor of unknown rank.
+    types: the element type of each tensor, by onnx's number.
 
-    ``stored`` reads a tensor that the file holds, None for one that is not there.
+    ``stored`` reads a tensor from the file, None if missing.
     """
 
     def __init__(
@@ -73,13 +71,13 @@ class Sizes:
         return self._numbers[name]
 
     def _read_by(self, name: str) -> list[str]:
-        """What the numbers of a tensor are worked out from."""
+        """Return the tensors from which the numbers of a tensor are computed."""
         node = self._wiring.producer.get(name)
         known = node is not None and node.op_type in _OPERATORS and node.domain in _DOMAINS
         return [entry for entry in node.input if entry] if node is not None and known else []
 
     def _follow(self, node: Node) -> None:
-        """Note the shape that a node makes of those of its inputs, where it says more."""
+        """Record the shape of a node's result, if it says more than the known shape."""
         if not node.output or node.domain not in _DOMAINS:
             return
         if node.op_type == "EmbedLayerNormalization":
@@ -100,7 +98,7 @@ class Sizes:
                 self.shapes[name] = _sharper(own, known)
 
     def _inferred_of(self, node: Node) -> dict[str, Shape]:
-        """The shapes that onnx infers of a single node of the standard; raises KeyError.
+        """Infer result shapes of a single standard node with onnx; raises KeyError.
 
         Runtimes know operators in versions before their first one.
         """
@@ -129,7 +127,7 @@ class Sizes:
         }
 
     def _embedded(self, node: Node) -> None:
-        """Note what onnxruntime's embedding gives: tokens, and numbers of them for each item."""
+        """Record the results of onnxruntime's embedding: tokens, and numbers for each item."""
         ids, table = self.shapes.get(node.input[0]), self.shapes.get(node.input[2])
         if ids and table:
             self.shapes[node.output[0]] = (*ids, table[-1])
@@ -137,7 +135,6 @@ class Sizes:
             self.shapes[node.output[1]], self.types[node.output[1]] = ids[:1], TensorProto.INT32
 
     def _made(self, node: Node) -> Shape | None:
-        """The shape of a node's result, None where that is not read."""
         shapes = [self.shapes.get(entry) for entry in node.input if entry]
         make = _SHAPES.get(node.op_type)
         if make is not None and shapes:
@@ -154,7 +151,7 @@ class Sizes:
         return _broadcast(known) if node.op_type in _ELEMENTWISE else None
 
     def _attended(self, node: Node, above: Shape | None) -> Shape | None:
-        """The shape of what onnxruntime's own node makes of tokens that it projects itself."""
+        """Return the result shape of onnxruntime's attention, which projects the tokens itself."""
         columns = self.shapes.get(node.input[1])
         if not above or not columns or node.domain != "com.microsoft":
             return None
@@ -197,7 +194,6 @@ class Sizes:
         return float(info.min), float(info.max)
 
     def _stored(self, name: str) -> Array | None:
-        """A small tensor of numbers that the file holds."""
         tensor = self._wiring.initializers.get(name)
         if tensor is not None and math.prod(tensor.dims) > _MOST_NUMBERS:
             return None
@@ -207,7 +203,7 @@ class Sizes:
         return value.astype(np.float64)
 
     def _sizes(self, node: Node) -> Array | None:
-        """What a ``Shape`` gives."""
+        """Compute the result of a ``Shape`` node."""
         shape = self.shapes.get(node.input[0])
         if shape is None:
             return None
@@ -217,7 +213,7 @@ class Sizes:
 
 
 def _as_standard(node: Node) -> Node:
-    """A node that onnxruntime fused with an activation, as the standard's; any other as it is."""
+    """Rewrite onnxruntime's node fused with an activation as the standard's; else as is."""
     name = node.op_type.removeprefix("Fused")
     if node.domain in _STANDARD or name == node.op_type or not onnx.defs.has(name):
         return node
@@ -229,7 +225,7 @@ def _as_standard(node: Node) -> Node:
 
 
 def _product(node: Node, first: Shape, second: Shape) -> Shape | None:
-    """The shape of a product, whose operands onnxruntime may turn."""
+    """Return the shape of a product, whose operands onnxruntime may transpose."""
     own = attributes(node)
     if own.get("transBatchA") or own.get("transBatchB"):
         return None
@@ -238,7 +234,7 @@ def _product(node: Node, first: Shape, second: Shape) -> Shape | None:
 
 
 def _of_columns(_sizes: Sizes, node: Node, above: Shape | None) -> Shape | None:
-    """The shape of a product with a matrix whose columns a node says."""
+    """Return the shape of a product with a matrix of ``N`` columns."""
     return (*above[:-1], attributes(node)["N"]) if above else None
 
 
@@ -249,7 +245,7 @@ _OWN: Final[Mapping[str, Callable[[Sizes, Node, Shape | None], Shape | None]]] =
 
 
 def _inferred(model: ModelProto) -> tuple[dict[str, Shape | None], dict[str, int]]:
-    """Shapes and element types, as far as the file says them or onnx infers them."""
+    """Return shapes and element types stated by the file or inferred by onnx."""
     graph = model.graph
     try:
         whole = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
@@ -272,7 +268,7 @@ def _inferred(model: ModelProto) -> tuple[dict[str, Shape | None], dict[str, int
 
 
 def _sharper(one: Shape, other: Shape | None) -> Shape:
-    """Of two shapes the sizes that either of them says, else the names of the second."""
+    """Merge two shapes: known sizes of either, else the second shape's names."""
     if other is None or len(other) != len(one):
         return one
     pairs = zip(one, other, strict=True)
@@ -280,7 +276,6 @@ def _sharper(one: Shape, other: Shape | None) -> Shape:
 
 
 def _broadcast(shapes: Sequence[Shape]) -> Shape:
-    """The shape of an elementwise result."""
     rank = max(map(len, shapes))
     wide = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     result: list[Axis] = []
@@ -292,7 +287,7 @@ def _broadcast(shapes: Sequence[Shape]) -> Shape:
 
 
 def _reshaped(_node: Node, above: Shape | None, numbers: Array | None) -> Shape | None:
-    """The shape that a ``Reshape`` to these numbers gives; NaN: a size that nobody knows."""
+    """Return the shape of a ``Reshape`` to these numbers; NaN is an unknown size."""
     if numbers is None:
         return None
     shape: list[Axis] = [
@@ -301,13 +296,13 @@ def _reshaped(_node: Node, above: Shape | None, numbers: Array | None) -> Shape 
     rest = [at for at, number in enumerate(numbers) if number == -1]
     last = above[-1] if above else None
     if len(rest) == 1 and isinstance(last, int) and above is not None:
-        # A width that is cut into heads: [B, L, E] as [B, L, -1, D] or [B, L, H, -1].
+        # A width cut into heads: [B, L, E] as [B, L, -1, D] or [B, L, H, -1].
         start = len(above) - 1
         others = [size for at, size in enumerate(shape) if at >= start and at != rest[0]]
         known = [size for size in others if isinstance(size, int)]
         if rest[0] >= start and len(known) == len(others) < len(shape) - start:
             shape[rest[0]] = last // math.prod(known)
-        # Heads that are put together again: [B, L, H, D] as [B, L, -1].
+        # Heads merged again: [B, L, H, D] as [B, L, -1].
         tail = [size for size in above[rest[0] :] if isinstance(size, int)]
         if rest[0] == len(shape) - 1 < len(above) - 1 and len(tail) == len(above) - rest[0]:
             shape[rest[0]] = math.prod(tail)
@@ -336,7 +331,7 @@ _SHAPES: Final[Mapping[str, Callable[[Node, Shape | None, Array | None], Shape |
     ),
 }
 _STANDARD: Final = ("", "ai.onnx")
-# onnxruntime's own has operators of the standard's names for further types.
+# onnxruntime's domain has operators of the standard's names for further types.
 _DOMAINS: Final = (*_STANDARD, "com.microsoft")
 _PRODUCTS: Final = ("FusedMatMul", "MatMul")
 _ELEMENTWISE: Final = frozenset("Add And Div Max Min Mul Or Pow Sub Where".split())
@@ -353,10 +348,10 @@ def _gather(node: Node, values: list[Any]) -> Array:
 
 
 def _parts(node: Node, numbers: Sequence[Any]) -> list[tuple[int, slice]]:
-    """The axes of a ``Slice`` and what it takes of each.
+    """Return the axes of a ``Slice`` and the slice along each.
 
-    ``numbers`` are what it reads behind its data: starts, ends, axes, steps, None for one that is
-    left out. Before opset 10 they are attributes.
+    ``numbers`` are its inputs after the data: starts, ends, axes, steps, None if left out. Before
+    opset 10 they are attributes.
     """
     own = attributes(node)
     named = [own.get(name) for name in ("starts", "ends", "axes")]

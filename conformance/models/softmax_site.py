@@ -65,10 +65,10 @@ def softmax_site(graph: ModelGraph, softmax: Node, core: Core, index: int) -> Si
 
 
 def _axes_of(node: Node, before: str, scores: int) -> list[str]:
-    """The axes of both operands of a product and of its result, in the letters of :class:`Edge`.
+    """Return the axes of a product's operands and result, in the letters of :class:`Edge`.
 
-    ``scores`` says which of the three has an axis of queries and one of keys, behind ``before``.
-    Raises UnreadableError where its axes come in another order.
+    ``scores`` is the position of the tensor with axes of queries and of keys, behind ``before``.
+    Raises UnreadableError for axes in another order.
     """
     product = contraction_of(node)
     letters: tuple[str, ...] = () if product is None else product.letters
@@ -87,7 +87,7 @@ def _axes_of(node: Node, before: str, scores: int) -> list[str]:
 
 
 def _mean_node(graph: ModelGraph, core: Core) -> Node:
-    """The second product."""
+    """Return the product of weights and values."""
     for node in graph.wiring.consumers[core.weights]:
         product = contraction_of(node)
         if product is not None and core.value.name in product.operands:
@@ -96,30 +96,30 @@ def _mean_node(graph: ModelGraph, core: Core) -> Node:
     raise UnreadableError(msg)
 
 
-# To integers of known steps, and back: an attention alone goes without them.
+# Quantisation by known steps, and back: an attention alone does without.
 QUANTISING: Final = frozenset({"QuantizeLinear", "DequantizeLinear"})
-# Nodes on the way from scores to weights, besides those that add, choose or multiply.
+# Nodes between scores and weights, besides adding, choosing and multiplying ones.
 _PLAIN: Final = QUANTISING | frozenset(
     "Cast Dropout Exp Identity IsNaN LogSoftmax Neg Not ReduceMax ReduceSum Softmax Clip".split()
 )
 _WITH_NUMBERS: Final = frozenset({"Mul", "Div", "Sub", "Max", "Min", "Pow"})
 _AXES: Final = frozenset({"ReduceMax", "ReduceSum", "Clip", "Dropout"})
 _FOLDING: Final = frozenset({"Reshape", "Squeeze", "Unsqueeze"})
-# Behind these there are weights: what multiplies them is no scale.
+# After these come weights: a factor on weights is no scale.
 _ENDS: Final = SOFTMAXES | {"Exp"}
 _MOVING: Final = _FOLDING | {"Concat", "Slice"}
 _ON_THE_WAY: Final = _PLAIN | _WITH_NUMBERS | _MOVING | {"Add", "Tanh", "Where"}
-# What may stand between weights and the product with values.
+# Nodes allowed between weights and the product with values.
 TO_PRODUCT: Final = _ON_THE_WAY | {"Expand", "Transpose"}
 _SCORES: Final = {len("FQK"): "FQK", len("BHQK"): "BHQK"}
-# With an axis of one, which converters of equations leave on the way.
+# With an axis of size 1, left by converters of equations.
 _RANKS: Final = (*_SCORES, len("BHQK") + 1)
 
 
 def _between(
     graph: ModelGraph, core: Core, letters: str
 ) -> tuple[tuple[Node, ...], tuple[MaskInput, ...], Sinks | None]:
-    """The nodes from the first product to the answer, in order, the masks that enter, and sinks."""
+    """Return the nodes from the first product to the answer in order, the masks, and the sinks."""
     nodes = _way(graph, core)
     made = {name for node in nodes for name in node.output}
     operands = {core.query.name, core.key.name, core.value.name}
@@ -146,7 +146,7 @@ def _between(
 
 
 def _steps(graph: ModelGraph, softmax: Node, inside: Sequence[Node]) -> tuple[Step, ...]:
-    """The integers that scores and weights become on the way; raises UnreadableError."""
+    """Return the quantisation steps of scores and weights; raises UnreadableError."""
     steps = []
     before = graph.wiring.above(softmax.input[0])
     for node in inside:
@@ -164,7 +164,6 @@ def _steps(graph: ModelGraph, softmax: Node, inside: Sequence[Node]) -> tuple[St
 
 
 def _factor_below(graph: ModelGraph, node: Node, nodes: Sequence[Node]) -> float:
-    """What the scores are multiplied by between a node and the softmax."""
     below = {name: each for each in nodes for name in each.input}
     result, name = 1.0, str(node.output[0])
     for _ in nodes:
@@ -180,7 +179,7 @@ def _factor_below(graph: ModelGraph, node: Node, nodes: Sequence[Node]) -> float
 def _moved(
     graph: ModelGraph, node: Node, strangers: Sequence[str], sinks: Sinks | None
 ) -> Sinks | None:
-    """The sinks after a node that changes the axes of scores or weights; raises UnreadableError."""
+    """Return the sinks after a node that changes axes of scores; raises UnreadableError."""
     what = f"the {node.op_type} node {shown(node)}"
     if node.op_type in _FOLDING:
         ranks = {graph.rank(name) for name in (node.input[0], node.output[0])}
@@ -206,7 +205,7 @@ def _moved(
 
 
 def _each_head(graph: ModelGraph, name: str) -> str:
-    """The stored numbers, one a head, that a tensor ``[items, heads, queries, 1]`` repeats."""
+    """Return the stored numbers by head repeated in ``[items, heads, queries, 1]``, or ""."""
     node = graph.wiring.producer.get(name)
     while node is not None and node.op_type in ("Expand", "Identity", "Reshape", "Unsqueeze"):
         name = node.input[0]
@@ -217,7 +216,7 @@ def _each_head(graph: ModelGraph, name: str) -> str:
 
 
 def _entering(graph: ModelGraph, node: Node, names: Sequence[str], letters: str) -> Added:
-    """What a node on the way brings in; raises UnreadableError where that is no mask."""
+    """Read the mask entering by a node; raises UnreadableError if it is no mask."""
     if node.op_type == "Add" and len(names) == 1:
         return added(graph, names[0], letters)
     if node.op_type == "Mul" and len(names) == 1:
@@ -242,7 +241,7 @@ def _entering(graph: ModelGraph, node: Node, names: Sequence[str], letters: str)
 
 
 def _way(graph: ModelGraph, core: Core) -> list[Node]:
-    """The nodes that lie between the first product and the answer, in order."""
+    """Return the nodes between the first product and the answer, in order."""
     wiring = graph.wiring
     below = {core.product}
     waiting = [core.product]
@@ -275,7 +274,7 @@ def _way(graph: ModelGraph, core: Core) -> list[Node]:
 
 
 def _sorted(nodes: list[Node]) -> list[Node]:
-    """Nodes, each behind those it reads from."""
+    """Sort nodes topologically."""
     result: list[Node] = []
     unmade = {name for node in nodes for name in node.output}
     while nodes:
@@ -291,9 +290,9 @@ def _sorted(nodes: list[Node]) -> list[Node]:
 def _scale_and_cap(
     graph: ModelGraph, core: Core, edges: dict[str, Edge], inside: Sequence[Node]
 ) -> tuple[float, float | None]:
-    """What the dot products are multiplied by before the softmax, and where that is capped.
+    """Return the factor on the dot products before the softmax, and their cap.
 
-    ``c * tanh(scores / c)``: what stands before the bend and after it is the scale.
+    In ``c * tanh(scores / c)`` the scale includes the factors before and after the bend.
     """
     result = core.product_factor * edges["query"].factor(graph) * edges["key"].factor(graph)
     name, cap = core.product, None

@@ -1,7 +1,7 @@
-"""Whether heads of a recorded attention are of one token each, and their values of that alone.
+"""Tell whether every head of a recorded attention, values included, belongs to one token.
 
-Only calls that move numbers lie between a projection and the heads: each number of a head is found
-where it stood before, by its bits. Numbers that stand there twice say nothing.
+Only calls that move numbers lie between a projection and the heads: each number of a head is
+located in the projection, by its bits. Repeated numbers say nothing.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def mixed_part(recording: ModuleRecording, site: TorchSite) -> str:
 
 
 def turns_values(recording: ModuleRecording, site: TorchSite) -> bool:
-    """Whether values of equal tokens differ from place to place by a rotation alone.
+    """Tell whether values of equal tokens differ between places by a rotation alone.
 
-    In the recording all tokens of an item are equal. Rotations keep every inner product of values
-    at one place, which other positions do not. An answer that is turned as well may turn them back.
+    In the recording all tokens of an item are equal. Rotations keep the inner products of values at
+    one place, unlike other positions. False if the answer may be rotated back.
     """
     edge, values = site.edges["value"], recording.values
     at = edge.letters.index("L")
@@ -69,18 +69,17 @@ def turns_values(recording: ModuleRecording, site: TorchSite) -> bool:
 
 
 def _lengths(tensor: Tensor, size: int) -> Tensor:
-    """The lengths of all rows of a size, in order."""
     lengths: Tensor = tensor.reshape(-1, size).double().norm(dim=-1).sort().values
     return lengths
 
 
 def _are_same(parts: Tensor) -> bool:
-    """Whether all parts along the first axis are the same but for rounding."""
+    """Tell whether all parts along the first axis are equal up to rounding."""
     return bool(((parts - parts[:1]).abs() <= SAME_READ * parts.abs().max()).all())
 
 
 def _before(recording: ModuleRecording, number: int) -> Value:
-    """The value that calls which move numbers alone made a value of."""
+    """Return the origin of a value before calls that only move numbers."""
     value = recording.values[number]
     while value.made_by is not None and value.made_by.name in _MOVES:
         reads = value.made_by.reads
@@ -91,7 +90,7 @@ def _before(recording: ModuleRecording, number: int) -> Value:
 
 
 def _behind(recording: ModuleRecording, value: Value) -> Value:
-    """The last value that calls which move numbers alone make of a value."""
+    """Return the last value that calls only moving numbers make of a value."""
     for call in recording.calls:
         moves = call.name in _MOVES and len(call.results) == 1
         if call.reads == [value.number] and moves:
@@ -100,7 +99,7 @@ def _behind(recording: ModuleRecording, value: Value) -> Value:
 
 
 def _places(moved: Tensor, source: Tensor) -> Tensor:
-    """Where each number stands in a source, counted in its memory order; -1 where that is open."""
+    """Return the memory index of each number in a source; -1 where ambiguous or missing."""
     if moved.dtype != source.dtype or not moved.is_floating_point():
         return torch.full(moved.shape, -1)
     numbers, order = source.detach().flatten().double().sort()
@@ -112,7 +111,7 @@ def _places(moved: Tensor, source: Tensor) -> Tensor:
 
 
 def _mixes_rows(places: Tensor, source: Tensor, letters: str) -> bool:
-    """Whether a row of a head holds numbers of several tokens, or two rows those of one."""
+    """Tell whether a head's row mixes tokens, or a token has two rows."""
     rows = places.movedim((letters.index("L"), letters.index("D")), (-2, -1)).flatten(0, -3)
     if rows.shape[-2] == 1 or bool((rows < 0).all()) or source.dim() < 2:  # noqa: PLR2004 (tokens)
         return False
@@ -122,7 +121,7 @@ def _mixes_rows(places: Tensor, source: Tensor, letters: str) -> bool:
 
 
 def _tokens(places: Tensor, shape: Sequence[int], first: int, end: int) -> Tensor:
-    """The places in a source but for the axes that channels lie along, as numbers."""
+    """Return the indices in a source, ignoring the axes of channels."""
     below, count = math.prod(shape[end:]), math.prod(shape[first:end])
     return places // (below * count) * below + places % below
 
@@ -134,14 +133,14 @@ def _mixes(rows: Tensor, tokens: Tensor) -> bool:
     seen = known.any(-1)
     if bool((seen & (least != most)).any()):
         return True
-    # A row without a known number is told apart from all others.
+    # A row without a known number differs from all others.
     unique = torch.where(seen, most, -1 - torch.arange(seen.shape[-1]))
     ordered = unique.sort(dim=-1).values
     return bool((ordered[..., 1:] == ordered[..., :-1]).any())
 
 
 def _merges_rows(places: Tensor, heads: Tensor, letters: str) -> bool:
-    """Whether no axes of what was merged hold all numbers of one token alone in each row."""
+    """Tell whether rows of merged heads hold numbers of several tokens, whatever the axes."""
     if bool((places < 0).all()) or heads.shape[letters.index("L")] == 1:
         return False
     owners = [axis for axis, letter in enumerate(letters) if letter in "BL"]
@@ -161,7 +160,7 @@ def _merges_rows(places: Tensor, heads: Tensor, letters: str) -> bool:
 
 
 def _differ(owner: Tensor, axis: int) -> bool:
-    """Whether some row along an axis has several owners."""
+    """Tell whether a row along an axis has several owners."""
     known = owner >= 0
     least = torch.where(known, owner, torch.iinfo(owner.dtype).max).amin(axis)
     most = torch.where(known, owner, -1).amax(axis)

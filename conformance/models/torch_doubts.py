@@ -1,4 +1,4 @@
-"""What a module that is more than one attention does around these that hardly anybody means."""
+"""Properties of a module around its attentions that are hardly ever intended."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from .torch_model import TorchEngine, first_sizes
 from .torch_sites import PARTS, TorchSite
 from .whole_model import WholeModel
 
-# A call of another length is so much longer.
+# Additional length of the longer call.
 _LONGER: Final = 4
-# A scale that is read is off by no larger a part.
+# The relative error of a measured scale.
 _SAME: Final = 1e-4
-# A norm leaves no more of its input's size than this, by the number that it adds to a variance.
+# A norm keeps at most this part of its input's size, by its epsilon.
 _ROOM: Final = 1e-2
 _PROJECTIONS: Final = frozenset("linear addmm matmul einsum conv1d conv2d".split())
 _COUNTED: Final = {"query": "queries", "key": "keys"}
@@ -42,10 +42,10 @@ def idle_tables_of(engine: TorchEngine, model: WholeModel) -> list[str]:
 
 
 def mistaken_scales(engine: TorchEngine, model: WholeModel) -> dict[int, str]:
-    """What is said of the attentions that scale by another size than a head's, by their index.
+    """Describe attentions scaled by another size than a head's, by index.
 
-    That is the width of all heads, or a number of tokens: as calls of two lengths say, where two
-    are taken. A logarithm of the length is a choice.
+    The size is the width of all heads, or a number of tokens, confirmed by calls of two lengths
+    where possible. A logarithm of the length is a choice.
     """
     odd = [
         site
@@ -66,9 +66,9 @@ def mistaken_scales(engine: TorchEngine, model: WholeModel) -> dict[int, str]:
 
 
 def growing_biases(engine: TorchEngine) -> list[str]:
-    """What is said of attentions to whose logits every head adds more the farther a key is.
+    """Describe attentions whose bias grows with the distance to a key in every head.
 
-    It is a bias of linear distances, the same whatever the inputs are, with the wrong sign.
+    A bias of linear distances, independent of inputs, with the wrong sign.
     """
     values = engine.recording.values
     found = []
@@ -85,7 +85,7 @@ def growing_biases(engine: TorchEngine) -> list[str]:
 
 
 def _grows_with_distance(biases: Tensor) -> bool:
-    """Whether ``[…, Lq, Lk]`` is a positive number of each head by the distance of earlier keys."""
+    """Tell whether biases ``[…, Lq, Lk]`` are positive multiples of the distance, by head."""
     queries, keys = biases.shape[-2:]
     if queries != keys or queries < 3:  # noqa: PLR2004 (two distances)
         return False
@@ -97,10 +97,10 @@ def _grows_with_distance(biases: Tensor) -> bool:
 
 
 def unlike_rotations(engine: TorchEngine, model: WholeModel) -> list[str]:
-    """What is said of attentions whose positions turn queries and keys, and not by their distance.
+    """Describe attentions whose positions rotate queries and keys but not by distance alone.
 
-    Such positions enter behind the projections, which are the same for equal tokens; then the
-    scores of equal tokens depend on distances alone (Su et al. 2021, 3.1). Of one sequence alone.
+    Rotary positions enter after the projections, which are equal for equal tokens; then scores of
+    equal tokens depend on distances alone (Su et al. 2021, 3.1). Only for models of one sequence.
     """
     if model.has_two_sequences or not model.is_sequential:
         return []
@@ -124,7 +124,7 @@ def unlike_rotations(engine: TorchEngine, model: WholeModel) -> list[str]:
 
 
 def _turning_otherwise(engine: TorchEngine, feeds: Mapping[str, Array]) -> list[int]:
-    """The attentions of a call of equal tokens whose scores are not those of distances."""
+    """Return attentions whose scores of equal tokens do not depend on distances alone."""
     try:
         recording = engine.recorded(feeds)
     except Exception:  # noqa: BLE001 (the user's module may raise anything)
@@ -149,7 +149,7 @@ def _turning_otherwise(engine: TorchEngine, feeds: Mapping[str, Array]) -> list[
 
 
 def _is_of_equal(recording: ModuleRecording, edge: TorchEdge) -> bool:
-    """Whether a projection of what enters an attention is the same for all tokens."""
+    """Tell whether a projection behind an edge is equal for all tokens."""
     length = recording.values[edge.number].tensor.shape[edge.letters.index("L")]
     made = [recording.values[call.results[0]].tensor for call in _above(recording, edge.number)]
     return any(
@@ -160,9 +160,9 @@ def _is_of_equal(recording: ModuleRecording, edge: TorchEdge) -> bool:
 
 
 def standardised(engine: TorchEngine, model: WholeModel) -> set[int]:
-    """The attentions whose queries and keys are as large whatever their projections are, by index.
+    """Return indices of attentions whose queries and keys ignore the size of weights.
 
-    A norm stands between, so that any scale of their scores is a choice.
+    A norm lies between, so any scale of the scores is a choice.
     """
     feeds = model.call(*first_sizes(model), None, 1).feeds
     found = set()
@@ -182,19 +182,19 @@ def standardised(engine: TorchEngine, model: WholeModel) -> set[int]:
 
 
 def _alike(one: Tensor, other: Tensor, part: float) -> Tensor:
-    """Which elements of two tensors of a size near one differ by no larger a part."""
+    """Compare elements: equal within ``part`` of one plus the second's size."""
     return (one - other).abs() <= part * (1.0 + other.abs())
 
 
 def _projecting(engine: TorchEngine, number: int) -> list[Tensor]:
-    """The weights of the nearest projections that a value is made by, their biases included."""
+    """Return the weights of the nearest projections behind a value, biases included."""
     values = engine.recording.values
     read = [values[one] for call in _above(engine.recording, number) for one in call.reads]
     return [one.tensor for one in read if one.kind == "weight"]
 
 
 def _above(recording: ModuleRecording, number: int) -> list[Call]:
-    """The nearest projections that a value is made by."""
+    """Return the nearest projections behind a value."""
     values = recording.values
     found, waiting, visited = list[Call](), [number], {number}
     while waiting:
@@ -211,14 +211,14 @@ def _above(recording: ModuleRecording, number: int) -> list[Call]:
 
 
 def _is_of_width(engine: TorchEngine, site: TorchSite) -> bool:
-    """Whether a scale is that of a head as wide as the rows of the matrix that makes queries."""
+    """Tell whether a scale fits a head as wide as the matrix that makes queries."""
     matrices = engine.projections(site.edges["query"].number)
     rows = {len(one) // parts for one in matrices[:1] for parts in (1, 2, 3) if len(matrices) == 1}
     return any(is_standard(site.scale or 1.0, count) for count in rows - {0, site.head_size})
 
 
 def _rules_later(engine: TorchEngine, model: WholeModel, site: TorchSite) -> set[str]:
-    """The functions that the scale of an attention is in a longer call; none where none is."""
+    """Return the functions of token counts equal to the scale in a longer call; may be empty."""
     batch, (length, second) = first_sizes(model)
     longer = (length + _LONGER, second + _LONGER)
     if not model.takes(batch, longer):
@@ -240,7 +240,7 @@ def _with_scale(recording: ModuleRecording, site: TorchSite) -> TorchSite | None
 
 
 def _rules(recording: ModuleRecording, site: TorchSite) -> set[str]:
-    """The functions of a number of tokens that the scale of an attention is in one call."""
+    """Return the functions of token counts equal to the attention's scale in a call."""
     found = set()
     for part, noun in _COUNTED.items():
         edge = site.edges[part]
@@ -252,7 +252,7 @@ def _rules(recording: ModuleRecording, site: TorchSite) -> set[str]:
 
 
 def packed_otherwise(engine: TorchEngine, model: WholeModel) -> list[str]:
-    """What is said of matrices that hold values before keys or queries, in equal blocks of rows."""
+    """Describe matrices holding values before keys or queries, in equal blocks of rows."""
     names = {id(weight): name for name, weight in engine.module.named_parameters()}
     feeds = model.call(*first_sizes(model), None, 1).feeds
     said: dict[str, None] = {}
@@ -276,7 +276,7 @@ def _order(
     matrix: Tensor,
     feeds: Mapping[str, Array],
 ) -> list[str]:
-    """The part of an attention that each block of rows of a matrix makes; [] where several do."""
+    """Return the part made by each block of a matrix's rows; [] where a block makes several."""
     blocks = len(sharing)
     if len(matrix) % blocks:
         return []
@@ -295,7 +295,6 @@ def _order(
 
 @contextmanager
 def _doubled(weights: Iterable[Tensor], rows: slice = slice(None)) -> Iterator[None]:
-    """Some rows of weights, each of these once, twice as large meanwhile."""
     before = [(one, one.data) for one in {id(one): one for one in weights}.values()]
     try:
         for one, data in before:
@@ -310,7 +309,6 @@ def _doubled(weights: Iterable[Tensor], rows: slice = slice(None)) -> Iterator[N
 def _entering(
     engine: TorchEngine, site: TorchSite, feeds: Mapping[str, Array]
 ) -> dict[str, Tensor]:
-    """Query, key and value of an attention in a call."""
     recording = engine.recorded(feeds)
     for own in engine.placed(recording):
         if own.index == site.index:

@@ -1,4 +1,4 @@
-"""What enters an attention of a recorded module: its products and the heads behind them."""
+"""The inputs of a recorded attention: its products and the heads behind them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CASTS: Final = frozenset(
     "to float double half bfloat16 type_as contiguous clone dropout detach".split()
 )
 RESHAPES: Final = frozenset("view reshape flatten unflatten unsafe_view".split())
-# What puts numbers in other places, takes some of them or their mean: a factor stays what it is.
+# Calls that move, select or average numbers: a factor passes through them.
 _LAYS: Final = (
     CASTS
     | RESHAPES
@@ -36,12 +36,9 @@ def shown_call(call: Call) -> str:
 class TorchEdge:
     """A tensor of heads where it enters an attention: its value and one letter an axis.
 
-    heads
-        How many heads it has, 0 where items and heads are one axis.
-    scaled
-        Whether it is multiplied by a number on the way.
-    heads_lead
-        Whether heads come before items where these become one axis.
+    heads: the number of heads, 0 where items and heads are one axis.
+    scaled: it is multiplied by a number on the way.
+    heads_lead: heads come before items where both become one axis.
     """
 
     number: int
@@ -75,7 +72,7 @@ class Edges:
             operands = list(rest[0]) if rest and isinstance(rest[0], (list, tuple)) else rest
             numbers = tuple(operand.number for operand in operands)
             written = str(equation).replace(" ", "")
-            # What dots stand for is as many axes in both, in front.
+            # An ellipsis stands for equal leading axes in both.
             more = {
                 self._tensor(n).dim() - len(side.replace("...", ""))
                 for n, side in zip(numbers, written.partition("->")[0].split(","), strict=False)
@@ -106,7 +103,7 @@ class Edges:
         )
 
     def edges(self, operands: Mapping[str, tuple[int, str]]) -> dict[str, TorchEdge]:
-        """The heads behind each operand; repeated ones as they are where keys and values differ."""
+        """Find the heads behind each operand; where keys and values differ, repeated ones stay."""
         edges = {
             part: self._edge(*operand, grouped=part != "query")
             for part, operand in operands.items()
@@ -125,7 +122,7 @@ class Edges:
         return int(shape[edge.letters.index("D")])
 
     def _edge(self, number: int, letters: str, *, grouped: bool) -> TorchEdge:
-        """The heads behind an operand: above turns, casts, numbers and repetitions for groups."""
+        """Find the heads behind an operand: above turns, casts, factors and group repetitions."""
         here = best = self.counted(TorchEdge(number=number, letters=letters))
         while True:
             call = self._values[here.number].made_by
@@ -138,14 +135,14 @@ class Edges:
                 best = here
 
     def counted(self, edge: TorchEdge) -> TorchEdge:
-        """The edge with its number of heads, where it has an axis of them."""
+        """Add the number of heads to the edge, if it has an axis of heads."""
         at = edge.letters.find("H")
         if at < 0:
             return edge
         return replace(edge, heads=int(self._tensor(edge.number).shape[at]))
 
     def _above(self, call: Call, here: TorchEdge, *, grouped: bool) -> TorchEdge | None:
-        """The edge above a call that moves, repeats or multiplies by a number alone; else None."""
+        """Return the edge above a call that only moves, repeats or scales; else None."""
         source = _first_tensor(call)
         if source is None:
             return None
@@ -164,7 +161,7 @@ class Edges:
         read = _reshaped if name in RESHAPES else _STEPS.get(name)
         found = None if read is None else read(call, letters, list(before), list(after))
         unfolded = found is not None and letters[0] == "F" and found[:2] == "BH"
-        # No input has as many items as the first axis would have.
+        # No input has as many items as this first axis.
         leads = unfolded and not {before[0]} & self._of_inputs and before[1] in self._of_inputs
         repeats = found is not None and (
             len(found) > len("BHLD") or ("H" in found and name in ("expand", "repeat_interleave"))
@@ -175,14 +172,14 @@ class Edges:
         return replace(here, number=source, letters=letters, heads_lead=here.heads_lead or leads)
 
     def _unscaled(self, call: Call, here: TorchEdge) -> TorchEdge | None:
-        """The edge above a product with one number, or a division by it."""
+        """Return the edge above a product with one number, or a division by it."""
         factors = [at for at, entry in enumerate(call.arguments) if self._is_number(entry)]
         operands = [entry for entry in call.arguments if not self._is_number(entry)]
         fits = len(factors) == 1 and (call.name == "mul" or factors == [1]) and len(operands) == 1
         return replace(here, number=operands[0].number, scaled=True) if fits else None
 
     def factor_above(self, number: int) -> float:
-        """What a tensor was multiplied by before it was cut out of others and moved."""
+        """Return the factor applied to a tensor before slicing and moving."""
         result = 1.0
         while True:
             call = self._values[number].made_by
@@ -203,7 +200,7 @@ class Edges:
             number = source
 
     def _is_number(self, entry: Any) -> bool:
-        """Whether an argument is one number that no input of the module changes."""
+        """Tell whether an argument is one number that no input of the module changes."""
         if isinstance(entry, Ref):
             value = self._values[entry.number]
             return value.tensor.numel() == 1 and not value.above
@@ -219,7 +216,7 @@ def leading(rank: int) -> str:
 
 
 def kinds_of(product: Product, weights: int) -> str:
-    """What the axes of the weights are: ``BHQK`` or ``FQK`` in some order."""
+    """Return the axes of the weights: ``BHQK`` or ``FQK`` in some order."""
     own, other = product.letters[weights], product.letters[1 - weights]
     result = product.letters[2]
     summed = [axis for axis in own if axis not in result]
@@ -237,7 +234,7 @@ def _first_tensor(call: Call) -> int | None:
 
 
 def _numbers(call: Call) -> list[int]:
-    """The whole numbers that a method is called with after its tensor."""
+    """Return the integers given to a method after its tensor."""
     rest = call.arguments[1:]
     if len(rest) == 1 and isinstance(rest[0], (tuple, list)):
         rest = tuple(rest[0])
@@ -245,7 +242,7 @@ def _numbers(call: Call) -> list[int]:
 
 
 def _order(call: Call, rank: int) -> list[int] | None:
-    """For a call that turns axes which axis of its operand each of the result is; else None."""
+    """Return the permutation of axes by a call, as operand axes; None for other calls."""
     numbers = _numbers(call) or [
         call.keywords[name] for name in ("dim0", "dim1") if name in call.keywords
     ]
@@ -268,7 +265,7 @@ def swaps_last(call: Call, rank: int) -> bool:
 
 
 def _reshaped(_call: Call, letters: str, before: list[int], after: list[int]) -> str | None:
-    """The letters above a call that puts axes together or takes them apart."""
+    """Return the letters above a call that joins or splits axes."""
     if before == after:
         return letters
     at = letters.find("H")
@@ -286,7 +283,7 @@ def _reshaped(_call: Call, letters: str, before: list[int], after: list[int]) ->
 
 
 def _expanded(_call: Call, letters: str, before: list[int], after: list[int]) -> str | None:
-    """The letters above a call that repeats heads for their group."""
+    """Return the letters above a call that repeats heads for their group."""
     if len(before) != len(after):
         return None
     grown = [at for at, (old, new) in enumerate(zip(before, after, strict=True)) if old != new]
@@ -318,7 +315,7 @@ def _repeated(_call: Call, letters: str, before: list[int], after: list[int]) ->
 
 
 def _without_group(call: Call, letters: str, before: list[int], after: list[int]) -> str | None:
-    """The letters above a call that puts an axis of one in, for the heads of a group."""
+    """Return the letters above a call that inserts an axis of size 1 for a group's heads."""
     at = letters.find("G")
     if at < 0 or after[at] != 1 or [*after[:at], *after[at + 1 :]] != before:
         return None

@@ -1,7 +1,7 @@
-"""How a torch module is called as a whole model: which parameters are tokens, masks, features.
+"""How a torch module is called as a whole model: its tokens, masks and features.
 
-A parameter's role follows from its name, or from what the module answers: the first meaning of the
-parameters without defaults in which a call is answered.
+A parameter's role follows from its name, or from the module's answers: the first combination of
+meanings of the parameters without defaults for which a call is answered.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..tolerance.model import SAME_READ
 from .model_inputs import ModelInput, UnknownInputError, library_of, sequences_of
 from .recording import ModuleRecording, record, tensors_in
 
-# Optional parameters that are given: they are masks, positions and what a model needs to answer.
+# Optional parameters to pass: masks, positions, and others a model needs to answer.
 _OPTIONAL: Final = frozenset(
     "input_ids attention_mask position_ids decoder_input_ids pixel_values input_features".split()
 )
@@ -42,14 +42,14 @@ _PICTURES: Final = (32, 16, 64, 224, 28, 8)
 _DURATIONS: Final = (40, 16, 64, 100, 3000)
 _MOST_WIDTHS: Final = 8
 _MOST_SIZES: Final = 2
-# Sides of pictures that a number may speak of.
+# Plausible sides of pictures.
 _SHORTEST: Final = 3
 _LONGEST: Final = 512
-# Trials of one choice of optional parameters, and processor seconds for all of them: a target that
-# loads for a minute is given up.
+# Trials of one choice of optional parameters, and processor seconds for all: a target that loads
+# for a minute is given up.
 _MOST_TRIALS: Final = 400
 _SECONDS: Final = 20.0
-# The same where masks that show, and hide nothing, are known already.
+# Seconds left once a calling is known whose masks have an effect but hide nothing.
 _SECONDS_MORE: Final = 1.0
 _BATCH: Final = 2
 _LENGTHS: Final = (5, 8, 16)
@@ -62,14 +62,11 @@ _TAKES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class TorchCalling:
-    """How a module is called.
+    """The arguments of a module's calls.
 
-    fixed
-        Keywords that every call gets, such as ``use_cache=False``.
-    sequence_first
-        Whether features are ``[L, B, E]``, as torch's own modules take them by default.
-    fills
-        What else a call needs: tables of positions, and masks that hide nothing, for its tokens.
+    fixed: keywords of every call, such as ``use_cache=False``.
+    sequence_first: features are ``[L, B, E]``, the default of torch's own modules.
+    fills: further arguments: tables of positions, and masks hiding nothing.
     """
 
     inputs: tuple[ModelInput, ...]
@@ -79,7 +76,7 @@ class TorchCalling:
     fills: Fills = ()
 
     def arguments(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
-        """The keywords of a call with these values of its inputs."""
+        """Return the keywords of a call with these values of its inputs."""
         given = {name: self._tensor(name, value) for name, value in feeds.items()}
         return given | dict(self.fixed) | filled(self.fills, self._tokens(feeds))
 
@@ -89,7 +86,6 @@ class TorchCalling:
         return len(self.inputs) + len(self.fills)
 
     def _tokens(self, feeds: Mapping[str, Array]) -> list[Tensor]:
-        """Zeros as large as each sequence, ``[B, L, E]``."""
         entries = [entry for entry in self.inputs if entry.role in ("tokens", "features")]
         shapes = [(*feeds[entry.name].shape, 1)[:3] for entry in entries if entry.name in feeds]
         return [torch.zeros(shape, dtype=self.dtype) for shape in shapes]
@@ -113,7 +109,7 @@ class TorchCalling:
 
 
 class InOrder(nn.Module):
-    """A module under other names for its inputs, which it takes in their order."""
+    """Renames a module's inputs, which are passed in order."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -127,9 +123,9 @@ class InOrder(nn.Module):
 def source_calling(
     module: nn.Module, inputs: Sequence[ModelInput]
 ) -> tuple[nn.Module, TorchCalling]:
-    """How a module is called with the inputs of a graph: by name where names agree, else in order.
+    """Call a module with the inputs of a graph: by name if the names agree, else in order.
 
-    The module that comes back takes them by these names.
+    The returned module accepts the inputs by the graph's names.
     """
     parameters = inspect.signature(module.forward).parameters
     named = all(entry.name in parameters for entry in inputs)
@@ -146,7 +142,7 @@ def as_array(tensor: Tensor) -> Array:
 
 
 def named_answers(answer: Any) -> Iterator[tuple[str, Tensor]]:
-    """What a module returned: fields by their names, else ``output`` and ``output_1`` and so on."""
+    """Yield a module's answers: fields by name, else ``output``, ``output_1`` and so on."""
     if isinstance(answer, Mapping):
         for name, part in answer.items():
             yield from ((str(name), tensor) for tensor in tensors_in(part))
@@ -162,14 +158,12 @@ def torch_calling(
     gives_masks: bool = True,
     makes: bool = True,
 ) -> tuple[TorchCalling, ModuleRecording]:
-    """How a module is called, and one such call.
+    """Find how a module is called, and record one call.
 
-    ``declared``: for some parameters a role, or a table as in :func:`conformance.model`.
-    ``gives_masks`` says that masks of one's own code are given that may be left out, and ``makes``
-    that tables of positions are made for what requires them.
-
-    Raises UnknownInputError where nothing says what a parameter is, UsageError for a declaration
-    that contradicts the module.
+    ``declared``: roles of parameters, or tables as in :func:`conformance.model`. ``gives_masks``:
+    optional masks of a user's own code are passed. ``makes``: required tables of positions are
+    made. Raises UnknownInputError where a parameter's role stays unknown, UsageError for a
+    declaration that contradicts the module.
     """
     if any(weight.is_meta for weight in module.parameters()):
         msg = "its weights are on the meta device, which holds no numbers: load or initialise them"
@@ -189,7 +183,7 @@ def torch_calling(
     refusal, ends = "", time.process_time() + _SECONDS
     without_effect: tuple[TorchCalling, ModuleRecording] | None = None
     unhidden: tuple[TorchCalling, ModuleRecording] | None = None
-    # A mask is an input, though it may be refused, or one of a length that is a head's size.
+    # A mask is an input, though it may be refused, or have a head's size as length.
     ways = itertools.takewhile(
         lambda way: unhidden is None or way[0].given >= unhidden[0].given,
         _callings(module, wanted, declared, makes=makes),
@@ -227,7 +221,7 @@ def _callings(
     *,
     makes: bool,
 ) -> Iterator[tuple[TorchCalling, int]]:
-    """How a module may be called and at which length, the likeliest first."""
+    """Yield the possible callings of a module with a length each, the likeliest first."""
     parameters = inspect.signature(module.forward).parameters
     fixed = {name: False for name in _SWITCHED_OFF if name in parameters}
     dtype = next((p.dtype for p in module.parameters() if p.is_floating_point()), torch.float32)
@@ -235,7 +229,7 @@ def _callings(
     orders = (False,) if said == {True} else (False, True)
     for optional in _subsets([p for p in wanted if not _is_required(p, declared)]):
         taken = [p.name for p in wanted if _is_required(p, declared) or p in optional]
-        # What may be left out is not made.
+        # Optional tables are not made.
         known = {one.name for one in (optional if makes else wanted)}
         meanings = [
             [
@@ -262,9 +256,9 @@ def _callings(
 
 
 def _alike_first(meanings: Sequence[list[_Meaning]]) -> Iterator[tuple[_Meaning, ...]]:
-    """All choices of a meaning for each; at first the same for all that may mean the same.
+    """Yield all choices of meanings; first equal choices for parameters with equal candidates.
 
-    Tables of cosines and of sines are of one form.
+    Tables of cosines and of sines have one form.
     """
     likely = [tuple(_form(meaning) for meaning in one) for one in meanings]
     kinds = list(dict.fromkeys(likely))
@@ -284,7 +278,7 @@ def _form(meaning: _Meaning) -> _Meaning:
 def _checked(
     module: nn.Module, parameters: Mapping[str, inspect.Parameter], declared: Mapping[str, Any]
 ) -> dict[str, Mapping[str, Any]]:
-    """What is declared of parameters as tables; raises UsageError for a mistake in it."""
+    """Return the declarations of parameters as tables; raises UsageError for mistakes in them."""
     for name in declared:
         if name not in parameters:
             known = ", ".join(parameters)
@@ -297,7 +291,7 @@ def _checked(
 
 
 def _is_given(parameter: inspect.Parameter, *, own_code: bool) -> bool:
-    """Whether calls give a parameter; of one's own code every mask, which no library documents."""
+    """Tell whether calls give a parameter: required ones, and masks of a user's own code."""
     if parameter.default is inspect.Parameter.empty:
         return True
     own = parameter.name in _OPTIONAL or parameter.name.endswith(_PADDING)
@@ -307,7 +301,6 @@ def _is_given(parameter: inspect.Parameter, *, own_code: bool) -> bool:
 
 
 def _takes_several(parameter: inspect.Parameter) -> bool:
-    """Whether an annotation says that a parameter takes several tensors, and not one."""
     return re.search(r"(list|sequence|tuple)\[", str(parameter.annotation).lower()) is not None
 
 
@@ -316,16 +309,16 @@ def _is_required(parameter: inspect.Parameter, declared: Mapping[str, Any]) -> b
 
 
 def _subsets(optional: Sequence[inspect.Parameter]) -> Iterator[Sequence[inspect.Parameter]]:
-    """All of some parameters, then all but one, and so on: what a module refuses is left out."""
+    """Yield all of the parameters, then subsets with one parameter less, and so on."""
     for number in range(len(optional), -1, -1):
         yield from itertools.combinations(optional, number)
 
 
 @dataclass(frozen=True)
 class _Meaning:
-    """What a parameter may be: its role, its shape in letters or sizes, and its format.
+    """A possible meaning of a parameter: role, shape in letters or sizes, and format.
 
-    Of what is made for tokens the format is the expression that makes it.
+    For tables made for tokens the format is the expression that makes them.
     """
 
     role: str
@@ -364,12 +357,11 @@ _MADE: Final = "made"
 _TABLES: Final = frozenset(
     "cos sin cis freqs freq rope rotary rot start encoding encodings pe".split()
 )
-# How many masks that hide nothing are tried where none of those that hide is taken.
+# Idle masks tried where no hiding mask is accepted.
 _MOST_IDLE: Final = 7
 
 
 def _meanings(module: nn.Module, name: str, entry: Mapping[str, Any]) -> list[_Meaning]:
-    """What a parameter may be, the likeliest first."""
     joined = name.lower()
     if entry:
         return _declared_meanings(module, entry)
@@ -392,7 +384,7 @@ def _made(sources: Iterable[str]) -> list[_Meaning]:
 
 
 def _tables_for(module: nn.Module, name: str) -> list[str]:
-    """Positions, and tables of them for heads of the sizes that the parts of a module have."""
+    """Return expressions of positions and of tables for the head sizes of the module's parts."""
     sizes: dict[int, None] = {}
     for part in module.modules():
         heads = positive_attribute(part, HEAD_NAMES)
@@ -416,7 +408,7 @@ def _declared_meanings(module: nn.Module, entry: Mapping[str, Any]) -> list[_Mea
 
 
 def _features(module: nn.Module) -> list[_Meaning]:
-    """Tokens as vectors, of each width that a part of the module takes."""
+    """Return meanings as feature vectors, for every width a part of the module accepts."""
     widths: dict[int, None] = {}
     for part in module.modules():
         for name in ("embed_dim", "d_model", "in_features", "normalized_shape"):
@@ -434,7 +426,7 @@ def _features(module: nn.Module) -> list[_Meaning]:
 
 
 def _pictures(module: nn.Module) -> list[_Meaning]:
-    """Pictures and sounds of the sizes that a configuration says, or that a convolution takes."""
+    """Return meanings as pictures and sounds, of sizes from configuration or convolutions."""
     config = getattr(module, "config", None)
     bins, places = (
         getattr(config, name, None) for name in ("num_mel_bins", "max_source_positions")
@@ -446,7 +438,7 @@ def _pictures(module: nn.Module) -> list[_Meaning]:
         if isinstance(part, nn.Conv2d):
             own = getattr(config, "image_size", None)
             strides = {one.stride for one in module.modules() if isinstance(one, nn.Conv2d)}
-            # Where each pixel is a token, a small picture has enough.
+            # If each pixel is a token, a small picture is enough.
             usual = sorted(_PICTURES) if strides == {(1, 1)} else _PICTURES
             sizes = [own] if isinstance(own, int) else [*_own_sizes(module), *usual]
             shapes += [(part.in_channels, size, size) for size in sizes]
@@ -460,9 +452,9 @@ def _pictures(module: nn.Module) -> list[_Meaning]:
 
 
 def _own_sizes(module: nn.Module) -> list[int]:
-    """Sides of pictures that a module's numbers and tables speak of, or sides of their product.
+    """Return the picture sides named by the module's numbers and tables, or by their roots.
 
-    A picture of one side is taken where a resolution or a table by place was built for it.
+    A resolution or a table of positions fixes the side of the pictures the module accepts.
     """
     spoken: dict[int, None] = {}
     for part in module.modules():
@@ -481,7 +473,7 @@ def _is_of_torch(part: nn.Module) -> bool:
 
 
 def _along(meanings: Mapping[str, _Meaning]) -> Iterator[ModelInput]:
-    """The inputs with the sequences along which they lie; raises UnknownInputError."""
+    """Yield the inputs with the sequences they lie along; raises UnknownInputError."""
     shapes = {
         name: ("batch", "answers" if _answers(name) else "length")
         if meaning.role in ("mask", "added")
@@ -516,7 +508,7 @@ def _answers(name: str) -> bool:
 def _tried(
     module: nn.Module, calling: TorchCalling, length: int
 ) -> tuple[ModuleRecording | None, str]:
-    """A recorded call with inputs of these meanings, or why it is not answered."""
+    """Record a call with drawn inputs, or return why it is not answered."""
     generator = np.random.default_rng(0)
     feeds = {e.name: e.drawn(_BATCH, length, None, generator) for e in calling.inputs}
     try:
@@ -533,13 +525,13 @@ def _tried(
 
 
 def _takes_others(module: nn.Module, calling: TorchCalling, length: int) -> bool:
-    """Whether a call of another length is answered, too: else some size was met by chance."""
+    """Tell whether a call of another length is answered; else a size fit by chance."""
     others = (_tried(module, calling, other)[0] for other in _LENGTHS if other != length)
     return any(other is not None for other in others)
 
 
 def _chooses(made: ModuleRecording, calling: TorchCalling) -> bool:
-    """Whether everything that is called ids chooses rows of a table."""
+    """Tell whether every input called ids indexes rows of a table."""
     return all(
         entry.name.lower().endswith("ids") or _tables(made, entry.name)
         for entry in calling.inputs
@@ -548,16 +540,15 @@ def _chooses(made: ModuleRecording, calling: TorchCalling) -> bool:
 
 
 def _masks_show(module: nn.Module, calling: TorchCalling, length: int) -> bool:
-    """Whether each mask changes some answer."""
     masks = [entry.name for entry in calling.inputs if entry.role == "mask"]
     plain = _answers_to(module, calling, length, "") if masks else None
     return not any(_same(plain, _answers_to(module, calling, length, name)) for name in masks)
 
 
 def _masks_hide(module: nn.Module, calling: TorchCalling, length: int) -> bool:
-    """Whether features that each mask hides change no answer to others; ids are not asked.
+    """Tell whether changing hidden features changes no other answer; ids are not tested.
 
-    Nor is it where a mask that hides a token is refused.
+    False where a mask hiding a token is refused.
     """
     entries = {entry.name: entry for entry in calling.inputs}
     for name, mask in entries.items():
@@ -586,9 +577,9 @@ def _masks_hide(module: nn.Module, calling: TorchCalling, length: int) -> bool:
 
 
 def items_stay_apart(module: nn.Module, calling: TorchCalling, length: int) -> bool:
-    """Whether features of one item change no answer to another: else tokens may come first.
+    """Tell whether features of one item affect no other answer: else tokens may come first.
 
-    And whether items in the other order are answered so: else an input may have none.
+    Also whether reversed items have reversed answers: else an input may have no items.
     """
     features = [entry.name for entry in calling.inputs if entry.role == "features"]
     if not features:
@@ -622,9 +613,9 @@ def idle_inputs(module: nn.Module, calling: TorchCalling, length: int) -> list[s
 
 
 def queries_meet(module: nn.Module, calling: TorchCalling) -> bool:
-    """Whether queries change the answers to other queries, which in attention meet keys alone.
+    """Tell whether a query changes the answers to other queries, impossible in attention.
 
-    Of a module whose parameters are called query, key and value.
+    Only for modules with parameters called query, key and value.
     """
     roles = roles_by_name(list(inspect.signature(module.forward).parameters.values()))
     if len(roles) < len("qkv") or roles["q"] not in {entry.name for entry in calling.inputs}:
@@ -647,7 +638,7 @@ def queries_meet(module: nn.Module, calling: TorchCalling) -> bool:
 
 
 def _same(one: Mapping[str, Array] | None, other: Mapping[str, Array] | None) -> bool:
-    """Whether two calls are answered alike; a refusal, None, is like no answer."""
+    """Compare two answers bit by bit; a refusal (None) equals no answer."""
     if one is None or other is None or one.keys() != other.keys():
         return False
     return all(np.array_equal(one[key], other[key], equal_nan=True) for key in one)
@@ -663,10 +654,10 @@ def _answers_to(
     at: Any = -1,
     exchanged: bool = False,
 ) -> dict[str, Array] | None:
-    """The answers to a drawn call in which one mask, if any, says otherwise for the first token.
+    """Return the answers to a drawn call, with one mask (``hiding``) hiding the first token.
 
-    The inputs ``turned`` have the other sign in some places, by default in the last item; items may
-    be ``exchanged`` in all of them. None where the module refuses the call.
+    ``turned`` inputs change sign at ``at``, by default in the last item; with ``exchanged`` the
+    items are reversed. None where the module refuses the call.
     """
     generator = np.random.default_rng(0)
     feeds = {e.name: e.drawn(_BATCH, length, None, generator) for e in calling.inputs}
@@ -691,7 +682,7 @@ def _completed(
     made: ModuleRecording,
     declared: Mapping[str, Mapping[str, Any]],
 ) -> tuple[TorchCalling, ModuleRecording]:
-    """The calling with its vocabularies and the order of its axes."""
+    """Add vocabularies and the order of axes to the calling."""
     inputs = []
     for entry in calling.inputs:
         if entry.role == "tokens":
@@ -710,9 +701,9 @@ def _completed(
 
 
 def _ordinary(module: nn.Module, count: int) -> int:
-    """How many ids there are without the last ones, where a configuration gives them a meaning.
+    """Return the number of ids without the last ids to which the configuration gives a meaning.
 
-    A model may answer for the place of such an id, which is no token like others.
+    A model may answer differently at a special token.
     """
     settings = getattr(getattr(module, "config", None), "__dict__", {})
     special = [value for name, value in settings.items() if name.endswith("_token_id")]
@@ -722,7 +713,7 @@ def _ordinary(module: nn.Module, count: int) -> int:
 
 
 def _tables(recording: ModuleRecording, name: str) -> list[int]:
-    """The rows of each table that an input chooses from."""
+    """Return the number of rows of every table indexed by an input."""
     rows = []
     own = next(v.tensor for v in recording.values if v.kind == "input" and v.above == {name})
     for call in recording.calls:
@@ -737,14 +728,14 @@ def _tables(recording: ModuleRecording, name: str) -> list[int]:
 
 
 def _same_ids(index: Tensor, ids: Tensor) -> bool:
-    """Whether ids are what they were: as they lie, turned, in one row, or filled up to blocks."""
+    """Tell whether an index tensor equals the ids: as is, transposed, flattened or padded."""
     if index.dim() != ids.dim():
         return torch.equal(index, ids.reshape(-1))
     return any(torch.equal(one, ids) for one in (index[..., : ids.shape[-1]], index.mT))
 
 
 def _is_sequence_first(module: nn.Module, calling: TorchCalling) -> bool:
-    """Whether items of the first axis change each other: it is that of tokens."""
+    """Tell whether items of the first axis influence each other: then it is the token axis."""
     takes = [entry for entry in calling.inputs if entry.role == "features"]
     if not takes or all(getattr(part, "batch_first", True) for part in module.modules()):
         return False

@@ -53,14 +53,14 @@ from .torch_inputs import TorchCalling, as_array, source_calling, torch_calling
 from .torch_sites import PARTS, TorchSite, find_torch_sites
 from .whole_model import WholeModel
 
-# Tokens by which one call is longer than another.
+# Additional tokens of the longer call.
 _MORE: Final = 3
 _CHANNELS: Final = (
     "its softmax runs over channels, whose products are sums over tokens (cross-covariance), and "
     "the specification is of tokens that attend to tokens"
 )
 _ONE_KEY: Final = "its mask has no axis of keys, as it was called"
-# Bytes of weights that are nudged at most, the smallest first: as for graphs.
+# Bytes of weights nudged at most, the smallest first: as for graphs.
 _NUDGED: Final = 1 << 26
 
 
@@ -77,9 +77,9 @@ class TorchEngine:
     def run(
         self, feeds: Mapping[str, Array], *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
     ) -> dict[str, Array]:
-        """Every answer by name, and those of attentions; raises GraphRefused for any exception.
+        """Return every answer by name, and attentions' answers; raises GraphRefused for exceptions.
 
-        With ``level="disabled"`` without torch's own fast paths for whole layers.
+        ``level="disabled"`` avoids torch's own fast paths for whole layers.
         """
         with self._nudged(setting.nudge), _refusing():
             if not taps and setting.level != "disabled":
@@ -94,7 +94,7 @@ class TorchEngine:
         return answers
 
     def in_place(self, feeds: Mapping[str, Array]) -> Iterator[tuple[int, Activations]]:
-        """What enters and leaves each attention in a call, by its index; raises GraphRefused."""
+        """Yield the activations of each attention in a call, by index; raises GraphRefused."""
         with _refusing():
             recording = self.recorded(feeds)
         for site in self.placed(recording):
@@ -117,7 +117,7 @@ class TorchEngine:
         return frozenset(int(size) for tensor in tensors for size in tensor.shape)
 
     def mixing_tokens(self, feeds: Mapping[str, Array]) -> list[tuple[int, str]]:
-        """The attentions whose heads mix tokens, or whose values turn, and what is so in words.
+        """Describe attentions whose heads mix tokens or whose values are rotated, by index.
 
         Raises GraphRefused.
         """
@@ -156,9 +156,9 @@ class TorchEngine:
         ]
 
     def unused_weights(self, model: WholeModel) -> list[str]:
-        """The matrices of the module with which no answer changes, by name.
+        """Return the module's matrices without influence on any answer, by name.
 
-        Seen by the gradients of a weighted sum of one call's answers; none where it has none.
+        Measured by gradients of a weighted sum of one call's answers; empty without gradients.
         """
         generator = torch.Generator().manual_seed(0)
         arguments = self.calling.arguments(model.call(*first_sizes(model), None, 1).feeds)
@@ -186,7 +186,7 @@ class TorchEngine:
         ]
 
     def exchanged_weights(self) -> list[str]:
-        """What is said of attentions whose weights have the names of each other's roles."""
+        """Describe attentions with weights named after a different role than their own."""
         names = {id(weight): name for name, weight in self.module.named_parameters()}
         said = []
         for site in self.sites:
@@ -222,11 +222,11 @@ class TorchEngine:
         return list(found.values())
 
     def recorded(self, feeds: Mapping[str, Array]) -> ModuleRecording:
-        """The calls of torch in a call of the module; raises whatever that raises."""
+        """Record the calls of torch in a call of the module; raises the module's exceptions."""
         return record(self.module, self.calling.arguments(feeds))
 
     def placed(self, recording: ModuleRecording) -> Iterator[TorchSite]:
-        """The attentions of a call, each with the index that it has in the model."""
+        """Yield the attentions of a recorded call with their indices in the model."""
         every, _ = find_torch_sites(recording)
         by_place = {site.place: site for site in every}
         for own in self.sites:
@@ -236,7 +236,7 @@ class TorchEngine:
 
     @contextmanager
     def _nudged(self, seed: int) -> Iterator[None]:
-        """The module with each number of its weights changed by one unit in the last place."""
+        """Change every number of the weights by one unit in the last place meanwhile."""
         if not seed:
             yield
             return
@@ -282,7 +282,7 @@ class SourceEngine(TorchEngine):
     def run(
         self, feeds: Mapping[str, Array], *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
     ) -> dict[str, Array]:
-        """As of any module, each answer by the name of the one in its place."""
+        """Run the module; answers are named after the model's answers in the same position."""
         answers = super().run(feeds, setting=setting, taps=taps)
         own = [name for name in answers if name not in taps]
         names = dict(zip(own, self._names, strict=False))
@@ -290,7 +290,6 @@ class SourceEngine(TorchEngine):
 
 
 def _exchanges_inputs(recording: ModuleRecording, site: TorchSite) -> bool:
-    """Whether inputs called key and value make each the other part of an attention."""
     above = {part: recording.values[site.edges[part].number].above for part in ("key", "value")}
     roles = {part: {role_of(name or "")[0] for name in names} for part, names in above.items()}
     return roles == {"key": {"v"}, "value": {"k"}}
@@ -307,9 +306,9 @@ def first_sizes(model: WholeModel) -> tuple[int, tuple[int, int]]:
 def with_source(
     made: Iterable[tuple[int | None, Candidate]], module: object, shown: str
 ) -> list[tuple[int | None, Candidate]]:
-    """The candidates of a model's file, where the model knows what it was exported from.
+    """Add the module behind an exported model to the file's candidates.
 
-    Raises UsageError for what is no module, and for one that cannot be called as the graph is.
+    Raises UsageError for an object that is no module, or a module that rejects the graph's inputs.
     """
     if not isinstance(module, nn.Module):
         msg = f"--source {shown} is {module!r:.60}: name a torch.nn.Module, or what builds it"
@@ -331,7 +330,7 @@ def with_source(
 
 @contextmanager
 def _refusing() -> Iterator[None]:
-    """Turn whatever the user's module raises into GraphRefused."""
+    """Turn every exception of the user's module into GraphRefused."""
     try:
         yield
     except Exception as error:
@@ -339,7 +338,7 @@ def _refusing() -> Iterator[None]:
 
 
 def torch_activations(recording: ModuleRecording, site: TorchSite) -> Activations | None:
-    """An attention in its place; None where it cannot be put in order, or is of several formats."""
+    """Return an attention in its place; None for unordered axes or several formats."""
     values = recording.values
     tensors = {part: values[site.edges[part].number].tensor for part in PARTS}
     dtypes = {tensor.dtype for tensor in tensors.values()}
@@ -363,7 +362,7 @@ def torch_activations(recording: ModuleRecording, site: TorchSite) -> Activation
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TorchModel:
-    """A module that is more than one attention, ready to be judged."""
+    """A module of more than one attention, ready to be judged."""
 
     model: WholeModel
     engine: TorchEngine
@@ -378,15 +377,13 @@ def open_torch_model(
     surely: bool = False,
     gives_masks: bool = True,
 ) -> TorchModel | None:
-    """The whole model that a module is; None where it is one attention, or none.
+    """Open a module as a whole model; None if it is a single attention or has none.
 
-    surely
-        Whether the user says that it is a model: then no structure has to show it.
-    gives_masks
-        Whether it gets the masks that its own code lets callers leave out.
+    surely: the user vouches for a model: the structure is not examined.
+    gives_masks: optional masks of the module's own code are passed.
 
-    Raises UnknownInputError where nobody can tell how it is called, UsageError for a declaration
-    that contradicts it.
+    Raises UnknownInputError where the calling cannot be found, UsageError for a contradicting
+    declaration.
     """
     module.eval()
     calling, recording = torch_calling(
@@ -410,9 +407,9 @@ def open_torch_model(
 
 
 def _against_its_name(engine: TorchEngine, model: WholeModel, uncut: Sequence[Uncut]) -> WholeModel:
-    """The model with warnings of what it ignores that it takes, or is not that it is called.
+    """Add warnings: inputs accepted but ignored; behaviour that contradicts the model's class.
 
-    A mask that a library documents is an input all the same: by it the model is judged.
+    A mask documented by a library is an input nevertheless, and judged.
     """
     module, known = engine.module, {entry.name for entry in model.inputs}
     takes = inspect.signature(module.forward).parameters
@@ -439,9 +436,9 @@ def _against_its_name(engine: TorchEngine, model: WholeModel, uncut: Sequence[Un
 
 
 def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry], tuple[Uncut, ...]]:
-    """The attentions of a module as the record says them, and those that cannot be judged alone.
+    """Describe a module's attentions, and the attentions that cannot be judged alone.
 
-    They are read off a call with padding, if there is a mask, and their masks off one without.
+    The sites come from a call with padding, if the model has a mask; their masks from one without.
     """
     batch = max(
         size for size in model.taken.get("batch", (2,)) if size <= max(2, *_smallest(model))
@@ -491,7 +488,7 @@ def _described(engine: TorchEngine, model: WholeModel) -> tuple[list[SiteEntry],
 def _over_channels(
     engine: TorchEngine, model: WholeModel, batch: int, lengths: tuple[int, int]
 ) -> set[tuple[str, int]]:
-    """The places of attentions whose heads become longer, and not more rows, with more tokens."""
+    """Find the places of attentions whose head width, not row count, grows with the tokens."""
     found: list[dict[tuple[str, int], tuple[int, int]]] = []
     for more in (0, _MORE):
         longer = (lengths[0] + more, lengths[1] + more)
@@ -527,7 +524,7 @@ def _smallest(model: WholeModel) -> tuple[int, ...]:
 
 
 def _rule(plain: ModuleRecording, site: TorchSite) -> Rule:
-    """Whether an attention hides later keys where the caller hides nothing, and in which window."""
+    """Return the causal rule and window of an attention when the caller hides nothing."""
     if site.causal or site.alignment:
         return Rule(causal=True)
     inside = torch_activations(plain, site)
@@ -565,9 +562,9 @@ def _entry(
 def torch_model_candidates(
     made: TorchModel, name: str, number: int | None = None
 ) -> list[tuple[int | None, Candidate]]:
-    """A whole model, without an index, and its distinct attentions with theirs.
+    """Return a whole model (index None) and its distinct attentions with their indices.
 
-    Or the attention of a number alone; raises UsageError where there is none.
+    With ``number`` only this attention; raises UsageError if it does not exist.
     """
     engine, model = made.engine, made.model
     if number is not None:
@@ -588,7 +585,7 @@ def torch_model_candidates(
 
 
 def _core(made: TorchModel, entry: SiteEntry, name: str) -> Candidate:
-    """One attention as a core that makes its recorded calls again."""
+    """Make a core candidate that replays one attention's recorded calls."""
     engine = made.engine
     site = engine.sites[entry["index"]]
     letters = {mask: site.mask_letters(mask) for mask in site.masks}
@@ -630,18 +627,18 @@ def model(
     """Declare a whole model: the model itself, then its distinct attentions.
 
     what
-        The path of an ONNX file, a ``torch.nn.Module``, or a function without arguments that
-        builds one.
+        The path of an ONNX file, a ``torch.nn.Module``, or a function without arguments that builds
+        a module.
     declaration
-        For a file what gives its inputs their roles, by default ``NAME.conformance.toml`` near it.
+        For a file: the roles of its inputs, by default ``NAME.conformance.toml`` near it.
     source
-        For a file the module that it was exported from.
+        For a file: the module it was exported from.
     inputs
-        For a module the roles of its forward's parameters where names and answers do not say them:
-        ``{"ids": "tokens", "x": {"role": "features", "shape": [16]}}``; of tokens ``vocabulary``
-        says how many there are.
+        For a module: the roles of its forward's parameters where names and answers are not enough:
+        ``{"ids": "tokens", "x": {"role": "features", "shape": [16]}}``; ``vocabulary`` is the
+        number of different tokens.
 
-    Raises UsageError with one sentence for what is no whole model, or cannot be called.
+    Raises UsageError with one sentence for an object that is no whole model, or cannot be called.
     """
     if isinstance(what, (str, Path)):
         if inputs is not None or name is not None:

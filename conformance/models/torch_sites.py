@@ -1,4 +1,4 @@
-"""Every attention in a recorded forward pass, and why what looks like one is not judged alone."""
+"""Find every attention in a recorded forward pass, or why a similar structure is not one."""
 
 from __future__ import annotations
 
@@ -22,58 +22,51 @@ KERNEL: Final = "scaled_dot_product_attention"
 PARTS: Final = ("query", "key", "value")
 _PRODUCTS: Final = frozenset({"matmul", "bmm", "baddbmm", "einsum"})
 _SOFTMAXES: Final = frozenset({"softmax", "exp"})
-# Calls between the scores and the weights, and between the weights and the product with values.
+# Calls between scores and weights, and between weights and the product with values.
 _BETWEEN: Final = CASTS | frozenset(
     "view reshape masked_fill where add sub mul div tanh clamp max min maximum minimum getitem cat "
     "nan_to_num softmax log_softmax exp sum amax logsumexp setitem neg".split()
 )
-# What is gathered from other scores, such as those of distances, is a bias on these.
+# Values gathered from further scores, such as scores of distances, are a bias.
 _GATHERS: Final = frozenset({"gather", "take_along_dim"})
-# These take no more than its shape, or its type, from their second tensor.
+# Calls that use only the shape or type of their second tensor.
 _SHAPED: Final = frozenset({"expand_as", "reshape_as", "view_as", "type_as"})
-# Calls that no weights of one attention pass: as in an attention to blocks of tokens.
+# Calls never applied to one attention's weights, as in attention to blocks of tokens.
 _MOVES: Final = frozenset(
     "pad as_strided flip roll gather index_select unfold stack split transpose permute".split()
 )
 _SUMMING: Final = frozenset({"add", "sub", "sum", "cat"})
-# The search upwards from a softmax stops at these: they make tokens, not scores.
+# The upward search from a softmax stops at these: they make tokens, not scores.
 _WALLS: Final = frozenset("linear embedding layer_norm rms_norm conv1d conv2d".split())
 _UNUSUAL: Final = (ValueError, KeyError, IndexError, TypeError, AttributeError)
 _FACTORS: Final = frozenset({"mul", "div", "neg"})
 _SPREADS: Final = CASTS | {"view", "reshape", "expand", "unsqueeze", "getitem", "repeat"}
 
 
-# A size that was read off a tensor outside of an attention: the inputs that this was computed from
-# and the size, for one of queries may be as large as one of keys.
+# A size read off a tensor outside of an attention: the inputs of this tensor, and the size, since
+# numbers of queries and keys may be equal.
 SizeElsewhere = tuple[frozenset[str | None], int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class TorchMask(MaskInput):
-    """A mask where it enters; its name is that of its value."""
+    """A mask at its point of entry, named after its value."""
 
     number: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TorchSite:
-    """One attention of a module in one forward pass, in the words of :class:`.site.Site`.
+    """One attention of a module in one forward pass, with the terms of :class:`.site.Site`.
 
-    place
-        The module that takes its softmax, and how many attentions of that module came before it,
-        those that cannot be judged alone included: in another call it has the same place.
-    scaled_above
-        What query and key are multiplied by before they enter, where more than turns lies between.
-    edges
-        Query, key and value by name.
-    inside
-        The calls from the edges to the answer.
-    sinks, entering_sinks
-        One number a head as they are stored, and what of them stands beside the scores.
-    factor
-        Numbers by head that the products are multiplied by, which are taken for the query's.
-    output, output_value
-        What the answer is called as an answer of the model, and its value.
+    place: the module computing its softmax, and the number of attentions of this module before it,
+        including those that cannot be judged alone: the same place in every call.
+    scaled_above: the factor on query and key before they enter, if more than turns lies between.
+    edges: query, key and value by name.
+    inside: the calls from the edges to the answer.
+    sinks, entering_sinks: stored numbers by head, and the tensor of them beside the scores.
+    factor: numbers by head multiplying the products, regarded as part of the query.
+    output, output_value: the name of the answer in the model, and its value.
     """
 
     index: int
@@ -100,9 +93,9 @@ class TorchSite:
     factor: int | None = None
 
     def mask_letters(self, mask: TorchMask) -> str:
-        """The letters in which a mask is handed over.
+        """Return the letters in which a mask is handed over.
 
-        All axes where another mask has the same form, or its own axes are in another order.
+        All axes if another mask has the same form or the mask's axes are in another order.
         """
         letters = spelled(mask.axes)
         places = ["BHQK".index(letter) for letter in letters if letter != "1"]
@@ -113,12 +106,12 @@ class TorchSite:
 
     @property
     def output(self) -> str:
-        """The name under which a run gives its answer."""
+        """The name of the attention's answer in a run."""
         return f"attention #{self.index}"
 
 
 def find_torch_sites(recording: ModuleRecording) -> tuple[list[TorchSite], list[Uncut]]:
-    """The attentions of a forward pass, in order, and what looks like one."""
+    """Return the attentions of a forward pass in order, and similar structures."""
     return _Finder(recording).find()
 
 
@@ -187,7 +180,7 @@ class _Finder:
                 return None
             msg = "its scores are no product of two tensors"
             raise UnreadableError(msg)
-        # What queries make with tables of positions is added, as other biases are.
+        # Products of queries with tables of positions are added like biases.
         of_tokens = [one for one in firsts if self._is_of_tokens(one)]
         beside = [one for one in firsts if one not in of_tokens] if len(of_tokens) == 1 else []
         firsts = of_tokens if beside else firsts
@@ -228,7 +221,7 @@ class _Finder:
         return self._site(index, calls, taken_by, operands, output, letters, scores, beside=beside)
 
     def _is_of_tokens(self, product: Call) -> bool:
-        """Whether both operands of a product are computed from inputs of the module."""
+        """Tell whether both operands of a product are computed from inputs of the module."""
         return all(self._values[number].above - {None} for number in product.reads)
 
     def _site(
@@ -281,10 +274,10 @@ class _Finder:
     def _untied(
         self, taken_by: Mapping[str, Call], operands: Mapping[str, tuple[int, str]]
     ) -> tuple[Mapping[str, TorchEdge], dict[int, Call]]:
-        """Where query, key and value enter, and by place the calls that take them, if changed.
+        """Return the edges of query, key and value, and by place the calls changed to read them.
 
-        Of those that are one tensor each gets a value of its own where a product takes it, so that
-        the calls can be made again on tensors that differ.
+        Parts sharing a tensor get separate values where a product reads them, so that calls can be
+        replayed on different tensors.
         """
         edges = self._edges.edges(operands)
         uses = Counter(edge.number for edge in edges.values())
@@ -304,7 +297,7 @@ class _Finder:
         return self._values[number].tensor
 
     def _refuse_moved_weights(self, softmax: Call) -> None:
-        """Raise UnreadableError where weights change their places before they meet values."""
+        """Raise UnreadableError if weights are permuted before they meet the values."""
         if softmax.name == "exp" or not self._of_products(softmax):
             return
         second = self._mean(softmax, _BETWEEN - _SUMMING | _MOVES)
@@ -313,7 +306,7 @@ class _Finder:
             raise UnreadableError(msg)
 
     def _of_products(self, softmax: Call) -> bool:
-        """Whether any product of two tensors stands above a softmax, however moved."""
+        """Tell whether the softmax is computed from a product of two tensors, however moved."""
         waiting, visited = list(softmax.reads), set(softmax.reads)
         while waiting:
             call = self._values[waiting.pop()].made_by
@@ -327,9 +320,10 @@ class _Finder:
         return False
 
     def _mean(self, softmax: Call, between: frozenset[str]) -> tuple[Product, int, bool] | None:
-        """The product with values behind certain calls, and which operand the weights are.
+        """Find the product with the values: the product, the operand of the weights, and a flag.
 
-        Then whether queries and keys of the weights have changed places before.
+        The flag tells whether query and key axes of the weights were exchanged before. Only calls
+        named in ``between`` may lie between.
         """
         waiting, visited = list(softmax.results), set(softmax.results)
         turned: set[int] = set()
@@ -357,7 +351,6 @@ class _Finder:
         return None
 
     def _scores(self, softmax: Call) -> list[Call]:
-        """The products that the scores before a softmax are made of."""
         found: dict[int, Call] = {}
         waiting, visited = list(softmax.reads), set(softmax.reads)
         while waiting:
@@ -374,7 +367,6 @@ class _Finder:
 
 
 def _with_operand(call: Call, old: Ref, new: Ref) -> Call:
-    """The call with another tensor where it first takes one."""
     once = iter([new])
 
     def leaf(entry: Any) -> Any:
@@ -393,7 +385,7 @@ def _kernel_arguments(call: Call) -> dict[str, Any]:
 
 
 def _choice(call: Call) -> tuple[Any, Any, Any]:
-    """By what a call chooses, and between what; a tensor's own method begins with the second."""
+    """Return condition and branches of a choice; ``Tensor.where`` has another argument order."""
     other = call.argument(2, "other")
     if call.function is Tensor.where:
         return call.argument(1, "condition"), call.argument(0), other
@@ -401,7 +393,7 @@ def _choice(call: Call) -> tuple[Any, Any, Any]:
 
 
 class _Slice:
-    """The calls from the edges of an attention to its answer, and what else they read."""
+    """The calls from the edges of an attention to its answer, and their further inputs."""
 
     def __init__(
         self,
@@ -425,7 +417,7 @@ class _Slice:
         self.factor: int | None = None
 
     def read(self) -> tuple[tuple[Call, ...], tuple[TorchMask, ...]]:
-        """The calls in order and the masks; raises UnreadableError for anything else."""
+        """Return the calls in order and the masks; raises UnreadableError for unknown inputs."""
         calls: dict[int, Call] = {}
         waiting = [self._output]
         while waiting:
@@ -449,7 +441,7 @@ class _Slice:
         return None if call is None else self._untied.get(call.place, call)
 
     def _depends(self, number: int) -> bool:
-        """Whether a value is computed from the edges."""
+        """Tell whether a value is computed from the edges."""
         waiting = [number]
         while waiting:
             top = waiting[-1]
@@ -469,7 +461,7 @@ class _Slice:
         return self._made[number]
 
     def _enter(self, call: Call) -> None:
-        """Note what a call brings in besides what is computed from the edges."""
+        """Register the inputs of a call that are not computed from the edges."""
         for number in dict.fromkeys(call.reads):
             if self._depends(number):
                 continue
@@ -493,7 +485,7 @@ class _Slice:
             self._mask(number, role, scores, factor=-factor if call.name == "sub" else factor)
 
     def _factor_after(self, call: Call) -> float:
-        """What a sum of scores is multiplied by between a call and the softmax."""
+        """Return the factor applied to the scores between a call and the softmax."""
         result, here = 1.0, set(call.results)
         for later in self._calls:
             if later.place <= call.place or here.isdisjoint(later.reads):
@@ -508,9 +500,9 @@ class _Slice:
         return result
 
     def _multiplies_products(self, call: Call, number: int) -> bool:
-        """Whether a call multiplies products of query and key by a number for each head.
+        """Tell whether a call multiplies the products of query and key by a number for each head.
 
-        A query that is multiplied by it makes the same products.
+        The query multiplied by the numbers gives equal products.
         """
         shape = list(self._values[number].tensor.shape)
         by_head = self._scores[:2] == "BH" and len(shape) > 2 and shape[-2:] == [1, 1]  # noqa: PLR2004
@@ -525,11 +517,10 @@ class _Slice:
         return above is not None
 
     def _letters(self, rank: int) -> str:
-        """The letters of scores with so many axes."""
         return self._scores if rank == len(self._scores) else leading(rank) + self._scores[-2:]
 
     def _role(self, call: Call, number: int) -> str:
-        """What a tensor is that enters by a call; raises UnreadableError for what is no mask."""
+        """Return the role of a tensor entering by a call; raises UnreadableError if no mask."""
         value = self._values[number]
         is_bool = value.tensor.dtype == torch.bool
         if value.tensor.numel() == 1 and value.tensor.dim() < 2:  # noqa: PLR2004 (a number)
@@ -553,10 +544,9 @@ class _Slice:
         raise UnreadableError(msg)
 
     def _sinks(self, number: int) -> None:
-        """Take what spreads one number a head over items and queries inside.
+        """Register sinks: the stored numbers by head behind the calls that broadcast them.
 
-        A factor of what is spread already is inside, too: sinks stand beside the scores as they
-        are stored.
+        Factors after broadcasting count as inside: sinks stand beside the scores as stored.
         """
         here = number
         while True:
@@ -573,7 +563,7 @@ class _Slice:
         self.sinks, self.entering_sinks = here, number
 
     def _is_fill(self, entry: Any) -> bool:
-        """Whether a branch of a choice is no scores but what hidden ones are replaced by."""
+        """Tell whether a branch of a choice is the fill value for hidden scores."""
         if not isinstance(entry, Ref):
             return True
         call = self._values[entry.number].made_by
@@ -581,7 +571,7 @@ class _Slice:
         return fills or not self._depends(entry.number)
 
     def _filled(self, number: int, scores: str) -> bool:
-        """Take a choice between two numbers inside, so that what it chooses by is the mask."""
+        """Read a choice between two numbers as a mask: its condition hides or keeps."""
         call = self._values[number].made_by
         if call is None or call.name != "where":
             return False

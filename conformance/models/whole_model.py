@@ -1,4 +1,4 @@
-"""A whole model that runs: calls that are drawn for it, and its answers."""
+"""A whole model that runs: drawn calls, and its answers."""
 
 from __future__ import annotations
 
@@ -35,24 +35,16 @@ class RefusedSize:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WholeModel:
-    """A model with what is known of it, whatever runs it.
+    """A model with its known facts, independent of its engine.
 
-    described
-        Its attentions as the record says them.
-    cores
-        Those that are judged alone by the index of each attention: the first of its like.
-    outputs
-        The letters of the axes of each answer in floats.
-    taken
-        The sizes that it takes by axis, where it does not take every one.
-    refused
-        Those it should take and does not.
-    source
-        What runs the module that it was exported from, where somebody named that.
-    warnings
-        What its masks do against the custom or the documentation, a sentence each.
-    inverted
-        The masks that hide by 1 where the documentation says that 1 is a token to attend to.
+    described: its attentions, as in the record.
+    cores: the core judged for each attention, by index.
+    outputs: the letters of the axes of each answer in floats.
+    taken: the accepted sizes by axis, for restricted axes.
+    refused: the refused sizes it should accept.
+    source: the engine of the module it was exported from, if named.
+    warnings: sentences on masks that contradict custom or documentation.
+    inverted: the masks in which 1 hides although documented as attended.
     """
 
     engine: Engine
@@ -73,35 +65,35 @@ class WholeModel:
 
     @property
     def has_mask(self) -> bool:
-        """Whether one of its inputs says which tokens of the padded sequence exist."""
+        """Tell whether an input is a mask of the padded sequence."""
         return any(entry.role == "mask" and entry.along == 0 for entry in self.inputs)
 
     @property
     def turned(self) -> WholeModel:
-        """The model with those masks as they work."""
+        """Return the model with inverted masks read as they work."""
         inputs = [replace(e, hides=e.hides is not (e.name in self.inverted)) for e in self.inputs]
         return replace(self, inputs=tuple(inputs), inverted=())
 
     @property
     def has_positions(self) -> bool:
-        """Whether one of its inputs says where the tokens of the padded sequence stand."""
+        """Tell whether an input holds positions of the padded sequence."""
         return any(entry.role == "positions" and entry.along == 0 for entry in self.inputs)
 
     @property
     def is_sequential(self) -> bool:
-        """Whether it takes tokens or features of any sequence."""
+        """Whether the model takes tokens or features of a sequence."""
         return any(entry.role in ("tokens", "features") for entry in self.inputs)
 
     @property
     def has_two_sequences(self) -> bool:
-        """Whether a sequence of its own attends to the padded one."""
+        """Whether a separate sequence attends to the padded one."""
         return any(entry.along == 1 for entry in self.inputs)
 
     @cached_property
     def presents(self) -> dict[str, str]:
-        """For each input of past keys or values the answer that holds them with the new ones.
+        """Map inputs of past keys or values to the answers holding past and new ones.
 
-        The two have the same numbers and words in their names, such as ``0`` and ``key``.
+        The two names contain equal numbers and words, such as ``0`` and ``key``.
         """
         marks = {_marks(name): name for name in self.outputs}
         pasts = [entry.name for entry in self.inputs if entry.role == "past"]
@@ -109,7 +101,7 @@ class WholeModel:
 
     @property
     def has_cache(self) -> bool:
-        """Whether it takes the past of every key and value that it answers."""
+        """Tell whether every answered key and value has an input for its past."""
         return bool(self.presents) and len(self.presents) == sum(
             entry.role == "past" for entry in self.inputs
         )
@@ -157,7 +149,7 @@ class WholeModel:
     def with_tokens(
         self, call: ModelCall, changed: Array, seed: int, *, along: int = 0
     ) -> ModelCall:
-        """The call with other tokens where ``changed`` (bool ``[B, L]``) says so."""
+        """Return the call with the tokens changed where ``changed`` (bool ``[B, L]``) is True."""
         generator = np.random.default_rng(seed)
         feeds = dict(call.feeds)
         for entry in self.inputs:
@@ -185,7 +177,7 @@ class WholeModel:
         return replace(call, feeds=feeds)
 
     def items(self, call: ModelCall, order: Sequence[int]) -> ModelCall:
-        """Some items of a call, in some order."""
+        """Select items of a call in the given order."""
         chosen = list(order)
         feeds = {name: value[chosen] for name, value in call.feeds.items()}
         return replace(call, feeds=feeds, keep=call.keep[chosen])
@@ -205,10 +197,10 @@ class WholeModel:
     def continued(
         self, call: ModelCall, first: int, answers: Mapping[str, Array] | None
     ) -> ModelCall:
-        """The call with its tokens from ``first`` on, after a call with those before them.
+        """Return the call with the tokens from ``first`` on, continuing an earlier call.
 
-        Of that call these are the answers, whose keys and values are handed over; None hands over
-        none of them.
+        ``answers`` are the earlier call's, whose keys and values are handed over; None hands over
+        nothing.
         """
         rest = self.cut(call, slice(first, None))
         feeds = dict(rest.feeds)
@@ -224,7 +216,7 @@ class WholeModel:
     def run(
         self, call: ModelCall, *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
     ) -> dict[str, Array]:
-        """The answers in floats by name, and the tensors inside it that are asked for.
+        """Return the answers in floats by name, and the tapped inner tensors.
 
         Raises GraphRefused and GraphLost.
         """
@@ -237,9 +229,10 @@ class WholeModel:
         }
 
     def in_place(self, call: ModelCall) -> Iterator[tuple[int, Activations]]:
-        """Each attention that is judged alone, on what the model computes in a call.
+        """Yield the activations of each attention that is judged alone.
 
-        Those whose axes cannot be told apart are left out. Raises GraphRefused and GraphLost.
+        Attentions whose axes cannot be distinguished are left out. Raises GraphRefused and
+        GraphLost.
         """
         for index, inside in self.engine.in_place(call.feeds):
             if index in self.cores:
@@ -263,12 +256,12 @@ class WholeModel:
         return ""
 
     def takes(self, batch: int, lengths: tuple[int, int]) -> bool:
-        """Whether a call of some sizes is among those that it takes."""
+        """Tell whether the model accepts a call of these sizes."""
         sizes = {"batch": batch, "length": lengths[0], "second length": lengths[1]}
         return all(size in self.taken.get(axis, (size,)) for axis, size in sizes.items())
 
 
 def _marks(name: str) -> tuple[str, ...]:
-    """What tells the name of a cache from others: its numbers, and words such as key."""
+    """Return the identifying parts of a cache's name: numbers, and words such as key."""
     own = _ANY_CACHE.sub("", name.lower())
     return tuple(re.findall(r"[0-9]+|key|value|encoder|decoder|self|cross", own))

@@ -1,4 +1,4 @@
 """Runs the clauses of a candidate, in this process or in workers that may hang or crash.
 
-It may import ``diagnosis`` and what lies below it.
+May import ``diagnosis`` and the layers below it.
 """

@@ -32,23 +32,23 @@ from .shrinking.smallest import Smallest
 # A cause as the report has it.
 Entry = dict[str, Any]
 Told = TypeVar("Told")
-# In the name of a tensor whose axes are read in another order: their sizes need not fit.
+# Appended to names of tensors read with permuted axes: their sizes need not match.
 _LAID_OUT: Final = " laid out as "
 # Whether a subject fails the problem in question.
 Fails = Callable[[Subject], bool]
-# Seconds that the search for a name may take: of some thousand calls each may be slow.
+# Seconds of a name's search: each of its thousands of calls may be slow.
 LONGEST_SEARCH: Final = 300.0
-# That where calls are slow, and the fewest calls that it may make, however slow they are.
+# The limit for slow calls, and the fewest calls allowed, however slow.
 SLOW_SEARCH: Final = 15.0
 FEWEST_CALLS: Final = 12
-# That for the name of answers at the few sizes at which a call does not raise.
+# The limit for answers at the few sizes at which a call does not raise.
 SHORT_SEARCH: Final = 5.0
 
 
 class Causes:
-    """Finds the causes of one candidate's failures; what holds for all of them is found once.
+    """Finds the causes of one candidate's failures; causes common to all are found once.
 
-    Where a search ends with an error of ours the failure stays, and no other search is made.
+    If a search ends with an error of the harness the failure stays, and searching stops.
     """
 
     def __init__(self, candidate: Candidate, mistakes: Sequence[NamedMistake]) -> None:
@@ -57,7 +57,7 @@ class Causes:
         self.forget()
 
     def forget(self) -> None:
-        """Drop what was found: it is found again."""
+        """Drop the causes found so far."""
         self._spent = 0.0  # seconds of all searches for names
         self._few: dict[Subject, FewCalls] = {}
         self._answering: dict[tuple[Subject, object], Subject] = {}
@@ -67,9 +67,9 @@ class Causes:
         self._blamers: dict[Subject, Blamer] = {}
 
     def are_unmeant(self, name: str, meant: Collection[str] = ()) -> bool:
-        """Whether a name is that of mistakes that nobody means: the catalogue's, and the like.
+        """Tell whether a name stands for unintended mistakes: the catalogue's, and similar ones.
 
-        Those of fields of the semantics that are ``meant`` are none.
+        Names of changes in ``meant`` fields of the semantics are intended.
         """
         chosen = {
             mistake.name
@@ -82,9 +82,9 @@ class Causes:
         return {*parts_of(name)} <= known
 
     def chance(self, problem: Problem, subject: Subject, fails: Fails, kind: str) -> Entry | None:
-        """The cause where chance decides the candidate's answers; None for others.
+        """Return the cause if the candidate's answers are random, else None.
 
-        Laws that compare two such answers would blame whatever differs between the two calls.
+        Laws comparing two random answers would blame any difference between the two calls.
         """
         numbers = kind in WRONG_ANSWERS
         return self._searched(
@@ -92,7 +92,7 @@ class Causes:
         )
 
     def changed_inputs(self, subject: Subject, clause: Clause, fails: Fails) -> Entry | None:
-        """The cause where the candidate changes what it is called with; None for others."""
+        """Return the cause if the candidate changes its arguments, else None."""
         return self._searched(subject, lambda: changed_inputs_entry(subject, clause.id, fails))
 
     def refused_sizes(
@@ -104,10 +104,9 @@ class Causes:
         clause_run: ClauseRun,
         mistaken: list[Entry],
     ) -> list[Entry]:
-        """The causes where sizes decide whether a call raises; those known already for others.
+        """Return the causes where sizes decide whether a call raises; else the known ``mistaken``.
 
-        Where calls of other sizes are answered wrongly, and what these answers are is known, that
-        is the cause.
+        A known explanation of wrong answers at further sizes takes precedence.
         """
 
         def search() -> RefusedCall | None:
@@ -117,14 +116,14 @@ class Causes:
         if told is None:
             return mistaken
         if told.wrong and not mistaken:
-            # Its answers are searched once, however many clauses ask sizes that it refuses.
+            # The answers are searched once, however many clauses ask refused sizes.
             equal = told.condition.equal if told.condition else ()
             answering = self._answering.setdefault((subject, equal), told.answering(subject))
             mistaken = self.of_exception(answering, problem, clause_run, SHORT_SEARCH)
         return told.with_names(mistaken)
 
     def unrepeatable(self, subject: Subject, fails: Fails, kind: str) -> Entry | None:
-        """The cause of a failure that does not occur each time; None for others."""
+        """Return the cause of a failure that does not recur every time, else None."""
         if kind not in WRONG_ANSWERS or subject in self._lost:
             return None
         return self._searched(subject, lambda: self._chance.unrepeatable(subject, fails))
@@ -151,7 +150,7 @@ class Causes:
     def named(
         self, subject: Subject, clause: Clause, problem: Problem, clause_run: ClauseRun
     ) -> list[Entry]:
-        """The mistakes that explain a failure; the search is made once a candidate and dtype."""
+        """Return the mistakes that explain a failure; searched once for a candidate and dtype."""
         return self._named(subject, clause_run, lambda known: known.explain(clause, problem))
 
     def of_exception(
@@ -161,7 +160,7 @@ class Causes:
         clause_run: ClauseRun,
         longest: float = LONGEST_SEARCH,
     ) -> list[Entry]:
-        """The mistakes of other, wrong answers that no call can make where this one raises."""
+        """Explain wrong answers of other calls by mistakes impossible in a call that raises."""
 
         def consequences(known: Diagnostician) -> list[Entry]:
             known.ways.small_errors = (
@@ -221,7 +220,7 @@ class Causes:
             self._spent += fair_clock() - began
 
     def _so_far(self, known: Diagnostician, calls: int) -> Entry:
-        """What is known of a mistake where the search for its name has used its share."""
+        """Describe the known facts on a mistake when the search for its name ran out of time."""
         text = f"no name was found in the share of the search, {calls} calls"
         answered = known.subject.answered if isinstance(known.subject, DiagnosedSubject) else {}
         every = [*filter(None, answered.values())]
@@ -247,7 +246,7 @@ class Causes:
         smallest: Smallest,
         on_example: Callable[[dict[str, Any]], None],
     ) -> dict[str, Any] | None:
-        """Which step of an export is to blame for a graph's failure; None for what is no graph."""
+        """Return the export step to blame for a graph's failure; None without a graph."""
         if self._candidate.graph is None:
             return None
         if subject not in self._blamers:
@@ -269,4 +268,4 @@ class Causes:
 
 
 class _GivenUp(Exception):  # noqa: N818 (no error: the search for a name takes too long)
-    """The time for a name is up."""
+    """The time for finding a name is over."""

@@ -1,4 +1,4 @@
-"""The problems of one clause in the order in which they are tried: earlier failures first."""
+"""The problems of one clause in the order of trial: earlier failures first."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from hypothesis.database import ExampleDatabase
 
 
-# As many of a clause are tried, the smallest first.
+# Problems tried for a clause, the smallest first.
 MOST: Final = 10
 
 
-# What a database holds: where, and a problem.
+# An entry of a database: key and problem.
 Kept = tuple[bytes, bytes]
 
 
 class FailureMemory:
     """The failing problems of one specification.
 
-    They are kept by candidate (its name and kind), clause, dtype and device. A database that fails,
-    such as a server that went away, does not disturb the run: ``trouble`` says why it failed. Who
-    ``waits`` writes none, as candidates could read the seed there: ``taken`` are entries to write.
+    Keyed by candidate (name and kind), clause, dtype and device. A failing database, such as a lost
+    server, does not disturb the run: ``trouble`` says why it failed. If ``waits``, nothing is
+    written, as candidates could read the seed there: ``taken`` returns the entries to write.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FailureMemory:
         return sorted(dict.fromkeys(problems), key=_size)[:MOST]
 
     def keep(self, candidate: Candidate, clause: str, problem: Problem) -> None:
-        """Remember a problem that failed."""
+        """Remember a failing problem."""
         entry = self._key_of(candidate, clause, problem), _written(problem)
         if self._waits:
             self._waiting.append(entry)
@@ -94,7 +94,7 @@ def _written(problem: Problem) -> bytes:
 
 
 def _read(value: bytes) -> Problem | None:
-    """The problem of an entry, None for what this version did not write."""
+    """Decode an entry; None for entries this version did not write."""
     try:
         return problem_from_json(json.loads(value))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
@@ -106,9 +106,9 @@ def _size(problem: Problem) -> tuple[int, str]:
 
 
 class ClauseProblems:
-    """The problems of a clause for a subject, those of its shard; the tally gets their number.
+    """The problems of a clause for a subject within its shard; their number goes to the tally.
 
-    The first shard has the problems of the database, too.
+    The first shard also has the problems of the database.
     """
 
     def __init__(
@@ -128,11 +128,11 @@ class ClauseProblems:
         self._place = clause.space, subject.dtype, subject.device
 
     def of_round(self, number: int) -> Iterator[Problem]:
-        """The examples of the profile, or those of a later round of one that explores."""
+        """Yield the profile's examples, or the examples of a later exploring round."""
         return self._explored(number) if number else self._first()
 
     def _first(self) -> Iterator[Problem]:
-        """Problems that failed before, the pool, and a few more until one of these binds."""
+        """Yield remembered failures, the pool, then further problems until one binds."""
         tally, shard = self._tally, self._tally.shard
         remembered = self._remembered()
         tally.remembered = len(remembered)
@@ -152,14 +152,14 @@ class ClauseProblems:
                 return
 
     def _count(self, *, exactly: bool) -> None:
-        """Tell the tally how many problems there are; about so many before any is made."""
+        """Tell the tally the number of problems: an estimate before any is made, or ``exactly``."""
         space, dtype, _ = self._place
         main = len(self._pool.problems(space, dtype)) if exactly else self._pool.count(space, dtype)
         own = sum(map(self._tally.shard.owns, range(main)))
         self._tally.main, self._tally.planned = main, self._tally.remembered + own
 
     def _explored(self, number: int) -> Iterator[Problem]:
-        """Freshly drawn problems; each shard draws its own."""
+        """Draw fresh problems for an exploring round; every shard draws different ones."""
         shard = self._tally.shard
         turn = (number - 1) * shard.count + shard.index
         drawn = self._pool.drawn(*self._place, turn=turn)
@@ -167,7 +167,7 @@ class ClauseProblems:
         yield from map(self._problem_for, drawn)
 
     def _answered(self, known: set[Problem]) -> Problem | None:
-        """A further problem whose answer is there already, of a clause that takes any answer."""
+        """Return a further problem with a known answer, for clauses indifferent to the problem."""
         if not self._clause.of_any_answer or not self._subject.slow_calls:
             return None
         space, candidate = self._place[0], self._subject.candidate
@@ -178,7 +178,6 @@ class ClauseProblems:
         return None
 
     def _problem_for(self, drawn: Problem) -> Problem:
-        """A drawn problem with the sizes that the clause needs; what is remembered has them."""
         return self._clause.problem_for(self._subject, drawn)
 
     def _remembered(self) -> list[Problem]:

@@ -1,4 +1,4 @@
-"""A planned clause, how it is run, and the results of clauses that could not end by themselves."""
+"""Planned clauses, how to run them, and results of clauses ended from outside."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..targets.loading import one_line
 from .tally import Tally
 
 IN_PROGRESS: Final = "the next one had not been answered"
-# What the runner never swallows, and what only a candidate raises in a worker.
+# Exceptions the runner never swallows, raised in a worker by the candidate alone.
 _OF_THE_CANDIDATE: Final = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)
 
 
@@ -69,28 +69,21 @@ class PlannedClause:
 
 
 def _counterexample(problem: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The problem as the runner's own counterexamples hold it, without tensors."""
     return None if problem is None else {"problem": problem}
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClauseRun:
-    """How a clause is run: how long, how progress is reported, and how a failure is.
+    """Conditions of a clause's run: time, progress reports and the handling of a failure.
 
-    until
-        The moment on the fair clock of this thread at which no further example is begun.
-    on_example
-        Gets each problem (plain data) before it is tried, and the tally of those before it.
-    on_failure
-        Gets a failure before it is reduced and diagnosed.
-    deferred
-        A failure is not reduced or diagnosed: :meth:`CandidateRun.explain_failure` does that.
-    round
-        0 for the examples of the profile, then others for each round of a profile that explores.
-    most
-        Examples after which the clause is laid aside: the next run of it goes on from there.
-    search
-        Seconds that all searches for names of the candidate's mistakes may take together.
+    until: no example begins after this moment on the fair clock of this thread.
+    on_example: gets every problem (plain data) before its trial, with the tally so far.
+    on_failure: gets a failure before reduction and diagnosis.
+    deferred: a failure is neither reduced nor diagnosed: :meth:`CandidateRun.explain_failure` does
+        both.
+    round: 0 for the profile's examples, then one number per round of a profile that explores.
+    most: the clause is laid aside after this number of examples; the next run continues.
+    search: seconds for all searches for names of the candidate's mistakes together.
     """
 
     until: float | None = None
@@ -112,10 +105,10 @@ UNLIMITED: Final = ClauseRun()
 
 @dataclass
 class Progress:
-    """The problem in progress, the counts before it, and the failure where there is one.
+    """The problem in progress, the counts before it, and the failure, if found.
 
-    ``examples`` are all problems that were begun, those of a reduction too. ``on_failure`` is
-    called when a failure is there.
+    ``examples`` counts all begun problems, including reductions. ``on_failure`` is called when a
+    failure is found.
     """
 
     problem: dict[str, Any] | None = None
@@ -139,9 +132,9 @@ class Progress:
             self.trail = {**self.counted["trail"], "failed": True, "lost": True}
 
     def lost(self, clause: PlannedClause, kind: str, message: str, seconds: float) -> ClauseResult:
-        """The result where the candidate hangs or dies: an answer that failed before has failed.
+        """Return the result of a hang or crash; an earlier wrong answer remains the failure.
 
-        An exception before that may have had the same cause, such as a device that is broken.
+        An earlier exception may have had the same cause, for example a broken device.
         """
         found = None if self.failure is None else self.failure.violation
         if self.failure is not None and found is not None and found.kind != "raised":
@@ -160,7 +153,7 @@ class Progress:
         return clause.after_exception(error, self.problem, **more)
 
     def cut(self, clause: PlannedClause, seconds: float) -> ClauseResult:
-        """The result where the time of the run is up: a failure counts as it is."""
+        """Return the result of a clause at the run's deadline; a found failure counts."""
         if self.failure is not None:
             return self.failure.replace(seconds=self.failure.seconds + seconds)
         counted = {**self.counted, "planned": self.counted.get("planned") or 0}
@@ -169,7 +162,7 @@ class Progress:
 
 
 def _kept(failure: ClauseResult, message: str, seconds: float) -> ClauseResult:
-    """A failure as it was found, where what came later ended the search for its cause."""
+    """Return a failure as found, adding why the search for its cause ended."""
     said = f"{failure.reason}; in the search for its cause {message}"
     found = failure.violation
     return failure.replace(

@@ -1,8 +1,8 @@
-"""Where failing problems are kept between runs: the databases of hypothesis, named by a text.
+"""Stores of failing problems between runs: databases of hypothesis, named by a text.
 
 ``path/to/folder``, ``redis://host:port/number`` (``rediss://`` with TLS) or ``github:OWNER/REPO``,
-the artifact of a repository's workflow, which is only read. Of several each is read, and written
-where it can be.
+the read-only artifact of a repository's workflow. Several databases are all read, and written where
+possible.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def check_database(text: str) -> None:
 
 
 def on_this_machine(text: str) -> bool:
-    """Whether a text names a folder: other machines do not see it."""
+    """Tell whether a text names a folder: invisible to other machines."""
     return not _SCHEME.match(text) and not text.startswith("github:")
 
 
@@ -82,16 +82,16 @@ def shown(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenDatabase:
-    """A database, and what is missing from it: sentences."""
+    """An opened database, with sentences on missing entries."""
 
     database: ExampleDatabase
     notes: tuple[str, ...] = ()
 
 
 def open_databases(texts: Sequence[str]) -> OpenDatabase | None:
-    """The databases that texts name, as one; raises UsageError where one cannot be used at all.
+    """Open the databases named by texts as one; raises UsageError for an unusable database.
 
-    An artifact that does not exist yet gives a note, and nothing is read from it.
+    A missing artifact gives a note and is read as empty.
     """
     from hypothesis.database import MultiplexedDatabase  # noqa: PLC0415 (on demand)
 
@@ -108,7 +108,7 @@ def open_databases(texts: Sequence[str]) -> OpenDatabase | None:
 
 
 def keep(texts: Sequence[str], entries: Sequence[tuple[bytes, bytes]]) -> None:
-    """Write entries, each a key and a value, into the databases that texts name."""
+    """Write (key, value) entries into the databases named by texts."""
     opened = open_databases(texts) if entries else None
     if opened is not None:
         for entry in entries:
@@ -160,15 +160,15 @@ def _redis(text: str) -> ExampleDatabase:
 
 
 def _said(error: Exception) -> str:
-    """The first line of what a client raised: no line of the harness or the user is to blame."""
+    """Return the first line of a client's exception."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 def _github(owner: str, repository: str) -> OpenDatabase:
-    """A repository's latest artifact, which is read with the token in GITHUB_TOKEN."""
+    """Open a repository's latest artifact, read with the token in GITHUB_TOKEN."""
     from hypothesis.database import GitHubArtifactDatabase, ReadOnlyDatabase  # noqa: PLC0415
 
-    # By default all repositories share one folder, and one's artifact is taken for the other's.
+    # By default all repositories share one folder, and their artifacts would be confused.
     home = os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY") or ".hypothesis"
     cache = Path(home) / "github-artifacts" / owner / repository / ARTIFACT
     shared = GitHubArtifactDatabase(owner, repository, ARTIFACT, path=cache)

@@ -37,19 +37,18 @@ with uncollected():  # beside all that a run has made, a collection takes as lon
     from ..diagnosis.refused_sizes import RAISES, RIGHT, WRONG
     from .causes import Causes
 
-# Of the reductions that a profile leaves, the part that the next failing clause may use.
+# The share of a profile's remaining reductions for the next failing clause.
 SHARE_OF_ONE_CLAUSE = 0.3
-# Tries where calls are slow, and what was asked tells no name.
+# Tries for slow calls without a name found so far.
 TRIES_OF_SLOW_CALLS: Final = 6
-# What takes a process with it, or much memory, costs seconds a try: few to make it small, none for
-# what hangs.
+# Losing a process or much memory costs seconds a try: few tries, and none for a hang.
 TRIES_OF_A_LOSS = {"hung": 0, "crashed": 8, "memory": 2}
 
 
 class Explainer:
-    """Makes the failures of one candidate small and names them.
+    """Reduces and names the failures of one candidate.
 
-    ``reductions_left`` is how often a failing problem may still be tried smaller.
+    ``reductions_left``: the number of further tries of reduced problems.
     """
 
     def __init__(
@@ -69,20 +68,20 @@ class Explainer:
     def though_unexplained(
         failure: ClauseResult, explain: Callable[[], ClauseResult]
     ) -> ClauseResult:
-        """A failure made small and named; as it was found where that ends with an error of ours."""
+        """Return the explained failure; the unexplained failure if the harness fails meanwhile."""
         try:
             return explain()
         except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
             return failure.replace(diagnosis=[lost_search_entry(fault_of(error))])
 
     def of_chance(self, failure: Failure) -> ClauseResult:
-        """The result of a failure that did not occur again, with what is known of the chance."""
+        """Return the result of a failure that did not recur, with a known random cause."""
         causes, asked = self.causes, (failure.subject, failure.fails, failure.violation.kind)
         chance = causes.chance(failure.problem, *asked) or causes.unrepeatable(*asked)
         return failure.result.replace(diagnosis=[chance] if chance else [])
 
     def result(self, failure: Failure, clause_run: ClauseRun) -> ClauseResult:
-        """A failure made small and named: where calls are slow by what was asked, if that tells."""
+        """Return a failure reduced and named; with slow calls from the calls made, if possible."""
         slow = failure.subject.slow_calls
         told = self._of_few_calls(failure, clause_run) if slow else None
         return told or self._searched_result(failure, clause_run)
@@ -142,13 +141,12 @@ class Explainer:
         )
 
     def _tries(self, subject: Subject, kind: str) -> int:
-        """How often the failing problem of one clause may be tried smaller."""
         tries = int(self.reductions_left * SHARE_OF_ONE_CLAUSE)
         most = TRIES_OF_SLOW_CALLS if subject.slow_calls else tries
         return min(tries, most, TRIES_OF_A_LOSS.get(kind, tries))
 
     def _of_few_calls(self, failure: Failure, clause_run: ClauseRun) -> ClauseResult | None:
-        """A failure named and made small by the calls that were made; None where they tell less."""
+        """Diagnose and reduce a failure from calls already made; None if they do not suffice."""
         clause, subject, found = failure.clause, failure.subject, failure.violation
         if self._candidate.kind not in ("core", "layer") or found.kind not in WRONG_ANSWERS:
             return None
@@ -178,7 +176,7 @@ class Explainer:
         return None
 
     def _catalogued(self, diagnosis: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """A diagnosis, of what nobody declared with whether the catalogue has each name."""
+        """Add to every entry whether its name is catalogued, for candidates nobody declared."""
         reading, known = self._candidate.reading, self.causes.are_unmeant
         if reading is None:
             return diagnosis
@@ -187,7 +185,7 @@ class Explainer:
         ]
 
     def _of_exception(self, failing: Failure, clause_run: ClauseRun) -> list[dict[str, Any]]:
-        """Why a call raises: for a mistake that others answer wrongly by, or for its sizes."""
+        """Explain an exception: by a mistake visible in other answers, or by the call's sizes."""
         subject, problem, mistaken = failing.subject, failing.problem, []
         if self._candidate.eager is None:  # a search that broke hides no refused size
             found = self.causes.of_exception(subject, problem, clause_run)
@@ -197,7 +195,7 @@ class Explainer:
         )
 
     def _is_diagnosed(self, clause: Clause, kind: str, subject: Subject) -> bool:
-        """Whether another way to compute attention may explain a failure, if a law's the first."""
+        """Tell whether a failure is diagnosed; of laws only the first failure of a subject is."""
         ranks = self._candidate.declaration.ranks is not None
         if ranks and (clause.family == "ranks" or kind == "raised"):
             return True
@@ -206,12 +204,12 @@ class Explainer:
         return plain and (clause.explained or first)
 
 
-# The kinds of violation that work in another order on a device may make.
+# The kinds of violation that unordered work on a device may cause.
 _OF_CHANCE: Final = (*WRONG_ANSWERS, "mutated", "memory")
 
 
 def _asked(failure: Failure, problem: Problem) -> tuple[str, str] | None:
-    """What another problem's call does and says; None for one that cannot be asked."""
+    """Return a problem's outcome and message; None for a problem that cannot be asked."""
     try:
         finding = examine(failure.clause, failure.subject, problem)
     except UsageError:  # the declaration does not hold for it
@@ -225,9 +223,9 @@ def _asked(failure: Failure, problem: Problem) -> tuple[str, str] | None:
 
 
 def _random_failure(failure: Failure, random: dict[str, Any]) -> ClauseResult:
-    """A failure of a candidate that answers at random: that is the reason, and nothing is reduced.
+    """Replace the reason of a failure by the randomness of the answers, without reduction.
 
-    The difference between two random answers is no reason.
+    The difference between two random answers explains nothing.
     """
     reason = "equal calls give different answers, which says nothing of what this clause is about"
     violation = Violation(kind=failure.violation.kind, message=reason)
@@ -235,7 +233,6 @@ def _random_failure(failure: Failure, random: dict[str, Any]) -> ClauseResult:
 
 
 def _as_drawn(failure: Failure, violation: Violation, entry: dict[str, Any]) -> ClauseResult:
-    """A failure as it was drawn, with what it is due to."""
     smallest = Smallest(
         problem=failure.problem, violation=violation, recording=Recording(), tries=0, repeated=False
     )

@@ -1,9 +1,8 @@
-"""The cause of a failure of a candidate whose calls are slow, told from the few that were made.
+"""The cause of a failure of a candidate with slow calls, found from the few calls made.
 
-What clauses have asked is compared with each mistake of the catalogue, which takes no call. The
-candidate is asked again what tells apart the mistakes that explain all of it, and whether the last
-one is made elsewhere, too. A mistake that is found answers in the candidate's place while the
-failing problem is made smaller.
+The answers known from clauses are compared with every mistake of the catalogue, without calls.
+Further calls distinguish the mistakes that explain all answers, and check the last one elsewhere. A
+mistake that is found answers in the candidate's place while the failing problem is reduced.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from .shrinking.smallest import smallest_failure
 
-# Calls that tell mistakes apart, and further ones that a mistake must explain to be believed.
+# Calls that distinguish mistakes, and further ones a mistake must explain to be believed.
 MOST_TELLING: Final = 4
 CONFIRMING: Final = 2
 
 
 class FewCalls:
-    """What explains the failures of one subject; what explained one failure is tried first."""
+    """Explanations of one subject's failures; earlier explanations are tried first."""
 
     def __init__(self, subject: Subject, mistakes: Sequence[NamedMistake]) -> None:
         self._subject = subject
@@ -46,7 +45,7 @@ class FewCalls:
         self._found: list[Explanation] = []
 
     def observed(self) -> list[BatteryAnswer]:
-        """The answers that clauses have got so far."""
+        """Return the answers to clauses' calls so far."""
         kept = self._subject.known
         return [
             BatteryAnswer(
@@ -91,7 +90,7 @@ class FewCalls:
         most: int,
         tells: Callable[[Sequence[Explanation], Inputs], bool],
     ) -> list[Explanation]:
-        """The explanations that further answers leave, of calls that tell something."""
+        """Return the explanations that survive further calls distinguishing them."""
         left, asked = explanations, 0
         for inputs in battery(self._diagnosed) if left else ():
             if not left or asked == most:
@@ -113,7 +112,7 @@ class FewCalls:
     def smaller(
         self, made: Combination, clause: Clause, problem: Problem, violation: Violation, tries: int
     ) -> Problem:
-        """The smallest problem on which mistakes fail a clause so, the problem itself if none."""
+        """Return the smallest problem on which the mistakes fail the clause; else the problem."""
         stand_in = StandIn(self._diagnosed, lambda inputs: self._acted(made, inputs))
         try:
             return smallest_failure(clause, stand_in, problem, violation, tries=tries).problem
@@ -121,7 +120,7 @@ class FewCalls:
             return problem
 
     def _acted(self, made: Combination, inputs: Inputs) -> MistakenAnswer:
-        """The answer of who makes some mistakes; CandidateFailure where that cannot be said."""
+        """Return the answer under some mistakes; CandidateFailure where it cannot be computed."""
         own = self._diagnosed
         try:
             return act(own.oracle, own.declaration.semantics, made, inputs)

@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from .explainer import Explainer
 
 OnExample = Callable[[dict[str, Any]], None]
-# Runs of a warm process: what they drew and computed is there for candidates like theirs.
+# Runs of a warm process: their problems and results are reused for similar candidates.
 PREPARED: Final[list[CandidateRun]] = []
 
 
 class CandidateRun:
-    """One candidate under one profile and seed; its clauses share pools, goldens and bounds.
+    """One candidate under one profile and seed; clauses share pools, goldens and bounds.
 
     Without ``explain`` a failure is neither reduced nor diagnosed.
     """
@@ -73,23 +73,23 @@ class CandidateRun:
         self.explain = explain
         self.shard = shard
         self.memory = memory
-        # What a trial call took; 0.0 where none was made.
+        # Seconds of a trial call; 0.0 without one.
         self.call_seconds = 0.0
         self._leading = ""
         self.pool = self._pool()
         self._subjects: dict[tuple[str, str], Subject] = {}
         self._explained_by: Explainer | None = None
-        # Clauses that were laid aside: their problems, those that are left, and the counts so far.
+        # Clauses laid aside: their problems, the remaining ones, and the counts so far.
         self._aside: dict[str, tuple[ClauseProblems, Iterator[Problem], Tally]] = {}
         self._clauses = {clause.id: clause for clause in all_clauses()}
 
     @property
     def subjects(self) -> list[Subject]:
-        """The subjects made so far; their clocks say where the time went."""
+        """The subjects made so far; their clocks show the time spent."""
         return list(self._subjects.values())
 
     def forget(self) -> None:
-        """Drop problems, goldens and answers: later clauses make them again."""
+        """Drop problems, goldens and answers, to be made again by later clauses."""
         self.pool = self._pool()
         self._subjects.clear()
         if self._explained_by is not None:
@@ -103,13 +103,13 @@ class CandidateRun:
         return pool
 
     def planned(self) -> list[PlannedClause]:
-        """Every selected clause in every dtype and on every device, in order.
+        """Return every selected clause in every dtype and on every device, in order.
 
-        Those that are not applicable are among them, such as all on a device that is not here.
+        Clauses that are not applicable are included, for example all clauses of an absent device.
         """
         with torch_state.neutral():
             plan = self._plan()
-        # Whichever part of the plan is run here, the same dtype gets all the examples.
+        # The same dtype gets all the examples, whichever part of the plan runs here.
         self._leading = next((planned.dtype for planned in plan if not planned.reason), "")
         self.pool = self._pool()
         return plan
@@ -149,10 +149,10 @@ class CandidateRun:
         *,
         clause_run: ClauseRun = UNLIMITED,
     ) -> ClauseResult:
-        """Run one clause; its result counts fewer examples than planned where it is not finished.
+        """Run one clause; an unfinished result counts fewer examples than planned.
 
-        That is where the time was up, or it was laid aside. ``on_example`` gets each problem
-        (plain data) before it is tried.
+        A clause is unfinished after the deadline or when laid aside. ``on_example`` gets every
+        problem (plain data) before it is tried.
         """
         if on_example is not None:
             call = on_example
@@ -164,7 +164,7 @@ class CandidateRun:
     ) -> ClauseResult:
         """Reduce and diagnose the failure of a deferred run.
 
-        A failure that does not occur again stays as it is.
+        A failure that does not recur is returned unchanged.
         """
         if not self._is_explained(failure):
             return failure
@@ -202,7 +202,7 @@ class CandidateRun:
         return self._subjects[place]
 
     def _is_like(self, other: CandidateRun) -> bool:
-        """Whether the problems and golden answers of another run are those of this one."""
+        """Tell whether another run has the same problems and goldens: equally declared cores."""
         own, its = self.candidate, other.candidate
         plain = own.kind == its.kind == "core" and own.graph is None and own is not its
         return plain and own.declaration == its.declaration and self.dtypes == other.dtypes
@@ -262,7 +262,7 @@ class CandidateRun:
     def _begun(
         self, clause: Clause, subject: Subject, number: int
     ) -> tuple[ClauseProblems, Iterator[Problem], Tally]:
-        """The problems of a clause in a round, as they are drawn, and the counts of no example."""
+        """Return a clause's problems in a round, their iterator, and an empty tally."""
         terms = Terms(
             counterfactual=clause.counterfactual or "",
             subtle=clause.subtle,
@@ -273,7 +273,6 @@ class CandidateRun:
         return problems, problems.of_round(number), tally
 
     def _failed(self, failure: Failure, clause_run: ClauseRun) -> ClauseResult:
-        """Remember a failing problem, and report the smallest one."""
         problem, violation = failure.problem, failure.violation
         if self.memory is not None:
             self.memory.keep(self.candidate, failure.clause.id, problem)
@@ -289,7 +288,7 @@ class CandidateRun:
         return explainer.though_unexplained(result, lambda: explainer.result(failure, clause_run))
 
     def _is_explained(self, failure: ClauseResult) -> bool:
-        """Whether a failure is made small and named: no recommendation of what was only read is."""
+        """Tell whether to reduce and diagnose: SHOULD failures only of declared candidates."""
         return self.explain and (self.candidate.reading is None or failure.level == "MUST")
 
     def _explained(
@@ -311,7 +310,7 @@ class CandidateRun:
         return explainer.of_chance(failure)
 
     def _explainer(self) -> Explainer:
-        """What makes failures small and names them; loaded with the first one."""
+        """Return the explainer, imported at the first failure: most runs need none."""
         if self._explained_by is None:
             from .explainer import Explainer  # noqa: PLC0415 (most runs need none of it)
 
@@ -340,9 +339,10 @@ class CandidateRun:
 def _without_platform(
     clause: Clause, subject: Subject, problem: Problem
 ) -> tuple[str, Finding] | None:
-    """What a failing example shows where torch's faults are kept away, behind what they are.
+    """Examine a failing example again with torch's platform faults avoided.
 
-    None where there are none, or where it fails all the same: that is the candidate's.
+    Returns the fault's description and the finding; None without faults, or if the candidate still
+    fails.
     """
     fault = platform_fault(subject.dtype) if subject.device == "cpu" else ""
     if not fault:

@@ -1,8 +1,7 @@
-"""The counts of the examples of one clause, and the status that follows; of a shard, one by one.
+"""The counts of a clause's examples and the resulting status; in a shard, a trail of examples.
 
-A shard cannot judge a clause: whether any example binds, and which one fails first, only all shards
-together know. So it leaves a trail, from which :mod:`conformance.session.merging` counts as one
-run would.
+A shard cannot judge a clause: only all shards together know whether an example binds and which
+fails first. :mod:`conformance.session.merging` counts the trails as a single run would.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ NOTHING: Final = "."
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """The facts of a clause and its candidate that decide how its examples are counted.
+    """The facts of a clause and its candidate that decide how examples are counted.
 
-    ``subtle`` clauses get no further examples where none binds, and are excused then. So are those
-    of a candidate whose declared precision hides the difference (``excused``).
+    ``subtle`` clauses without a binding example get no further examples and are excused. A
+    candidate whose declared precision hides the difference is excused as well (``excused``).
     """
 
     counterfactual: str = ""
@@ -39,9 +38,8 @@ class Terms:
 class Tally:
     """The counts of the examples of one clause so far.
 
-    ``planned`` are the examples that are run if none fails, and ``remembered`` those of a
-    database that come before them. ``main`` is how many one machine would run, ``margins`` are the
-    rising margins with the number of their example.
+    ``planned``: examples run if none fails; ``remembered``: examples of a database, run first.
+    ``main``: examples a single machine would run; ``margins``: rising margins with example numbers.
     """
 
     terms: Terms = field(default_factory=Terms)
@@ -109,7 +107,7 @@ class Tally:
         }
 
     def trail(self) -> dict[str, Any] | None:
-        """The examples one by one, as plain data; None for a whole run, which needs no trail."""
+        """Return the examples as plain data for a shard; None for a whole run."""
         if self.shard.count == 1:
             return None
         return {
@@ -126,7 +124,7 @@ class Tally:
 
 
 def sign(finding: Finding) -> str:
-    """One letter for what an example showed."""
+    """Return one letter for the outcome of an example."""
     if finding.binding:
         return BINDING
     if finding.refused:

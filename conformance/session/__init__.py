@@ -1,4 +1,4 @@
-"""What ``check`` does: select clauses, run them, judge them by expected failures, build the record.
+"""The ``check`` command's work: select, run and judge clauses, and build the record.
 
-It may import ``running`` and what lies below it.
+May import ``running`` and the layers below it.
 """

@@ -1,4 +1,4 @@
-"""The expected failures that accept the results of a run, and which of the old ones stay."""
+"""The expected failures accepting a run's results, and old ones to keep."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GLOB: Final = re.compile(r"[*?[]")
 
 @dataclass(frozen=True, kw_only=True)
 class NewExpectation:
-    """An expectation that is added, and the comments that go above it."""
+    """An added expectation, with the comments above it."""
 
     entry: ExpectedFailure
     comments: tuple[str, ...] = ()
@@ -31,9 +31,9 @@ class NewExpectation:
 
 @dataclass(frozen=True, kw_only=True)
 class UnjudgedRun:
-    """The results of a run before any expectation is applied, and what the run selected.
+    """The results of a run before any expectation is applied, and the run's selection.
 
-    ``results`` are by the candidate's name. With ``strict`` a failed SHOULD is red.
+    ``results`` are by candidate name. With ``strict`` a failed SHOULD is red.
     """
 
     loaded: Sequence[Loaded]
@@ -70,7 +70,7 @@ class UnjudgedRun:
 
 @dataclass(frozen=True, kw_only=True)
 class _Group:
-    """The failures of one clause of one candidate that are alike."""
+    """Equal failures of one clause of one candidate."""
 
     candidate: str
     clause: str
@@ -84,14 +84,14 @@ def announcements(
     failures: Iterable[tuple[str, ClauseResult]],
     dropped: Mapping[ExpectedFailure, str],
 ) -> tuple[NewExpectation, ...]:
-    """The entries for some failures, as few as say exactly where each is expected.
+    """Return the fewest entries that state exactly where each failure is expected.
 
-    A dropped entry whose clause passes elsewhere hands its reason on.
+    A dropped entry whose clause passes elsewhere hands the reason on.
     """
     groups: dict[tuple[str, str, str, str | None], _Group] = {}
     for name, result in failures:
-        # Only so many pairs of mistakes are tried, and what has no name today may have one in the
-        # next version: neither is expected.
+        # Only a few pairs of mistakes are tried, and an unnamed mistake may have a name in the next
+        # version: neither is expected.
         names = (name for name in diagnoses(result) if name != UNKNOWN)
         diagnosed = [name for name in names if len(parts_of(name)) == 1]
         kind = "" if result.violation is None else result.violation.kind
@@ -104,7 +104,7 @@ def announcements(
 def _entries(
     run: UnjudgedRun, group: _Group, dropped: Mapping[ExpectedFailure, str]
 ) -> Iterator[NewExpectation]:
-    """The entries for a group: one where the clause fails alike everywhere, else narrower ones."""
+    """Yield a group's entries: one if the clause fails alike everywhere, else narrower ones."""
     history = [
         f"until now: {entry.reason} ({why})"
         for entry, why in dropped.items()
@@ -133,7 +133,7 @@ def _entries(
 
 
 def _conditions(run: UnjudgedRun, group: _Group) -> list[tuple[str, str]]:
-    """The dtypes and devices in which the clause fails this way, as few as say it exactly."""
+    """Return the fewest dtype and device patterns that describe the failing conditions."""
     loaded = next(loaded for loaded in run.loaded if loaded.name == group.candidate)
     ran = {
         (result.dtype, result.device)
@@ -152,7 +152,7 @@ def _conditions(run: UnjudgedRun, group: _Group) -> list[tuple[str, str]]:
 
 
 def _whole(failing: Pairs, ran: Pairs, declared: AbstractSet[str], *, along: int) -> bool:
-    """Whether all that ran along one axis fails, and no less than is declared."""
+    """Tell whether everything run along one axis fails, covering all declared values."""
     across = {pair[1 - along] for pair in failing}
     alike = failing == {pair for pair in ran if pair[1 - along] in across}
     return alike and {pair[along] for pair in failing} >= declared
@@ -161,7 +161,7 @@ def _whole(failing: Pairs, ran: Pairs, declared: AbstractSet[str], *, along: int
 def _before(
     run: UnjudgedRun, group: _Group, result: ClauseResult, dropped: Mapping[ExpectedFailure, str]
 ) -> ExpectedFailure | None:
-    """The dropped entry that covered the failure, and whose clause passes elsewhere."""
+    """Return the dropped entry that covered the failure, and whose clause passes elsewhere."""
     for entry, why in dropped.items():
         own = concerning(result, group.candidate, [entry]) and covers(entry, result)
         if own and why == PASSES and not entry.expired(run.today):
@@ -169,7 +169,7 @@ def _before(
     return None
 
 
-# A candidate that tampers with the harness may have written any other verdict, too.
+# A candidate tampering with the harness may have written any other verdict, too.
 _NEVER_ACCEPTED: Final = ("tampered",)
 # On a busy machine, or without memory, any candidate may hang or crash.
 _BY_CHANCE: Final = ("hung", "crashed")
@@ -177,7 +177,7 @@ _BY_CHANCE: Final = ("hung", "crashed")
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """What a file of expected failures has to hold; ``dropped`` says of each why it goes."""
+    """The content of a file of expected failures; ``dropped`` gives the reasons for removals."""
 
     kept: tuple[ExpectedFailure, ...] = ()
     added: tuple[NewExpectation, ...] = ()
@@ -185,15 +185,15 @@ class Acceptance:
 
     @property
     def entries(self) -> tuple[ExpectedFailure, ...]:
-        """All that the file holds."""
+        """All entries of the file."""
         return (*self.kept, *(new.entry for new in self.added))
 
 
 def accept(run: UnjudgedRun, old: Sequence[ExpectedFailure]) -> Acceptance:
-    """The expectations that make a run green, as far as failures of clauses can be expected.
+    """Return the expectations that make a run green, as far as failures can be expected.
 
-    Old ones stay where they hold; the others go. One whose clause passes somewhere is replaced by
-    narrower ones, which keep its reason and its last day. Those for other failures ask for a
+    Valid old expectations stay; the rest goes. An expectation whose clause passes somewhere is
+    replaced by narrower ones with equal reason and last day. Expectations of new failures ask for a
     reason.
     """
     unique = list(dict.fromkeys(old))
@@ -205,7 +205,7 @@ def accept(run: UnjudgedRun, old: Sequence[ExpectedFailure]) -> Acceptance:
 
 
 def _dropped(run: UnjudgedRun, old: Sequence[ExpectedFailure]) -> dict[ExpectedFailure, str]:
-    """The old entries that do not hold, and why."""
+    """Return the old entries that do not hold, and why."""
     stale = not_holding(old, run.judged(old), run.selection, today=run.today)
     why = {id(entry.expectation): entry.why for entry in stale}
     different = {entry.expectation: entry.why for entry in stale if entry.problem == "different"}
@@ -221,7 +221,7 @@ def _dropped(run: UnjudgedRun, old: Sequence[ExpectedFailure]) -> dict[ExpectedF
 def _differs(
     run: UnjudgedRun, entry: ExpectedFailure, different: Mapping[ExpectedFailure, str]
 ) -> str:
-    """Why an entry covers no failure, "" where it does, or may do so but for a hang."""
+    """Return why an entry covers no failure, "" if it does, or may but for a hang."""
     for _, result in run.concerned(entry):
         by_chance = result.violation is not None and result.violation.kind in _BY_CHANCE
         if result.status == "failed" and (covers(entry, result) or by_chance):
@@ -237,10 +237,10 @@ def _differs(
 def _red(
     run: UnjudgedRun, kept: Sequence[ExpectedFailure], narrowed: Sequence[ExpectedFailure]
 ) -> Iterator[tuple[str, ClauseResult]]:
-    """The failures that need an expectation.
+    """Yield the failures that need an expectation.
 
-    They are those that redden the run: of a MUST, announced as other ones; and those that an entry
-    covered which is too wide now.
+    These redden the run (a MUST, or announced as a different failure), or were covered by an entry
+    that is too wide now.
     """
     levels = ("MUST", "SHOULD") if run.strict else ("MUST",)
     for name, results in run.judged(kept).items():

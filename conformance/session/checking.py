@@ -1,4 +1,4 @@
-"""One run from targets to record: what ``conformance check`` does but for options and views."""
+"""One run from targets to record: ``conformance check`` without options and views."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .schedule import JudgeResult, Schedule, ShowProgress
 
 STOPPED: Final = "the run ended with its first failure"
 NO_GATE: Final = Gate()
-# What was done is kept so often while a run goes on: as much is lost when it is killed.
+# Seconds between records kept during a run: as much is lost when the run is killed.
 JOURNAL_SECONDS: Final = 10.0
 
 
@@ -65,7 +65,7 @@ def what_is_missing(
 
 
 def _not_asked(deadline: Deadline, results: Sequence[ClauseResult]) -> list[str]:
-    """The clauses of which no example was asked, a family of which none was as ``family.*``."""
+    """Return the clauses without examples; a family without any as ``family.*``."""
     applied = [one for one in results if one.status != "not-applicable"]
     unasked = {one.id: one.family for one in applied if one.reason == NOT_RUN + deadline.sentence}
     whole = {
@@ -78,7 +78,7 @@ def _not_asked(deadline: Deadline, results: Sequence[ClauseResult]) -> list[str]
 
 
 def _cut(deadline: Deadline | None, results: Iterable[ClauseResult]) -> tuple[int, int]:
-    """How many clauses the limit left out, and how many it cut short."""
+    """Return the numbers of clauses left out and cut short by the limit."""
     if deadline is None:
         return 0, 0
     reasons = [result.reason for result in results]
@@ -87,16 +87,16 @@ def _cut(deadline: Deadline | None, results: Iterable[ClauseResult]) -> tuple[in
 
 
 def _silent(_activity: str, _done: int, _total: int, _left: float | None = None) -> None:
-    """Show nothing."""
+    """Show no progress."""
 
 
 def _unannounced(_sentence: str) -> None:
-    """Announce no verdict before the record is whole."""
+    """Announce no verdict before the record is complete."""
 
 
 @dataclass(kw_only=True)
 class _Run:
-    """The state of a run; the record of an interrupted one is made from it."""
+    """The state of a run, from which the record of an interrupted run is made."""
 
     ready: Ready = field(
         default_factory=lambda: Ready(environment={}, specification="", sentences={})
@@ -117,7 +117,6 @@ class _Run:
 
     @property
     def stopped(self) -> bool:
-        """Whether the run ended with its first failure, as ``exitfirst`` wants it."""
         return self.schedule is not None and self.schedule.has_stopped
 
 
@@ -145,19 +144,19 @@ def check(
 ) -> Record:
     """Run every clause on every candidate and return the record.
 
-    ``gate`` names the file of expected failures, and the one to renew from the results. As many as
-    ``jobs`` workers share the work. After ``max_time`` seconds no further example is begun: the
-    record says of each clause that it was not run. The seconds count from ``began`` on the
-    monotonic clock, by default from now.
+    ``gate`` names the file of expected failures, and the file to renew from the results. Up to
+    ``jobs`` workers share the work. After ``max_time`` seconds, counted from ``began`` on the
+    monotonic clock (by default now), no further example begins, and the record names the clauses
+    left out.
 
-    ``announce`` is called with one line for each candidate, when its last clause has been run and
-    others are left: people see verdicts while a long run goes on. ``journal`` gets the record of
-    what was done so far now and then, as that of an interrupted run, since nobody can write it
-    after SIGKILL, and where the harness fails; not where candidates are isolated, which could read
-    the seed. ``make_pool`` makes the workers.
+    ``announce`` gets a line for each finished candidate while further candidates are running:
+    people see verdicts during a long run. ``journal`` now and then gets the record of the results
+    so far, as of an interrupted run, since after SIGKILL or a failure of the harness nobody can
+    write a record; isolated candidates have no journal, which would reveal the seed. ``make_pool``
+    makes the workers.
 
-    An interrupt (Ctrl-C) ends the run early: the record holds what was done and says so. Raises
-    UsageError for bad input and HarnessError when no worker can run.
+    An interrupt (Ctrl-C) ends the run early: the record holds the results so far and says so.
+    Raises UsageError for bad input and HarnessError when no worker can run.
     """
     started = time.monotonic()
     within = replace(options.graph_options, seconds=timeout, memory=options.max_memory)
@@ -235,7 +234,7 @@ def _journalled(
     started: float,
     journal: Callable[[Record], None],
 ) -> ShowProgress:
-    """Progress that is shown as before, with the record so far kept now and then."""
+    """Wrap the progress display to also keep the record so far now and then."""
     last = time.monotonic()
 
     def progress(activity: str, done: int, total: int, left: float | None = None) -> None:
@@ -251,17 +250,16 @@ def _journalled(
 def _keep_so_far(
     run: _Run, options: RunOptions, started: float, journal: Callable[[Record], None]
 ) -> None:
-    """Hand on the record of what was done so far, as that of an interrupted run."""
     so_far = replace(run, interrupted=True)
     _collect(so_far, options)
     journal(_record(so_far, options, time.monotonic() - started))
 
 
 def _announce(run: _Run, index: int, options: RunOptions, announce: Callable[[str], None]) -> None:
-    """Announce the verdict on one of several candidates, with the reason for it.
+    """Announce the verdict on one of several candidates, with its reason.
 
     A shard has no verdict, and a run that explores may still find a failure. An expectation of a
-    file is judged at the end: it may be met by another candidate.
+    file is judged at the end: another candidate may meet it.
     """
     if run.schedule is None or len(run.loaded) == 1 or is_shard(options) or run.schedule.explores:
         return
@@ -280,7 +278,7 @@ def _announce(run: _Run, index: int, options: RunOptions, announce: Callable[[st
 
 
 def _judge(run: _Run, options: RunOptions) -> JudgeResult:
-    """What judges a result; plain data, so that it can be sent to another machine."""
+    """Return the judging function, picklable for another machine."""
     return partial(_judged, from_file=run.from_file, today=run.today, in_shard=is_shard(options))
 
 
@@ -292,13 +290,12 @@ def _judged(
     today: date,
     in_shard: bool,
 ) -> ClauseResult:
-    """A result in the light of what is expected; that of a shard may yet fail in another one."""
+    """Judge a result by expectations; in a shard a pass may yet fail in another shard."""
     judged = judge(result, loaded.name, (*loaded.expected, *from_file), today=today)
     return result if in_shard and judged.status == "unexpected-pass" else judged
 
 
 def _collect(run: _Run, options: RunOptions) -> None:
-    """Take the results over, also those of a run that was cut off."""
     if run.schedule is None:
         return
     judge_result = _judge(run, options)
@@ -309,9 +306,9 @@ def _collect(run: _Run, options: RunOptions) -> None:
 
 
 def _renew(run: _Run, options: RunOptions, gate: Gate) -> None:
-    """Write the file of expected failures that makes the run green, and hold the run against it.
+    """Write the file of expected failures that makes the run green, and judge the run by it.
 
-    A run that was cut short has not run every clause: nothing is written.
+    After an incomplete run the file is left alone.
     """
     outcome = UnjudgedRun(
         loaded=run.loaded,
@@ -381,9 +378,9 @@ def _record(run: _Run, options: RunOptions, seconds: float) -> Record:
 
 
 def _not_loaded(run: _Run, options: RunOptions) -> Iterator[CandidateEntry]:
-    """An entry for each target of a run whose time was up before there was any candidate.
+    """Yield an entry for each target of a run whose time was up before loading.
 
-    None for a shard: its entries are counted together with those of the others, by their clauses.
+    A shard has none: its entries are merged by clause with those of other shards.
     """
     if run.deadline is None or run.loaded or run.interrupted or is_shard(options):
         return
@@ -395,7 +392,7 @@ def _not_loaded(run: _Run, options: RunOptions) -> Iterator[CandidateEntry]:
 
 
 def _more(run: _Run, options: RunOptions) -> dict[str, Any]:
-    """The keys of the record on how the run was made, and on what is missing."""
+    """Return the record's keys on the run's options, and on missing parts."""
     names = ("targets", "dtypes", "devices", "only", "skip", "compile", "unchecked", "isolated")
     more: dict[str, Any] = {"options": {name: getattr(options, name) for name in names}}
     if options.isolated:
@@ -416,7 +413,7 @@ def _more(run: _Run, options: RunOptions) -> dict[str, Any]:
 
 
 def _limit(run: _Run) -> dict[str, Any]:
-    """The record's ``limit``: the seconds of the run, and the clauses that they left out."""
+    """Return the record's ``limit``: the seconds of the run, and the clauses left out."""
     if run.deadline is None:
         return {}
     every = [result for own in run.results.values() for result in own]

@@ -1,4 +1,4 @@
-"""Several records: side by side as one, or the difference between two of them.
+"""Several records: joined side by side, or the difference between two.
 
 The difference is data for views, and says whether anything got worse.
 """
@@ -25,12 +25,12 @@ Key = tuple[Any, ...]
 
 
 def difference(old: Entry, new: Entry, *, ratio: float = 2.0) -> dict[str, Any]:
-    """The changes from the old record to the new one, as data that JSON can hold.
+    """Return the changes from the old record to the new one, as JSON data.
 
     ``added``, ``changed``, ``drift`` and ``fixed`` list clauses with both sides; ``came`` and
-    ``went`` candidates and clauses that only one record has; ``verdicts``, ``expectations``,
+    ``went`` candidates and clauses of only one record; ``verdicts``, ``expectations``,
     ``declarations`` and ``conditions`` the rest. Each entry says whether it is ``worse``; a margin
-    drifts when it is ``ratio`` times as near to the bound, or as far from it.
+    drifts if its distance to the bound changes by the factor ``ratio``.
     """
     before, after = _by_name(old), _by_name(new)
     changes: dict[str, Any] = {
@@ -65,7 +65,6 @@ def _compare(
     ratio: float,
     same: Mapping[str, bool],
 ) -> None:
-    """Add the changes of one candidate to those of the record."""
     changes["declarations"].extend(declarations(name, old, new))
     changes["verdicts"].extend(_verdict(name, old, new))
     before, after = _by_condition(old), _by_condition(new)
@@ -86,7 +85,7 @@ def _compare(
 
 
 def _by_name(record: Entry) -> dict[str, Entry]:
-    """The candidates by name; of several that have one name the later ones get a number."""
+    """Return the candidates by name; repeated names get a number."""
     counted = _counted(((entry["name"],), entry) for entry in record["candidates"])
     return {
         name if number == 1 else f"{name} ({number})": entry
@@ -95,7 +94,6 @@ def _by_name(record: Entry) -> dict[str, Entry]:
 
 
 def _by_condition(candidate: Entry) -> dict[Key, Entry]:
-    """The clauses of a candidate by slug, dtype and device."""
     return _counted(
         ((clause["id"], clause.get("dtype"), clause.get("device", "cpu")), clause)
         for clause in candidate["clauses"]
@@ -103,7 +101,7 @@ def _by_condition(candidate: Entry) -> dict[Key, Entry]:
 
 
 def _counted(entries: Iterable[tuple[Key, Entry]]) -> dict[Key, Entry]:
-    """Entries by key and how many have had the same: none is lost."""
+    """Number entries of equal keys, so that none is lost."""
     counts: Counter[Key] = Counter()
     numbered = {}
     for key, entry in entries:
@@ -123,20 +121,20 @@ def _where(name: str, clause: Entry) -> dict[str, Any]:
 
 
 def _came(name: str, clause: Entry) -> dict[str, Any]:
-    """A clause that only the new record has; worse where it fails."""
+    """Describe a clause only the new record has; worse if it fails."""
     compared_side = side(clause)
     return {**_where(name, clause), "new": compared_side, "worse": compared_side["status"] in FAILS}
 
 
 def _went(name: str, clause: Entry, *, same_clauses: bool) -> dict[str, Any]:
-    """A clause that only the old record has; worse where it held and still exists."""
+    """Describe a clause only the old record has; worse if it held and still exists."""
     compared_side = side(clause)
     worse = same_clauses and compared_side["status"] == "passed"
     return {**_where(name, clause), "old": compared_side, "worse": worse}
 
 
 def _candidate(name: str, entry: Entry, *, came: bool) -> dict[str, Any]:
-    """A candidate that only one record has; worse when a red one comes or a green one goes."""
+    """Describe a candidate of one record alone; worse if a red one comes or a green one goes."""
     green = entry.get("verdict") in GREEN
     return {
         "candidate": name,
@@ -157,7 +155,7 @@ def _verdict(name: str, old: Entry, new: Entry) -> list[dict[str, Any]]:
 
 
 def _expectations(old: Entry, new: Entry) -> list[dict[str, Any]]:
-    """The expectations that do not hold in one of the records only."""
+    """Return the expectations that fail to hold in only one of the two records."""
     before, after = (
         {
             (entry.get("clause"), entry.get("candidate"), entry.get("problem", "stale")): entry
@@ -181,7 +179,7 @@ def _expectations(old: Entry, new: Entry) -> list[dict[str, Any]]:
 
 Change = Literal["added", "fixed", "changed", "drift", "same"]
 FAILS: Final = ("failed", "expected-failure", "error")
-# How much is known to hold, from nothing to all of it.
+# Statuses ordered by how much is known to hold, from nothing to everything.
 _KNOWN: Final = {"untestable": 0, "not-applicable": 1, "unexpected-pass": 2, "passed": 3}
 # Below a hundredth of its bound a margin is rounding: it counts as a hundredth.
 PARTS: Final = 100
@@ -203,10 +201,10 @@ def side(clause: Entry) -> dict[str, Any]:
 def compared(
     old: Entry, new: Entry, *, ratio: float, same_problems: bool = True
 ) -> tuple[Change, bool, str]:
-    """The change of a clause, whether it is worse, and in which way.
+    """Return the change of a clause, whether it is worse, and in which way.
 
-    Margins depend on the problems that were drawn: without ``same_problems``, or where one record
-    has tried more of them, a drift of the margin is reported, but is no worse.
+    Margins depend on the drawn problems: without ``same_problems``, or with unequal numbers of
+    examples, a drift of the margin is reported, but is no worse.
     """
     before, after = old["status"], new["status"]
     fails = (before in FAILS, after in FAILS)
@@ -224,9 +222,9 @@ def compared(
 
 
 def _another_failure(old: Entry, new: Entry) -> tuple[Change, bool, str]:
-    """The differences between two failures: kind, diagnosis, and whether they are expected.
+    """Compare two failures: kind, diagnosis, and whether they are expected.
 
-    A failure that is announced now is no worse; one that is another, or announced no more, is.
+    A failure announced now is no worse; a different failure, or one no longer announced, is.
     """
     differences = [
         f"{name} {_shown(old[key])}, now {_shown(new[key])}"
@@ -246,7 +244,7 @@ def _shown(value: Any) -> str:
 
 
 def _drift(old: Entry, new: Entry, ratio: float) -> tuple[Change, bool, str]:
-    """How far the largest error moved against its bound, where both records measured it."""
+    """Return the change of the largest error against the bound, if both records have it."""
     before, after = _number(old["margin"]), _number(new["margin"])
     if new["status"] != "passed" or before is None or after is None:
         return "same", False, ""
@@ -260,7 +258,6 @@ def _drift(old: Entry, new: Entry, ratio: float) -> tuple[Change, bool, str]:
 
 
 def _number(margin: Any) -> float | None:
-    """A margin that is a number and finite."""
     number = None if margin is None else float(margin)
     return number if number is not None and math.isfinite(number) else None
 
@@ -271,7 +268,7 @@ _LONGEST: Final = 120
 
 
 def conditions(old: Entry, new: Entry) -> list[dict[str, Any]]:
-    """The settings that differ, each with its old and its new value; None where it is missing."""
+    """Return the differing settings with old and new values, None if missing."""
     before, after = dict(_settings(old)), dict(_settings(new))
     return [
         {"name": name, "old": before.get(name), "new": after.get(name)}
@@ -290,7 +287,7 @@ def _settings(record: Entry) -> Iterator[tuple[str, Any]]:
 
 
 def _parts(record: Entry) -> Iterator[tuple[str, str | None]]:
-    """What was chosen, the limit and the shard: a record may be less than a whole run."""
+    """Yield selection, limit and shard: a record may be less than a whole run."""
     for name, option in CHOSEN.items():
         yield option, ", ".join(map(str, (record.get("options") or {}).get(name) or ())) or None
     limit, shard = record.get("limit") or {}, record.get("shard") or {}
@@ -300,13 +297,13 @@ def _parts(record: Entry) -> Iterator[tuple[str, str | None]]:
 
 
 def same_problems(old: Entry, new: Entry) -> bool:
-    """Whether both runs drew the same problems, as far as they tell."""
+    """Tell whether both runs drew the same problems, as far as recorded."""
     settings = all(old.get(name) == new.get(name) for name in ("profile", "seed"))
     return settings and same_specification(old, new)
 
 
 def same_specification(old: Entry, new: Entry) -> bool:
-    """Whether both records know the same clauses, as far as they tell."""
+    """Tell whether both records have the same specification, as far as recorded."""
     first, second = ((record.get("tool") or {}).get("specification") for record in (old, new))
     return bool(first == second)
 
@@ -335,7 +332,7 @@ def _shortened(table: Entry, name: str) -> str | None:
 
 RECORD_SUFFIX: Final = ".json"
 JUST_NOW: Final = "this run"
-# What a run was, kept for each of them: whoever compares must know what was not the same.
+# A run's circumstances, kept for each source: a comparison must know the differences.
 _CIRCUMSTANCES: Final = (
     *("profile", "seed", "seconds", "started", "interrupted", "fail_on"),
     *("limit", "shard", "options"),
@@ -344,7 +341,7 @@ _CIRCUMSTANCES: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedRecord:
-    """A record and what it is called on the page: the file, or :data:`JUST_NOW`."""
+    """A record and its name on the page: the file, or :data:`JUST_NOW`."""
 
     name: str
     record: Record
@@ -358,7 +355,7 @@ def split(arguments: Sequence[str]) -> tuple[tuple[str, ...], tuple[Path, ...]]:
 
 
 def read_sources(files: Iterable[Path]) -> list[ComparedRecord]:
-    """The records of some files, each once; raises UsageError for what is none."""
+    """Read the records of files; raises UsageError for repeated or invalid files."""
     sources: dict[Path, ComparedRecord] = {}
     for path in files:
         if path.resolve() in sources:
@@ -369,10 +366,10 @@ def read_sources(files: Iterable[Path]) -> list[ComparedRecord]:
 
 
 def joined(sources: Sequence[ComparedRecord]) -> Record:
-    """One record of schema 1 with the candidates of all sources, under names that differ.
+    """Join the candidates of all sources in one record of schema 1, under distinct names.
 
-    ``compared`` says of each source what it was. What is the same in all of them stands where a
-    record has it; where they differ, the values are listed in one text.
+    ``compared`` describes each source. Facts common to all sources have their usual place;
+    differing values are listed in one text.
     """
     records = [source.record for source in sources]
     names = _names(sources)
@@ -404,7 +401,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _common(mappings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Every key of several mappings; values that differ in one text."""
+    """Merge the mappings; differing values are listed in one text."""
     keys = dict.fromkeys(key for mapping in mappings for key in mapping)
     return {key: _same_or_listed([m[key] for m in mappings if key in m]) for key in keys}
 
@@ -429,7 +426,7 @@ def _circumstances(source: ComparedRecord) -> dict[str, Any]:
 
 
 def _names(sources: Sequence[ComparedRecord]) -> list[list[str]]:
-    """A name for each candidate of each source, with its source where another has the same."""
+    """Name the candidates of all sources, adding the source to ambiguous names."""
     every = [
         [str(candidate["name"]) for candidate in source.record["candidates"]] for source in sources
     ]

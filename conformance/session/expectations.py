@@ -28,14 +28,14 @@ def concerning(
 
 
 def covers(entry: ExpectedFailure, result: ClauseResult) -> bool:
-    """Whether a failed result is the failure that is expected, whatever its last day."""
+    """Tell whether a failed result is the expected failure, ignoring the last day."""
     return result.violation is not None and entry.covers(result.violation.kind, diagnoses(result))
 
 
 def diagnoses(result: ClauseResult) -> list[str]:
-    """The names of the mistakes that a failure may be; several explain it equally well.
+    """Return the names of the mistakes that explain a failure equally well.
 
-    Of several that are made together those come first that make this one.
+    Of mistakes made together those making this failure come first.
     """
     names: dict[str, None] = {}
     for entry in result.diagnosis:
@@ -45,7 +45,7 @@ def diagnoses(result: ClauseResult) -> list[str]:
 
 
 def is_announced(result: ClauseResult, candidate: str, entries: Iterable[ExpectedFailure]) -> bool:
-    """Whether a failure that stayed one is spoken of: it differs, or its last day is over."""
+    """Tell whether a remaining failure was announced: it differs, or its last day is over."""
     own = concerning(result, candidate, entries)
     return result.status == "failed" and any(entry.exact or covers(entry, result) for entry in own)
 
@@ -57,10 +57,10 @@ def judge(
     *,
     today: date | None = None,
 ) -> ClauseResult:
-    """The result in the light of what is expected to fail.
+    """Judge a result by the expected failures.
 
-    A covered failure becomes ``expected-failure``, another one stays ``failed`` and says so, and
-    the pass of a clause that is named exactly becomes ``unexpected-pass``.
+    A covered failure becomes ``expected-failure``, a different failure stays ``failed`` and says
+    so, and the pass of an exactly named clause becomes ``unexpected-pass``.
     """
     own = concerning(result, candidate, entries)
     if not own:
@@ -88,12 +88,12 @@ def _judge_failure(
 
 
 def drop(entry: ExpectedFailure) -> str:
-    """The advice on an expectation that no failure meets any more."""
+    """Return the advice on an expectation that no failure meets any more."""
     return "drop the expectation" + ("" if entry.place is None else f" in {entry.place}")
 
 
 def _change(entry: ExpectedFailure, key: str, words: str) -> str:
-    """The advice, with the line where it has one."""
+    """Return the advice, with the line to change, if known."""
     where = "its declaration" if entry.place is None else entry.place.of(key)
     return f"repair it, or {words} in {where}"
 
@@ -105,7 +105,7 @@ def why_expired(entry: ExpectedFailure, today: date) -> tuple[str, str]:
 
 
 def why_different(entry: ExpectedFailure, result: ClauseResult) -> tuple[str, str]:
-    """How a failure differs from the expected one, and what to change."""
+    """Return the difference of a failure from the expected failure, and advice."""
     kind = "" if result.violation is None else result.violation.kind
     if not replace(entry, diagnosis=None).covers(kind):
         wanted = f"not {entry.kind!r}" if entry.kind else "which an expectation has to name"
@@ -129,11 +129,9 @@ _STILL_THERE: Final = ("failed", "expected-failure", "untestable", "error")
 class Stale:
     """An expectation that does not hold, and why.
 
-    problem
-        ``stale``: nothing answers to it any more; ``expired``: its last day is over;
+    problem: ``stale``: no failure corresponds to it; ``expired``: its last day is over;
         ``different``: the clause fails in another way.
-    change
-        What to do about it, and in which line.
+    change: the advice, with the line.
     """
 
     expectation: ExpectedFailure
@@ -161,7 +159,7 @@ class Stale:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The selected slugs of a run, and its dtypes and devices where the user chose them."""
+    """The selected slugs of a run, and its dtypes and devices if chosen by the user."""
 
     slugs: Collection[str]
     dtypes: tuple[str, ...] | None = None
@@ -189,7 +187,7 @@ def read_file(path: Path, slugs: Collection[str]) -> tuple[ExpectedFailure, ...]
 
 
 def check_entries(entries: Iterable[ExpectedFailure], slugs: Collection[str], path: Path) -> None:
-    """Require that the entries of a file speak of clauses that exist; raises UsageError."""
+    """Require that the entries of a file name existing clauses; raises UsageError."""
     for number, entry in enumerate(entries, 1):
         line = None if entry.place is None else entry.place.line
         line_text = "" if line is None else f"line {line}, "
@@ -197,7 +195,7 @@ def check_entries(entries: Iterable[ExpectedFailure], slugs: Collection[str], pa
 
 
 def check_clause(entry: ExpectedFailure, slugs: Collection[str], where: str) -> None:
-    """Require that an expectation speaks of a clause that exists; raises UsageError."""
+    """Require that an expectation names an existing clause; raises UsageError."""
     if not matching([entry.clause], slugs):
         hint = suggestion(entry.clause, slugs)
         msg = f"{where}: the expected failure {entry.clause!r} matches no clause{hint}"
@@ -209,7 +207,7 @@ def stale(
     results: Mapping[str, Sequence[ClauseResult]],
     selection: Selection,
 ) -> list[Stale]:
-    """The expectations that nothing answered to; ``results`` are by candidate, already judged."""
+    """Return expectations without a corresponding failure; ``results`` are by candidate, judged."""
     stale_entries = []
     for entry in entries:
         why = _why_stale(entry, results, selection)
@@ -242,9 +240,9 @@ def by_candidate(
     *,
     today: date,
 ) -> tuple[dict[str, list[Stale]], list[Stale]]:
-    """The expectations that do not hold, by the candidate whose verdict is red, and all of them.
+    """Return the expectations that do not hold, by red candidate, and in one list.
 
-    ``declared`` are those of each candidate's declaration.
+    ``declared``: the expectations in the candidates' declarations.
     """
     every = not_holding(from_file, results, selection, today=today)
     by_name = {name: [entry for entry in every if entry.names(name)] for name in declared}
@@ -260,7 +258,7 @@ def _expired(
     results: Mapping[str, Sequence[ClauseResult]],
     today: date,
 ) -> list[Stale]:
-    """The expired expectations, except where every clause passed, which is red anyway."""
+    """Return the expired expectations, except where every clause passed: red anyway."""
     expired = []
     for entry in entries:
         there = any(result.status in _STILL_THERE for _, result in _runs(entry, results))
@@ -275,9 +273,9 @@ def _different(
     results: Mapping[str, Sequence[ClauseResult]],
     all_entries: Sequence[ExpectedFailure],
 ) -> list[Stale]:
-    """The expectations that name a clause which fails in a way that no expectation covers.
+    """Return the expectations naming a clause that fails in a way no expectation covers.
 
-    A glob announces no clause in particular: what it does not cover is a failure like any other.
+    A glob announces no clause in particular: failures it does not cover are ordinary ones.
     """
     different = []
     for entry in entries:
@@ -300,7 +298,7 @@ def _covered(result: ClauseResult, candidate: str, entries: Iterable[ExpectedFai
 def _runs(
     entry: ExpectedFailure, results: Mapping[str, Sequence[ClauseResult]]
 ) -> list[tuple[str, ClauseResult]]:
-    """The results that an expectation is about, with the names of their candidates."""
+    """Return the results an expectation concerns, with their candidates' names."""
     return [
         (name, result)
         for name, some in results.items()

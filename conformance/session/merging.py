@@ -27,25 +27,25 @@ _FAILED: Final = ("failed", "expected-failure")
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """The result of a clause in one shard, before any expectation, and its trail."""
+    """The result and the trail of a clause in one shard, before any expectation."""
 
     shard: Shard
     result: ClauseResult
 
     @property
     def trail(self) -> Mapping[str, Any] | None:
-        """The examples one by one; None of a clause that ran none."""
+        """The trail of examples; None for a clause without examples."""
         return self.result.trail
 
     def position(self, number: int) -> int:
-        """The position of an example in the whole run; a database's come before all others."""
+        """Return an example's position in the whole run; a database's examples come first."""
         remembered = 0 if self.trail is None else int(self.trail["remembered"])
         if number < remembered:
             return number - remembered
         return self.shard.position(number - remembered)
 
     def examples(self) -> Iterator[tuple[int, str]]:
-        """The position of each example, and what it showed."""
+        """Yield the position of each example, and its outcome."""
         signs = "" if self.trail is None else self.trail["signs"]
         for number, sign in enumerate(signs):
             yield self.position(number), sign
@@ -59,12 +59,12 @@ class Piece:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it ended in an example that never ended: a hang, a crash, an exit."""
+        """Whether the shard ended within an example: by a hang, a crash, an exit."""
         return bool(self.trail and self.trail.get("lost"))
 
     @property
     def failed_at(self) -> int | None:
-        """The position of the example that failed, None where none of them did."""
+        """The position of the failed example, None without a failure."""
         if self.trail is None or not self.trail["failed"]:
             return None
         return max((position for position, _ in self.examples()), default=0)
@@ -76,13 +76,13 @@ class Piece:
 
     @property
     def is_missing(self) -> bool:
-        """Whether it was not run, or not to its end."""
+        """Whether the clause was not run, or not to its end."""
         cut = self.result.reason.startswith((NOT_RUN, NOT_FINISHED))
         return self.result.status == "untestable" and (cut or self.trail is None)
 
 
 def merged_result(pieces: Sequence[Piece]) -> ClauseResult:
-    """The result of a clause, from what every shard says of it."""
+    """Return the result of a clause, merged from all shards."""
     seconds = sum(piece.result.seconds for piece in pieces)
     merged = _merged(pieces).replace(
         seconds=seconds, trail=None, planned=None, coverage=_covered(pieces)
@@ -91,7 +91,7 @@ def merged_result(pieces: Sequence[Piece]) -> ClauseResult:
 
 
 def _covered(pieces: Sequence[Piece]) -> dict[str, Any] | None:
-    """The combinations that all shards covered: each counts those it is the first to cover."""
+    """Sum the combinations covered by all shards: each counts those it covers first."""
     coverages = [piece.result.coverage for piece in pieces if piece.result.coverage]
     if not coverages:
         return None
@@ -122,7 +122,7 @@ def _merged(pieces: Sequence[Piece]) -> ClauseResult:
 
 
 def _failed(pieces: Sequence[Piece], at: int, piece: Piece) -> ClauseResult:
-    """The failure of a run on one machine, with the examples that it would have counted."""
+    """Return the failure of a run on one machine, with the examples run until then."""
     tally = _tally(pieces, at)
     if piece.is_lost:
         return piece.result.replace(examples=tally.examples, binding=0, margin=None)
@@ -138,7 +138,7 @@ def _unfinished(missing: Piece, pieces: Sequence[Piece]) -> ClauseResult:
 
 
 def _counted(result: ClauseResult, tally: Tally, pieces: Sequence[Piece]) -> ClauseResult:
-    """A result with the counts and the margin of all shards, later rounds included."""
+    """Add the counts and the margin of all shards to a result, later rounds included."""
     explored = [piece.explored for piece in pieces if piece.explored]
     margins = [float(sums["margin"]) for sums in explored if sums["margin"] is not None]
     margins += [] if tally.margin is None else [tally.margin]
@@ -150,7 +150,7 @@ def _counted(result: ClauseResult, tally: Tally, pieces: Sequence[Piece]) -> Cla
 
 
 def _end(pieces: Sequence[Piece]) -> float:
-    """The position of the last example that one machine would have run if nothing fails."""
+    """Return the position of the last example a single machine would run without failures."""
     trails = [piece.trail for piece in pieces if piece.trail is not None]
     if not trails:
         return float("inf")
@@ -162,7 +162,6 @@ def _end(pieces: Sequence[Piece]) -> float:
 
 
 def _tally(pieces: Sequence[Piece], end: float) -> Tally:
-    """The examples up to a position, of all shards."""
     examples = [example for piece in pieces for example in piece.examples() if example[0] <= end]
     margins = [margin for piece in pieces for at, margin in piece.margins() if at <= end]
     signs = [sign for _, sign in examples]
@@ -189,7 +188,7 @@ def _terms(pieces: Sequence[Piece]) -> Terms:
 
 
 def _reason(pieces: Sequence[Piece]) -> str:
-    """Why the first of the inapplicable examples could not be run."""
+    """Return why the first inapplicable example could not be run."""
     reasons = [
         (at, str(piece.trail["reason"]))
         for piece in pieces
@@ -215,7 +214,7 @@ _PLACE: Final = ("file", "line")
 
 @dataclass(frozen=True, kw_only=True)
 class _Candidate:
-    """One candidate in every shard, and its results in all of them together."""
+    """One candidate in every shard, and its merged results."""
 
     loaded: Loaded
     entry: CandidateEntry
@@ -225,9 +224,9 @@ class _Candidate:
 
 
 def merge_shards(shards: Sequence[ShardRecord]) -> Record:
-    """The record of the run whose shards these are, all of them and in order.
+    """Return the record of the run divided into these shards, complete and in order.
 
-    Raises UsageError for a record that does not say what a shard's says.
+    Raises UsageError for a record lacking a shard's data.
     """
     try:
         return _merge(shards)
@@ -320,7 +319,7 @@ def _entry_of(shard: ShardRecord, index: int) -> CandidateEntry | None:
 
 
 def _results(shard: ShardRecord, index: int) -> list[ClauseResult]:
-    """The results of a candidate in one shard, before expected failures are applied."""
+    """Return a candidate's results in one shard, before expected failures are applied."""
     entry = _entry_of(shard, index)
     clauses: Sequence[Mapping[str, Any]] = () if entry is None else entry["clauses"]
     return [
@@ -336,7 +335,7 @@ def _key(result: ClauseResult) -> tuple[str, str, str]:
 def _not_run_result(
     shard: ShardRecord, own: Sequence[Sequence[ClauseResult]], number: int
 ) -> ClauseResult:
-    """The result of a clause in a shard whose time was up before anything was loaded."""
+    """Return the result of a clause in a shard whose time was up before loading."""
     other = next(results[number] for results in own if results)
     if other.status == "not-applicable" and other.trail is None:
         return other.replace(seconds=0.0)
@@ -387,7 +386,7 @@ def _entry(
 
 
 def _missing(results: Sequence[ClauseResult]) -> str:
-    """Why there is no verdict where a shard reached its limit, or ""."""
+    """Return why a reached limit leaves the verdict open, or ""."""
     cut = [result for result in results if result.reason.startswith(f"{NOT_RUN}in shard ")]
     if not cut:
         return ""
@@ -428,7 +427,7 @@ def _record(
 
 
 def _limit(records: Sequence[Record], entries: Sequence[CandidateEntry]) -> dict[str, Any]:
-    """The longest limit of a shard, and what was left over in all of them together."""
+    """Return the longest limit of a shard, and the clauses left over in all shards together."""
     clauses = [clause for entry in entries for clause in entry["clauses"]]
     cut = [clause for clause in clauses if clause["reason"].startswith(f"{NOT_RUN}in shard ")]
     limits = [record["limit"] for record in records if record.get("limit")]

@@ -1,6 +1,6 @@
-"""Which clauses a run takes, and which of them come first.
+"""The selection and the order of a run's clauses.
 
-Those come first that find mistakes soonest, and those that failed last.
+First come clauses that find mistakes soonest, and clauses that failed last time.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from ..errors import UsageError, did_you_mean
 from ..running.workers.messages import Loaded
 from ..targets.loading import closest
 
-# Made by `python benchmarks/first_failure.py --order` from mistakes of the catalogue: each of these
-# finds the most mistakes that those before it do not, for a second of its time. One that is never
-# diagnosed comes after one that is: wrong masks make rows of no numbers, which memory layouts show.
-# Behind the first three, which a run that ends with its first failure asks whole, stand those of
-# all options together: what no clause shows at its first example they show soonest.
+# Made by `python benchmarks/first_failure.py --order` from mistakes of the catalogue: each clause
+# finds the most mistakes not found by the earlier ones, for a second of its time. Clauses whose
+# failures are never diagnosed come later: wrong masks make rows of no numbers, which memory layouts
+# show. The first three are run whole in a run that stops at its first failure; behind them come
+# those of all options together, the soonest to show mistakes invisible in every first example.
 SOONEST: Final = (
     "mask.causal-combined",
     "mask.empty-row-weights",
@@ -72,7 +72,7 @@ SOONEST: Final = (
 # after which the next step finds more mistakes for a call of the candidate.
 _STEPS: Final = Path(__file__).with_name("steps.json")
 _FILE: Final = "failed.json"
-# Targets that are remembered; the oldest are forgotten.
+# Targets remembered; the oldest are forgotten.
 _MOST: Final = 500
 
 
@@ -82,9 +82,9 @@ def steps() -> list[tuple[str, int]]:
 
 
 def last_failed(targets: Sequence[str]) -> tuple[str, ...]:
-    """The clauses that failed when these targets were last checked, in the order of that run.
+    """Return the clauses that failed in the last check of these targets, in order.
 
-    Empty where they never were, or where the user's cache cannot be read.
+    Empty without an earlier check, or where the user's cache cannot be read.
     """
     slugs = _remembered().get(_key(targets))
     if not isinstance(slugs, list):
@@ -93,10 +93,9 @@ def last_failed(targets: Sequence[str]) -> tuple[str, ...]:
 
 
 def remember_failed(targets: Sequence[str], record: Mapping[str, Any]) -> None:
-    """Keep the clauses that failed in the user's cache, for the next run on these targets.
+    """Keep the failed clauses in the user's cache, for the next run on these targets.
 
-    Nothing is kept of an interrupted run, nor where the cache cannot be written: no verdict
-    depends on it.
+    Nothing is kept of an interrupted run, nor in an unwritable cache: no verdict depends on it.
     """
     if record.get("interrupted"):
         return
@@ -113,7 +112,7 @@ def remember_failed(targets: Sequence[str], record: Mapping[str, Any]) -> None:
 
 
 def _remembered() -> dict[str, Any]:
-    """What is kept, by the targets; nothing where the file is missing, or is not ours."""
+    """Read the kept clauses by target; empty if the file is missing or foreign."""
     try:
         data = json.loads((_folder() / _FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -122,7 +121,7 @@ def _remembered() -> dict[str, Any]:
 
 
 def _folder() -> Path:
-    """The user's cache: XDG_CACHE_HOME, by default ~/.cache."""
+    """Return our folder in the user's cache: XDG_CACHE_HOME, by default ~/.cache."""
     cache = os.environ.get("XDG_CACHE_HOME")
     try:
         home = Path(cache) if cache else Path.home() / ".cache"
@@ -132,19 +131,19 @@ def _folder() -> Path:
 
 
 def _key(targets: Sequence[str]) -> str:
-    """A name for targets, as they are seen from the working folder."""
+    """Return a key for targets, relative to the working folder."""
     text = "\0".join([str(Path.cwd()), *targets])
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
 
 
 def matching(globs: Iterable[str], slugs: Iterable[str]) -> list[str]:
-    """The slugs that at least one of the globs matches."""
+    """Return the slugs matched by at least one glob."""
     globs = list(globs)
     return [slug for slug in slugs if any(fnmatchcase(slug, glob) for glob in globs)]
 
 
 def check_globs(option: str, globs: Iterable[str], slugs: Collection[str]) -> None:
-    """Require that each glob matches a clause; raises UsageError that suggests a near slug."""
+    """Require that each glob matches a clause; raises UsageError suggesting a near slug."""
     for glob in globs:
         if not any(selects(glob, slug) for slug in slugs):
             msg = f"{option} {glob!r} matches no clause{suggestion(glob, slugs)}"
@@ -152,7 +151,7 @@ def check_globs(option: str, globs: Iterable[str], slugs: Collection[str]) -> No
 
 
 def check_selection(slugs: Collection[str], only: Collection[str], skip: Collection[str]) -> None:
-    """Require that ``--only`` and ``--skip`` name clauses and leave at least one to run."""
+    """Require that ``--only`` and ``--skip`` name clauses and leave a clause to run."""
     check_globs("--only", only, slugs)
     check_globs("--skip", skip, slugs)
     if not selected(slugs, only, skip):
@@ -161,9 +160,9 @@ def check_selection(slugs: Collection[str], only: Collection[str], skip: Collect
 
 
 def check_unchecked(names: Iterable[str], candidates: Iterable[Loaded]) -> None:
-    """Require that each name of ``--unchecked`` is a parameter that a candidate leaves unchecked.
+    """Require that the names of ``--unchecked`` are unchecked parameters of a candidate.
 
-    A glob may match nothing: it is written once for many runs.
+    A glob may match nothing: globs are written once for many runs.
     """
     left = {parameter.name for candidate in candidates for parameter in candidate.unchecked}
     for name in names:

@@ -29,7 +29,7 @@ _LONGEST: Final = 96
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectationFile:
-    """A file as it is: what stands above its first entry, and each entry with its own text."""
+    """A file's text above the first entry, and the entries with their own texts."""
 
     head: str = ""
     entries: tuple[tuple[ExpectedFailure, str], ...] = ()
@@ -48,7 +48,7 @@ def read_written(text: str, path: Path) -> ExpectationFile:
 
 
 def _of_list(entries: Sequence[ExpectedFailure], lines: Iterable[str]) -> ExpectationFile:
-    """A file written as ``expected = [...]``: what is said stays, and its first comments."""
+    """Read a file written as ``expected = [...]``, with its first comments."""
     head = itertools.takewhile(lambda line: line.lstrip().startswith("#"), lines)
     texts = tuple((entry, entry_text(entry)) for entry in entries)
     return ExpectationFile(head="\n".join(head), entries=texts)
@@ -88,7 +88,7 @@ def entry_text(entry: ExpectedFailure, comments: Iterable[str] = ()) -> str:
 
 
 def _comment_line(text: str) -> str:
-    """A comment that cannot end its line, nor be longer than anybody reads."""
+    """Return a one-line comment of limited length."""
     line = printable(" ".join(text.split()))
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]} ..."
 
@@ -99,7 +99,7 @@ def _key(entry: ExpectedFailure) -> tuple[str, ...]:
 
 
 def _check(text: str, entries: Sequence[ExpectedFailure], path: Path) -> None:
-    """Require that the file says what it was meant to say."""
+    """Require that the file's text parses to the given entries."""
     try:
         text.encode()
         said = sorted(map(_key, parse(text, path)))
@@ -114,12 +114,9 @@ def _check(text: str, entries: Sequence[ExpectedFailure], path: Path) -> None:
 class Gate:
     """The files of expected failures of a run, and whether it is strict.
 
-    expected
-        The file of expected failures.
-    write
-        The file to renew; without ``expected`` it is read first, where it is there.
-    strict
-        Whether a failed SHOULD is red.
+    expected: the file of expected failures.
+    write: the file to renew; without ``expected`` it is read first, if it exists.
+    strict: a failed SHOULD is red.
     """
 
     expected: Path | None = None
@@ -128,7 +125,7 @@ class Gate:
 
     @property
     def files(self) -> list[Path]:
-        """The files that are read, each once."""
+        """The files to read, without repetition."""
         renewed = self.write if self.write is not None and self.write.is_file() else None
         paths = [path for path in (self.expected, renewed) if path is not None]
         same = len(paths) > 1 and paths[0].resolve() == paths[1].resolve()
@@ -151,7 +148,7 @@ class Renewed:
 
 
 def renew(gate: Gate, run: UnjudgedRun) -> Renewed | str:
-    """Write the file that makes a run green, or say in a sentence why it is left as it was."""
+    """Write the file that makes a run green; else return a sentence why it is unchanged."""
     path = gate.write
     if path is None:
         return "no file was named"

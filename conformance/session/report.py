@@ -1,6 +1,6 @@
-"""The record of a run: one JSON document of schema 1, its verdicts, and the causes of failures.
+"""The record of a run: one JSON document of schema 1, verdicts, and causes of failures.
 
-Failures are grouped by cause: one mistake that fails many clauses is said once.
+Failures are grouped by cause: a mistake failing many clauses is reported once.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from .expectations import Stale
 
 OF_THREADS: Final = "state.threads"
 _NONE: Final[Mapping[str, Any]] = {}
-# What a diagnosis says of its failure alone.
+# Fields of a diagnosis that concern its failure alone.
 _OF_FAILURES: Final = ("facts", "common", "example", "picture", "line", "parts", "alone")
-# What a cause without a name is called, by the kind of its violations.
+# Names of causes without a mistake's name, by the kind of their violations.
 _TOGETHER: Final = {
     "raised": "exception",
     "finite": "not-finite",
@@ -45,7 +45,7 @@ _TOGETHER: Final = {
     INVERTED: "attention-mask-inverted",
 }
 _OF_NON_FINITE_INPUTS: Final = "mask.no-leak-nonfinite"
-# What to change where a clause that no other way to compute attention explains has failed.
+# Fixes for failures of clauses that no other way to compute attention explains.
 _FIXES_OF_CLAUSES: Final = {
     "gradients.empty-row-finite": (
         "let nothing that is not finite be computed for a row without keys, such as 0 / 0: where() "
@@ -57,7 +57,7 @@ _FIXES_OF_CLAUSES: Final = {
         "1 - p: torch.nn.functional.dropout does that"
     ),
 }
-# The same where an answer came in place of an exception.
+# Fixes where an answer came in place of an exception.
 _FIXES_OF_REFUSALS: Final = {
     "mask.causal-and-mask": (
         "raise where a mask is given beside the causal flag, or declare what it computes then, "
@@ -69,7 +69,7 @@ _OTHER_REFUSAL: Final = (
     "compare sizes and dtypes before they are used, and raise where they do not fit; some "
     "kernels, such as torch's fused attention on CPUs, do not compare keys with values"
 )
-# The same, where the sentence of the violation has some words.
+# Fixes by words in the sentence of the violation.
 _FIXES_OF_TEXTS: Final = {
     "on the same device": (
         "make masks, positions and constants where the inputs are: device=query.device; those of a "
@@ -85,23 +85,22 @@ _FIXES_OF_TEXTS: Final = {
 
 
 def causes_of(clauses: Iterable[ClauseEntry]) -> list[CauseEntry]:
-    """The causes behind the failed clauses of one candidate, those that fail most of them first.
+    """Return the causes behind a candidate's failed clauses, the most frequent first.
 
-    Each failure is in one cause, but where two mistakes are made together:
-
-    1. Failures whose diagnoses share a name have one cause. Where several names would do, as few
-       causes are taken as explain all of them. A failure that a mistake was seen to explain,
-       although its own diagnosis has no name (``explained_by``), has that cause, too. Of several
-       mistakes that are made together each is a cause, of the failures that it makes alone: a
-       failure that each of them makes has these causes. What is accepted, as expected failures
-       show, is no cause of failures that have another.
-    2. Failures that no known mistake explains are one cause, ``unknown-mistake``, with those that
-       compare answers which it makes wrong.
-    3. Failures that show by themselves that they are one thing are one cause: exceptions of one
-       line, answers that are not finite, of a wrong shape, dtype or type, inputs that a call
-       changes, a crash, no answer in time, what blames one attention, or masks, of a model. Where
-       a diagnosis knows facts about some of them, they are among those of rule 2.
-    4. What is left is a cause of its own, named after its clause.
+    A failure has one cause, except where two mistakes are made together:
+        1. Failures whose diagnoses share a name have one cause. Among several possible names the
+        fewest causes explaining all failures are taken. A failure explained by another failure's
+        mistake (``explained_by``), although without a name in its own diagnosis, has the mistake as
+        its cause, too. Mistakes made together are separate causes, of the failures made by one
+        mistake alone: a failure made by every mistake of the combination has all these causes. An
+        accepted mistake (an expected failure) is no cause of failures with another cause.
+        2. Failures without a known mistake are one cause, ``unknown-mistake``, together with
+        failures of clauses comparing the wrong answers.
+        3. Failures of visibly one kind are one cause: exceptions of one line, answers that are not
+        finite, or of a wrong shape, dtype or type, inputs changed by a call, a crash, no answer in
+        time, and failures blaming one attention, or masks, of a model. Where a diagnosis knows
+        facts about them, rule 2 applies.
+        4. A remaining failure is a separate cause, named after the clause.
 
     A clause that failed in several dtypes or on several devices is listed once.
     """
@@ -115,7 +114,6 @@ def causes_of(clauses: Iterable[ClauseEntry]) -> list[CauseEntry]:
 
 
 def _names(clause: ClauseEntry) -> set[str]:
-    """The names of mistakes that explain a failure."""
     entries = clause.get("diagnosis") or ()
     names = {str(entry["name"]) for entry in entries if entry["name"] != UNKNOWN}
     explained = clause.get("explained_by")
@@ -124,9 +122,9 @@ def _names(clause: ClauseEntry) -> set[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Known:
-    """What the diagnoses of a candidate say: entries by name, those made together, those accepted.
+    """Facts from a candidate's diagnoses: entries by name, combinations, accepted mistakes.
 
-    ``parts`` has the names of the mistakes that are made together, by the name of all.
+    ``parts``: the names of mistakes made together, by their combined name.
     """
 
     texts: Mapping[str, Mapping[str, Any]]
@@ -135,7 +133,6 @@ class _Known:
 
     @classmethod
     def of(cls, clauses: Sequence[ClauseEntry]) -> Self:
-        """What the diagnoses of all clauses say."""
         entries = list(_entries(clauses))
         together = [entry for entry in entries if entry.get("parts")]
         own: dict[str, dict[str, Any]] = {}
@@ -155,7 +152,7 @@ class _Known:
         return replace(known, accepted=frozenset(each[0] for each in made if len(each) == 1))
 
     def made(self, clause: ClauseEntry, name: str) -> list[str]:
-        """The mistakes of a name that make a clause fail: all where it fails of no single one."""
+        """Return a name's mistakes that make a clause fail; all if none makes it fail alone."""
         entries = (entry for entry in _entries([clause]) if entry["name"] == name)
         parts = next(entries, _NONE).get("parts") or ()
         alone = [str(part["name"]) for part in parts if part["alone"]]
@@ -163,7 +160,7 @@ class _Known:
 
 
 def _named_causes(left: Sequence[ClauseEntry], known: _Known) -> Iterator[CauseEntry]:
-    """The mistakes behind named failures, each with the failures that it makes."""
+    """Yield the mistakes behind named failures, with the failures of each mistake."""
     groups = list(_groups(left))
     own: dict[str, list[ClauseEntry]] = {}
     names: dict[str, str] = {}
@@ -185,9 +182,9 @@ def _named_causes(left: Sequence[ClauseEntry], known: _Known) -> Iterator[CauseE
 
 
 def _groups(left: Sequence[ClauseEntry]) -> Iterator[tuple[str, list[ClauseEntry]]]:
-    """Names that explain every failure, the one that explains most of those left taken first.
+    """Yield names explaining every failure, greedily: the name of most remaining failures first.
 
-    Of names that explain as much the one that a diagnosis says first: the plainest.
+    Among equals the name a diagnosis lists first: the plainest.
     """
     while left:
         said = (str(entry["name"]) for entry in _entries(left))
@@ -200,7 +197,7 @@ def _groups(left: Sequence[ClauseEntry]) -> Iterator[tuple[str, list[ClauseEntry
 
 
 def _weight(clauses: Sequence[ClauseEntry], name: str) -> tuple[int, int, float]:
-    """How much a name explains: MUST clauses, all clauses, and how sure it is of them."""
+    """Return a name's explanatory weight: MUST clauses, all clauses, and confidence."""
     sure = sum(_confidence(entry) for entry in _entries(clauses) if entry["name"] == name)
     return sum(_level(clause) == "MUST" for clause in clauses), len(clauses), sure
 
@@ -221,9 +218,9 @@ def _named(
     together: str,
     known: _Known,
 ) -> CauseEntry:
-    """A known mistake, with the others that explain every one of its failures as well.
+    """Make a known mistake's cause, with alternatives that explain all of its failures.
 
-    ``together`` is the name that it is diagnosed by, where others are made with it.
+    ``together`` is its diagnosed name, if it was made in combination.
     """
     entries = [entry for entry in _entries(own) if entry["name"] == name]
     text = known.texts.get(name, {"name": name})
@@ -248,7 +245,7 @@ def _named(
 
 
 def _instead(name: str, other: str, together: str, known: _Known) -> list[str]:
-    """What another explanation says in place of one of the mistakes of this one."""
+    """Return the mistake in another explanation that replaces a mistake of this explanation."""
     mine, theirs = (set(known.parts.get(each, [each])) for each in (together, other))
     if name in theirs:
         return []
@@ -257,7 +254,7 @@ def _instead(name: str, other: str, together: str, known: _Known) -> list[str]:
 
 
 def _alike(unnamed: Sequence[ClauseEntry]) -> Iterable[list[ClauseEntry]]:
-    """Failures without a name in groups that have one cause each."""
+    """Group failures without a name by cause."""
     studied = {_kind_of_cause(clause) for clause in unnamed if clause.get("diagnosis")}
     groups: dict[tuple[str, str], list[ClauseEntry]] = {}
     for clause in unnamed:
@@ -269,7 +266,7 @@ def _alike(unnamed: Sequence[ClauseEntry]) -> Iterable[list[ClauseEntry]]:
 
 
 def _kind_of_cause(clause: ClauseEntry) -> tuple[str, str]:
-    """What failures without a name share if they have one cause."""
+    """Return the key shared by unnamed failures of one cause."""
     violation = clause.get("violation") or _NONE
     for fact in (INVERTED, SITE):
         if fact in (measured := violation.get("measured") or _NONE):
@@ -285,7 +282,7 @@ def _kind_of_cause(clause: ClauseEntry) -> tuple[str, str]:
 
 
 def _unnamed(own: Sequence[ClauseEntry]) -> CauseEntry:
-    """A cause that is no known mistake, with what is known of it."""
+    """Make a cause without a known mistake, with its known facts."""
     facts = _facts(own)
     if facts is not None:
         lines = [entry["line"] for entry in _entries(own) if entry.get("line")]
@@ -306,7 +303,7 @@ def _unnamed(own: Sequence[ClauseEntry]) -> CauseEntry:
 
 
 def _facts(own: Sequence[ClauseEntry]) -> Mapping[str, Any] | None:
-    """What diagnoses know of a mistake without a name, and of the failure that is shown of it."""
+    """Return the facts known of an unnamed mistake, and of the failure shown for it."""
     told = max(_entries(own), key=lambda entry: len(str(entry.get("text"))), default=None)
     common = next((entry["common"] for entry in _entries(own) if entry.get("common")), "")
     if told is None or not common:
@@ -343,7 +340,7 @@ def _cause(
 
 
 def _without_data(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """An entry of a diagnosis without what stands at its failure."""
+    """Return an entry of a diagnosis without the parts kept at its failure."""
     return {key: value for key, value in entry.items() if key not in _OF_FAILURES}
 
 
@@ -358,7 +355,7 @@ def smallest(clauses: Iterable[ClauseEntry]) -> ClauseEntry:
 
 
 def _size(clause: ClauseEntry) -> tuple[bool, int, int]:
-    """Whether a problem that shows numbers is lacking, its calls, the elements of its tensors."""
+    """Return a sort key: lack of a numeric problem, number of calls, elements of tensors."""
     data = clause.get("counterexample") or _NONE
     problem = data.get("problem") or _NONE
     finite = (clause.get("violation") or _NONE).get("got") not in NOT_FINITE
@@ -366,7 +363,7 @@ def _size(clause: ClauseEntry) -> tuple[bool, int, int]:
     return not (problem and elements), len(data.get("calls") or ()), elements
 
 
-# Laws that hold whatever a candidate computes; where its axes and masks were read, the others, too.
+# Laws that hold whatever a candidate computes; the second set needs read axes and masks.
 _LAWS: Final = frozenset(
     "state.repeatable state.no-memory state.answer-kept state.grad-mode state.inputs-unchanged "
     "state.answer-is-fresh state.call-order state.untampered state.unseen "
@@ -380,11 +377,11 @@ _LAWS_OF_WHAT_WAS_READ: Final = frozenset(
 
 
 def certain_results(loaded: Loaded, results: Sequence[ClauseResult]) -> list[ClauseResult]:
-    """The results, of what nobody declared without the failures that a wrong reading explains.
+    """Return the results, without failures a wrong reading may explain (undeclared candidates).
 
-    A failure is certain where the catalogue names the mistake, where that was seen when the
-    candidate was read, and where a law is broken that holds for any reading. Any other clause could
-    not be tested: what it compares with is a guess.
+    A failure is certain if the catalogue names the mistake, if the mistake was seen when reading
+    the candidate, or if a broken law holds for any reading. Any other clause could not be tested:
+    its comparison is with a guess.
     """
     reading = loaded.reading
     if reading is None or reading.mistakes:
@@ -410,14 +407,14 @@ def certain_results(loaded: Loaded, results: Sequence[ClauseResult]) -> list[Cla
     return [as_certain(result) for result in results]
 
 
-# How tensors lie in memory, and what calls share: code that raises there answers none wrongly. A
-# cache that a module keeps for inference takes no two calls before a backward pass.
+# Laws on tensors' memory, and on sharing between calls: code that raises there answers nothing
+# wrongly. A module's cache for inference takes no two calls before a backward pass.
 _OF_MEMORY: Final = frozenset(
     "shape.strided shape.expanded shape.bounds mask.strided gradients.strided "
     "gradients.interleaved gradients.accumulate".split()
 )
-# How a reading that is wrong shows in the calls of any clause: a size was guessed, or an input.
-# What stands around an attention that was not read may overflow where attention does not.
+# Signs of a wrong reading in the calls of any clause: a size was guessed, or an input. The
+# surroundings of an attention, which were not read, may overflow where attention does not.
 _OF_WHAT_WAS_PROMISED: Final = ("raised", "shape")
 _OF_WHAT_WAS_UNREAD: Final = (*_OF_WHAT_WAS_PROMISED, "finite")
 _REFUSED: Final = "it refuses what nobody said that it takes"
@@ -445,9 +442,9 @@ def verdict(
     interrupted: bool = False,
     missing: str = "",
 ) -> tuple[str, str]:
-    """The verdict on a candidate and the reason for it in one sentence.
+    """Return the verdict on a candidate and the reason in one sentence.
 
-    ``missing`` says what was not run, without which nothing but a failure is certain.
+    ``missing`` names what was not run: then only a failure is certain.
     """
     results = certain_results(loaded, results)
     missing = missing or loaded.unjudged
@@ -470,7 +467,7 @@ def verdict(
 
 
 def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
-    """The verdict where no clause speaks against the candidate."""
+    """Return the verdict where no clause speaks against the candidate."""
     expected = [result.id for result in results if result.status == "expected-failure"]
     notes = []
     if expected:
@@ -497,24 +494,24 @@ def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
     return "conforms", f"every applicable MUST clause passed{where}"
 
 
-# What undeclared code computes by mistake more often than by choice, and who chooses it.
+# Choices in undeclared code that are mostly mistakes, with the known exceptions.
 _RARELY_MEANT: Final = {"scale": "T5 means", "group_order": "x-transformers means"}
-# Of what leaves a verdict open where no call gives it: the clauses that ask about it, and the way
-# to have it asked.
+# Options that leave a verdict open if never given: the clauses about them, and the way to have them
+# asked.
 _LEFT_OPEN: Final = {
     "mask": ("mask.", "declare what it means with masks="),
     "cache": ("cache.", "its cache stays empty; declare it with call="),
     "input": ("numerics.", "declare it with inputs= and call="),
 }
-# The same in code that nobody declared, where a flag that was understood is given.
+# Further ones in undeclared code, whose flag is given once understood.
 _LEFT_OPEN_UNDECLARED: Final = {"causal": ("mask.", "declare it with causal=")}
 
 
 def what_was_unchecked(loaded: Loaded, slugs: Iterable[str]) -> str:
-    """Why parameters that no call gave leave a verdict open, in words, or "".
+    """Return why parameters never given leave a verdict open, in words, or "".
 
-    Those are masks, caches and further inputs. A run that selects no clause that asks about them
-    claims nothing about them.
+    The parameters are masks, caches and further inputs. A run without clauses about them claims
+    nothing about them.
     """
     families = {slug.partition(".")[0] + "." for slug in slugs}
     options = _LEFT_OPEN | ({} if loaded.reading is None else _LEFT_OPEN_UNDECLARED)
@@ -538,10 +535,10 @@ def what_was_unchecked(loaded: Loaded, slugs: Iterable[str]) -> str:
 
 
 def missing_gradients(results: Sequence[ClauseResult]) -> str:
-    """Why gradients that nobody excluded leave a verdict open, in words, or "".
+    """Return why missing gradients, not excluded by the candidate, leave a verdict open, or "".
 
-    That is where no clause that asks for them got any, in some dtype on some device: gradients that
-    only an option is without are said by its clause.
+    The case: in a dtype on a device no gradient clause got any gradient. Gradients missing for an
+    option alone are reported by its clause.
     """
     asked = [result for result in results if result.id.startswith("gradients.")]
     ran = {(result.dtype, result.device) for result in asked if result.status in _RAN}
@@ -596,7 +593,7 @@ def _inconclusive(results: Sequence[ClauseResult], *, interrupted: bool) -> tupl
 def _unread(
     loaded: Loaded, results: Sequence[ClauseResult], *, interrupted: bool
 ) -> tuple[str, str] | None:
-    """That promises of ours are not kept, where nobody declared any."""
+    """Return an inconclusive verdict if an undeclared candidate breaks promises we guessed."""
     guessed = [result.id for result in results if result.reason.startswith(_GUESSED)]
     if loaded.reading is None or not guessed or interrupted:
         return None
@@ -624,9 +621,9 @@ def candidate_entry(
     warnings: Sequence[str] = (),
     graph_options: GraphOptions = NO_GRAPH_OPTIONS,
 ) -> CandidateEntry:
-    """The entry for one candidate; ``warnings`` say where its declaration is contradicted.
+    """Return the entry of one candidate; ``warnings`` contradict the declaration.
 
-    ``graph_options`` are in the entry of a graph, so that a replay can open the same again.
+    ``graph_options`` enter a graph's entry, so that a replay can open the graph again.
     """
     results = certain_results(loaded, results)
     word, reason = verdict(loaded, results, stale, interrupted=interrupted, missing=missing)
@@ -658,9 +655,9 @@ def candidate_entry(
 
 
 def joined_causes(entries: Iterable[CandidateEntry]) -> list[CandidateEntry]:
-    """The entries of candidates, with one cause where a model and an attention in it have one.
+    """Return the candidates' entries, with common causes of a model and its attention joined.
 
-    What a whole model blames on one attention has the cause that this has when judged alone.
+    A failure a whole model blames on one attention has the attention's cause when judged alone.
     """
     listed = list(entries)
     for model in listed:
@@ -682,7 +679,7 @@ def joined_causes(entries: Iterable[CandidateEntry]) -> list[CandidateEntry]:
 
 
 def _blamed_site(model: CandidateEntry, cause: CauseEntry) -> int | None:
-    """The attention of a whole model that all failures of a cause blame."""
+    """Return the attention of a whole model blamed by all failures of a cause, else None."""
     failed = [one for one in model["clauses"] if one["status"] == "failed"]
     own = [one.get("violation") or _NONE for one in failed if one["id"] in cause["clauses"]]
     blamed = {(violation.get("measured") or _NONE).get(SITE) for violation in own}
@@ -690,7 +687,7 @@ def _blamed_site(model: CandidateEntry, cause: CauseEntry) -> int | None:
 
 
 def _coverage(results: Sequence[ClauseResult]) -> dict[str, Any]:
-    """The combinations of parameters that the clauses about combinations have covered."""
+    """Return the combinations of parameters covered by the clauses about combinations."""
     coverages = [result.coverage for result in results if result.coverage]
     if not coverages:
         return {}
@@ -749,7 +746,6 @@ def build_report(
 
 
 def _tool(specification: str) -> dict[str, str]:
-    """The tool that made the record, with its documentation if it has one."""
     documentation = project_url(TOOL, "Documentation")
     return {
         "name": TOOL,
@@ -760,6 +756,5 @@ def _tool(specification: str) -> dict[str, str]:
 
 
 def _clauses(ready: Ready, candidates: Sequence[CandidateEntry]) -> dict[str, dict[str, str]]:
-    """The facts on each clause of the record, by slug."""
     slugs = {clause["id"] for candidate in candidates for clause in candidate["clauses"]}
     return {slug: facts for slug, facts in ready.clauses.items() if slug in slugs}

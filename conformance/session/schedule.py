@@ -1,4 +1,4 @@
-"""Divides the clauses of candidates among workers; the results are those of one worker."""
+"""Divides the clauses of candidates among workers, with the results of a single worker."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ from ..running.workers.pool import WorkerPool
 from ..running.workers.supervisor import HarnessError, OutOfTime, Supervisor, WorkerLost
 from .order import steps
 
-# Of a run that ends with its first failure: so many clauses come first, with all their examples.
-# They show most mistakes, in a fifth of a second.
+# Clauses run first with all their examples in a run that stops at its first failure. They show most
+# mistakes, in a fifth of a second.
 WHOLE_FIRST: Final = 3
-# What no first example shows a few more show: of the next clause, which asks all options together
-# and shows within some dozens what needs two of them, of those that find mistakes soonest, and of
-# every other.
+# Further examples show mistakes invisible in every first one: of the next clause, which asks all
+# options together and shows within some dozens whatever needs two of them, of the clauses finding
+# mistakes soonest, and of every other clause.
 _SOON: Final = 14
 _MOST_OF_NEXT: Final = 48
 _MORE_OF_SOON: Final = 8
 _MORE: Final = 3
-# Where calls are slow or time is short, all clauses take turns behind the steps that find most for
-# each call: examples after which a clause is laid aside for the next one.
+# With slow calls or little time, all clauses take turns after the most productive steps: examples
+# after which a clause is laid aside for the next one.
 _TURNS: Final = (1, 3, 8, 24)
-# Seconds of an example without the candidate's own.
+# Seconds of the harness for an example.
 _EXAMPLE: Final = 0.005
-# Until so many clauses have run, no time is estimated.
+# Clauses to run before time is estimated.
 _LEAST: Final = 5
 
 
 class Estimate:
-    """The clauses that are left, and what each of them took where it was run.
+    """The remaining clauses, and the durations of finished ones.
 
     Clauses differ a hundredfold and candidates much less: a clause is expected to take as long as
-    it took on other candidates, or as long as the average clause.
+    on other candidates, or as long as the average clause.
     """
 
     def __init__(self, slugs: Iterable[str], *, jobs: int = 1) -> None:
@@ -52,7 +52,7 @@ class Estimate:
         self.done = 0
 
     def add(self, slug: str, seconds: float) -> None:
-        """Count a clause that has run."""
+        """Count a finished clause."""
         if self._left[slug]:
             self._left[slug] -= 1
         self._took[slug].append(seconds)
@@ -74,7 +74,7 @@ class Estimate:
         return work / max(1, min(self._jobs, self._left.total()))
 
 
-# The other statuses have failed already, or no example can change them.
+# Clauses of other statuses have failed already, or no example can change them.
 _EXPLORED: Final = ("passed", "untestable")
 
 
@@ -84,7 +84,7 @@ def worth_exploring(result: ClauseResult) -> bool:
 
 
 def combined(before: ClauseResult, more: ClauseResult) -> ClauseResult:
-    """The result of a clause so far, with that of another round."""
+    """Combine the result of a clause so far with a further round's."""
     counted: dict[str, Any] = {
         **_sums(vars(before), more),
         "seconds": before.seconds + more.seconds,
@@ -99,7 +99,6 @@ def combined(before: ClauseResult, more: ClauseResult) -> ClauseResult:
 
 
 def _sums(before: Mapping[str, Any], more: ClauseResult) -> dict[str, Any]:
-    """Examples and margin of two rounds together."""
     margins = [margin for margin in (before["margin"], more.margin) if margin is not None]
     return {
         "examples": before["examples"] + more.examples,
@@ -109,7 +108,7 @@ def _sums(before: Mapping[str, Any], more: ClauseResult) -> dict[str, Any]:
 
 
 def _trail(before: ClauseResult, more: ClauseResult) -> dict[str, Any] | None:
-    """A shard's trail with the sums of its later rounds, whose examples no other shard draws."""
+    """Add later rounds, whose examples only this shard draws, to a shard's trail."""
     if before.trail is None:
         return None
     sums = before.trail.get("explored") or {"examples": 0, "binding": 0, "margin": None}
@@ -123,10 +122,11 @@ TAMPERED: Final = "conformance.running.workers.planning:tampered_job"
 OF_TAMPERING: Final = "state.untampered"
 EXPLAINED: Final = "conformance.running.workers.planning:explained_job"
 _LOST: Final = ("hung", "crashed")
-# With so many candidates a worker, each is run by one worker; else its clauses are divided.
+# With this many candidates a worker, a candidate is run by one worker; else its clauses are
+# divided.
 _CANDIDATES_A_WORKER: Final = 2
 
-# A clause's number and result, what explains failures by their numbers, or a candidate's warnings.
+# A clause's number and result, explanations of failures by number, or a candidate's warnings.
 ChunkReport = tuple[int, ClauseResult] | dict[int, str] | list[str]
 JudgeResult = Callable[[Loaded, ClauseResult], ClauseResult]
 
@@ -136,7 +136,7 @@ def ignore_end(_index: int) -> None:
 
 
 class ShowProgress(Protocol):
-    """Shows how far a run is, and the seconds that are left where they can be estimated."""
+    """Shows a run's progress, with the estimated seconds left, if known."""
 
     def __call__(self, activity: str, done: int, total: int, left: float | None = None, /) -> None:
         """Show it."""
@@ -144,17 +144,12 @@ class ShowProgress(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """Some clauses of one candidate, by their places in its plan.
+    """Clauses of one candidate, by their places in its plan.
 
-    explains
-        These are failures of a deferred run, to be reduced and diagnosed.
-    ends
-        They are the candidate's last: contradictions to its declaration are looked for then.
-    before
-        The candidate's results so far, by their places, where they matter: the failures are among
-        them.
-    share
-        What it may use of the time that is left when it begins, where there is a limit.
+    explains: the clauses are failures of a deferred run, to be reduced and diagnosed.
+    ends: the chunk ends the candidate: contradictions of its declaration are examined.
+    before: the candidate's results so far by place, failures included, where needed.
+    share: the chunk's share of the remaining time at its beginning, under a limit.
     """
 
     index: int
@@ -184,7 +179,7 @@ class ChunkRun:
     def __call__(
         self, supervisor: Supervisor, chunk: Chunk, stopping: Callable[[], bool]
     ) -> Iterator[ChunkReport]:
-        """Each clause's number and result; of the last chunk also what explains and warns."""
+        """Yield each clause's number and result; for the last chunk also explanations, warnings."""
         if chunk.share == 1.0 or supervisor.deadline is None:
             yield from self._reports(supervisor, chunk, stopping)
             return
@@ -198,9 +193,9 @@ class ChunkRun:
     def _reports(
         self, supervisor: Supervisor, chunk: Chunk, stopping: Callable[[], bool]
     ) -> Iterator[ChunkReport]:
-        """The reports of a chunk within its time.
+        """Yield the reports of a chunk within its time.
 
-        On Ctrl-C the failure that was being explained is handed over as found, without a name.
+        On Ctrl-C the failure being explained is handed over as found, without a name.
         """
         own = dict(chunk.before)
         for number, result in self._run(supervisor, chunk):
@@ -217,7 +212,7 @@ class ChunkRun:
             yield self._warnings(supervisor, chunk.index, list(own.values()), stopping)
 
     def is_red(self, index: int, result: ClauseResult) -> bool:
-        """Whether a result ends a run that ends with its first failure."""
+        """Tell whether a result ends a run that stops at the first failure."""
         judged = self.judge(self.loaded[index], result)
         return judged.status == "error" or (judged.status, judged.level) == ("failed", "MUST")
 
@@ -236,10 +231,10 @@ class ChunkRun:
     def _in_stages(
         self, supervisor: Supervisor, chunk: Chunk
     ) -> Iterator[tuple[int, ClauseResult]]:
-        """Some examples of some clauses, stage after stage: in the end each clause has all its own.
+        """Yield results stage by stage; in the end every clause has run all examples.
 
-        Each example is run once. A clause that is laid aside says how far it came, but in a run
-        that ends with its first failure.
+        No example is repeated. A clause laid aside reports its progress, except in a run that stops
+        at the first failure.
         """
         waiting: dict[int, ClauseResult] = {}
         done: set[int] = set()
@@ -265,11 +260,11 @@ class ChunkRun:
                 yield number, together.replace(reason=_so_far(together))
 
     def _stages(self, chunk: Chunk) -> Iterator[tuple[Sequence[int], int | None]]:
-        """Clauses by their numbers, with the examples after which they are laid aside.
+        """Yield clauses by number, with the examples after which they are laid aside.
 
-        Most mistakes show at the first example of some clause, and to ask all clauses theirs takes
-        as long as to ask a few of them everything. Where calls are slow, what is asked next finds
-        the most for each call.
+        Most mistakes show at the first example of a clause, and one example of every clause takes
+        as long as all examples of a few clauses. For slow calls the order maximises findings per
+        call.
         """
         planned = self.loaded[chunk.index].planned
         asked = [number for number in chunk.numbers if not planned[number].reason]
@@ -294,12 +289,12 @@ class ChunkRun:
         results: Mapping[int, ClauseResult],
         stopping: Callable[[], bool],
     ) -> dict[int, str]:
-        """The mistakes of other failures that make those without a name fail as well."""
+        """Return the mistakes of other failures that also explain unnamed failures."""
         failed = {number: one for number, one in results.items() if one.status == "failed"}
         named = any(map(_is_named, failed.values()))
         if not named and not any(one.diagnosis for one in failed.values()):
             return {}
-        # Where nothing has a name, what has been looked into has none either.
+        # If no failure has a name, the examined ones need not be asked again.
         asked = {n: one for n, one in failed.items() if not (_is_named if named else _is_told)(one)}
         unnamed = [number for number, one in asked.items() if _may_follow(one)]
         if not unnamed or supervisor.is_over or stopping():
@@ -309,7 +304,7 @@ class ChunkRun:
             names = supervisor.perform(index, EXPLAINED, entries)
             told = any(_is_told(one) and not _is_named(one) for one in failed.values())
             pairs = zip(unnamed, names, strict=True)
-            # What is unknown itself is nobody's consequence, and of nothing where all has a name.
+            # UNKNOWN explains undiagnosed failures only beside a failure diagnosed without a name.
             return {
                 number: name
                 for number, name in pairs
@@ -324,9 +319,9 @@ class ChunkRun:
         results: Sequence[ClauseResult],
         stopping: Callable[[], bool],
     ) -> list[str]:
-        """The notes on how a candidate was loaded, contradictions, tampering, and the database.
+        """Return the notes on loading, contradictions, tampering, and the database.
 
-        Where a MUST is not met, the declaration may contradict what the candidate does.
+        If a MUST is not met, the declaration may contradict the candidate's behaviour.
         """
         loaded = self.loaded[index]
         judged = [self.judge(loaded, result) for result in results]
@@ -349,23 +344,23 @@ class ChunkRun:
 
 
 def _so_far(result: ClauseResult) -> str:
-    """What is said of a clause that is laid aside, should the run end meanwhile."""
+    """Return the reason of a clause laid aside, in case the run ends meanwhile."""
     count = f"{result.examples} of about {result.planned} examples"
     return f"{NOT_FINISHED}after {count}, none of which failed"
 
 
 def takes_turns(run: ChunkRun | Schedule, index: int) -> bool:
-    """Whether a candidate's clauses take turns: in a run where they do, or as its calls are slow.
+    """Tell whether a candidate's clauses take turns: if requested, or as its calls are slow.
 
-    The first failure of a quick candidate is found sooner by its own stages.
+    A quick candidate's first failure is found sooner by stages.
     """
     return run.loaded[index].is_slow or (run.in_turn and not run.exitfirst)
 
 
 def _together(before: ClauseResult | None, result: ClauseResult) -> ClauseResult:
-    """The result of a clause that was laid aside once, with the time of both parts.
+    """Return the result of a clause laid aside once, with the time of both parts.
 
-    Where the time of the run was up meanwhile, the first part may say more.
+    If the run's time was up meanwhile, the first part may hold more examples.
     """
     if before is None:
         return result
@@ -375,13 +370,13 @@ def _together(before: ClauseResult | None, result: ClauseResult) -> ClauseResult
 
 @dataclass(kw_only=True)
 class Schedule:
-    """A run of every clause of the loaded candidates; its results so far can always be read.
+    """A run of every clause of the loaded candidates, readable at any time.
 
-    ``judge`` applies expected failures to a result. ``warns`` are the statuses of a MUST for which
-    contradictions are looked for: a shard has only some of the examples. ``ended`` is called with
-    the index of each candidate when its last clause has been run. Clauses in ``first`` are run
-    before all others, in that order. With ``exitfirst`` nothing is begun after a MUST has failed.
-    With ``in_turn`` all clauses have one example before any has many, as time is short.
+    ``judge`` applies expected failures to a result. ``warns``: the statuses of a MUST that start
+    the search for contradictions: a shard has only a part of the examples. ``ended`` is called with
+    a candidate's index after the candidate's last clause. Clauses in ``first`` are run first, in
+    this order. With ``exitfirst`` nothing begins after a failed MUST. With ``in_turn`` all clauses
+    have one example before any has many, as time is short.
     """
 
     pool: WorkerPool
@@ -439,9 +434,9 @@ class Schedule:
                 return
 
     def _sharing(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Whole candidates under a limit: each may use what it needs of all that is needed yet.
+        """Return whole candidates with shares of the time, in proportion to all remaining needs.
 
-        Those that need the least come first, so that what they leave goes to those behind them.
+        The smallest need comes first: unused time benefits the later candidates.
         """
         if self.deadline is None or len(chunks) == 1:
             return chunks
@@ -454,7 +449,7 @@ class Schedule:
         ]
 
     def _need(self, index: int) -> float:
-        """The seconds that one example of each clause takes, about."""
+        """Estimate the seconds for one example of each clause."""
         return (1 + len(self._applicable(index))) * (_EXAMPLE + self.loaded[index].call_seconds)
 
     def _work(self, chunks: list[Chunk]) -> None:
@@ -462,7 +457,6 @@ class Schedule:
             self.pool.work(chunks, self._chunk_run, self._receive, admits=self._admits)
 
     def _applicable(self, index: int) -> dict[int, str]:
-        """The numbers and slugs of the clauses that apply to a candidate."""
         planned = enumerate(self.loaded[index].planned)
         return {number: clause.id for number, clause in planned if not clause.reason}
 
@@ -473,7 +467,7 @@ class Schedule:
         return Chunk(index=index, numbers=tuple(ordered), ends=True)
 
     def _split(self, index: int) -> Iterator[Chunk]:
-        """One chunk a family, dtype and device, whose clauses share goldens; failures wait."""
+        """Yield a chunk for each family, dtype and device, sharing goldens; failures wait."""
         planned = self.loaded[index].planned
         groups = groupby(range(len(planned)), key=lambda n: (*planned[n].place, planned[n].family))
         parts = [list(numbers) for _, numbers in groups]
@@ -483,10 +477,10 @@ class Schedule:
             yield Chunk(index=index, numbers=tuple(numbers), order=Order(deferred=True))
 
     def _second(self, index: int) -> Chunk:
-        """The clauses that one worker must run, since each result depends on those before it.
+        """Return the clauses for a single worker, as results depend on earlier ones.
 
-        Those are failures, which share the tries of their reductions, and all clauses of a
-        candidate that hangs or dies: it is given up after a while.
+        Failures share the tries of their reductions; all clauses of a candidate that hangs or dies
+        are repeated, since the candidate is given up after a while.
         """
         if index in self._again:
             for slug in self._applicable(index).values():
@@ -497,7 +491,7 @@ class Schedule:
         return Chunk(index=index, numbers=failures, explains=True, ends=True, before=dict(own))
 
     def _explore(self, *, whole: bool) -> bool:
-        """Run another round of fresh examples; whether any clause was worth it."""
+        """Run another round of fresh examples; False if no clause was worth it."""
         self.rounds += 1
         chunks = []
         for index, own in enumerate(self.results):
@@ -512,7 +506,7 @@ class Schedule:
         return bool(chunks)
 
     def _admits(self, chunk: Chunk, report: ChunkReport | None) -> bool:
-        """Whether a report counts; a candidate that was lost meanwhile is run again as a whole."""
+        """Tell whether a report counts; a candidate lost meanwhile is run again as a whole."""
         if report is None:
             return not self._stopped
         if not isinstance(report, tuple):
@@ -552,11 +546,10 @@ class Schedule:
         self._show(chunk.order.round, f"{loaded.name} {result.id}")
 
     def _found(self, loaded: Loaded, slug: str) -> None:
-        """Show what failed while its smallest input and its cause are looked for."""
         self._show(0, f"{loaded.name} fails {slug}: looking for the cause")
 
     def _show(self, number: int, activity: str) -> None:
-        """Show how far the run is, and the time left: as estimated, and never beyond the limit."""
+        """Show the run's progress and the time left: estimated, and never beyond the limit."""
         estimate, left = self._estimate, self._estimate.seconds()
         if self.deadline is not None:
             left = self.deadline.left() if left is None else min(left, self.deadline.left())
@@ -569,12 +562,11 @@ class Schedule:
 
 
 def _is_named(result: ClauseResult) -> bool:
-    """Whether something explains a failure: that it does not repeat may follow from a mistake."""
+    """Tell whether a failure is explained; failures that do not repeat may follow from mistakes."""
     return any(entry["name"] not in (UNKNOWN, UNREPEATABLE) for entry in result.diagnosis)
 
 
 def _is_told(result: ClauseResult) -> bool:
-    """Whether anything was said of a failure, if only that it is unknown."""
     return bool(result.diagnosis)
 
 
@@ -588,5 +580,4 @@ def _may_follow(result: ClauseResult) -> bool:
 
 
 def _is_lost(result: ClauseResult) -> bool:
-    """Whether the candidate hung or died in a clause."""
     return result.violation is not None and result.violation.kind in _LOST

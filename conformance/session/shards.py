@@ -1,4 +1,4 @@
-"""The records of shards, checked to be all of those of one run."""
+"""The records of shards, checked to be all shards of one run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..base.profile import MOST, Shard
 from ..base.record import Record, read_record
 from ..errors import UsageError
 
-# What draws the examples, or may answer otherwise, must be the same on every machine.
+# Packages that draw examples or influence answers must agree on all machines.
 _VERSIONS: Final = ("torch", "numpy")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """The record of one shard, and the file that it was read from."""
+    """The record of one shard, with its file."""
 
     path: Path
     shard: Shard
@@ -26,10 +26,10 @@ class ShardRecord:
 
 
 def read_shards(paths: Sequence[Path]) -> list[ShardRecord]:
-    """The shards of one run, in order.
+    """Read the shards of one run, in order.
 
     Raises UsageError with one sentence for a file that is no shard, for shards of different runs,
-    and for one that is missing, named twice or was interrupted.
+    and for shards missing, named twice or interrupted.
     """
     records = [_read(path) for path in paths]
     for record in records[1:]:
@@ -77,7 +77,6 @@ def _is_shard(shard_entry: Mapping[str, Any]) -> bool:
 
 
 def _check_same(first: ShardRecord, other: ShardRecord) -> None:
-    """Require shards of one run; raises UsageError that names what differs."""
     for name, fact_of in _facts():
         first_fact, other_fact = fact_of(first.record), fact_of(other.record)
         if first_fact != other_fact:
@@ -93,7 +92,7 @@ def _check_same(first: ShardRecord, other: ShardRecord) -> None:
 
 
 def _facts() -> Iterator[tuple[str, Callable[[Record], Any]]]:
-    """The facts that shards of one run have in common, the most important first."""
+    """Yield the facts common to shards of one run, the most important first."""
     yield "the number of shards", lambda record: record["shard"]["count"]
     yield "the version", lambda record: _in(record, "tool", "version")
     yield "the specification", lambda record: _in(record, "tool", "specification")
@@ -114,12 +113,12 @@ def _in(record: Record, part: str, name: str) -> Any:
 
 
 def _python(record: Record) -> str:
-    """The version without its last part, in which hosted machines differ within a day."""
+    """Return Python's version without the last part, which differs between hosted machines."""
     return str(_in(record, "environment", "python")).rpartition(".")[0]
 
 
 def _expected(record: Record) -> list[dict[str, Any]]:
-    """The entries of the file of expected failures, without their places."""
+    """Return the entries of the file of expected failures, without their places."""
     place = ("file", "line")
     entries = record["shard"].get("expected", [])
     return [{key: entry[key] for key in entry if key not in place} for entry in entries]

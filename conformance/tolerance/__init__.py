@@ -1,10 +1,10 @@
-"""The derived tolerance: how far each element of a conforming answer may be from the golden one.
+"""The derived tolerance: a bound on each element of a conforming answer's error.
 
 A result passes if every element lies within a bound computed from the inputs and the declared
-precision contract. Nothing here is fitted and nothing is a tolerance picked by hand; the counts of
+precision contract. Nothing here is fitted and no tolerance is picked by hand; the counts of
 roundings are in ``model``, the derivation in docs/tolerance.md.
 
-It may import ``declare`` and what lies below it.
+May import ``declare`` and the layers below it.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from .visible_keys import LiveKeys, live_keys, with_sink
 
 
 def is_normalised(semantics: golden.Semantics) -> bool:
-    """Whether the weights of a query sum to one, which the sharper bound builds on."""
+    """Tell whether the weights of a query sum to one, a premise of the sharper bound."""
     return semantics.softmax_axis == "key" and semantics.mask_operation != "multiply-weights"
 
 
@@ -38,7 +38,7 @@ def unnormalised_bound(
     contract: Contract,
     carried: Carried,
 ) -> Tensor:
-    """Each weight is off by its own error; nothing cancels: ``[B, H, Lq, Dv]``.
+    """Bound the output by each weight's own error; nothing cancels: ``[B, H, Lq, Dv]``.
 
     A softmax along another axis divides by a sum whose relative error is at most the largest of its
     terms; without a softmax the weights are the logits.
@@ -77,13 +77,12 @@ def core_bound(
     carried: Carried = EXACT,
     attended: Tensor | None = None,
 ) -> Tensor:
-    """How far each element of a conforming answer may be from ``attention.output``.
+    """Bound the error of each element of a conforming answer from ``attention.output``.
 
     ``carried`` bounds the errors of the heads. ``attended`` (bool ``[B, H, Lk, 1]``) says which
-    keys any query attends where ``attention`` holds some of the queries only.
-
-    Returns float64 ``[B, H, Lq, Dv]``, finite and not negative. A row that has no key gets the
-    error of the answer that its rule prescribes. Derived in docs/tolerance.md.
+    keys any query attends, if ``attention`` holds a part of the queries only. Returns float64 ``[B,
+    H, Lq, Dv]``, finite and not negative. A row without a key gets the error of its rule's answer.
+    Derived in docs/tolerance.md.
     """
     return one_sided_bound(attention, contract, carried, attended).mul_(contract.sides)
 
@@ -114,18 +113,18 @@ def one_sided_bound(
 
 
 def least_core_bound(attention: golden.Attention, contract: Contract) -> Tensor | None:
-    """A cheap lower estimate of :func:`core_bound`; None where there is none.
+    """Return a cheap lower estimate of :func:`core_bound`; None if unavailable.
 
-    An answer within it passes, and the whole bound need not be derived.
+    An answer within it passes without the whole bound.
     """
     least = least_one_sided_bound(attention, contract)
     return None if least is None else least.mul_(contract.sides)
 
 
 def least_one_sided_bound(attention: golden.Attention, contract: Contract) -> Tensor | None:
-    """What summing the products with the values, dividing and storing may cost by themselves.
+    """Return a lower limit of the bound: summing, dividing and storing alone.
 
-    The weights of a conforming candidate may be larger than these, and moved, which costs more.
+    The weights of a conforming candidate may be larger than these, and moved, at a higher cost.
     """
     if attention.output.numel() == 0 or attention.weights.numel() == 0:
         return None
@@ -171,7 +170,7 @@ def most_core_bound(
     error += 2.0 * model.EXPONENT_ROUNDINGS * unit * logit + exponential_error(length, contract)
     if not error <= model.LARGEST_GROWTH:
         return math.inf
-    # As in weighted_sum_error; no weight grows more than this, and no sum shrinks more.
+    # As in weighted_sum_error; this bounds the growth of weights and the shrinking of sums.
     growth, value = math.expm1(error), largest_size(attention.value)
     most, count = (1.0 + growth) ** 2, math.log(length)
     product, division = sum_roundings(length, contract)
@@ -183,7 +182,7 @@ def most_core_bound(
     bound += length * (value + 1.0) * contract.accumulator_underflow
     bound += model.PARTIAL_STORES * contract.underflow
     bound = bound * (1.0 + stored) + value * stored + contract.underflow
-    # What float64 lost here, and in what this exceeds, is far less.
+    # The loss of float64 here, and in the comparison with this, is far less.
     bound *= contract.sides * (1.0 + model.UNIT_ROUNDOFF["float32"])
     return math.inf if math.isnan(bound) else bound
 
@@ -191,10 +190,10 @@ def most_core_bound(
 def _most_logit_error(
     attention: golden.Attention, contract: Contract, logit: float, of_query: float, of_key: float
 ) -> float:
-    """A number that no error of a logit exceeds, the exponential's own left out.
+    """Return an upper limit of the logits' errors, the exponential's own left out.
 
-    As in :func:`exponent_error`. A product is no larger than that of the vectors' lengths; what a
-    query's error is multiplied by is a key less their mean.
+    As in :func:`exponent_error`. A product is no larger than that of the vectors' lengths; the
+    factor on a query's error is a key minus the mean of the keys.
     """
     size, scale, bias = attention.query.shape[-1], abs(attention.scale), attention.bias
     unit, stored = contract.accumulator_roundoff, contract.unit_roundoff
@@ -226,12 +225,12 @@ def _most_logit_error(
 
 
 def largest_size(tensor: Tensor) -> float:
-    """The size of the largest number; no number where there is such."""
+    """Return the size of the largest number; NaN if the tensor has NaN."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def largest_norm(tensor: Tensor) -> float:
-    """The largest length of a vector along the last axis; no number where there is such."""
+    """Return the largest length of a vector along the last axis; NaN if the tensor has NaN."""
     largest = largest_size(tensor)  # squares of what is next to nothing, or huge, are lost
     if not 0.0 < largest < math.inf:
         return largest
@@ -239,7 +238,7 @@ def largest_norm(tensor: Tensor) -> float:
 
 
 def without_empty_rows(attention: golden.Attention, live: LiveKeys) -> golden.Attention:
-    """Rows without a key answer zeros, and values that only they read are gone."""
+    """Zero the rows without a key, and the values read by no other row."""
     if live.empty is None:
         return attention
     return replace(
@@ -255,10 +254,10 @@ def weights_bound(
     contract: Contract,
     carried: Carried = EXACT,
 ) -> Tensor:
-    """How far returned weights ``[B, H, Lq, Lk]`` may be from ``core.weights``.
+    """Bound the error of returned weights ``[B, H, Lq, Lk]`` from ``core.weights``.
 
-    The weights are the output for values that are unit vectors, so the bound of the core for those
-    values is the bound of the weights; but whoever merges partial results has none to return.
+    The weights are the output for values that are unit vectors, so the core's bound for these
+    values is the bound of the weights; implementations merging partial results return no weights.
     """
     length = core.weights.shape[-1]
     unit_vectors = torch.eye(length, dtype=torch.float64).expand(
@@ -272,10 +271,10 @@ def weights_bound(
 def shares(
     bound: Callable[[Contract], Tensor], contract: Contract, index: tuple[int, ...]
 ) -> dict[str, float]:
-    """The part of each stage in the bound of one element, largest first; they sum to 1.
+    """Return each stage's part in the bound of one element, largest first; the sum is 1.
 
-    ``bound`` evaluates the worst-case bound under a contract. A stage counts by the bound that it
-    would have alone. Empty when nothing rounds.
+    ``bound`` evaluates the worst-case bound under a contract. A stage counts by its bound alone.
+    Empty when nothing rounds.
     """
     stages = [stage for stage in STAGES if stage != "quantisation" or contract.activation_steps]
     alone = {stage: float(bound(contract.only(stage))[index]) for stage in stages}

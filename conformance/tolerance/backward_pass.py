@@ -27,14 +27,14 @@ from .visible_keys import LiveKeys, has_sink, live_keys, with_sink
 class BackwardPass:
     """Every intermediate value of the backward pass, per query head.
 
-    ``weights`` ``[B, H, Lq, Lk]`` are those that depend on the scores: zero in rows without a key.
-    ``slope`` is the derivative of a logit by its scaled score and ``curvature`` the derivative of
-    that but for what a user's function bends; ``function_slope`` is that function's part, None
-    without one; ``weight_gradient`` dP, ``row_sum`` D ``[B, H, Lq, 1]``, ``logit_gradient`` dL and
+    ``weights`` ``[B, H, Lq, Lk]`` depend on the scores: zero in rows without a key. ``slope`` is
+    the derivative of a logit by its scaled score and ``curvature`` its derivative without the
+    curvature of a user's function; ``function_slope`` is this function's part, None without one;
+    ``weight_gradient`` dP, ``row_sum`` D ``[B, H, Lq, 1]``, ``logit_gradient`` dL and
     ``score_gradient`` dS (by the scaled score). ``query [B, H, Lq, D]``, ``key [B, H, Lk, D]`` and
-    ``value [B, H, Lk, Dv]`` are the gradients; those of heads that share a key/value head are to be
-    added up. ``bias [B, H, Lq, Lk]`` is the gradient by a bias for each pair, None without a bias,
-    and ``bias_slope`` the derivative of a logit by it.
+    ``value [B, H, Lk, Dv]`` are the gradients; heads sharing a key/value head are to be added up.
+    ``bias [B, H, Lq, Lk]`` is the gradient by a bias for each pair, None without a bias, and
+    ``bias_slope`` the derivative of a logit by it.
     """
 
     attention: golden.Attention
@@ -64,12 +64,11 @@ def has_gradient_bounds(semantics: golden.Semantics) -> bool:
 
 
 def backward_pass(attention: golden.Attention, output_gradient: Tensor) -> BackwardPass:
-    """The gradients for ``output_gradient [B, H, Lq, Dv]``.
+    """Return the gradients for ``output_gradient [B, H, Lq, Dv]``.
 
-    A sink counts as one more key behind the others, whose logit does not depend on a score.
-
-    Raises ValueError at a point of the semantics that has no bound, for rows without a key whose
-    answer is NaN, and for an output gradient of another shape.
+    A sink counts as one more key, the last, whose logit does not depend on a score. Raises
+    ValueError at a point of the semantics without a bound, for rows without a key whose answer is
+    NaN, and for an output gradient of another shape.
     """
     _check(attention, output_gradient)
     attention = with_sink(attention)
@@ -132,7 +131,7 @@ def _check(attention: golden.Attention, output_gradient: Tensor) -> None:
 
 
 def _slopes(attention: golden.Attention, function: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The derivatives of a logit by score and by bias, and the former's own derivative."""
+    """Return the derivatives of a logit by score and by bias, and the former's derivative."""
     passed = torch.ones_like(attention.scores)
     if attention.semantics.mask_operation in ("replace", "multiply-logits"):
         passed = attention.allowed.double()
@@ -156,5 +155,5 @@ def _slopes(attention: golden.Attention, function: Tensor | None) -> tuple[Tenso
 
 
 def _but_last(pairs: Tensor) -> Tensor:
-    """Zero at the last key, the sink: neither query nor key nor bias moves its logit."""
+    """Zero the last key, the sink: neither query nor key nor bias moves its logit."""
     return torch.cat([pairs[..., :-1], torch.zeros_like(pairs[..., -1:])], dim=-1)

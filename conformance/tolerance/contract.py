@@ -16,35 +16,28 @@ STAGES: Final = ("projection", "quantisation", "score", "exp", "accumulation", "
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """What a conforming implementation may round; every roundoff is relative unless it says more.
+    """The roundings allowed to a conforming implementation; roundoffs are relative.
 
-    unit_roundoff, underflow
-        Of the tensors' dtype: relative, and absolute for results too small to be represented.
-    accumulator_roundoff, accumulator_underflow
-        The same of the numbers in which products are added up and softmax is computed.
-    operand_roundoff
-        Rounding of matrix operands on their way into a product (TensorFloat-32), else 0.
-    score_roundoff
-        Rounding of a stored score matrix when that is coarser than the accumulator, else 0.
-    weight_roundoff, weight_underflow
-        Rounding of the softmax weights before they meet the values, else 0.
-    pre_scaling_roundings
-        How often query and key together are rounded when the scale is applied to them: 2, or 1
-        where the scale is a power of four.
-    exp_error
-        Relative error of exp, in accumulator roundoffs.
-    key_block
-        The smallest block of keys of an online softmax.
-    merge_roundings
-        The error of the share by which partial results are merged, in accumulator roundoffs.
-    activation_steps
-        How many steps the 8-bit integers of a projection's tokens span; 0 where there are none.
-    sides
-        2 when the golden answer is itself as coarse as the accumulator (float64): two such
-        computations are apart by at most twice the bound of one. Otherwise 1.
-    exact
-        The stages (of ``STAGES``) that are taken to be exact: what a single one contributes is the
-        bound with all others exact.
+    unit_roundoff, underflow: of the tensors' dtype: relative, and absolute for unrepresentably
+        small results.
+    accumulator_roundoff, accumulator_underflow: the same of the numbers that add up products and
+        compute softmax.
+    operand_roundoff: rounding of matrix operands on their way into a product (TensorFloat-32), else
+        0.
+    score_roundoff: rounding of a stored score matrix coarser than the accumulator, else 0.
+    weight_roundoff, weight_underflow: rounding of the softmax weights before they meet the values,
+        else 0.
+    pre_scaling_roundings: how often query and key together are rounded when the scale is applied to
+        them: 2, or 1 where the scale is a power of four.
+    exp_error: relative error of exp, in accumulator roundoffs.
+    key_block: the smallest block of keys of an online softmax.
+    merge_roundings: the error of the share for merging partial results, in accumulator roundoffs.
+    activation_steps: the steps spanned by the 8-bit integers of a projection's tokens; 0 without
+        quantisation.
+    sides: 2 when the golden answer is as coarse as the accumulator (float64): two such computations
+        differ by at most twice the bound of one. Otherwise 1.
+    exact: the stages (of ``STAGES``) assumed exact: a single stage's part is the bound with all
+        others exact.
     """
 
     unit_roundoff: float
@@ -64,7 +57,7 @@ class Contract:
     exact: frozenset[str] = frozenset()
 
     def at(self, stage: str) -> Contract:
-        """The contract within one of ``STAGES``: nothing is rounded where that is exact."""
+        """Return the contract within one of ``STAGES``: without roundings for exact stages."""
         if stage not in self.exact:
             return self
         return replace(
@@ -81,15 +74,15 @@ class Contract:
         )
 
     def only(self, stage: str) -> Contract:
-        """The contract under which everything but one stage is exact."""
+        """Return the contract under which all stages but one are exact."""
         return replace(self, exact=frozenset(STAGES) - {stage})
 
     @property
     def scales_query_alone(self) -> bool:
-        """Whether a scale that is applied beforehand can round the query alone, not the keys.
+        """Whether pre-scaling may round the query alone, not the keys.
 
-        One rounding of the query moves all of its logits by what it is multiplied by: little, where
-        the keys are nearly the same.
+        One rounding of the query moves all logits of the row by similar amounts, where the keys are
+        nearly equal.
         """
         return self.pre_scaling_roundings == model.FOLDED_SCALE_ROUNDINGS
 
@@ -136,17 +129,17 @@ def scales_exactly(scale: float) -> bool:
 
 
 def gamma(count: int, roundoff: float) -> float:
-    """The largest relative error of ``count`` roundings in a row: ``(1 - u)**-n - 1``.
+    """Return the largest relative error of ``count`` roundings in a row: ``(1 - u)**-n - 1``.
 
-    It is what Higham (2002, lemma 3.1) bounds by ``n u / (1 - n u)``, and unlike that it is valid,
-    though useless, for any count.
+    Higham (2002, lemma 3.1) bounds it by ``n u / (1 - n u)``; unlike this it is valid, though
+    useless, for any count.
     """
     logarithm = -count * math.log1p(-roundoff)
     return math.expm1(min(logarithm, model.LARGEST_LOGARITHM))
 
 
 def _pre_scaling_roundings(scale: float) -> int:
-    """An exact scale still rounds the query where log2(e) is folded into it."""
+    """Count the roundings of a scale: an exact scale with log2(e) folded in rounds the query."""
     return model.FOLDED_SCALE_ROUNDINGS if scales_exactly(scale) else model.PRE_SCALING_ROUNDINGS
 
 
@@ -163,7 +156,7 @@ def _on_tensor_cores(declaration: Declaration, dtype: str) -> bool:
 
 
 def describe(contract: Contract) -> list[str]:
-    """What a contract allows, one sentence a freedom, in the order of the computation."""
+    """Describe a contract, one sentence a freedom, in the order of the computation."""
     sentences = [
         f"tensors are rounded to a relative error of {_power(contract.unit_roundoff)}",
         f"products are added up with one of {_power(contract.accumulator_roundoff)} a step",
@@ -208,7 +201,7 @@ def _weights(contract: Contract) -> str:
 
 
 def _power(roundoff: float) -> str:
-    """A roundoff as a power of two, with its format where it is one's."""
+    """Return a roundoff as a power of two, with the name of its format, if any."""
     formats = [name for name, unit in model.UNIT_ROUNDOFF.items() if unit == roundoff]
     power = f"2^{math.log2(roundoff):g}"
     return f"{power} ({formats[0]})" if formats else power

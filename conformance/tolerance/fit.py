@@ -16,19 +16,15 @@ from .statistical import Statistics
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What the errors of one check have in common.
+    """The common part of the errors of one check.
 
-    rms
-        The root mean square of the errors over their typical sizes: at most 1 for a correct
+    rms: the root mean square of the errors over their typical sizes: at most 1 for a correct
         candidate.
-    scale_error
-        The relative error of the logit scale that explains the errors best, in least squares.
-    scale_allowed
-        How large that may be: what the contract allows, and the noise of the fit.
-    unexplained
-        The same root mean square of what the fitted scale error leaves.
-    counted
-        How many errors went in.
+    scale_error: the relative error of the logit scale that explains the errors best, in least
+        squares.
+    scale_allowed: its limit: the contract's allowance, and the noise of the fit.
+    unexplained: the root mean square left by the fitted scale error.
+    counted: the number of errors.
     """
 
     rms: float
@@ -39,7 +35,7 @@ class Fit:
 
     @property
     def blames_scale(self) -> bool:
-        """Whether the scale is off: beyond what is allowed, and not just because all is wrong.
+        """Tell whether the scale is off: beyond its limit, and not because everything is wrong.
 
         Errors that are far too large in any direction have a part along the scale, too.
         """
@@ -81,11 +77,11 @@ def fit(error: Tensor, statistics: Statistics, judged: Tensor | None = None) -> 
 
 
 def sharp_fit(error: Tensor, statistics: Statistics, judged: Tensor) -> tuple[Fit, float] | None:
-    """A fit in units of the deviation of each error, and how large the rest may then be.
+    """Fit errors in units of their deviations; returns the fit and the limit of the rest.
 
-    The mean square of evenly distributed roundings is 1 then, with noise. Errors of one row may go
-    together (a rounded weight moves all its channels), those of two rows do not: so many numbers
-    are averaged as there are rows.
+    The mean square of evenly distributed roundings is 1 then, with noise. Errors of one row may be
+    dependent (a rounded weight moves all its channels), errors of two rows are not: the number of
+    independent errors is the number of rows.
     """
     fitted = fit(error, dataclasses.replace(statistics, scale=statistics.deviation), judged)
     if fitted is None:
@@ -109,11 +105,11 @@ def fit_along(
 ) -> Fit | None:
     """Fit errors in units of their typical size by a multiple of a direction in the same units.
 
-    ``rounding`` is the multiple that the contract allows, ``deviations`` how much noise it may have
-    besides, ``counted`` how many errors are not left out as zeros. Along each of the dimensions
-    ``shared`` errors may go together; ``coherent`` is one deviation of ``<relative, direction>`` by
-    what is known to go together otherwise. ``probe`` is the part of the direction that the multiple
-    is fitted by, by default all of it. None where the direction is zero.
+    ``rounding`` is the multiple allowed by the contract, ``deviations`` its allowed noise,
+    ``counted`` the number of errors not left out as zeros. Along each of the dimensions ``shared``
+    errors may be dependent; ``coherent`` is one deviation of ``<relative, direction>`` by further
+    known dependence. ``probe`` is the part of the direction used for fitting the multiple, by
+    default all of it. None where the direction is zero.
     """
     probe = direction if probe is None else probe
     length = float(torch.linalg.vector_norm(probe))
@@ -134,7 +130,7 @@ def fit_along(
 
 
 def apart_from(other: Tensor, direction: Tensor) -> Tensor:
-    """What a direction has that another has not: its part at right angles to that.
+    """Return the part of a direction at right angles to another.
 
     Errors in proportion to the results (sums that truncate) must not pass for a wrong scale.
     """
@@ -146,26 +142,26 @@ def apart_from(other: Tensor, direction: Tensor) -> Tensor:
 
 
 def root_mean_square(relative: Tensor, counted: int) -> float:
-    """The root mean square of ``counted`` errors; those that do not count are zero."""
+    """Return the root mean square of ``counted`` errors; errors that do not count are zero."""
     return float(torch.linalg.vector_norm(relative)) / math.sqrt(counted)
 
 
 def resolved(direction: Tensor) -> Tensor:
-    """Zero where the scale hardly moves a result compared with its error.
+    """Zero a direction where the scale hardly moves a result compared with its error.
 
-    Rounding is independent of a signal that spans many roundings. One that spans none is rounded
-    away, which is an error of minus the signal and looks like a scale that is too small.
+    Rounding is independent of a signal that spans many roundings. A signal that spans none is
+    rounded away: an error of minus the signal that looks like a scale that is too small.
     """
     return direction.where(direction.abs() >= model.RESOLVED, 0.0)
 
 
 def _residual_noise(left: Tensor, direction: Tensor, shared: Sequence[int]) -> float:
-    """One deviation of ``<errors, direction>`` by the errors that the fit has left unexplained.
+    """Return one deviation of ``<errors, direction>`` by errors the fit leaves unexplained.
 
     Independent errors of unit size make it the length of the direction. Those of one row need not
     be independent: a rounded weight moves all its channels. Rows are, so their sums show it (the
     standard error for clusters of Liang and Zeger, "Longitudinal data analysis using generalized
-    linear models", 1986). Where rows and columns may both go together, both count.
+    linear models", 1986). Where rows and columns may both be dependent, both count.
     """
     parts = left * direction
     return math.hypot(*(float(torch.linalg.vector_norm(parts.sum(dim=dim))) for dim in shared))

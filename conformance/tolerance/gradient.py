@@ -1,4 +1,4 @@
-"""A gradient with its bounds, and the numbers that sum up its errors."""
+"""A gradient with its bounds, and the summary of its errors."""
 
 from __future__ import annotations
 
@@ -17,20 +17,15 @@ from .spread import deviations_for
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scaling:
-    """What a relative error of the logit scale does to a gradient, and how large one is allowed.
+    """The effect of a relative error of the logit scale on a gradient, and its allowed size.
 
-    direct
-        The derivative of the gradient by the logarithm of the scale that the backward pass applies:
-        the gradient itself for query and key, zero for the value.
-    indirect
-        Its derivative by the logarithm of the scale of the scores, through the weights.
-    scale_rounding
-        The relative error of the scale that the contract allows.
-    common_rounding
-        The relative error that all elements of the gradient may have in common besides.
-    noise
-        One deviation of the sum of the gradient's errors, each times a weight, by those roundings
-        of intermediate values that move many elements together; weights of the gradient's shape.
+    direct: the derivative of the gradient by the logarithm of the scale applied in the backward
+        pass: the gradient itself for query and key, zero for the value.
+    indirect: its derivative by the logarithm of the scale of the scores, through the weights.
+    scale_rounding: the relative error of the scale allowed by the contract.
+    common_rounding: a further relative error that all elements may have in common.
+    noise: one deviation of the weighted sum of the gradient's errors due to roundings of
+        intermediate values that move many elements together; takes weights of the gradient's shape.
     """
 
     direct: Tensor
@@ -42,10 +37,10 @@ class Scaling:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GradientStatistics:
-    """How far a gradient may be from a golden one where roundings are independent of each other.
+    """The error of a gradient with independent roundings.
 
-    ``bound`` bounds them together, and ``scale`` is the typical size of the error. ``scaling`` is
-    None for the gradient of a bias, and where there is no statistical bound.
+    ``bound`` bounds all roundings together, and ``scale`` is the typical size of the error.
+    ``scaling`` is None for the gradient of a bias, and without a statistical bound.
     """
 
     bound: Tensor
@@ -53,11 +48,11 @@ class GradientStatistics:
     scaling: Scaling | None = None
 
     def viewed(self, view: Callable[[Tensor], Tensor]) -> GradientStatistics:
-        """Those of some elements, or of all in another order, without ``scaling``."""
+        """Return the statistics of selected or reordered elements, without ``scaling``."""
         return GradientStatistics(bound=view(self.bound), scale=view(self.scale))
 
     def with_scaling(self, scaling: Scaling) -> GradientStatistics:
-        """Those with the rounding of the scale itself, which all elements have in common.
+        """Add the rounding of the scale itself, common to all elements.
 
         It is linear in the bound; the worst case has counted it already.
         """
@@ -68,10 +63,10 @@ class GradientStatistics:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Gradient:
-    """A golden gradient and how far a conforming one may be from it; float64, all of one shape.
+    """A golden gradient and the errors of a conforming one; float64, all of one shape.
 
-    ``worst`` bounds any order and sign of roundings. ``derive`` gives the statistics, which take
-    longer and are derived when they are asked for; without it the worst case stands for them.
+    ``worst`` bounds any order and sign of roundings. ``derive`` computes the slower statistics on
+    demand; without it the worst case replaces them.
     """
 
     value: Tensor
@@ -80,7 +75,7 @@ class Gradient:
 
     @cached_property
     def statistics(self) -> GradientStatistics:
-        """What independent roundings do."""
+        """The errors by independent roundings."""
         if self.derive is None:
             return GradientStatistics(bound=self.worst, scale=self.worst)
         with torch.inference_mode():
@@ -98,11 +93,11 @@ class Gradient:
 
     @property
     def scaling(self) -> Scaling | None:
-        """What a relative error of the logit scale does, if that is known."""
+        """The effect of a relative error of the logit scale, if known."""
         return self.statistics.scaling
 
     def allowed(self, *, generic: bool) -> Tensor:
-        """The bound that judges: for generic (independent) inputs the smaller of the two."""
+        """Return the judging bound: for generic (independent) inputs the smaller of the two."""
         return torch.minimum(self.worst, self.bound) if generic else self.worst
 
     def of_tokens(self, kept: slice) -> Gradient:
@@ -123,7 +118,7 @@ class Gradient:
 
 
 def add_gradients(gradients: list[Gradient], contract: Contract) -> Gradient:
-    """The gradient of a tensor that was used several times: its gradients are added and rounded.
+    """Return the gradient of a tensor used several times: its gradients added and rounded.
 
     Each partial sum may be stored in the working dtype, in any order. The errors may be correlated,
     so the bounds add up. Raises ValueError for an empty list.
@@ -182,18 +177,14 @@ _SHARED = (-1, -2)
 
 @dataclass(frozen=True, kw_only=True)
 class GradientFit:
-    """What the errors of one gradient have in common.
+    """The common part of the errors of one gradient.
 
-    rms
-        The root mean square of the errors over their typical sizes. What the fits leave of it is at
-        most 1 for a correct candidate (``unexplained``).
-    counted
-        How many errors went in.
-    factor
-        The fit by a multiple of the gradient: a scale that is wrong in the backward pass alone.
-    scale
-        The fit by what a logit scale does that is wrong in both passes. Either is None where
-        nothing moves the gradient that way by more than its typical errors.
+    rms: the root mean square of the errors over their typical sizes; the part left by the fits is
+        at most 1 for a correct candidate (``unexplained``).
+    counted: the number of errors.
+    factor: the fit by a multiple of the gradient: a scale wrong in the backward pass alone.
+    scale: the fit by the effect of a logit scale wrong in both passes. Both fits are None where
+        nothing moves the gradient in this direction by more than its typical errors.
     """
 
     rms: float
@@ -203,7 +194,7 @@ class GradientFit:
 
     @property
     def fits(self) -> dict[str, Fit]:
-        """The fits there are, by name."""
+        """The available fits, by name."""
         named = {"factor": self.factor, "scale": self.scale}
         return {name: each for name, each in named.items() if each is not None}
 
@@ -214,20 +205,19 @@ class GradientFit:
 
     @property
     def blamed(self) -> str:
-        """Which of the two scales is off, "factor" or "scale"; "" for neither.
+        """Return the wrong scale, "factor" or "scale"; "" for neither.
 
-        A gradient that one of them moves is mostly moved by the other, too: the better fit says
-        which it is.
+        Either scale moves a gradient in similar directions: the better fit decides.
         """
         blamed = {name: each for name, each in self.fits.items() if each.blames_scale}
         return min(blamed, key=lambda name: blamed[name].unexplained, default="")
 
 
 def gradient_fit(error: Tensor, gradient: Gradient) -> GradientFit | None:
-    """Sum up the errors (signed, of the gradient's shape) of one gradient.
+    """Fit the errors (signed, of the gradient's shape) of one gradient.
 
     None for a gradient with few rows or channels, or without statistics. Elements whose golden
-    gradient is zero do not count: those of tokens that nothing depends on.
+    gradient is zero do not count: nothing depends on their tokens.
     """
     value, scaling = gradient.value, gradient.scaling
     if scaling is None or value.dim() < len(_SHARED):
@@ -256,10 +246,10 @@ class _Units:
     divisor: Tensor
 
     def allowed(self, direction: Tensor) -> float:
-        """The multiple of a direction by which errors that all elements share look alike.
+        """Return the multiple of a direction that common errors of all elements resemble.
 
         The forward pass may round its scale in one form, the backward pass in another; both, and
-        what else is common, may have one sign.
+        further common errors, may have equal signs.
         """
         parts = (
             (self.scaling.direct, self.scaling.scale_rounding),

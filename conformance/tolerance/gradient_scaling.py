@@ -1,4 +1,4 @@
-"""What an error of the logit scale does to gradients, and what independent roundings do."""
+"""The effect of an error of the logit scale on gradients, and of independent roundings."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def noise(weights: WeightedSum, spread: Propagation) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Effect:
-    """The derivative of the sum by what pairs ``[B, H, Lq, Lk]`` and rows (D) compute.
+    """The derivative of a sum of errors by pairs ``[B, H, Lq, Lk]`` and rows (D).
 
     ``stored`` is by dS, ``weight`` by the P of dV and of the answer.
     """
@@ -89,7 +89,7 @@ def _effect(weights: WeightedSum, spread: Propagation) -> _Effect:
 def _by_operands(
     weights: WeightedSum, effect: _Effect, spread: Propagation
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The derivative by each operand that carries a variance, with that variance."""
+    """Yield the derivative by each operand carrying a variance, with this variance."""
     own, carried, attention = spread.gradients, spread.incoming, spread.gradients.attention
     if carried.query is not None:
         by_query = effect.score @ attention.key
@@ -114,7 +114,7 @@ def _by_operands(
 
 
 def _by_weight(weights: WeightedSum, spread: Propagation) -> Tensor:
-    """The derivative of the sum by the weights that meet the output gradient or the values."""
+    """Return the derivative by the weights that meet the output gradient or the values."""
     total = torch.zeros_like(spread.gradients.weights)
     if weights.value is not None:
         total += spread.gradients.output_gradient @ weights.value.mT
@@ -124,7 +124,7 @@ def _by_weight(weights: WeightedSum, spread: Propagation) -> Tensor:
 
 
 def _by_score_gradient(weights: WeightedSum, spread: Propagation) -> Tensor:
-    """The derivative of the sum by dS, a scaled score's gradient."""
+    """Return the derivative by dS, a scaled score's gradient."""
     attention = spread.gradients.attention
     total = torch.zeros_like(spread.gradients.weights)
     if weights.query is not None:
@@ -196,10 +196,10 @@ def core_scaling(spread: Propagation, contract: Contract, num_kv_heads: int) -> 
 
 
 def roundings(gradients: BackwardPass, contract: Contract) -> tuple[float, float]:
-    """The relative errors that the scale and, besides, all elements of a gradient may share.
+    """Return the relative errors common to all elements: of the scale, and further ones.
 
     Weights recomputed as exp(score - lse) keep the error of exp, which may have one sign for all
-    scores, and that of the log-sum-exp, which is one number a row.
+    scores, and that of the log-sum-exp, one number a row.
     """
     attention, unit = gradients.attention, contract.accumulator_roundoff
     logarithm = (gradients.live.largest - attention.weights.amax(dim=-1, keepdim=True).log()).abs()

@@ -35,7 +35,7 @@ from .worst_gradients import WorstErrors, sum_error, worst_errors
 
 
 def sink_gradient(gradients: BackwardPass, worst: WorstErrors, contract: Contract) -> Gradient:
-    """The gradient ``[H]`` with its worst-case bound, which stands for the statistical one, too.
+    """Return the gradient ``[H]`` with its worst-case bound, also used as the statistical one.
 
     A row gives ``p (dP - D)`` with dP = 0, as the value of a sink is zero. Rows and items may be
     added up in blocks, each of which may be stored.
@@ -63,19 +63,18 @@ def core_gradients(
     num_kv_heads: int | None = None,
     carried: Tensor | None = None,
 ) -> dict[str, Gradient]:
-    """The gradients of query, key, value and (where there is one) bias, with their bounds.
+    """Return the gradients of query, key, value and bias (if any), with their bounds.
 
-    ``output_gradient [B, H, Lq, Dv]`` is that of the candidate, too: exact, and for the statistical
-    bound independent in each element. The results have the shapes of what they belong
-    to: query ``[B, H, Lq, D]``, key ``[B, Hkv, Lk, D]``, value ``[B, Hkv, Lk, Dv]`` (one key/value
-    head per query head by default), the bias's own, and ``[H]`` of sinks.
+    ``output_gradient [B, H, Lq, Dv]`` is the candidate's, too: exact, and for the statistical bound
+    independent in each element. The results have the shapes of their tensors: query ``[B, H, Lq,
+    D]``, key ``[B, Hkv, Lk, D]``, value ``[B, Hkv, Lk, Dv]`` (one key/value head per query head by
+    default), the bias's own, and ``[H]`` of sinks.
 
-    Raises ValueError at a point of the semantics that has no bound (see
+    Raises ValueError at a point of the semantics without a bound (see
     :func:`.backward_pass.has_gradient_bounds`), for an output gradient of another shape, and for
     heads that do not fit.
 
-    ``carried``, of the output gradient's shape, is the error that it carries already: each element
-    may be off by so much.
+    ``carried``, of the output gradient's shape, bounds the error it already carries, by element.
 
     Derived in docs/tolerance.md.
     """
@@ -115,7 +114,7 @@ def core_gradients(
 def one_of(
     statistics: Callable[[], Mapping[str, GradientStatistics]], name: str
 ) -> GradientStatistics:
-    """Those of one gradient."""
+    """Return the statistics of one gradient."""
     return statistics()[name]
 
 
@@ -127,7 +126,7 @@ def _errors(
     num_kv_heads: int,
     spread: Propagation | None = None,
 ) -> dict[str, UnstoredGradient]:
-    """The errors of each gradient before it is stored; without ``spread`` there is no variance."""
+    """Return the errors of each gradient before its store; no variance without ``spread``."""
     errors = head_gradients(gradients, worst, contract, num_kv_heads, spread)
     if attention.bias is not None:
         errors["bias"] = _bias_errors(attention.bias, gradients, worst, spread, contract)
@@ -141,7 +140,7 @@ def _without_statistics(
     incoming: Carried,
     num_kv_heads: int,
 ) -> dict[str, Gradient]:
-    """The worst case alone, for heads that are prepared or scores that are biased by distance."""
+    """Return worst-case bounds alone, for prepared heads or scores biased by distance."""
     incoming = prepared_errors(attention, contract.at("score"), incoming)
     if attention.sinks is not None:
         incoming = incoming.with_sink()
@@ -156,7 +155,7 @@ def _without_statistics(
 
 
 def _gated(gradients: BackwardPass, unit: float, power: int, carried: Tensor | None) -> Carried:
-    """What the output gradient carries, to a power.
+    """Return the error the output gradient carries, to a power.
 
     Beside a sink it may pass a gate behind the attention, and be stored.
     """
@@ -203,7 +202,7 @@ def head_gradients(
 def _grouped(
     errors: UnstoredGradient, num_kv_heads: int, semantics: golden.Semantics, contract: Contract
 ) -> UnstoredGradient:
-    """Add up the heads of a group; each may be stored, and every partial sum."""
+    """Add up the heads of a group; each head and every partial sum may be stored."""
     heads = errors.value.shape[1]
     if heads == num_kv_heads:
         return errors
@@ -231,9 +230,9 @@ def _bias_errors(
     spread: Propagation | None,
     contract: Contract,
 ) -> UnstoredGradient:
-    """The gradient of a bias: the pairs that share one of its elements are added up.
+    """Return the gradient of a bias: pairs sharing one of its elements are added up.
 
-    Without ``spread`` there is no variance.
+    No variance without ``spread``.
     """
     pairs = gradients.bias
     if pairs is None:  # for the type checker: there is a bias

@@ -26,10 +26,10 @@ from .spread import Carried
 
 @dataclass(frozen=True, kw_only=True)
 class Quantised:
-    """Tokens as their integers represent them, and how far each may be from that.
+    """Tokens as represented by their integers, with the error of each token.
 
-    Both have the shape of the tokens and are float64. ``unsure`` is one step where the token lies
-    so near the middle of two that rounding may have decided otherwise, 0 elsewhere.
+    Both have the shape of the tokens and are float64. ``unsure`` is one step for a token so near
+    the middle of two steps that rounding may have decided otherwise, 0 elsewhere.
     """
 
     tokens: Tensor
@@ -37,7 +37,7 @@ class Quantised:
 
 
 def quantise(tokens: Tensor, steps: int) -> Quantised:
-    """DynamicQuantizeLinear and back for float32 tokens of any shape, in its own arithmetic.
+    """Apply DynamicQuantizeLinear and its inverse to float32 tokens, in its own arithmetic.
 
     The range is made to contain zero; quotients are rounded half to even, as the operator says.
     """
@@ -71,10 +71,10 @@ def projection_error(tokens: Tensor, matrix: Tensor, steps: int) -> Tensor:
 
 
 def activation_error(tokens: Tensor, error: Tensor, reach: float, steps: int) -> Tensor:
-    """The error of tokens that are computed, within ``error`` of ``tokens``, and then quantised.
+    """Return the error of tokens computed within ``error`` of ``tokens`` and then quantised.
 
     Half a step, and more for the rounding of the quotient. The range is that of the computed
-    tokens, and ``reach`` where some of them may be anything up to that size.
+    tokens; ``reach`` is the size of tokens that may be anything up to it.
     """
     high = max(float((tokens + error).amax()), reach, 0.0)
     low = min(float((tokens - error).amin()), -reach, 0.0)
@@ -82,10 +82,10 @@ def activation_error(tokens: Tensor, error: Tensor, reach: float, steps: int) ->
 
 
 def matrix_error(matrix: Tensor) -> Tensor | None:
-    """How far each entry of an ``(out, in)`` matrix may be from its integer's meaning.
+    """Return the error of each entry of an ``(out, in)`` matrix from its integer's meaning.
 
-    None where it is what integers stand for already. Otherwise half a step of the coarsest format,
-    which has 7 bits, over the whole matrix: a scale for each row is finer.
+    None if the matrix consists of integers' meanings already. Otherwise half a step of the coarsest
+    format, which has 7 bits, over the whole matrix: a scale for each row is finer.
     """
     if matrix.numel() == 0 or _is_on_grid(matrix.reshape(1, -1)):
         return None
@@ -96,10 +96,10 @@ def matrix_error(matrix: Tensor) -> Tensor | None:
 
 
 def _is_on_grid(entries: Tensor) -> bool:
-    """Whether entries ``[1, N]`` are multiples of a step as quantising to 7 or 8 bits makes them.
+    """Tell whether entries ``[1, N]`` are multiples of a step, as quantised to 7 or 8 bits.
 
     Multiples without a common divisor: small integers lie on many grids, and would be moved by a
-    quantiser that chooses another one.
+    quantiser choosing another grid.
     """
     largest = float(entries.abs().amax())
     if entries.numel() < model.FEWEST_ON_GRID or largest == 0.0:
@@ -116,7 +116,7 @@ def _is_on_grid(entries: Tensor) -> bool:
 
 
 def _off_grid(entries: Tensor, largest: float, counts: Tensor) -> Tensor:
-    """The largest distance to a multiple of ``largest / count``, in such steps, for each count."""
+    """Return for each count the largest distance to a multiple of ``largest / count``, in steps."""
     levels = entries.reshape(1, -1) * (counts / largest).reshape(-1, 1)
     return (levels - torch.round(levels)).abs().amax(dim=1)
 
@@ -131,12 +131,11 @@ def projection_bound(
     result: Tensor | None = None,
     stored: str = "projection",
 ) -> Tensor | None:
-    """Bound on the error of each output of a projection; None where there is no error at all.
+    """Bound the error of each output of a projection; None if there is no error at all.
 
     ``tokens`` is ``[B, L, in]``, ``matrix`` ``(out, in)`` and ``bias`` ``[out]``, all float64;
-    ``incoming`` bounds the error that ``tokens`` already carry, ``result`` is the exact output
-    where it is known, ``stored`` the stage to which the last rounding belongs. Returns float64
-    ``[B, L, out]``.
+    ``incoming`` bounds the error the ``tokens`` already carry, ``result`` is the exact output if
+    known, ``stored`` the stage of the last rounding. Returns float64 ``[B, L, out]``.
 
     The product of n terms and the addition of the bias make ``gamma(n + 1)`` of the sum of
     magnitudes (Higham 2002, section 3.1); the product and the sum are then rounded to the working
@@ -166,7 +165,7 @@ def projection_bound(
 
 
 def is_exact(matrix: Tensor, bias: Tensor | None) -> bool:
-    """Whether each output is one input times a power of two up to sign, with nothing added."""
+    """Tell whether each output is one input times a signed power of two, with nothing added."""
     outputs, inputs = matrix.shape
     if inputs == 0 or int(torch.count_nonzero(matrix)) != outputs:
         return False
@@ -229,7 +228,7 @@ def _most_projected(
     contract: Contract,
     incoming: float = 0.0,
 ) -> float:
-    """A number that no element of :func:`projection_bound` exceeds.
+    """Return an upper limit of all elements of :func:`projection_bound`.
 
     A product is no larger than that of the vectors' lengths.
     """
@@ -302,7 +301,7 @@ def _output_error(layer: golden.MultiHeadAttention, incoming: Tensor, contract: 
 
 
 def _reach(core: golden.Attention) -> float:
-    """How large rows without a key may be, whatever their rule: they are among the values."""
+    """Return the largest size of rows without a key under any rule: they are among the values."""
     if not bool(core.empty.any()):
         return 0.0
     return float(core.value.abs().nan_to_num(nan=0.0).amax())

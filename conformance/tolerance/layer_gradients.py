@@ -49,7 +49,7 @@ def supports_statistics(semantics: golden.Semantics) -> bool:
 
 
 def layer_variances(backward: LayerBackward, spread: Propagation) -> dict[str, Tensor]:
-    """The variance of each gradient, by its name; ``spread`` is that of the layer's core."""
+    """Return the variance of each gradient, by name; ``spread`` is the core's."""
     inputs = {
         "q": _query_inputs(backward, spread),
         "k": _key_inputs(backward, spread),
@@ -75,7 +75,7 @@ def layer_variances(backward: LayerBackward, spread: Propagation) -> dict[str, T
 def projection_variance(
     tokens: Tensor, matrix: Tensor, bias: Tensor | None, contract: Contract
 ) -> Tensor | None:
-    """The variance of each output of a projection, its roundings included; None where exact."""
+    """Return the variance of a projection's output, its roundings included; None if exact."""
     if contract.operand_roundoff == 0.0 and is_exact(matrix, bias):
         return None
     product = tokens @ matrix.mT
@@ -113,7 +113,7 @@ def layer_propagation(backward: LayerBackward, deviations: float) -> Propagation
 
 
 def _rounding(name: str, backward: LayerBackward) -> Tensor:
-    """The variance of storing the heads' gradients, of each head of a group and of their sum."""
+    """Return the variance of storing heads' gradients: of each head of a group and their sum."""
     exact, contract = backward.gradients, backward.contract
     part, unit = backward.parts[name], contract.unit_roundoff
     heads = {"q": exact.query, "k": exact.key, "v": exact.value}[name]
@@ -128,7 +128,7 @@ def _rounding(name: str, backward: LayerBackward) -> Tensor:
 
 
 def _into_input(part: ProjectionGradient, rounding: Tensor, contract: Contract) -> Tensor:
-    """What storing the heads' gradients and adding up over their channels does to an input's."""
+    """Return the variance an input's gradient gets from stores and the sum over channels."""
     squares = part.matrix.square()
     products = part.gradient.square() @ squares
     terms, result = part.matrix.shape[0], part.gradient @ part.matrix
@@ -137,7 +137,10 @@ def _into_input(part: ProjectionGradient, rounding: Tensor, contract: Contract) 
 
 
 def product_variance(erring: Tensor, exact: Tensor, variance: Tensor, contract: Contract) -> Tensor:
-    """``erring^T exact`` over items and tokens ``[B, L, ..]``; each item's may be stored."""
+    """Return the variance of ``erring^T exact`` over items and tokens ``[B, L, ..]``.
+
+    Each item's product may be stored.
+    """
     left, right = erring.flatten(0, 1), exact.flatten(0, 1)
     squares = left.square().mT @ right.square()
     total = walk(squares, left.mT @ right, left.shape[0], contract.accumulator_roundoff)
@@ -147,7 +150,7 @@ def product_variance(erring: Tensor, exact: Tensor, variance: Tensor, contract: 
 
 
 def _matrices(name: str, backward: LayerBackward) -> Tensor:
-    """The rows of a projection for each query head: ``[H, D, in]``."""
+    """Return the rows of a projection for each query head: ``[H, D, in]``."""
     part, semantics = backward.parts[name], backward.semantics
     rows = head_rows(part.matrix, part.num_heads, semantics).unsqueeze(0)
     return golden.repeat_heads(rows, backward.layer.core.query.shape[1], semantics)[0]
@@ -176,14 +179,14 @@ def _value_inputs(backward: LayerBackward, spread: Propagation) -> Tensor:
 
 
 def _query_matrix(backward: LayerBackward, spread: Propagation, tokens: Tensor) -> Tensor:
-    """``scale (dS K)^T x`` over the queries: ``[H, D, E]``."""
+    """Return the variance of ``scale (dS K)^T x`` over the queries: ``[H, D, E]``."""
     core = backward.layer.core
     heads = core.scale**2 * spread.rows(core.key, spread.incoming.key)
     return (heads.mT @ tokens.square().unsqueeze(1)).sum(dim=0)
 
 
 def _key_matrix(backward: LayerBackward, spread: Propagation, tokens: Tensor) -> Tensor:
-    """``scale Q^T (dS x)`` over the queries: ``[Hkv, D, E]``."""
+    """Return the variance of ``scale Q^T (dS x)`` over the queries: ``[Hkv, D, E]``."""
     core = backward.layer.core
     expanded = tokens.unsqueeze(1).expand(-1, core.query.shape[1], -1, -1)
     heads = core.query.square().mT @ spread.rows(expanded)
@@ -194,7 +197,7 @@ def _key_matrix(backward: LayerBackward, spread: Propagation, tokens: Tensor) ->
 
 
 def _value_matrix(backward: LayerBackward, spread: Propagation, tokens: Tensor) -> Tensor:
-    """``dO^T (P x)`` over the queries: ``[Hkv, Dv, E]``."""
+    """Return the variance of ``dO^T (P x)`` over the queries: ``[Hkv, Dv, E]``."""
     core = backward.layer.core
     expanded = tokens.unsqueeze(1).expand(-1, core.query.shape[1], -1, -1)
     gradient = backward.gradients.output_gradient
@@ -209,7 +212,7 @@ def _summed(heads: Tensor, backward: LayerBackward) -> Tensor:
 
 
 def _output_variances(backward: LayerBackward, spread: Propagation) -> dict[str, Tensor]:
-    """The output matrix meets the merged heads, which are rounded themselves."""
+    """Return variances of the output matrix and bias; the merged heads are rounded themselves."""
     core, contract, semantics = backward.layer.core, backward.contract, backward.semantics
     heads = spread.weight_rows(core.value, spread.incoming.value)
     heads = heads + (contract.unit_roundoff * core.output).square() + contract.underflow**2
@@ -225,10 +228,10 @@ def _output_variances(backward: LayerBackward, spread: Propagation) -> dict[str,
 
 
 def through_layer(backward: LayerBackward, derivatives: Slopes | None) -> LayerBackward:
-    """The layer's backward pass with derivatives in place of the gradients of its parts.
+    """Return the layer's backward pass with derivatives in place of its parts' gradients.
 
-    By the scale of the scores with ``derivatives``, else by that of the backward pass. The output
-    bias, whose gradient no scale moves, is left out.
+    The derivatives are by the scale of the scores with ``derivatives``, else by the scale of the
+    backward pass. The output bias, whose gradient no scale moves, is left out.
     """
     gradients, layer = backward.gradients, backward.layer
     if derivatives is None:
@@ -251,10 +254,11 @@ def through_layer(backward: LayerBackward, derivatives: Slopes | None) -> LayerB
 
 
 def layer_noise(name: str, backward: LayerBackward, spread: Propagation, weights: Tensor) -> float:
-    """One deviation of the sum of one gradient's errors, each times a weight of its shape.
+    """Return one deviation of the weighted sum of a gradient's errors.
 
-    ``name`` is an input ("query" ...), a matrix ("q" ..., "o") or a bias ("q_bias" ...). Counts the
-    roundings before the products of the last projection.
+    ``name`` is an input ("query" ...), a matrix ("q" ..., "o") or a bias ("q_bias" ...);
+    ``weights`` has the gradient's shape. Counts the roundings before the products of the last
+    projection.
     """
     return backward.contract.sides * noise(_through_projection(name, backward, weights), spread)
 
@@ -281,7 +285,7 @@ def _through_projection(name: str, backward: LayerBackward, weights: Tensor) -> 
 
 
 def worst_layer_errors(backward: LayerBackward) -> dict[str, Tensor]:
-    """The error of each gradient, by its name."""
+    """Return the worst-case error of each gradient, by name."""
     semantics, contract = backward.semantics, backward.contract
     errors = head_errors(backward.layer, contract)
     carried = replace(errors, output_gradient=_output_gradient_error(backward))
@@ -299,9 +303,9 @@ def worst_layer_errors(backward: LayerBackward) -> dict[str, Tensor]:
 
 
 def _projected_errors(backward: LayerBackward, carried: Carried) -> dict[str, Tensor]:
-    """The errors of the projected heads' gradients, for each query head.
+    """Return the errors of the projected heads' gradients, for each query head.
 
-    ``carried`` are those of the projected heads, before they are normalised and turned.
+    ``carried`` are errors of the projected heads, before normalisation and rotation.
     """
     core, contract, exact = backward.layer.core, backward.contract, backward.gradients
     met = prepared_errors(core, contract.at("score"), carried)
@@ -319,7 +323,7 @@ def _stored(error: Tensor, exact: Tensor, contract: Contract) -> Tensor:
 
 
 def _output_gradient_error(backward: LayerBackward) -> Tensor | None:
-    """What the gradient of the heads carries from the output projection."""
+    """Return the error that heads' gradients carry from the output projection."""
     if backward.output_matrix is None:
         return None
     matrix = backward.output_matrix.mT.contiguous()
@@ -332,7 +336,7 @@ def _output_gradient_error(backward: LayerBackward) -> Tensor | None:
 def _part_errors(
     name: str, part: ProjectionGradient, error: Tensor, contract: Contract
 ) -> dict[str, Tensor]:
-    """An input's gradient is one more projection, a matrix's a sum over items and tokens."""
+    """Return the errors of a projection's gradients: input (a product), matrix and bias (sums)."""
     matrix = part.matrix.mT.contiguous()
     by_input = projection_bound(part.gradient, matrix, None, contract, incoming=error)
     by_name = {name: weight_error(part.gradient, part.tokens, error, contract)}
@@ -359,7 +363,7 @@ def weight_error(erring: Tensor, exact: Tensor, error: Tensor | None, contract: 
 
 
 def _output_errors(backward: LayerBackward, carried: Carried) -> dict[str, Tensor]:
-    """The output matrix meets the merged heads, which err themselves."""
+    """Return the errors of the output matrix and bias; the merged heads err themselves."""
     core, contract = backward.layer.core, backward.contract
     error = one_sided_bound(core, contract, carried)
     merged = golden.merge_heads(error, backward.semantics)
@@ -374,17 +378,17 @@ def _output_errors(backward: LayerBackward, carried: Carried) -> dict[str, Tenso
 def layer_gradients(
     layer: golden.MultiHeadAttention, output_gradient: Tensor, contract: Contract
 ) -> dict[str, Gradient]:
-    """The gradients of the layer for ``output_gradient [B, Lq, Eo]``, with their bounds.
+    """Return the gradients of the layer for ``output_gradient [B, Lq, Eo]``, with their bounds.
 
     The output gradient is exact, and for the statistical bound independent in each element. Results
-    are named "query", "key", "value" (by the inputs), "q", "k", "v", "o" and "q_bias" ... (by those
-    weights that take part), in the shapes of what they belong to. Where one tensor is query, key
-    and value, ``add_gradients`` makes its gradient of the three.
+    are named "query", "key", "value" (inputs), "q", "k", "v", "o" and "q_bias" ... (participating
+    weights), in the shapes of their tensors. Where one tensor is query, key and value,
+    ``add_gradients`` combines the three.
 
     Where heads are reinterpreted memory, are normalised or turned before they meet, or stand beside
     distances, the statistical bound is the worst case.
 
-    Raises ValueError at a point of the semantics that has no bound, and for an output gradient of
+    Raises ValueError at a point of the semantics without a bound, and for an output gradient of
     another shape.
 
     Derived in docs/tolerance.md.
@@ -429,7 +433,7 @@ def layer_gradients(
 
 
 def _scaling(backward: LayerBackward, spread: Propagation) -> dict[str, Scaling]:
-    """What an error of the logit scale does to each gradient but that of the output bias."""
+    """Return the effect of the logit scale's error on each gradient but the output bias's."""
     direct = _values(through_layer(backward, None))
     indirect = _values(through_layer(backward, slopes(backward.gradients)))
     scale, common = roundings(backward.gradients, backward.contract)
@@ -446,7 +450,6 @@ def _scaling(backward: LayerBackward, spread: Propagation) -> dict[str, Scaling]
 
 
 def _values(backward: LayerBackward) -> dict[str, Tensor]:
-    """The golden gradients."""
     values: dict[str, Tensor] = {}
     for name, part in backward.parts.items():
         values[part.input_name] = part.gradient @ part.matrix

@@ -1,7 +1,7 @@
-"""Every number of the error model, with what it stands for: the tolerance has no other constants.
+"""Every number of the error model, with its meaning: the tolerance has no other constants.
 
-The first part describes number formats, the second counts the roundings that a conforming
-implementation may make, the third keeps the evaluation of the bound itself finite and fast.
+The first part describes number formats, the second counts the roundings a conforming implementation
+may make, the third keeps the evaluation of the bound itself finite and fast.
 """
 
 from __future__ import annotations

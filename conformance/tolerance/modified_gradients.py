@@ -1,4 +1,4 @@
-"""A user's function of scores: the error of what it makes of them, and of its slope."""
+"""A user's function of scores: the error of its results, and of its slope."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .contract import Contract
 
 
 def modified_error(error: Tensor, attention: golden.Attention, contract: Contract) -> Tensor:
-    """What an error of the scores ``[B, H, Lq, Lk]`` becomes, and the function's own roundings.
+    """Return the error of scores ``[B, H, Lq, Lk]`` after the function, its roundings included.
 
-    The function is looked at within the error of each score; it is taken to be steepest there.
+    The function is evaluated within the error of each score, assumed steepest there.
     """
     length = attention.given_key.shape[-2]  # behind the keys a sink, which no function gets
     capped, exact = attention.capped[..., :length], attention.modified[..., :length]
@@ -38,10 +38,10 @@ def function_unit(contract: Contract) -> float:
 
 
 def function_slope(attention: golden.Attention) -> Tensor:
-    """The derivative of each modified score by its capped score: ``[B, H, Lq, Lk]``, float64.
+    """Return the derivative of each modified score by its capped score: ``[B, H, Lq, Lk]``.
 
-    Zero where the function leads to no gradient, for pairs that take no part, and for a sink behind
-    the keys. NaN or infinite where the function is so; NaN everywhere where torch cannot tell.
+    float64. Zero where the function has no gradient, for pairs without effect, and for a sink
+    behind the keys. NaN or infinite where the function is; NaN everywhere if torch cannot tell.
     """
     slope = golden.slope_of_function(_of_keys(attention.capped, attention), attention.semantics)
     return _but_for_sinks(slope, attention)
@@ -50,10 +50,10 @@ def function_slope(attention: golden.Attention) -> Tensor:
 def function_slope_error(
     attention: golden.Attention, error: Tensor, slope: Tensor, contract: Contract
 ) -> Tensor:
-    """How far ``slope``, that of :func:`function_slope`, may be off for scores off by ``error``.
+    """Return the error of ``slope``, of :func:`function_slope`, for scores off by ``error``.
 
-    The slope is looked at where the score may be, the function's own roundings included, and on
-    either side of it. To that come roundings: relative to the slope, and to what cancels in it.
+    The slope is evaluated within the score's error, the function's own roundings included, and on
+    both sides of it. Roundings are added: relative to the slope, and to its cancelling parts.
     """
     contract, semantics = contract.at("score"), attention.semantics
     scores, slope = _of_keys(attention.capped, attention), _of_keys(slope, attention)
@@ -70,7 +70,7 @@ def function_slope_error(
 
 
 def _steepest_on_the_way(scores: Tensor, slope: Tensor, semantics: golden.Semantics) -> Tensor:
-    """The largest slope between zero and each score, at least 1: as large are the parts of a sum.
+    """Return the largest slope between zero and each score, at least 1: the size of partial sums.
 
     The 1 of 1 - tanh(s)^2 is the slope at zero.
     """
@@ -82,17 +82,16 @@ def _steepest_on_the_way(scores: Tensor, slope: Tensor, semantics: golden.Semant
 
 
 def _spacing(scores: Tensor) -> Tensor:
-    """The distance to the next number."""
     return torch.nextafter(scores.abs(), torch.full_like(scores, math.inf)) - scores.abs()
 
 
 def _of_keys(pairs: Tensor, attention: golden.Attention) -> Tensor:
-    """The pairs without the sink behind the keys, which a user's function does not get."""
+    """Return the pairs without the last key, a sink, which a user's function does not get."""
     return pairs[..., : attention.given_key.shape[-2]]
 
 
 def _but_for_sinks(pairs: Tensor, attention: golden.Attention) -> Tensor:
-    """Zero for a sink, and where a logit does not depend on its score: hidden, or replaced."""
+    """Zero sinks, and logits independent of their score: hidden, or replaced."""
     logits = attention.logits
     pairs = pad(pairs, (0, logits.shape[-1] - pairs.shape[-1]))
     passed = torch.isfinite(logits)

@@ -1,4 +1,4 @@
-"""The errors of positions: sinusoids that are added, biases by distance, heads that are turned."""
+"""The errors of positions: added sinusoids, biases by distance, turned heads."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ REMEMBERED_LENGTH = 513
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rotation:
-    """Which channels turn together, int64 ``[R/2]`` both, and by how much: float64 ``[L, R/2]``.
+    """Channels that turn together, int64 ``[R/2]`` both, and their angles: float64 ``[L, R/2]``.
 
     ``cosine`` and ``sine`` are exact, the errors bound those of a correct table, ``cosine_angle``
-    and ``sine_angle`` their part that is there before the table is stored.
+    and ``sine_angle`` their part before the table is stored.
     """
 
     first: Tensor
@@ -76,11 +76,11 @@ class Rotation:
     sine_angle: Tensor
 
     def spread(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """``|a| cosine + |b| sine`` for each channel a with its partner b: ``[B, H, L, D]``."""
+        """Return ``|a| cosine + |b| sine`` for each channel a, its partner b: ``[B, H, L, D]``."""
         return self._put(heads.clone(), heads, cosine, sine)
 
     def turned_alone(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """What :meth:`spread` returns, with zero in the channels that are not turned."""
+        """Return :meth:`spread` with zero in the channels that are not turned."""
         return self._put(torch.zeros_like(heads), heads, cosine, sine)
 
     def _put(self, turned: Tensor, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class Rotation:
         return turned
 
     def only_turned(self, heads: Tensor) -> Tensor:
-        """Zero in the channels that stay."""
+        """Zero the channels that are not turned."""
         kept = torch.zeros_like(heads)
         for chosen in (self.first, self.second):
             kept[..., chosen] = heads[..., chosen]
@@ -100,7 +100,7 @@ class Rotation:
 def rotation(
     positions: Tensor, head_size: int, semantics: golden.Semantics, contract: Contract
 ) -> Rotation:
-    """The rotation of tokens at ``positions [L]``; remembered unless there are many."""
+    """Return the rotation of tokens at ``positions [L]``; cached unless there are many."""
     if positions.numel() > REMEMBERED_LENGTH:
         return _rotation(positions, head_size, semantics, contract)
     places = tuple(positions.tolist())
@@ -117,10 +117,10 @@ def _remembered(
 def _rotation(
     positions: Tensor, head_size: int, semantics: golden.Semantics, contract: Contract
 ) -> Rotation:
-    """The rotation of tokens at ``positions [L]``.
+    """Return the rotation of tokens at ``positions [L]``.
 
     A frequency is a power of the base: an error of the exponent counts as often as its logarithm,
-    and the first one, of 1, has none. The error of an angle grows with the position.
+    and the first frequency, 1, has none. The error of an angle grows with the position.
     """
     first, second = golden.rotary_pairs(head_size, semantics)
     frequency = golden.rotary_frequencies(head_size, semantics)
@@ -183,12 +183,12 @@ def rotated_variance(
     semantics: golden.Semantics,
     contract: Contract,
 ) -> tuple[Tensor, Tensor]:
-    """The variance of turned heads, and what of their error is no random number.
+    """Return the variance of turned heads, and the non-random part of their error.
 
-    Errors of the angles are the same for all heads and items, and those of a frequency for all
-    positions: they add up in full. ``shared`` are such errors from before. A stored entry rounds
-    apart from others, once for both channels of its pair: a product with both has at most twice
-    the variance.
+    Errors of the angles are equal for all heads and items, and those of a frequency for all
+    positions: they add up in full. ``shared`` are earlier non-random errors. The rounding of a
+    stored entry is independent, one for both channels of its pair: a product with both has at most
+    twice the variance.
     """
     turn = rotation(positions, heads.shape[-1], semantics, contract)
     squares = turn.turned_alone(heads.square(), turn.cosine.square(), turn.sine.square())

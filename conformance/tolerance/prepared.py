@@ -19,10 +19,10 @@ from .spread import Carried
 class Norm:
     """Heads ``[B, H, L, D]`` on their way through a normalisation, float64.
 
-    ``centred`` are the heads without their mean ("layer"), ``divisor [B, H, L, 1]`` what they are
-    divided by and ``result`` what comes out. ``factor [B, H, L, 1]`` bounds the relative error that
-    rounding leaves in the divisor and ``shift [B, H, L, 1]`` that of the mean. No result exceeds
-    ``largest``, whatever the rounding before the last division.
+    ``centred`` are the heads minus their mean ("layer"), ``divisor [B, H, L, 1]`` their divisors
+    and ``result`` the normalised heads. ``factor [B, H, L, 1]`` bounds the relative rounding error
+    of the divisor and ``shift [B, H, L, 1]`` that of the mean. No result exceeds ``largest``,
+    whatever the rounding before the last division.
     """
 
     centred: Tensor
@@ -114,10 +114,10 @@ def divisor_drift(heads: Tensor, error: Tensor | None, semantics: golden.Semanti
 def normalised_variance(
     heads: Tensor, variance: Tensor | None, semantics: golden.Semantics, contract: Contract
 ) -> tuple[Tensor, Tensor]:
-    """The variance of normalised heads, and what of their error is no random number.
+    """Return the variance of normalised heads, and the non-random part of their error.
 
-    The second are errors of the mean, ``[B, H, L, D]``: they move all channels of a head at once.
-    Those of the factor are not in it: they scale all scores of a head.
+    The latter are errors of the mean, ``[B, H, L, D]``, moving all channels of a head at once.
+    Errors of the factor are left out: they scale all scores of a head.
     """
     norm = norm_of(heads, semantics, contract)
     size = norm.result
@@ -140,9 +140,9 @@ def is_prepared(semantics: golden.Semantics) -> bool:
 
 
 def prepared_errors(attention: golden.Attention, contract: Contract, carried: Carried) -> Carried:
-    """The errors with those of ``attention.query`` and ``.key``, which are normalised and rotated.
+    """Return the errors of ``attention.query`` and ``.key``, after normalisation and rotation.
 
-    ``carried`` are those of ``given_query`` and ``given_key``, the heads before that.
+    ``carried`` are those of ``given_query`` and ``given_key``, the heads before preparation.
     """
     if not is_prepared(attention.semantics):
         return carried
@@ -172,11 +172,10 @@ def _error(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """Variances of query and key as they meet, and what of their errors adds up in full.
+    """Variances of prepared query and key, and the parts of their errors that add up in full.
 
-    ``query [B, H, Lq, D]`` and ``key [B, H, Lk, D]`` are errors of tables and means, None where
-    there are none; ``query_factor`` and ``key_factor``, ``[B, H, L, 1]``, relative errors of whole
-    heads.
+    ``query [B, H, Lq, D]`` and ``key [B, H, Lk, D]`` are errors of tables and means, None if there
+    are none; ``query_factor`` and ``key_factor``, ``[B, H, L, 1]``, relative errors of whole heads.
     """
 
     carried: Carried
@@ -186,7 +185,7 @@ class Prepared:
     key_factor: Tensor | None = None
 
     def score_error(self, attention: golden.Attention) -> Tensor | None:
-        """What they move each score by, ``[B, H, Lq, Lk]``; None where nothing is prepared."""
+        """Return the movement of each score, ``[B, H, Lq, Lk]``; None where nothing is prepared."""
         if self.query is None or self.key is None:
             return None
         query, key = attention.query.abs(), attention.key.abs()

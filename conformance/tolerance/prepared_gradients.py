@@ -1,10 +1,10 @@
-"""Gradients of heads that are normalised or turned before they meet, and of biased scores.
+"""Gradients of heads normalised or turned before they meet, and of biased scores.
 
-The gradients of the heads as they meet have the bounds of ``worst_gradients``, where these heads
-carry the errors of their preparation. Then the transposed Jacobian of the preparation is applied:
-with magnitudes to the errors, and with roundings of its own. Heads behind the projections of a
-layer err before they are prepared: that moves the Jacobian of a normalisation, too. The backward
-pass of the layer, of which each stage's bound starts, is here as well.
+The gradients of the prepared heads have the bounds of ``worst_gradients``, where these heads carry
+the errors of their preparation. Then the transposed Jacobian of the preparation is applied: with
+magnitudes to the errors, and with roundings of its own. Heads behind the projections of a layer err
+before preparation: the Jacobian of a normalisation moves, too. The backward pass of the layer, the
+start of each stage's bound, is here as well.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def unprepared_gradients(
     contract: Contract,
     num_kv_heads: int,
 ) -> dict[str, Gradient]:
-    """The gradients of ``given_query``, ``given_key`` and value, with worst-case bounds alone.
+    """Return the gradients of ``given_query``, ``given_key`` and value, with worst-case bounds.
 
-    ``gradients`` and ``worst`` are those of :func:`as_prepared`. Heads that share a key may be
-    added up before they are turned back, or after it.
+    ``gradients`` and ``worst`` are those of :func:`as_prepared`. Heads sharing a key may be added
+    up before they are turned back, or after.
     """
     semantics, length = attention.semantics, attention.given_key.shape[-2]
     query, keys = turned_heads(attention, gradients, worst, contract, num_kv_heads)
@@ -73,9 +73,9 @@ def turned_heads(
     num_kv_heads: int,
     carried: Carried = EXACT,
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """The gradients of ``given_query`` and ``given_key`` for each query head, with their errors.
+    """Return gradients of ``given_query`` and ``given_key`` by query head, with their errors.
 
-    ``carried`` are the errors of these heads themselves, which a layer has projected.
+    ``carried`` are the errors of these heads themselves, projected by a layer.
     """
     semantics, length = attention.semantics, attention.given_key.shape[-2]
     key, key_error = gradients.key[..., :length, :], worst.key[..., :length, :]
@@ -109,7 +109,7 @@ def pulled_back(attention: golden.Attention, gradients: BackwardPass) -> tuple[T
 
 
 def _once(sizes: Tensor, contract: Contract) -> Tensor:
-    """One more store."""
+    """Return the error of one more store."""
     return contract.unit_roundoff * sizes + contract.underflow
 
 
@@ -120,7 +120,7 @@ def _grouped(
     semantics: golden.Semantics,
     contract: Contract,
 ) -> UnstoredGradient:
-    """The heads of a group added up; every partial sum may be stored."""
+    """Add up the heads of a group; every partial sum may be stored."""
     worst = grouped_worst(value, error, num_kv_heads, semantics, contract)
     return UnstoredGradient(value=sum_groups(value, num_kv_heads, semantics), worst=worst)
 
@@ -134,7 +134,7 @@ def _turned_back(
     semantics: golden.Semantics,
     contract: Contract,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of heads ``[B, H, L, D]`` before their preparation, and its error."""
+    """Return the gradient of heads ``[B, H, L, D]`` before their preparation, and its error."""
     if not is_prepared(semantics):
         return gradient, error
     error = error + _once(gradient.abs() + error, contract)
@@ -169,11 +169,11 @@ def _error_behind_norm(
     semantics: golden.Semantics,
     contract: Contract,
 ) -> Tensor:
-    """The error of ``(g - y <y, g> / m) / n``, with y the normalised heads and n their divisor.
+    """Return the error of ``(g - y <y, g> / m) / n``, y the normalised heads, n their divisor.
 
-    m is the largest ``<y, y>``. For "layer" its mean is taken off, too. y, n and the dot product
+    m is the largest ``<y, y>``. For "layer" the mean is subtracted, too. y, n and the dot product
     have errors of their own; every step may be stored. Where the heads err themselves, so do y and
-    n: y carries that error, and 1 / n may be ``wider`` times larger.
+    n: y carries this error, and 1 / n may be ``wider`` times larger.
     """
     norm = norm_of(heads, semantics, contract)
     own = normalised_error(heads, head_error, semantics, contract)
@@ -204,7 +204,7 @@ def _error_behind_norm(
 
 
 def _before_centring(heads: Tensor, error: Tensor | None, norm: Norm) -> Tensor:
-    """Sizes of heads and of their mean, before it is taken off."""
+    """Return the sizes of heads and of their mean, before its subtraction."""
     sizes = heads.abs() + (heads - norm.centred).abs()
     return sizes if error is None else sizes + error + error.mean(-1, keepdim=True)
 
@@ -232,9 +232,9 @@ def largest_step(attention: golden.Attention, gradients: BackwardPass) -> float:
 class ProjectionGradient:
     """The backward pass of one of the three input projections, all float64.
 
-    ``tokens [B, L, in]`` are its input (named ``input_name``), ``matrix [out, in]`` its matrix,
+    ``tokens [B, L, in]`` is its input (named ``input_name``), ``matrix [out, in]`` its matrix,
     ``gradient [B, L, out]`` the gradient of its output, ``num_heads`` its heads; ``bias`` says
-    whether it has one that takes part.
+    whether a bias takes part.
     """
 
     input_name: str
@@ -250,7 +250,7 @@ class LayerBackward:
     """Golden values of the backward pass: parts "q", "k", "v", the core's and the output's.
 
     ``gradients`` are those of the heads as they meet, ``heads`` (by "q", "k", "v") those of the
-    projected ones, for each query head: turned back and behind their normalisation.
+    projected heads, for each query head: turned back and behind their normalisation.
     """
 
     layer: golden.MultiHeadAttention
@@ -318,5 +318,5 @@ def layer_backward(
 
 
 def ones_like_tokens(tokens: Tensor) -> Tensor:
-    """What a bias is multiplied by: ``[B, L, 1]``."""
+    """Return the factor of a bias: ones, ``[B, L, 1]``."""
     return torch.ones(*tokens.shape[:-1], 1, dtype=torch.float64)

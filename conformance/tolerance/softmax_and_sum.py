@@ -24,9 +24,9 @@ def exponent_error(
     contract: Contract,
     carried: Carried = EXACT,
 ) -> Tensor:
-    """How far each logit may be from the golden one, up to what a whole row has in common.
+    """Return each logit's error, up to a part common to a row.
 
-    The error of exp itself and of the rescaling of an online softmax count as an error of the
+    The error of exp itself and of the rescaling of an online softmax count as errors of the
     exponent. Returns float64 ``[B, H, Lq, Lk]``, zero where a key is not live.
     """
     scores, exponentials = contract.at("score"), contract.at("exp")
@@ -51,7 +51,7 @@ def exponent_error(
 def capped_error(
     attention: golden.Attention, live: LiveKeys, contract: Contract, carried: Carried
 ) -> Tensor:
-    """How far each capped score, the input of a user's function, may be from the golden one."""
+    """Return the error of each capped score, the input of a user's function."""
     contract = contract.at("score")
     error = _score_error(attention, live, contract, carried)
     if contract.score_roundoff:
@@ -69,7 +69,7 @@ def fills(semantics: golden.Semantics) -> bool:
 def _filled_error(
     error: Tensor, attention: golden.Attention, live: LiveKeys, unit: float
 ) -> Tensor:
-    """A logit that a finite fill replaced is exact: only its distance to the maximum is rounded."""
+    """Replace the error of filled logits: exact but for their rounded distance to the maximum."""
     distance = (attention.logits - live.largest).abs()
     filled = ~attention.allowed & torch.isfinite(attention.logits)
     return torch.where(filled, model.EXPONENT_ROUNDINGS * unit * distance, error)
@@ -114,10 +114,10 @@ def _score_error(
 
 
 def partners_of_query_error(attention: golden.Attention, live: LiveKeys) -> Tensor:
-    """What an error of the query is multiplied by: ``[B, H, Lk, D]``.
+    """Return the factors on an error of the query: ``[B, H, Lk, D]``.
 
-    Softmax over the keys does not see what a row has in common, so that any one vector may be taken
-    off all keys; the mean makes them small. A softcap does see it.
+    Softmax over the keys ignores a part common to a row, so any vector may be subtracted from all
+    keys; subtracting the mean makes the keys small. A softcap does not ignore the common part.
     """
     semantics = attention.semantics
     bent = attention.softcap is not None or semantics.score_mod is not None
@@ -129,9 +129,9 @@ def partners_of_query_error(attention: golden.Attention, live: LiveKeys) -> Tens
 def _capped_error(
     error: Tensor, attention: golden.Attention, softcap: float, contract: Contract
 ) -> Tensor:
-    """The error behind ``cap * tanh(score / cap)``: the largest slope within reach, and tanh's own.
+    """Return the error of ``cap * tanh(score / cap)``: steepest slope in reach, and tanh's own.
 
-    A cap that applies to the bias, too, has its slope elsewhere: then it counts as 1.
+    For a cap that includes the bias the slope counts as 1: its slope is applied elsewhere.
     """
     if not attention.semantics.caps("bias"):
         nearest = (attention.scores.abs() - error).clamp_min_(0.0).div_(softcap)
@@ -146,7 +146,7 @@ def _capped_error(
 def _add_logit_stores(
     error: Tensor, attention: golden.Attention, live: LiveKeys, roundoff: float
 ) -> None:
-    """Logits that are stored: once for each of the biases, and once more where there is a sink."""
+    """Add the stores of logits: one for each bias, and one more beside a sink."""
     biases = (attention.alibi is not None) + (attention.bias is not None)
     if biases:
         _add_rounding(error, attention.logits, roundoff, times=biases)
@@ -156,7 +156,7 @@ def _add_logit_stores(
 
 
 def finite_size(bias: Tensor) -> Tensor:
-    """Magnitudes of what is added up; minus infinity is exact, and live where a cap follows it."""
+    """Return magnitudes of addends; minus infinity is exact, and live before a cap."""
     return bias.abs().masked_fill_(torch.isinf(bias), 0.0)
 
 
@@ -173,18 +173,18 @@ def _add_bias_error(
 
 
 def _add_rounding(error: Tensor, exact: Tensor, roundoff: float, *, times: int) -> None:
-    """Round what is stored: relative to the exact number and the error that it has already."""
+    """Add roundings of stored values, relative to the exact values and their errors so far."""
     error.mul_(1.0 + times * roundoff).add_(exact.abs(), alpha=times * roundoff)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Perturbed:
-    """Envelopes of the weights ``p_j exp(e_j)`` before they are divided by their sum.
+    """Envelopes of the weights ``p_j exp(e_j)`` before division by their sum.
 
-    ``upper`` is their largest value and ``excess`` how much that is above ``p_j``, both
-    ``[B, H, Lq, Lk]``; ``inverse`` is one over the smallest sum and ``change`` the mean square of
-    the relative change under the weights, over the smallest sum squared, ``[B, H, Lq, 1]``. ``far``
-    marks the rows ``[B, H, Lq]`` that change so much that the hull counts; None if there is none.
+    ``upper`` is their largest value and ``excess`` its distance above ``p_j``, both ``[B, H, Lq,
+    Lk]``; ``inverse`` is one over the smallest sum and ``change`` the mean square of the relative
+    change under the weights, over the smallest sum squared, ``[B, H, Lq, 1]``. ``far`` marks the
+    rows ``[B, H, Lq]`` changing so much that the hull counts; None without such rows.
     """
 
     upper: Tensor
@@ -226,13 +226,13 @@ def mean_error(
     live: LiveKeys,
     ranges: tuple[Tensor, Tensor] | None,
 ) -> Tensor:
-    """How far the weighted mean of the values moves: ``[B, H, Lq, Dv]``.
+    """Return the error of the weighted mean of the values: ``[B, H, Lq, Dv]``.
 
     With o = sum p v the moved mean is off by ``sum p (exp(e) - 1) (v - o) / sum p exp(e)``, since
-    the p sum to 1. Its size is bounded in three ways, and the smallest counts: by the triangle
+    the p sum to 1. The error is bounded in three ways, and the smallest counts: by the triangle
     inequality about the mean of the values, by Cauchy-Schwarz with the variance of the values under
-    the weights, and by the hull: a weighted mean stays among the values, ``ranges`` being the
-    largest and smallest that each far row attends (None without far rows).
+    the weights, and by the hull: a weighted mean stays among the values. ``ranges`` holds the
+    largest and smallest value attended by each far row (None without far rows).
     """
     weights, value, output = attention.weights, attention.value, attention.output
     centre = live.mean(value)
@@ -256,9 +256,9 @@ def mean_error(
 
 
 def envelope_mean(size: Tensor, perturbed: Perturbed, largest: Tensor | None) -> Tensor:
-    """The largest weighted mean of magnitudes ``[B, H, Lk, Dv]``.
+    """Return the largest weighted mean of magnitudes ``[B, H, Lk, Dv]``.
 
-    A mean is at most the largest of them: ``largest``, for the far rows; None if there are none.
+    A mean is at most the ``largest`` of them, given for far rows; None without far rows.
     """
     mean = (perturbed.upper @ size).mul_(perturbed.inverse)
     if perturbed.far is not None and largest is not None:
@@ -337,12 +337,12 @@ def sum_roundings(key_length: int, contract: Contract) -> tuple[float, float]:
 
 
 def log_sum_exp_error(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:
-    """The relative error of ``exp(logit - lse)`` from the rounded lse, for ``[B, H, Lq, 1]``.
+    """Return the relative error of ``exp(logit - lse)`` from the rounded lse: ``[B, H, Lq, 1]``.
 
     Forms that do not divide by the sum of these weights (partial results merged by their lse) keep
-    it. With lse = m + log(l), 1 <= l <= n, rounding to nearest errs by no more than log(l), since m
-    is itself representable; one live key has none. The exponential of the error counts: far from
-    zero each weight of n equal ones may be one, and all together no more than n.
+    this error. With lse = m + log(l), 1 <= l <= n, rounding to nearest errs by no more than log(l),
+    since m is itself representable; a single live key has no error. The exponential of the error
+    counts: far from zero each weight of n equal ones may be one, and all together no more than n.
     """
     logarithm = attention.weights.amax(dim=-1, keepdim=True).log_()
     unit = model.LOG_SUM_EXP_ROUNDINGS * contract.accumulator_roundoff
@@ -356,10 +356,10 @@ def log_sum_exp_error(attention: golden.Attention, live: LiveKeys, contract: Con
 
 
 def merge_error(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:
-    """What it costs that the share of a partial result is rounded: ``[B, H, Lq, Dv]``.
+    """Return the error from rounding the shares of partial results: ``[B, H, Lq, Dv]``.
 
-    The share is off by some roundoffs, however small it is. Partial results are means of values, so
-    they are apart by no more than the values are. A row that attends one key has nothing to merge.
+    The share is off by several roundoffs, however small it is. Partial results are means of values,
+    so their distance is at most that of the values. A row attending one key has nothing to merge.
     """
     blocks = math.ceil(live.key_length / contract.key_block)
     share = blocks * contract.merge_roundings * contract.accumulator_roundoff

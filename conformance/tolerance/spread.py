@@ -16,17 +16,13 @@ from .visible_keys import LiveKeys, more_keys
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ErrorSpread:
-    """The error of some results, float64 tensors of their shape.
+    """The error of results, float64 tensors of their shape.
 
-    variance
-        Sum of the squared sizes of independent errors.
-    last
-        The largest error of the last rounding, which stays one uniform error until it is mixed
-        with others in a further product.
-    linear
-        The sum of errors that need not be independent and so add up in full.
-    slope
-        How the result changes with the logarithm of the logit scale.
+    variance: the sum of the squared sizes of independent errors.
+    last: the largest error of the last rounding, uniform until mixed with others in a further
+        product.
+    linear: the sum of errors that may be dependent and add up in full.
+    slope: the derivative of the result by the logarithm of the logit scale.
     """
 
     variance: Tensor
@@ -35,7 +31,7 @@ class ErrorSpread:
     slope: Tensor
 
     def bound(self, deviations: float) -> Tensor:
-        """What an error exceeds with the probability that belongs to ``deviations``, or less."""
+        """Return a limit exceeded at most with the probability belonging to ``deviations``."""
         return self.variance.sqrt().mul_(deviations).add_(self.last).add_(self.linear)
 
     def scale(self) -> Tensor:
@@ -51,7 +47,7 @@ class ErrorSpread:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Carried:
-    """The errors, or their variances, of the heads that enter a bound; None where heads are exact.
+    """The errors, or variances, of the heads entering a bound; None where heads are exact.
 
     ``query [B, H, Lq, D]``, ``key [B, H, Lk, D]`` and ``value [B, H, Lk, Dv]`` have one head for
     each query head. ``output_gradient [B, H, Lq, Dv]`` enters the backward pass.
@@ -63,11 +59,11 @@ class Carried:
     output_gradient: Tensor | None = None
 
     def only_attended(self, live: LiveKeys) -> Carried:
-        """The errors without those of keys that no query attends."""
+        """Return the errors without those of unattended keys."""
         return self._of_keys(live.only_attended)
 
     def with_sink(self) -> Carried:
-        """The errors with one more key behind the others, which is exact."""
+        """Return the errors with one more key, the last and exact."""
         return self._of_keys(more_keys)
 
     def _of_keys(self, change: Callable[[Tensor], Tensor]) -> Carried:
@@ -88,12 +84,12 @@ def deviations_for(count: int) -> float:
 
 
 def scale_rounding(scale: float, contract: Contract) -> float:
-    """The relative error of a scale that is stored in the working dtype in one of the usual forms.
+    """Return the relative error of a scale stored in the working dtype in a usual form.
 
-    It may be stored as the number, as its inverse that divides, as the inverse of that inverse, or
-    as a root that meets query and key, which counts twice. All of them are exact for a power of
-    four. The error is that of the very number: mostly far below its bound, the unit roundoff. The
-    accumulator's roundoff is added for the arithmetic with it.
+    The forms: the number, its inverse as a divisor, the inverse of this inverse, or a root applied
+    to query and key, which counts twice. All are exact for a power of four. The error is that of
+    the very number: mostly far below its bound, the unit roundoff. The accumulator's roundoff is
+    added for the arithmetic with it.
     """
     size = abs(scale)
     if size == 0.0 or not math.isfinite(1.0 / size):

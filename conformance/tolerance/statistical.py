@@ -1,8 +1,8 @@
-"""The statistical bound: what errors that are independent do not exceed.
+"""The statistical bound: a limit for independent errors.
 
-Half of the verdict on independent random inputs; structured ones are judged by the worst case only.
-Derived in docs/tolerance.md, after Higham and Mary, "A new approach to probabilistic rounding error
-analysis", 2019.
+Half of the verdict on independent random inputs; structured inputs are judged by the worst case
+only. Derived in docs/tolerance.md, after Higham and Mary, "A new approach to probabilistic rounding
+error analysis", 2019.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .statistical_core import core_spread
 
 
 def sampled_rows(length: int) -> Tensor:
-    """Which of ``length`` query rows are judged: int64, ascending, all of them when they are few.
+    """Choose the judged rows of ``length`` query rows: int64, ascending, all if they are few.
 
-    Of many rows: the first, the last, those around the edges of blocks (15, 16, 17, 31 ...), and
-    others drawn from a generator that only the length seeds.
+    Of many rows: the first, the last, rows around the edges of blocks (15, 16, 17, 31 ...), and
+    rows drawn from a generator seeded by the length alone.
     """
     if length <= model.SAMPLED_ROWS:
         return torch.arange(length)
@@ -40,7 +40,7 @@ def sampled_rows(length: int) -> Tensor:
 
 
 def _edges(length: int) -> set[int]:
-    """The rows on either side of blocks of 16, 32, 64 ... rows, and both ends."""
+    """Return the rows on both sides of blocks of 16, 32, 64 ... rows, and both ends."""
     edges = {0, length - 1}
     block = model.SMALLEST_ROW_BLOCK
     while block < length:
@@ -73,7 +73,7 @@ def restrict(attention: golden.Attention, rows: Tensor) -> golden.Attention:
 
 
 def moves_exactly(matrix: Tensor, bias: Tensor | None, contract: Contract) -> bool:
-    """Whether a projection makes no error: it only moves and doubles numbers."""
+    """Tell whether a projection is exact: it only moves and doubles numbers."""
     return contract.operand_roundoff == 0.0 and is_exact(matrix, bias)
 
 
@@ -108,7 +108,7 @@ def rounded_variance(
 
 
 def last_rounding(result: Tensor, bias: Tensor | None, inputs: int, contract: Contract) -> Tensor:
-    """The product and its sum with the bias are each stored; what underflows is lost for good."""
+    """Return the error of storing product and sum with the bias, losses by underflow included."""
     size = result.abs()
     if bias is not None:
         size += (result - bias).abs_()
@@ -151,9 +151,9 @@ def projected_spread(
 def layer_spread(
     layer: golden.MultiHeadAttention, contract: Contract, rows: Tensor, deviations: float
 ) -> tuple[ErrorSpread, float]:
-    """The error of ``layer.output[:, rows]`` and the fraction of core elements that is saturated.
+    """Return the error of ``layer.output[:, rows]`` and the saturated fraction of core elements.
 
-    The heads must be merged side by side, so that a row of the layer is a row of every head.
+    The heads must be merged side by side: a row of the layer is a row of every head.
     """
     core, weights, semantics = restrict(layer.core, rows), layer.weights, layer.core.semantics
     query, key, value = layer.tokens
@@ -182,7 +182,7 @@ def _head_variance(
     contract: Contract,
     chosen: Tensor | None = None,
 ) -> Tensor | None:
-    """The variance of projected tokens as that of heads, repeated like ``heads [B, H, L, D]``."""
+    """Return the variance of projected tokens as heads, repeated like ``heads [B, H, L, D]``."""
     if moves_exactly(matrix, bias, contract):
         return None
     mixes_rows = semantics.head_split == "reinterpret"
@@ -217,28 +217,19 @@ def _output_spread(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Statistics:
-    """How large the errors of a correct candidate are on the judged rows.
+    """The size of a correct candidate's errors on the judged rows.
 
-    rows
-        The judged query rows, int64 ``[R]``, ascending: all of them when they are few.
-    bound
-        What no error exceeds, but for one check in 1e9; float64, ``[B, H, R, Dv]`` for the core and
+    rows: the judged query rows, int64 ``[R]``, ascending: all of them if few.
+    bound: exceeded by an error in one check of 1e9; float64, ``[B, H, R, Dv]`` for the core and
         ``[B, R, Eo]`` for the layer.
-    scale
-        The typical size of each error, of that shape.
-    deviation
-        The same of roundings that fall evenly within their bounds, where formats are coarse.
-    result
-        The exact results, without a bias that is added last, of that shape.
-    slope
-        The derivative of the result by the logarithm of the logit scale, of that shape.
-    scale_rounding
-        The relative error of the logit scale itself that the contract allows.
-    deviations
-        How many deviations the bound is wide.
-    saturated
-        The fraction of core elements whose error is bounded by the values that they average rather
-        than by the roundings.
+    scale: the typical size of each error, of the bound's shape.
+    deviation: the deviation of errors evenly distributed within their bounds, for coarse formats.
+    result: the exact results without a bias added last, of the bound's shape.
+    slope: the derivative of the result by the logarithm of the logit scale, of the bound's shape.
+    scale_rounding: the relative error of the logit scale itself allowed by the contract.
+    deviations: the width of the bound in deviations.
+    saturated: the fraction of core elements whose error is bounded by the values they average
+        rather than by the roundings.
     """
 
     rows: Tensor
@@ -253,9 +244,9 @@ class Statistics:
 
 
 def has_statistical_bound(semantics: golden.Semantics) -> bool:
-    """Whether this model holds at a point: weights sum to one, a row of the layer is one of heads.
+    """Tell whether the model holds at a point: weights sum to one, layer rows are head rows.
 
-    Elsewhere only the worst case judges, and where a user's function changes the scores.
+    Elsewhere, and where a user's function changes the scores, only the worst case judges.
     """
     merged = semantics.head_merge in ("blocks", "interleaved")
     return is_normalised(semantics) and merged and semantics.score_mod is None
@@ -304,10 +295,10 @@ def layer_statistics(layer: golden.MultiHeadAttention, contract: Contract) -> St
 def _cut_operands(
     spread: ErrorSpread, result: Tensor, contract: Contract, *, products: tuple[int, int]
 ) -> float:
-    """Operands that are cut off all shrink: by half of the largest error on average, both of them.
+    """Add the bias of truncated operands: both shrink by half of the largest error on average.
 
-    ``products`` are how many products stand behind a score and behind a result. What the results
-    shrink by is added to the certain part of their error; returned is what the scores shrink by.
+    ``products``: the numbers of products behind a score and behind a result. The shrinking of
+    results is added to the linear part of their error; returns the shrinking of scores.
     """
     to_scores, to_results = products
     spread.linear.add_(result.abs(), alpha=to_results * contract.operand_roundoff)
@@ -324,7 +315,7 @@ def _statistics(
 ) -> Statistics:
     """Add the scale's own rounding, which moves all results along the slope.
 
-    ``rounding_and_saturated`` are that rounding and the saturated fraction.
+    ``rounding_and_saturated`` are this rounding and the saturated fraction.
     """
     rounding, saturated = rounding_and_saturated
     spread.linear.add_(spread.slope.abs(), alpha=rounding)
@@ -342,7 +333,7 @@ def _statistics(
 
 
 def _exact(rows: Tensor, output: Tensor, deviations: float) -> Statistics:
-    """Bounds of zero: without keys or without elements there is nothing to round."""
+    """Return bounds of zero: without keys or without elements nothing is rounded."""
     zeros = torch.zeros_like(output)
     return Statistics(
         rows=rows,

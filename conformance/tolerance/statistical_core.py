@@ -41,7 +41,7 @@ def moved_mean(
     deviations: float,
     cap: float,
 ) -> Moved:
-    """Independent errors of the scores, the common one of exp, and the coherent one of the query.
+    """Return the error by independent score errors, exp's common one, the query's coherent one.
 
     All are capped by the hull times ``cap``: a weighted mean stays among the values.
     """
@@ -71,7 +71,7 @@ def moved_mean(
 
 
 def _raw_error(changes: Tensor, from_centre: Tensor, shift: Tensor, live: LiveKeys) -> Tensor:
-    """How far weights that change independently, by ``changes`` squared, move the mean.
+    """Return the mean's movement by weights that change independently, by ``changes`` squared.
 
     ``sqrt(sum_j d_j^2 (v_j - o)^2)``, with values and outputs from a common centre.
     """
@@ -85,7 +85,7 @@ def _raw_error(changes: Tensor, from_centre: Tensor, shift: Tensor, live: LiveKe
 
 
 def _deviation(attention: golden.Attention, from_centre: Tensor, shift: Tensor) -> Tensor:
-    """The standard deviation of the values under the weights: ``[B, H, Lq, Dv]``."""
+    """Return the standard deviation of the values under the weights: ``[B, H, Lq, Dv]``."""
     average = attention.weights @ from_centre.square()
     return torch.addcmul(average, shift, shift, value=-1.0).clamp_min_(0.0).sqrt_()
 
@@ -98,9 +98,9 @@ def _cap_by_hull(
     live: LiveKeys,
     cap: float,
 ) -> float:
-    """Cap squared errors by the hull times ``cap``, in place; return the saturated fraction.
+    """Cap squared errors by the hull times ``cap``, in place; returns the saturated fraction.
 
-    The hull is at least the deviation, so it matters only in rows with an error above half of that.
+    The hull is at least the deviation, so only rows with an error above half of it matter.
     """
     near = deviation.mul_(model.SATURATION).square_()
     far = (error > near).any(dim=-1)
@@ -126,15 +126,15 @@ def core_spread(
     *,
     mixed: bool = False,
 ) -> tuple[ErrorSpread, float]:
-    """The error of ``attention.output`` and the fraction of it that is saturated.
+    """Return the error of ``attention.output`` and the saturated fraction.
 
-    ``attention`` holds the judged rows only. A row without a key counts as exact, but where its
-    rule is a mean: then with its worst case. Derived in docs/tolerance.md.
+    ``attention`` holds the judged rows only. A row without a key counts as exact, or with its worst
+    case if its rule is a mean. Derived in docs/tolerance.md.
 
-    No weight changes by more than 1 and no mean leaves the hull of its values. For the output
-    itself that is the bound. If outputs are ``mixed`` by a projection afterwards, it is a
-    deviation: an error that is only known to be bounded by b is subgaussian with deviation b
-    (Hoeffding's lemma), not with a fraction of it.
+    No weight changes by more than 1 and no mean leaves the hull of its values: the bound for the
+    output itself. If outputs are ``mixed`` by a projection afterwards, it is a deviation: an error
+    bounded by b without further knowledge is subgaussian with deviation b (Hoeffding's lemma), not
+    with a fraction of it.
     """
     prepared = prepared_variances(attention, contract, carried)
     carried = prepared.carried
@@ -165,7 +165,7 @@ def core_spread(
 def _shared_error(
     attention: golden.Attention, contract: Contract, prepared: Prepared
 ) -> Tensor | None:
-    """The error of scores that is no random number: tables of positions and of slopes."""
+    """Return the non-random error of scores: tables of positions and of slopes."""
     error = prepared.score_error(attention)
     if attention.alibi is None:
         return error
@@ -174,7 +174,7 @@ def _shared_error(
 
 
 def _moved_together(attention: golden.Attention, live: LiveKeys, error: Tensor) -> Tensor:
-    """What errors of the scores that need not be independent make of the output, to first order."""
+    """Return the first-order effect on the output of score errors that may be dependent."""
     moved = attention.weights * live.only(error.expand(attention.weights.shape).clone())
     centre = live.mean(attention.value)
     from_centre = live.only_attended((attention.value - centre).abs())
@@ -189,7 +189,7 @@ def _sum_variance(
     contract: Contract,
     carried: Carried,
 ) -> Tensor:
-    """The weighted sum, its division, and the errors that the values carry.
+    """Return the variance of weighted sum, division, and the errors carried by the values.
 
     ``weights`` are the squares of the largest weights, ``[B, H, Lq, Lk]``.
     """
@@ -215,7 +215,7 @@ def _sum_variance(
 def _linear(
     attention: golden.Attention, size: Tensor, live: LiveKeys, contract: Contract
 ) -> Tensor:
-    """Absorbed weights, a rounded log-sum-exp, a rounded share: each has one sign in a row."""
+    """Return the error by absorbed weights, rounded log-sum-exp and share: one sign in a row."""
     weights = attention.weights
     tail = weights.where(weights < model.ABSORBED * contract.accumulator_roundoff, 0.0)
     magnitudes = weights * log_sum_exp_error(attention, live, contract)
@@ -238,6 +238,6 @@ def _empty_row_error(
     deviations: float,
     carried: Carried,
 ) -> Tensor:
-    """A mean over values in place of attention, worst case: ``[B, H, Lq, Dv]``, 0 elsewhere."""
+    """Return the worst case of means in empty rows: ``[B, H, Lq, Dv]``, 0 elsewhere."""
     value_error = None if carried.value is None else carried.value.sqrt().mul_(deviations)
     return torch.where(empty, mean_bound(attention, empty, contract, value_error), 0.0)

@@ -1,10 +1,10 @@
 """Variances of the gradients of attention, for independent inputs and output gradients.
 
 The errors of dS and P are propagated to any product with them: ``dS y`` over the keys, ``dS^T z``
-over the queries, ``P x`` and ``P^T z``. So an error that a whole row has in common (of D, of the
-row's sum, of a query) meets the sum that it meets in the gradient, be that of a head or, with
-``y = K W``, of the layer's input. Over the queries errors add in quadrature: the output gradient of
-each is independent.
+over the queries, ``P x`` and ``P^T z``. An error common to a whole row (of D, of the row's sum, of
+a query) therefore meets the same sum as in the gradient, be that of a head or, with ``y = K W``, of
+the layer's input. Over the queries errors add in quadrature: the output gradient of each is
+independent.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from .storing import backward_contract
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Propagation:
-    """Golden gradients, the variances of their pairs, and those that operands carry.
+    """Golden gradients, the variances of their pairs, and the variances operands carry.
 
     ``contract`` is without the roundings of operands: ``incoming`` holds them. ``pre_scaled`` is
-    the rounding of a gradient by a scaled query or key, which the scale is then applied to.
+    the rounding of a gradient by a scaled query or key, before the scale is applied to it.
     """
 
     gradients: BackwardPass
@@ -109,7 +109,7 @@ class Propagation:
         return total if variance is None else total + squares @ variance
 
     def weight_pair(self) -> Tensor:
-        """The variance of each weight as it meets the output gradient: ``[B, H, Lq, Lk]``."""
+        """Return the variance of weights meeting the output gradient: ``[B, H, Lq, Lk]``."""
         own, pairs = self.gradients, self.pairs
         weights, slope = own.weights, own.slope
         squares = weights.square()
@@ -158,22 +158,22 @@ class Propagation:
         return total if variance is None else total + squares @ variance
 
     def _own(self, slope: Tensor) -> Tensor:
-        """How a pair's gradient changes with its own scaled score, apart from the row's sums."""
+        """Return a pair's gradient's derivative by its own scaled score, without the row's sums."""
         own = self.gradients
         curvature = own.curvature if slope is own.slope else torch.zeros_like(slope)
         return own.logit_gradient * (slope * own.slope + curvature)
 
     def _direct(self, slope: Tensor) -> Tensor:
-        """Each pair's own roundings."""
+        """Return the variance of each pair's own roundings."""
         own, pairs = self.gradients, self.pairs
         total = (own.logit_gradient * slope).square() * pairs.exponent
         total += own.logit_gradient.square() * pairs.slope * (slope is own.slope)
         return total + (own.weights * slope).square() * pairs.product + pairs.stored
 
     def _through_largest(self, slope: Tensor, direct: Tensor) -> Tensor:
-        """The errors of a row's sum, which is zero, arrive at its largest logit.
+        """Return the variance by errors of a row's sum, zero when exact, at its largest logit.
 
-        So it is where a softmax is written out as exp(s - max s), and the maximum is not detached.
+        These occur where a softmax is written out as exp(s - max s) without detaching the maximum.
         """
         own, pairs = self.gradients, self.pairs
         unit = self.contract.accumulator_roundoff
@@ -183,13 +183,13 @@ class Propagation:
         return pairs.largest * slope.square() * total
 
     def _shared(self) -> tuple[Tensor, Tensor]:
-        """What the roundings of the exponents do to D and to the sum of the weights."""
+        """Return the variances of D and of the sum of weights by the exponents' roundings."""
         own, exponent = self.gradients, self.pairs.exponent
         by_sum = (own.logit_gradient.square() * exponent).sum(dim=-1, keepdim=True)
         return by_sum, (own.weights.square() * exponent).sum(dim=-1, keepdim=True)
 
     def _by_key(self) -> Tensor:
-        """The variance of each scaled score by what its key carries."""
+        """Return the variance of each scaled score by its key's errors."""
         own = self.gradients
         if self.incoming.key is None:
             return torch.zeros_like(own.weights)
@@ -197,7 +197,7 @@ class Propagation:
         return (scaled @ self.incoming.key.mT) * self.pairs.growth
 
     def _by_value(self) -> Tensor:
-        """The variance of dP by what its value carries."""
+        """Return the variance of dP by its value's errors."""
         if self.incoming.value is None:
             return torch.zeros_like(self.gradients.weights)
         return self.gradients.output_gradient.square() @ self.incoming.value.mT
@@ -206,7 +206,7 @@ class Propagation:
         return self.pairs.growth.amax(dim=-1, keepdim=True)
 
     def _coherent(self, tokens: Tensor, mean: Tensor, result: Tensor) -> Tensor:
-        """What query and output gradient carry moves all pairs of a row together."""
+        """Return the variance by errors of query and output gradient, which move whole rows."""
         own, attention = self.gradients, self.gradients.attention
         total = torch.zeros_like(result)
         if self.incoming.query is not None:
@@ -244,7 +244,7 @@ class Propagation:
         return by_row.square() * ((1.0 - 2.0 * weights) * by_value + around).clamp_min_(0.0)
 
     def _equal(self) -> Tensor:
-        """The variance of the equal weights of rows without a key: division and rounding."""
+        """Return the variance of empty rows' equal weights: division and rounding."""
         empty, weights = self.gradients.live.empty, self.gradients.attention.weights
         if empty is None:
             return torch.zeros_like(weights)

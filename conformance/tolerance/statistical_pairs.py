@@ -20,7 +20,7 @@ from .worst_gradients import gate_error, uncapped
 
 
 def _total(variance: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """``sum variance x y`` over the last axis, which stays."""
+    """Return ``sum variance x y`` over the last axis, kept as size 1."""
     return (variance * x * y).sum(dim=-1, keepdim=True)
 
 
@@ -66,7 +66,7 @@ def coherent_rows(
     right: Tensor,
     products: tuple[tuple[Tensor, Tensor], ...],
 ) -> Tensor:
-    """``sum_c variance_ic (sum_j pairs_ij left_je right_jc - sum_n u_n,ie v_n,ic)^2``.
+    """Return ``sum_c variance_ic (sum_j pairs_ij left_je right_jc - sum_n u_n,ie v_n,ic)^2``.
 
     One error of a row's channel c moves all of its pairs at once. ``left`` is ``[.., Lk, E]``,
     ``right [.., Lk, C]``, ``variance [.., Lq, C]`` and ``products`` hold u ``[.., Lq, E]`` and v
@@ -94,26 +94,17 @@ def walk(squares: Tensor, result: Tensor, terms: int, unit: float) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairVariances:
-    """What errs independently, for pairs ``[B, H, Lq, Lk]`` and for rows ``[B, H, Lq, 1]``.
+    """Variances of independent errors, for pairs ``[B, H, Lq, Lk]`` and rows ``[B, H, Lq, 1]``.
 
-    exponent
-        Each logit, by its own roundings.
-    slope
-        The slope of the softcap, by its own roundings and by those of its score.
-    product
-        dP, by its own roundings.
-    growth
-        The square by which the size of an error of the exponent grows: exp(x) - 1 over x.
-    common
-        The logarithm of all weights of a row: its log-sum-exp and its sum.
-    row_sum
-        D, but for what the exponents do to it.
-    weights
-        Weights as they meet the output gradient, by their rounding.
-    stored
-        The gradient of a score, by its roundings.
-    largest
-        The part of the error of a row's sum of dL that arrives at each key: at the largest logit,
+    exponent: each logit, by its own roundings.
+    slope: the slope of the softcap, by its own roundings and by those of its score.
+    product: dP, by its own roundings.
+    growth: the squared growth of an error of the exponent: exp(x) - 1 over x.
+    common: the logarithm of all weights of a row: its log-sum-exp and its sum.
+    row_sum: D, without the effect of the exponents.
+    weights: weights where they meet the output gradient, by their rounding.
+    stored: the gradient of a score, by its roundings.
+    largest: the part of the error of a row's sum of dL arriving at each key: at the largest logit,
         and evenly at those that may be the largest.
     """
 
@@ -131,11 +122,11 @@ class PairVariances:
 def with_operand_roundings(
     gradients: BackwardPass, contract: Contract, incoming: Carried
 ) -> tuple[Carried, Contract]:
-    """Count roundings of operands as errors that they carry: one error moves a whole row.
+    """Count roundings of operands as errors they carry: one error moves a whole row.
 
-    Query and key are rounded by pre-scaling and, as value and output gradient, on their way into a
-    product. Returns the variances and a contract without these roundings, but with those of weights
-    and score gradients as operands.
+    Query and key are rounded by pre-scaling and, like value and output gradient, on their way into
+    a product. Returns the variances and a contract without these roundings, but with those of
+    weights and score gradients as operands.
     """
     attention = gradients.attention
     operand = contract.operand_roundoff**2
@@ -190,7 +181,7 @@ def _growth(variance: Tensor, deviations: float) -> Tensor:
 
 
 def _product_variance(gradients: BackwardPass, contract: Contract) -> Tensor:
-    """``dP = dO V^T`` and, for stored scores, its rounding."""
+    """Return the variance of ``dP = dO V^T`` and, for stored scores, its rounding."""
     squares = gradients.output_gradient.square() @ gradients.attention.value.square().mT
     size, unit = gradients.output_gradient.shape[-1], contract.accumulator_roundoff
     variance = walk(squares, gradients.weight_gradient, size, unit)
@@ -201,7 +192,7 @@ def _product_variance(gradients: BackwardPass, contract: Contract) -> Tensor:
 
 
 def _slope_variance(gradients: BackwardPass, contract: Contract, deviations: float) -> Tensor:
-    """``1 - tanh^2`` of a score that errs itself; zero without a softcap."""
+    """Return the variance of ``1 - tanh^2`` of an inexact score; zero without a softcap."""
     attention = gradients.attention
     if attention.softcap is None:
         return torch.zeros(1, 1, 1, 1, dtype=torch.float64)
@@ -211,7 +202,7 @@ def _slope_variance(gradients: BackwardPass, contract: Contract, deviations: flo
 
 
 def _common_variance(gradients: BackwardPass, contract: Contract) -> Tensor:
-    """The rounded log-sum-exp, the sum of the weights, and the rescaling of blocks."""
+    """Return the variance of the log-sum-exp, the sum of weights, and the rescaling of blocks."""
     length, unit = gradients.live.key_length, contract.accumulator_roundoff
     logarithm = log_sum_exp_error(gradients.attention, gradients.live, contract)
     blocks = math.ceil(length / contract.key_block)
@@ -221,7 +212,7 @@ def _common_variance(gradients: BackwardPass, contract: Contract) -> Tensor:
 
 
 def _weight_variance(weights: Tensor, live: LiveKeys, contract: Contract) -> Tensor:
-    """Rounded to the working dtype: relative, or lost where they underflow."""
+    """Return the variance of storing weights: relative, or lost where they underflow."""
     squares = weights.square()
     divided_last = model.PARTIAL_STORES * contract.score_roundoff**2
     variance = squares * (contract.weight_roundoff**2 + divided_last)
@@ -229,7 +220,7 @@ def _weight_variance(weights: Tensor, live: LiveKeys, contract: Contract) -> Ten
 
 
 def _row_sum_variance(gradients: BackwardPass, product: Tensor, contract: Contract) -> Tensor:
-    """``rowsum(dO * O)`` with a rounded O, or ``sum p dP``, whichever: both count."""
+    """Return the variance of D: of ``rowsum(dO * O)`` with a rounded O plus ``sum p dP``."""
     attention, live, unit = gradients.attention, gradients.live, contract.accumulator_roundoff
     length, size = live.key_length, gradients.output_gradient.shape[-1]
     weights, squares = gradients.weights, gradients.output_gradient.square()
@@ -252,7 +243,7 @@ def _row_sum_variance(gradients: BackwardPass, product: Tensor, contract: Contra
 
 
 def _stored_variance(gradients: BackwardPass, contract: Contract) -> Tensor:
-    """Roundings between dP and the product with query or key."""
+    """Return the variance of roundings between dP and the product with query or key."""
     unit = contract.accumulator_roundoff
     weights, slope = gradients.weights, gradients.slope
     difference = gradients.weight_gradient - gradients.row_sum

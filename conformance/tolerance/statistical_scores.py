@@ -67,7 +67,7 @@ def _largest(tokens: Tensor) -> float:
 def _weighted_squares(
     weights: Tensor, variance: Tensor, key: Tensor, value: Tensor, output: Tensor
 ) -> Tensor:
-    """``sum_c V_ic (sum_j w_ij k_jc (v_jd - o_id))^2`` for all rows i: ``[B, H, R, Dv]``.
+    """Return ``sum_c V_ic (sum_j w_ij k_jc (v_jd - o_id))^2`` for all rows i: ``[B, H, R, Dv]``.
 
     Weights ``[B, H, R, Lk]`` and variance ``[B, H, R, D]``; all but the variance (float64) are of
     one dtype.
@@ -107,7 +107,7 @@ def exponent_variance(
     deviations: float,
     carried: Carried = EXACT,
 ) -> tuple[Tensor, Tensor | None]:
-    """The variance of each logit's error up to what a row has in common, and the softcap's slope.
+    """Return each logit's variance, up to a row's common part, and the softcap's slope.
 
     ``carried`` are variances. Both results are float64 ``[B, H, Lq, Lk]``; the variance is zero
     where a key is not live. The slope is the largest within reach of the score's own error, None
@@ -140,7 +140,7 @@ def exponent_variance(
 def _score_variance(
     attention: golden.Attention, live: LiveKeys, contract: Contract, carried: Carried
 ) -> Tensor:
-    """Products of operands that may be rounded, a random walk of partial sums, a few roundings."""
+    """Return the variance of scores: rounded operands, a random walk of partial sums, roundings."""
     query_variance, key_variance = carried.query, carried.key
     size, unit = attention.query.shape[-1], contract.accumulator_roundoff
     square = attention.scale**2
@@ -166,9 +166,9 @@ def _score_variance(
 def _slope_within_reach(
     attention: golden.Attention, variance: Tensor, deviations: float
 ) -> Tensor | None:
-    """The largest slope of ``cap tanh(s / cap)`` that a score's error may reach.
+    """Return the largest slope of ``cap tanh(s / cap)`` within reach of a score's error.
 
-    A cap that applies to the bias, too, has its slope elsewhere: there it counts as 1.
+    For a cap that includes the bias the slope counts as 1: its slope is applied elsewhere.
     """
     if attention.softcap is None or attention.semantics.caps("bias"):
         return None
@@ -180,7 +180,7 @@ def _slope_within_reach(
 def _add_bias_variance(
     variance: Tensor, attention: golden.Attention, bias: Tensor, contract: Contract
 ) -> None:
-    """The sum and the conversion of the bias, and a store of the logits."""
+    """Add the sum and the conversion of the bias, and a store of the logits."""
     rounding = (model.BIAS_ROUNDINGS * contract.accumulator_roundoff) ** 2
     before = attention.semantics.bias_order == "before-scale"
     factor = attention.scale if before else 1.0
@@ -193,7 +193,7 @@ def _add_bias_variance(
 def _add_distance_variance(
     variance: Tensor, attention: golden.Attention, contract: Contract
 ) -> None:
-    """The sum with a bias by distance; errors of that bias itself are no random numbers."""
+    """Add the sum with a bias by distance; errors of this bias itself are not random."""
     rounding = (model.BIAS_ROUNDINGS * contract.accumulator_roundoff) ** 2
     variance.addcmul_(attention.modified, attention.modified, value=rounding)
     variance.add_(distance_size(attention).square_(), alpha=rounding)
@@ -202,7 +202,7 @@ def _add_distance_variance(
 def _add_logit_stores(
     variance: Tensor, attention: golden.Attention, live: LiveKeys, square: float
 ) -> None:
-    """Logits that are stored: once for each of the biases, and once more where there is a sink."""
+    """Add the stores of logits: one for each bias, and one more beside a sink."""
     biases = (attention.alibi is not None) + (attention.bias is not None)
     if biases:
         variance.addcmul_(attention.logits, attention.logits, value=biases * square)
@@ -218,6 +218,6 @@ def _filled(
     exponent: float,
     rescaling: float,
 ) -> Tensor:
-    """A logit that a finite fill replaced is exact: only its distance to the maximum is rounded."""
+    """Replace the variance of filled logits: exact but for their distance to the maximum."""
     distance = (attention.logits - live.largest).square_().mul_(exponent).add_(rescaling)
     return torch.where(~attention.allowed & torch.isfinite(attention.logits), distance, variance)

@@ -31,7 +31,7 @@ class UnstoredGradient:
     underflow: float = 0.0
 
     def rounded(self, roundoff: float) -> UnstoredGradient:
-        """One more rounding in quadrature; the worst case has counted it already."""
+        """Add one more rounding in quadrature; the worst case has counted it already."""
         if roundoff == 0.0 or self.variance is None:
             return self
         return replace(self, variance=self.variance + (roundoff * self.value).square())
@@ -59,7 +59,7 @@ def stored(
     contract: Contract,
     derive: Callable[[], GradientStatistics] | None = None,
 ) -> Gradient:
-    """The gradient with its worst error behind the last rounding, which is one uniform error.
+    """Return the gradient with its worst error after the last rounding, one uniform error.
 
     ``derive`` gives its statistics: :func:`spread_of` such errors with a variance.
     """
@@ -83,7 +83,7 @@ def spread_of(
 
 
 def _last(errors: UnstoredGradient, contract: Contract) -> Tensor:
-    """The last rounding, with what earlier stores may have lost."""
+    """Return the error of the last rounding, with the losses of earlier stores."""
     lost = contract.underflow + errors.underflow
     return contract.unit_roundoff * errors.value.abs() + lost
 
@@ -107,7 +107,7 @@ def key_block_stores(length: int, contract: Contract) -> int:
 
 
 def worst_of_stores(sizes: Tensor, stores: int, contract: Contract) -> Tensor | float:
-    """Each store rounds a partial sum, which is at most the sum of magnitudes."""
+    """Return the error of storing partial sums, each at most the sum of magnitudes."""
     if stores <= 0:
         return 0.0
     unit = contract.unit_roundoff
@@ -139,7 +139,7 @@ def value_store_variance(gradients: BackwardPass, contract: Contract) -> Tensor 
 
 
 def _variance(squares: Tensor, result: Tensor, stores: int, contract: Contract) -> Tensor | float:
-    """The partial sums are a random walk that drifts to the result: see ``model.WALK``."""
+    """Return the variance of stored partial sums, a walk drifting to the result: ``model.WALK``."""
     if stores <= 0:
         return 0.0
     partial = model.WALK * squares + model.DRIFT * result.square()

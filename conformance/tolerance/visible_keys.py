@@ -1,4 +1,4 @@
-"""What bounds need of the golden: attended keys, a sink as one more key, heads undone."""
+"""Facts of the golden for bounds: attended keys, a sink as one more key, unmerged heads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from . import model
 
 
 def with_sink(attention: golden.Attention) -> golden.Attention:
-    """An evaluation with one more key and value, of zeros, whose logit is the sink's.
+    """Return an evaluation with one more key and value, of zeros, whose logit is the sink's.
 
-    It stands last, every query attends it, and the weights of a row sum to one again. ``given_key``
-    stays as it is.
+    The sink is the last key, every query attends it, and the weights of a row sum to one again.
+    ``given_key`` stays unchanged.
     """
     sinks = attention.sinks
     if sinks is None or attention.key.shape[-2] < attention.logits.shape[-1]:
@@ -50,7 +50,7 @@ def with_sink(attention: golden.Attention) -> golden.Attention:
 
 
 def more_keys(tokens: Tensor) -> Tensor:
-    """Tokens ``[B, H, Lk, D]`` with one of zeros behind them."""
+    """Append a token of zeros to tokens ``[B, H, Lk, D]``."""
     return pad(tokens, (0, 0, 0, 1))
 
 
@@ -61,7 +61,7 @@ def has_sink(attention: golden.Attention) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveKeys:
-    """Which keys have a finite logit, and each row's largest logit.
+    """The keys with a finite logit, and each row's largest logit.
 
     ``table`` is bool ``[B, H, Lq, Lk]`` and ``attended`` (by any row) bool ``[B, H, Lk, 1]``; both
     are None when every key is live. ``empty`` is bool ``[B, H, Lq, 1]``, None when every row has a
@@ -75,11 +75,11 @@ class LiveKeys:
     key_length: int
 
     def only(self, pairs: Tensor) -> Tensor:
-        """Zero what belongs to a pair that is not live, in place: ``[B, H, Lq, Lk]``."""
+        """Zero pairs ``[B, H, Lq, Lk]`` that are not live, in place."""
         return pairs if self.table is None else pairs.masked_fill_(~self.table, 0.0)
 
     def only_attended(self, tokens: Tensor) -> Tensor:
-        """Zero what belongs to a key that no query attends: ``[B, H, Lk, D]``."""
+        """Zero the tokens of unattended keys: ``[B, H, Lk, D]``."""
         return tokens if self.attended is None else tokens.masked_fill(~self.attended, 0.0)
 
     def mean(self, tokens: Tensor) -> Tensor:
@@ -96,12 +96,12 @@ class LiveKeys:
         return self.table.sum(dim=-1, keepdim=True) > 1
 
     def spread(self, tokens: Tensor) -> Tensor:
-        """How far apart tokens of attended keys lie, ``[B, H, 1, D]``; 0 where there is none."""
+        """Return the range of attended keys' tokens, ``[B, H, 1, D]``; 0 without such keys."""
         high, low = _range(tokens, self.attended)
         return (high - low).clamp_min_(0.0).unsqueeze(-2)
 
     def log_count(self) -> Tensor | float:
-        """The logarithm of each row's count of live keys, ``[B, H, Lq, 1]``; 0 if there is none."""
+        """Return the logarithm of each row's live keys, ``[B, H, Lq, 1]``; 0 without any."""
         if self.table is None:
             return math.log(self.key_length)
         return self.table.sum(dim=-1, keepdim=True).clamp_min_(1).double().log_()
@@ -110,8 +110,8 @@ class LiveKeys:
 def live_keys(attention: golden.Attention, attended: Tensor | None = None) -> LiveKeys:
     """Read the live keys off the logits.
 
-    ``attended`` (bool ``[B, H, Lk, 1]``) says which keys any row attends where ``attention`` holds
-    some of the rows only.
+    ``attended`` (bool ``[B, H, Lk, 1]``) says which keys any row attends, if ``attention`` holds a
+    part of the rows only.
     """
     logits = attention.logits
     table = logits > -math.inf
@@ -127,10 +127,10 @@ def live_keys(attention: golden.Attention, attended: Tensor | None = None) -> Li
 
 
 def extremes(tokens: Tensor, live: LiveKeys, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest and smallest token that each of the N True ``rows`` attends, ``[N, D]`` both.
+    """Return the largest and smallest token attended by each of N True ``rows``: ``[N, D]``.
 
     ``tokens`` is ``[B, H, Lk, D]``, ``rows`` bool ``[B, H, Lq]``. For many rows over many keys, the
-    keys that any row of the head attends stand for those of the row: the range only widens.
+    keys attended by any row of the head replace the row's: the range only widens.
     """
     batch, head, query = rows.nonzero(as_tuple=True)
     per_row = live.key_length * tokens.shape[-1]
@@ -146,7 +146,7 @@ def extremes(tokens: Tensor, live: LiveKeys, rows: Tensor) -> tuple[Tensor, Tens
 
 
 def _range(tokens: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Maximum and minimum over the keys (last axis but one) that are live."""
+    """Return maximum and minimum over the live keys (last axis but one)."""
     if live is None:
         return tokens.amax(dim=-2), tokens.amin(dim=-2)
     high = tokens.masked_fill(~live, -math.inf).amax(dim=-2)
@@ -155,14 +155,14 @@ def _range(tokens: Tensor, live: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def sum_groups(heads: Tensor, num_kv_heads: int, semantics: golden.Semantics) -> Tensor:
-    """Add up what belongs to one key/value head: ``[B, H, L, D]`` to ``[B, Hkv, L, D]``."""
+    """Sum the heads of each key/value head: ``[B, H, L, D]`` to ``[B, Hkv, L, D]``."""
     owner = owners(heads.shape[1], num_kv_heads, semantics)
     total = heads.new_zeros(heads.shape[0], num_kv_heads, *heads.shape[2:])
     return total.index_add_(1, owner, heads)
 
 
 def owners(num_heads: int, num_kv_heads: int, semantics: golden.Semantics) -> Tensor:
-    """The key/value head that each query head reads, int64 ``[H]``."""
+    """Return the key/value head read by each query head, int64 ``[H]``."""
     indices = torch.arange(num_kv_heads).view(1, num_kv_heads, 1, 1)
     return golden.repeat_heads(indices, num_heads, semantics).flatten()
 
@@ -180,7 +180,6 @@ def unsplit_heads(heads: Tensor, semantics: golden.Semantics) -> Tensor:
 
 
 def _invert(moved: Tensor, shape: torch.Size, move: Callable[[Tensor], Tensor]) -> Tensor:
-    """Undo a function that only moves elements of a tensor of ``shape``."""
     source = move(torch.arange(shape.numel()).reshape(shape)).flatten()
     original = torch.empty_like(moved.flatten())
     original[source] = moved.flatten()
@@ -188,7 +187,7 @@ def _invert(moved: Tensor, shape: torch.Size, move: Callable[[Tensor], Tensor]) 
 
 
 def head_rows(matrix: Tensor, num_heads: int, semantics: golden.Semantics) -> Tensor:
-    """The rows of a projection that make each head: ``[H*D, in]`` to ``[H, D, in]``."""
+    """Return a projection's rows by head: ``[H*D, in]`` to ``[H, D, in]``."""
     return matrix[_channels(matrix.shape[0], num_heads, semantics)]
 
 
@@ -201,6 +200,6 @@ def from_head_rows(heads: Tensor, semantics: golden.Semantics) -> Tensor:
 
 
 def _channels(width: int, num_heads: int, semantics: golden.Semantics) -> Tensor:
-    """Which channel of a projection is which channel of which head: int64 ``[H, D]``."""
+    """Return the channels of a projection by head: int64 ``[H, D]``."""
     channels = torch.arange(width).view(1, 1, -1)
     return golden.split_heads(channels, num_heads, semantics)[0, :, 0]

@@ -33,13 +33,12 @@ from .visible_keys import has_sink
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PairErrors:
-    """How far each part may be off: ``[B, H, Lq, Lk]``, sums of a row ``[B, H, Lq, 1]``.
+    """The errors of intermediate values: ``[B, H, Lq, Lk]``, sums of a row ``[B, H, Lq, 1]``.
 
-    ``weights`` is for P where it meets dP - D, ``stored_weights`` where it meets the output
-    gradient, ``logit_gradient`` for dL but for what the error ``row_sum`` of D causes, and
-    ``slope`` for the derivative of a logit by its score, of which ``cap_slope`` is that of a
-    softcap. ``zero_sum`` is for the sum of a row of dL, and ``reaches`` marks the keys whose logit
-    may be the largest.
+    ``weights``: P where it meets dP - D; ``stored_weights``: P where it meets the output gradient;
+    ``logit_gradient``: dL without the effect of D's error ``row_sum``; ``slope``: the derivative of
+    a logit by its score; ``cap_slope``: the softcap's part of it; ``zero_sum``: the sum of a row of
+    dL; ``reaches`` marks the keys whose logit may be the largest.
     """
 
     weights: Tensor
@@ -87,7 +86,7 @@ def sum_error(terms: int, contract: Contract) -> float:
 
 
 def gate_unit(contract: Contract) -> float:
-    """The roundings of a gate behind the attention, and of what is stored on either side of it."""
+    """Return the relative error of a gate behind the attention, stores on both sides included."""
     each = contract.accumulator_roundoff + contract.score_roundoff
     return model.SINK_GATE_ROUNDINGS * each + contract.unit_roundoff
 
@@ -117,10 +116,10 @@ def _may_be_largest(gradients: BackwardPass, error: Tensor) -> Tensor:
 
 
 def _weight_error(gradients: BackwardPass, error: Tensor, contract: Contract) -> Tensor:
-    """How far recomputed weights may be from the golden ones, whether divided by their sum or not.
+    """Return the error of recomputed weights, divided by their sum or not.
 
-    With exponents off by up to e, the sum is off by a factor between ``sum p exp(-e)`` and
-    ``sum p exp(e)``, and by Cauchy and Schwarz one over the former is at most the latter.
+    With exponents off by up to e, the sum is off by a factor between ``sum p exp(-e)`` and ``sum p
+    exp(e)``, and by Cauchy and Schwarz one over the former is at most the latter.
     """
     attention, live, weights = gradients.attention, gradients.live, gradients.weights
     total = attention.weights.amax(dim=-1, keepdim=True).log_()
@@ -149,7 +148,7 @@ def _rounded_weights(weights: Tensor, error: Tensor, contract: Contract) -> Tens
 def _weight_gradient_error(
     gradients: BackwardPass, contract: Contract, incoming: Carried
 ) -> Tensor:
-    """The error of ``dP = dO V^T``."""
+    """Return the error of ``dP = dO V^T``."""
     size = gradients.output_gradient.shape[-1]
     relative = gamma(size + model.SUM_ROUNDINGS, contract.accumulator_roundoff)
     relative += contract.operand_error
@@ -171,7 +170,7 @@ def _weight_gradient_error(
 def _sum_of_products_error(
     gradients: BackwardPass, weight_error: Tensor, product_error: Tensor, contract: Contract
 ) -> Tensor:
-    """The error of ``D = sum p dP``, as softmax's own backward pass computes it."""
+    """Return the error of ``D = sum p dP``, as in softmax's own backward pass."""
     size = gradients.weight_gradient.abs()
     upper = gradients.weights + weight_error
     relative = sum_error(gradients.live.key_length, contract)
@@ -181,7 +180,7 @@ def _sum_of_products_error(
 
 
 def _sum_of_outputs_error(gradients: BackwardPass, contract: Contract, incoming: Carried) -> Tensor:
-    """The error of ``D = rowsum(dO * O)``, as FlashAttention computes it from a stored output."""
+    """Return the error of ``D = rowsum(dO * O)``, as in FlashAttention, from a stored output."""
     attention = gradients.attention
     error = one_sided_bound(attention, contract, incoming)
     size = gradients.output_gradient.shape[-1]
@@ -202,7 +201,7 @@ def _logit_gradient_error(
     row_sum_error: Tensor,
     contract: Contract,
 ) -> Tensor:
-    """The error of ``dL = P (dP - D)`` but for what D's error causes."""
+    """Return the error of ``dL = P (dP - D)`` without the effect of D's error."""
     upper = gradients.weights + weight_error
     difference = (gradients.weight_gradient - gradients.row_sum).abs()
     sizes = gradients.weight_gradient.abs() + product_error
@@ -219,10 +218,10 @@ def _zero_sum_error(
     row_sum_error: Tensor,
     contract: Contract,
 ) -> Tensor:
-    """The error of ``sum dL = 0``.
+    """Return the error of ``sum dL = 0``.
 
-    A softmax written out as exp(s - max s) lets the gradient pass through the maximum too: minus
-    this sum, which is nothing but errors, arrives at the largest logit.
+    A softmax written out as exp(s - max s) passes the gradient through the maximum, too: minus this
+    sum, which consists of errors alone, arrives at the largest logit.
     """
     error = logit_gradient_error + (gradients.weights + weight_error) * row_sum_error
     relative = sum_error(gradients.live.key_length, contract)
@@ -231,7 +230,7 @@ def _zero_sum_error(
 
 
 def _slope_error(gradients: BackwardPass, contract: Contract, incoming: Carried) -> Tensor:
-    """How far ``1 - tanh^2`` may be from the golden slope, zero without a softcap."""
+    """Return the error of ``1 - tanh^2``, zero without a softcap."""
     attention = gradients.attention
     if attention.softcap is None:
         return torch.zeros(1, 1, 1, 1, dtype=torch.float64)
@@ -248,7 +247,6 @@ def _slope_error(gradients: BackwardPass, contract: Contract, incoming: Carried)
 def _modified_slope_error(
     gradients: BackwardPass, cap_slope: Tensor, contract: Contract, incoming: Carried
 ) -> Tensor:
-    """How far the slope of cap and function together may be off."""
     attention, function = gradients.attention, gradients.function_slope
     if function is None:
         return cap_slope
@@ -268,7 +266,7 @@ def uncapped(attention: golden.Attention) -> golden.Attention:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WorstErrors:
-    """Errors of the gradients per query head, before they are stored; ``bias`` is for each pair.
+    """Errors of the gradients per query head, before stores; ``bias`` is for each pair.
 
     ``sink [B, H, Lq, 1]`` is for the gradient of a sink in each row, None without one.
     """
@@ -291,7 +289,7 @@ def worst_errors(gradients: BackwardPass, contract: Contract, incoming: Carried)
         score_gradient_stores(gradients, contract),
         contract,
     )
-    # The error of D moves a whole row: p times it, slope included.
+    # The error of D moves a whole row: times p and the slope.
     steepest = gradients.slope.abs() + pairs.slope
     shared = (gradients.weights + pairs.weights) * steepest * pairs.row_sum
     shared += steepest * pairs.zero_sum * pairs.reaches
@@ -305,19 +303,19 @@ def worst_errors(gradients: BackwardPass, contract: Contract, incoming: Carried)
 
 
 def _sloped(error: Tensor, gradients: BackwardPass, slope: Tensor, slope_error: Tensor) -> Tensor:
-    """The error of the logit's gradient times a slope that is off itself."""
+    """Return the error of the logit's gradient times an inexact slope."""
     size = gradients.logit_gradient.abs() + error
     return error * slope.abs() + slope_error * size
 
 
 def _stored(error: Tensor, exact: Tensor, times: int, contract: Contract) -> Tensor:
-    """Round to the dtype of the weights some times."""
+    """Return the error after rounding to the dtype of the weights ``times`` times."""
     rounding = times * contract.weight_roundoff * (1.0 + contract.weight_roundoff) ** times
     return error * (1.0 + rounding) + rounding * exact.abs()
 
 
 def _lost(gradients: BackwardPass, contract: Contract) -> float:
-    """What underflow takes from a score's gradient, on either side of slope and scale."""
+    """Return the loss of a score's gradient by underflow, on both sides of slope and scale."""
     each = contract.accumulator_underflow + contract.weight_underflow
     factor = 1.0 + abs(gradients.attention.scale)
     if gradients.function_slope is not None and gradients.slope.numel():
@@ -326,7 +324,7 @@ def _lost(gradients: BackwardPass, contract: Contract) -> float:
 
 
 def _product_error(terms: int, contract: Contract) -> float:
-    """The relative error of ``dS K`` or ``dS^T Q`` with the scale on either of the two."""
+    """Return the relative error of ``dS K`` or ``dS^T Q``, the scale on either operand."""
     unit = contract.unit_roundoff
     return sum_error(terms, contract) + contract.pre_scaling_roundings * unit * (1.0 + unit)
 
@@ -338,7 +336,7 @@ def _query_error(
     contract: Contract,
     incoming: Carried,
 ) -> Tensor:
-    """``scale dS K``; the error of D meets the row's mean of the keys, not each key."""
+    """Return the error of ``scale dS K``; D's error meets the row's mean of keys, not each key."""
     attention, live = gradients.attention, gradients.live
     scale = abs(attention.scale)
     key = grown(live.only_attended(attention.key), incoming.key)
@@ -363,7 +361,7 @@ def _query_error(
 
 
 def _at_largest(pairs: PairErrors, steepest: Tensor, key: Tensor) -> Tensor:
-    """What the error of the row's sum does through the largest logit: ``[B, H, Lq, D]``."""
+    """Return the effect of the row sum's error through the largest logit: ``[B, H, Lq, D]``."""
     each = (pairs.reaches * steepest) @ key
     largest = steepest.amax(dim=-1, keepdim=True) * key.amax(dim=-2, keepdim=True)
     return pairs.zero_sum * torch.minimum(each, largest)
@@ -372,7 +370,7 @@ def _at_largest(pairs: PairErrors, steepest: Tensor, key: Tensor) -> Tensor:
 def _key_error(
     gradients: BackwardPass, error: Tensor, contract: Contract, incoming: Carried
 ) -> Tensor:
-    """``scale dS^T Q`` for dS off by ``error``."""
+    """Return the error of ``scale dS^T Q`` for dS off by ``error``."""
     scale = abs(gradients.attention.scale)
     query = grown(gradients.attention.query, incoming.query)
     exact = gradients.score_gradient.abs()
@@ -391,7 +389,7 @@ def _key_error(
 def _value_error(
     gradients: BackwardPass, pairs: PairErrors, contract: Contract, incoming: Carried
 ) -> Tensor:
-    """``P^T dO``; a row without a key may have equal weights that err by their division only."""
+    """Return the error of ``P^T dO``; equal weights of an empty row err by their division only."""
     weights = gradients.attention.weights
     error = pairs.stored_weights
     terms = weights.shape[-2]
@@ -411,7 +409,7 @@ def _value_error(
 
 
 def _bias_error(gradients: BackwardPass, pairs: PairErrors, contract: Contract) -> Tensor:
-    """The gradient by a bias of each pair, stored like that of a score."""
+    """Return the error of the gradient by each pair's bias, stored like that of a score."""
     semantics = gradients.attention.semantics
     error = pairs.logit_gradient + (gradients.weights + pairs.weights) * pairs.row_sum
     error += pairs.zero_sum * pairs.reaches
@@ -427,9 +425,9 @@ def _bias_error(gradients: BackwardPass, pairs: PairErrors, contract: Contract) 
 
 
 def _sink_error(gradients: BackwardPass, pairs: PairErrors, contract: Contract) -> Tensor:
-    """The gradient by the logit of the sink, ``- p D``, stored like that of a score.
+    """Return the error of the gradient by the sink's logit, ``- p D``, stored like a score's.
 
-    A gate behind the attention knows p as one minus its share: to an absolute error.
+    A gate behind the attention computes p as one minus the gate's share: to an absolute error.
     """
     error = pairs.logit_gradient + (gradients.weights + pairs.weights) * pairs.row_sum
     error += pairs.zero_sum * pairs.reaches

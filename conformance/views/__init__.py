@@ -2,10 +2,10 @@
 
 Terminal, HTML, Markdown, SARIF, JUnit, CTRF, a badge and GitHub's annotations; of two records the
 difference, of several a comparison. The commands build their options from the table
-(:mod:`conformance.cli._output`), so a view is added here and nowhere else. Renderers are named,
-not imported: a view loads a page template or rich only when it is rendered.
+(:mod:`conformance.cli._output`), so a view is added here and nowhere else. Renderers are named, not
+imported: a view loads a page template or rich only when it is rendered.
 
-It may import ``base`` alone.
+May import ``base`` alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .complete import Record
 
 @dataclass(frozen=True)
 class View:
-    """One format that a record can be shown in.
+    """One format for showing a record.
 
     name
         The option without its dashes: ``junit`` for ``--junit FILE``.
@@ -67,7 +67,7 @@ VIEWS: Final = (
     View("ctrf", "ctrf:render_ctrf", "Write CTRF, the Common Test Report Format."),
     View("badge", "github:render_badge", "Write the JSON of a shields.io endpoint badge."),
 )
-# For `render` alone, which says how much of it: `check` shows it anyway.
+# For `render` alone, with a choice of detail: `check` shows it anyway.
 TERMINAL: Final = View(
     "terminal", "terminal:render_terminal", "Write what a terminal shows, as plain text."
 )

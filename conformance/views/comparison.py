@@ -42,7 +42,7 @@ _STYLES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class DeclaredConvention:
-    """One convention: its name and what each candidate declares."""
+    """One convention: its name and the declared value of each candidate."""
 
     name: str
     values: list[str]
@@ -80,7 +80,7 @@ class ComparedClause:
 
     @property
     def differs(self) -> bool:
-        """Whether the candidates for which it ran have different outcomes."""
+        """Whether the candidates that ran the clause have different outcomes."""
         return len({outcome.kind for outcome in self.outcomes} - {"na", _ABSENT}) > 1
 
     @property
@@ -90,7 +90,7 @@ class ComparedClause:
 
 
 def conventions(record: Record) -> list[DeclaredConvention]:
-    """Every convention that some candidate declares, those that differ first."""
+    """Return every convention declared by a candidate, differing ones first."""
     candidates = record["candidates"]
     declarations = [_mapping(candidate["declaration"]) for candidate in candidates]
     # A record lists only those choices of semantics that are not the standard's.
@@ -106,7 +106,6 @@ def conventions(record: Record) -> list[DeclaredConvention]:
 def _side_by_side(
     tables: Sequence[Record], prefix: str, absent: str, left_out: Sequence[str] = ()
 ) -> Iterator[DeclaredConvention]:
-    """Each name of some table with its value in every table."""
     for name in dict.fromkeys(
         name for declared in tables for name in declared if name not in left_out
     ):
@@ -134,7 +133,7 @@ def value_words(value: Any) -> str:
 
 
 def compared(record: Record) -> list[ComparedClause]:
-    """Every clause of some candidate, in the order in which they first appear."""
+    """Return every clause of all candidates, in the order of first appearance."""
     by_slug = [
         {slug: [clause for _, clause in pairs] for slug, pairs in groups.items()}
         for groups in (html_words.by_slug(anchored(entry, 0, {})) for entry in record["candidates"])
@@ -152,7 +151,6 @@ def compared(record: Record) -> list[ComparedClause]:
 
 
 def _outcome(results: Sequence[Record]) -> ClauseOutcome:
-    """The worst of a candidate's results in all dtypes."""
     if not results:
         return ClauseOutcome(kind=_ABSENT, word="not run", why="", margin=None)
     kind = html_words.worst_kind(results)
@@ -166,7 +164,6 @@ def _outcome(results: Sequence[Record]) -> ClauseOutcome:
 
 
 def _why(clause: Record) -> str:
-    """The name of the mistake if there is one, else the violation, else the reason."""
     for entry in clause["diagnosis"]:
         if float(entry.get("confidence") or 0) > 0 and entry.get("name"):
             return str(entry["name"])
@@ -176,7 +173,7 @@ def _why(clause: Record) -> str:
 
 
 def not_run_everywhere(clauses: Sequence[ComparedClause]) -> str:
-    """How many clauses lack a result for some candidate; "" where there are none.
+    """Return the number of clauses without a result of every candidate, in words; "" if none.
 
     Runs with different ``--only``, and interrupted ones, have such clauses.
     """
@@ -194,7 +191,7 @@ def by_margin(clauses: Sequence[ComparedClause]) -> list[ComparedClause]:
 
 
 def circumstances(record: Record) -> list[tuple[str, list[str]]]:
-    """The settings in which the compared runs differ, each with its values.
+    """Return the differing settings of the compared runs, with their values.
 
     Empty for the candidates of one run.
     """
@@ -217,7 +214,7 @@ def circumstances(record: Record) -> list[tuple[str, list[str]]]:
 
 
 def _chosen(options: Record) -> dict[str, str]:
-    """What a run was told to run alone, where its record says so."""
+    """Return a run's selection of clauses, if its record has it."""
     return {
         option: ", ".join(map(str, options[name] or ())) or "not given"
         for name, option in CHOSEN.items()
@@ -242,7 +239,7 @@ class Section:
 
 
 def _sections(record: Record, clauses: Sequence[ComparedClause]) -> Iterator[Section]:
-    """The tables that terminal and markdown have in common, without empty ones."""
+    """Yield the tables common to terminal and markdown, without empty ones."""
     names = [str(candidate["name"]) for candidate in record["candidates"]]
     outcomes = [
         (clause.slug, [(outcome.text, _STYLES[outcome.kind]) for outcome in clause.outcomes])
@@ -300,7 +297,7 @@ def _parts(record: Record) -> Iterator[Any]:
 
 
 def _section_table(section: Section) -> Fitting:
-    """A section at a terminal: long cells are cut in the table, and whole below each other."""
+    """Return a section for a terminal: long cells are cut in the table, and whole in its rows."""
     rows: list[Row] = []
     for label, cells in section.rows:
         short = (cut(text, _LONGEST_CELL) if not style else text for text, style in cells)

@@ -1,4 +1,4 @@
-"""A record with every key that views read, notes on how it was made, and where candidates are."""
+"""A record with every key that views read, notes on the run, and candidates' places."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _candidate(entry: Record) -> dict[str, Any]:
 
 
 def notes(record: Record) -> list[str]:
-    """Sentences on how the run was made and what it lacks; most records need none."""
+    """Return sentences on the making and the gaps of the run; most records need none."""
     runs = record.get("compared") or ()
     return [
         *([f"isolated: {record['isolated']}"] if record.get("isolated") else []),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeGuard
 
 DIGITS: Final = 6
-# So many tell any two numbers of float64 apart.
+# Enough to distinguish any two numbers of float64.
 MOST_DIGITS: Final = 17
 _LARGEST_INTEGER: Final = 1e6
 _LINE: Final = 48
@@ -17,17 +17,17 @@ Table = Mapping[str, Any]
 
 
 def is_table(data: Any) -> TypeGuard[Table]:
-    """Whether some data is a tensor as the report holds it."""
+    """Tell whether data is a tensor of a report."""
     return isinstance(data, Mapping) and "shape" in data
 
 
 def is_shown(data: Any) -> TypeGuard[Table]:
-    """Whether a tensor is there with its values."""
+    """Tell whether a tensor is recorded with its values."""
     return is_table(data) and "values" in data
 
 
 def number(value: Any, digits: int = DIGITS) -> str:
-    """An element: integers as integers, others with some digits, truth values as they are."""
+    """Format an element: integers exactly, other numbers with ``digits``, truth values as is."""
     if isinstance(value, (bool, str)):
         return str(value)
     value = float(value)
@@ -37,9 +37,9 @@ def number(value: Any, digits: int = DIGITS) -> str:
 
 
 def tensor_lines(data: Table, marked: Sequence[bool] = (), digits: int = DIGITS) -> list[str]:
-    """The values as nested lists, a line for each row; marked elements (row-major) have a star.
+    """Return the values as nested lists, a line for each row; marked elements have a star.
 
-    Rows of one element stand in one line where there is room for them.
+    Elements and marks are in row-major order. Rows of one element share a line if it has room.
     """
     elements = flat(data["values"])
     marks = [*marked, *([False] * len(elements))] if any(marked) else []
@@ -56,7 +56,7 @@ def tensor_lines(data: Table, marked: Sequence[bool] = (), digits: int = DIGITS)
 
 
 def _nested(texts: list[str], shape: list[int], *, lines: bool = True) -> list[str]:
-    """Texts in nested brackets, each row in a line of its own or all in one line."""
+    """Nest texts in brackets, with a line for each row or all in one line."""
     if not shape:
         return texts
     each = math.prod(shape[1:])
@@ -82,7 +82,7 @@ def flat(values: Any) -> list[Any]:
 
 
 def shape(data: Table) -> str:
-    """The shape of a tensor, with its dtype where it holds no floating-point numbers."""
+    """Return the shape of a tensor, with its dtype unless floating-point."""
     dtype = str(data.get("dtype", ""))
     return f"{list(data['shape'])}{'' if 'float' in dtype else f' {dtype}'}"
 
@@ -107,7 +107,7 @@ def _within(got: float, expected: float, bound: float, *, law: bool) -> bool:
     return abs(got - expected) <= bound if math.isfinite(expected) else not law
 
 
-# Of all tensors that are shown together: more is not read, and the report holds it anyway.
+# Of all shown tensors together: more is not read, and the report holds them anyway.
 _MOST_ELEMENTS: Final = 96
 _COMPARED: Final = ("expected", "got", "bound")
 
@@ -115,10 +115,9 @@ Line = tuple[str, str]
 
 
 def lines(data: Table) -> list[Line]:
-    """Labels and lines of a small counterexample; empty for one that is too large to read.
+    """Return labels and lines of a small counterexample; empty if too large to read.
 
-    A later call shows only arguments that the one before it did not have. Further lines of a
-    tensor have no label.
+    A later call shows only its new arguments. Further lines of a tensor have no label.
     """
     if not data.get("calls"):
         return []
@@ -137,7 +136,7 @@ def block(data: Table) -> list[str]:
 
 
 def _tables(data: Table) -> Iterator[Table]:
-    """Every tensor that would be shown, once."""
+    """Yield every tensor to show, once."""
     for call, before in zip(data["calls"], [None, *data["calls"]], strict=False):
         yield from filter(is_table, new_arguments(call, before).values())
     for layer in data.get("layers", []):
@@ -151,7 +150,7 @@ def arguments(call: Table) -> dict[str, Any]:
 
 
 def new_arguments(call: Table, before: Table | None) -> dict[str, Any]:
-    """The arguments of a call that the call before it did not have."""
+    """Return the arguments of a call that differ from the call before."""
     earlier = {} if before is None else arguments(before)
     return {
         name: value
@@ -197,7 +196,7 @@ def signature(data: Table, call: Table) -> str:
 
 
 def as_before(call: Table, before: Table | None, shown: Table) -> str:
-    """How a call differs from the one before it, to follow its signature."""
+    """Describe the differences of a call from the call before, to follow its signature."""
     if before is None:
         return ""
     lost = [name for name in arguments(before) if name not in arguments(call)]
@@ -232,7 +231,7 @@ def _answered(call: Table, *, several: bool) -> Iterator[Line]:
 
 
 def _compared(data: Table) -> Iterator[Line]:
-    """What was compared; elements of the answer beyond the bound are marked."""
+    """Yield the compared tensors; elements of the answer beyond the bound are marked."""
     if not all(is_shown(data.get(name)) for name in _COMPARED):
         return
     expected, got, bound = (data[name] for name in _COMPARED)
@@ -248,7 +247,7 @@ def _compared(data: Table) -> Iterator[Line]:
 
 
 def _telling_digits(got: Table, expected: Table, marked: Sequence[bool]) -> int:
-    """The digits that tell wrong elements from the expected ones."""
+    """Return the digits needed to distinguish wrong elements from the expected ones."""
     pairs = zip(flat(got["values"]), flat(expected["values"]), marked, strict=False)
     wrong = [(one, other) for one, other, mark in pairs if mark]
     return next(
@@ -262,14 +261,14 @@ def _telling_digits(got: Table, expected: Table, marked: Sequence[bool]) -> int:
 
 
 def _rounded(values: Any) -> Any:
-    """A bound with two digits: it is no exact number."""
+    """Round a bound to two digits: it is no exact number."""
     if isinstance(values, list):
         return [_rounded(entry) for entry in values]
     return f"{float(values):.2g}"
 
 
 def gradient(data: Table) -> str:
-    """What was compared where that is a gradient: ``the gradient of key``; else ""."""
+    """Return ``the gradient of key`` if gradients were compared; else ""."""
     return f"the gradient of {data['gradient']}" if data.get("gradient") else ""
 
 

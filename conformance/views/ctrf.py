@@ -26,7 +26,7 @@ _OTHER: Final = ("failed", "untestable", "expected-failure")
 
 
 def render_ctrf(record: Record) -> str:
-    """The record as one JSON document."""
+    """Render the record as one JSON document."""
     record = complete(record)
     tests = [
         _test(record, candidate, clause)

@@ -1,4 +1,4 @@
-"""What changed from one record to another: at a terminal, and as markdown."""
+"""The changes from one record to another: at a terminal, and as Markdown."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .markdown import code, escaped, row, table
 from .printing import indented, write
 from .wording import cut
 
-# Each section of a difference with its title, and what one of its entries is called.
+# Each section of a difference with its title, and the names of its entries.
 SECTIONS: Final = {
     "added": ("new failures", "new failure"),
     "changed": ("changed", "changed"),
@@ -30,7 +30,7 @@ _SIGNS: Final = {True: "❌", False: "✅"}
 
 
 def show_diff(difference: Record, file: IO[str]) -> None:
-    """Write the difference: what got worse first, in one line each, and a last line for all."""
+    """Write the difference: a line for each change, worse ones first, and a summary line."""
     write(_parts(printable_record(difference)), file)
 
 
@@ -57,7 +57,7 @@ def _worse_first(entries: Sequence[Record]) -> list[Record]:
 
 
 def _lines(entries: Iterable[Record]) -> Iterator[tuple[str, bool]]:
-    """A line for each entry; clauses that only came or went, and do not fail, share one."""
+    """Yield a line for each entry; clauses that only came or went without failing share one."""
     groups: dict[tuple[str, bool], list[str]] = {}
     for entry in entries:
         if entry["clause"] is None or "how" in entry or _fails(entry):
@@ -74,7 +74,7 @@ def _fails(entry: Record) -> bool:
 
 
 def _how(entry: Record) -> str:
-    """What happened to a clause or a candidate, and how it fails now."""
+    """Describe the change of a clause or candidate, and the present failure."""
     if entry["clause"] is None:
         return ", ".join(filter(None, (entry["verdict"], entry["verdict_reason"])))
     side = entry.get("new") or entry["old"]
@@ -87,27 +87,23 @@ def _how(entry: Record) -> str:
 
 
 def _where(entry: Record) -> str:
-    """Candidate, clause and the condition in which it was judged."""
     condition = _condition(entry)
     named = " ".join(filter(None, (entry["candidate"], entry["clause"])))
     return named + (f" [{condition}]" if condition else "")
 
 
 def _condition(entry: Record) -> str:
-    """Level and dtype, with the device unless that is the CPU."""
     device = entry.get("device", "")
     words = (entry.get("level"), entry.get("dtype"), "" if device == "cpu" else device)
     return " ".join(filter(None, words))
 
 
 def _change(entry: Record) -> str:
-    """Old and new value."""
     old, new = ("nothing" if entry[key] is None else entry[key] for key in ("old", "new"))
     return f"{old}, now {new}"
 
 
 def _expectation(entry: Record) -> str:
-    """An expectation that holds no more, or holds again."""
     words = f"the expected failure {entry['clause']} of {entry['candidate']}"
     problem = entry["problem"]
     said = "fails in another way" if problem == "different" else f"is {problem}"
@@ -115,7 +111,6 @@ def _expectation(entry: Record) -> str:
 
 
 def _summary(difference: Record) -> str:
-    """The last line: how many of each, and whether anything got worse."""
     counts = [
         f"{len(difference[key])} {words[len(difference[key]) == 1]}"
         for key, words in SECTIONS.items()

@@ -1,4 +1,4 @@
-"""One failure for a person at a terminal: what is wrong, what to change, a picture, the facts."""
+"""One failure for a person at a terminal: problem, fix, picture, facts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ _HIDDEN: Final = "#"
 _SAME: Final = "="
 _DIGITS: Final = 3
 _LARGE: Final = 1e4
-# Colours of a part of the largest number, a quarter, half, three quarters and more: above zero and
-# below.
+# Colours for a quarter, half, three quarters and more of the largest number: above zero and below.
 _MORE: Final = ("black on #d3e5f5", "black on #a3cbec", "black on #6eabdf", "white on #1668b8")
 _LESS: Final = ("black on #f7dccf", "black on #f0b899", "black on #e58e62", "white on #a8401b")
 _ODD: Final = "black on #f0bf62"
 _LABEL_WIDTH: Final = 11
-# What stands below the picture; everything else says what is wrong and what to do.
+# Below the picture; the other labels say what is wrong and what to do.
 _FACTS: Final = ("requires", "found", "raised at", "called at", "blame")
 _INPUT: Final = "on"
 
@@ -82,16 +81,16 @@ def _picture(candidate: Record, clause: Record) -> Iterator[Any]:
 
 
 class Drawing:
-    """The tables of a picture: side by side where they fit, else below each other.
+    """The tables of a picture: side by side if they fit, else below each other.
 
-    Of keys that do not fit at all those around the worst weight are shown.
+    If not all keys fit, those around the worst weight are shown.
     """
 
     def __init__(self, picture: Picture) -> None:
         self.picture = picture
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """What rich prints for it."""
+        """Yield the lines for rich."""
         del console
         width = min(options.max_width, _WIDTH) - 2
         tables = self.picture.tables
@@ -119,7 +118,7 @@ class Drawing:
         return [_block(self.picture, table, keys, gap=gap) for table in tables]
 
     def _windows(self) -> Iterator[range]:
-        """Ranges of keys around the worst weight: all of them, then ever fewer."""
+        """Yield ranges of keys around the worst weight: all keys, then ever fewer."""
         count, worst = len(self.picture.hidden[0]), self.picture.worst[1]
         for shown in range(count, 0, -1):
             first = max(0, min(worst - shown // 2, count - shown))
@@ -137,12 +136,11 @@ class Drawing:
 
 
 def _width(blocks: Sequence[Sequence[Text]]) -> int:
-    """The columns of the widest of some tables."""
     return max(lines[0].cell_len for lines in blocks)
 
 
 def _block(picture: Picture, table: PictureTable, keys: range, *, gap: int) -> list[Text]:
-    """The lines of a table, all of one width: title, keys, and a line a query."""
+    """Return the lines of a table, all of one width: title, keys, and a line a query."""
     rows = [
         [_cell(picture, table, query, key) for key in keys] for query in range(len(table.cells))
     ]
@@ -167,7 +165,7 @@ def _block(picture: Picture, table: PictureTable, keys: range, *, gap: int) -> l
 
 
 def _cell(picture: Picture, table: PictureTable, query: int, key: int) -> tuple[str, str]:
-    """Text and style of a cell: nothing but its sign for a hidden key without a weight."""
+    """Return text and style of a cell; a hidden key without a weight has only its sign."""
     value = table.cells[query][key]
     if value is None:
         return "", "not dim"
@@ -179,7 +177,7 @@ def _cell(picture: Picture, table: PictureTable, query: int, key: int) -> tuple[
 
 
 def _number(value: float, *, signed: bool) -> str:
-    """Three decimals, or two digits and an exponent where these would say too little."""
+    """Format with three decimals, or two digits and an exponent for extreme sizes."""
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
@@ -189,7 +187,7 @@ def _number(value: float, *, signed: bool) -> str:
 
 
 def _shade(value: float, table: PictureTable) -> str:
-    """The colours of a number, the darker the nearer it is to the end of the table's scale."""
+    """Return the colours of a number, the darker the nearer to the end of the table's scale."""
     if not math.isfinite(value):
         return f"not dim {_ODD}"
     if value == 0 or not table.end:

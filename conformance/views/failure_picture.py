@@ -1,6 +1,6 @@
-"""A failure as a picture: weights expected and got, their difference, and the keys that are hidden.
+"""A failure as a picture: weights expected and actual, their difference, hidden keys.
 
-A picture stands in the record at one failure or few of each diagnosis; see
+The record has a picture at one failure or a few of each diagnosis; see
 :class:`conformance.base.record.PictureEntry`.
 """
 
@@ -22,10 +22,10 @@ _AXES: Final = ("queries", "keys")
 
 @dataclass(frozen=True, kw_only=True)
 class PictureTable:
-    """One table of a picture, ``[query][key]``: ``scale`` says of what.
+    """One table of a picture, ``[query][key]``; ``scale`` names its numbers.
 
-    ``weight`` for weights, ``logit`` for their logarithms, ``difference`` for got less expected.
-    ``end`` is the absolute value at which its colours end.
+    ``weight`` for weights, ``logit`` for their logarithms, ``difference`` for actual minus
+    expected. ``end`` is the absolute value at which its colours end.
     """
 
     title: str
@@ -36,16 +36,13 @@ class PictureTable:
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """What a picture shows.
+    """The content of a picture.
 
-    title, text
-        Which weights these are, and the worst of them in a sentence.
-    first, worst
-        The query and the key at which the tables begin, and the place of the worst weight in them.
-    hidden, wrong
-        Keys that a query may not attend; weights that rounding does not explain.
-    tables
-        Weights expected, got and their difference; the same of logits where these are wrong.
+    title, text: the name of the weights, and a sentence on the worst of them.
+    first, worst: the query and key at which the tables begin, and the place of the worst weight in
+        them.
+    hidden, wrong: keys that a query may not attend; weights that rounding does not explain.
+    tables: weights expected, actual and their difference; the same of logits where these are wrong.
     """
 
     title: str
@@ -58,10 +55,11 @@ class Picture:
 
 
 def picture_of(candidate: Record, clause: Record) -> tuple[Picture, Record] | None:
-    """The picture of a failure, and the result whose smallest input it shows.
+    """Return the picture of a failure, and the result with the pictured input.
 
-    That is another result where the mistake has the same name there. None where the record has no
-    picture of it. ``candidate`` and ``clause``, one of its results, are of a completed record.
+    Without an own picture the failure shares the picture of a result with the same mistake. None
+    without a picture in the record. ``candidate`` and ``clause``, a result of the candidate, are of
+    a completed record.
     """
     names = {entry.get("name") for entry in clause["diagnosis"] if is_named(entry)}
     names |= {clause["explained_by"]} if clause.get("explained_by") else set()
@@ -76,7 +74,7 @@ def picture_of(candidate: Record, clause: Record) -> tuple[Picture, Record] | No
 
 
 def is_named(entry: Record) -> bool:
-    """Whether an entry names a mistake: facts about an unknown one are true of one failure."""
+    """Tell whether an entry names a mistake: facts on an unknown one hold for one failure only."""
     return float(entry.get("confidence") or 0) > 0
 
 
@@ -111,7 +109,6 @@ def read_picture(data: Any) -> Picture | None:
 
 
 def _rows(rows: Any) -> list[list[Any]]:
-    """Nested lists; none where a row is no list."""
     fits = isinstance(rows, list) and all(isinstance(row, list) for row in rows)
     return rows if fits else []
 
@@ -127,7 +124,6 @@ def _pair(value: Any) -> tuple[int, int] | None:
 
 
 def _fit(*tables: Sequence[Sequence[Any]]) -> bool:
-    """Whether there are cells, as many in each row of each table."""
     shapes = {(len(rows), *map(len, rows)) for rows in tables}
     (rows, *widths) = shapes.pop()
     return not shapes and rows > 0 and len(set(widths)) == 1 and widths[0] > 0
@@ -158,7 +154,7 @@ def _difference(got: float | None, expected: float | None) -> float | None:
 
 
 def _title(data: Record, axes: Sequence[tuple[str, int, int, int]]) -> str:
-    """``weights of head 1 of 4, where they differ most``, and which part of them is shown."""
+    """Return ``weights of head 1 of 4, where they differ most``, and the part shown."""
     counted = (("batch item", "item", "items"), ("head", "head", "heads"))
     chosen = [
         f"{words} {data.get(one)} of {data[every]}"

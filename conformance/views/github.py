@@ -1,8 +1,8 @@
-"""Annotations of GitHub Actions: workflow commands that its log turns into marks at a line.
+"""Annotations of GitHub Actions: workflow commands shown as marks at lines.
 
-Escaped as https://github.com/actions/toolkit does it: ``%`` and line ends in a message, and colons
-and commas too in a property, so that a candidate's text neither ends nor begins a command.
-The badge of a README is the JSON of https://shields.io/badges/endpoint-badge.
+Escaped like in https://github.com/actions/toolkit: ``%`` and line ends in a message, and colons and
+commas too in a property, so that a candidate's text neither ends nor begins a command. The badge of
+a README is the JSON of https://shields.io/badges/endpoint-badge.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _COLOURS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Annotation:
-    """One mark, at the candidate's line if that is known."""
+    """One mark, at the candidate's line if known."""
 
     level: str
     title: str
@@ -50,7 +50,7 @@ class Annotation:
     line: int | None = None
 
     def command(self) -> str:
-        """The line that GitHub reads."""
+        """Return the command line read by GitHub."""
         line = "" if self.line is None or not self.file else str(self.line)
         properties = ",".join(
             f"{name}={value.translate(_IN_PROPERTIES)}"
@@ -62,7 +62,7 @@ class Annotation:
 
 
 def render_annotations(record: Record) -> str:
-    """The commands, errors first; the last one counts those beyond what GitHub shows."""
+    """Return the commands, errors first; the last one counts those beyond GitHub's limit."""
     every = all_annotations(complete(record))
     shown = [
         annotation
@@ -85,7 +85,7 @@ def _shown(annotations: Sequence[Annotation]) -> Sequence[Annotation]:
 
 
 def all_annotations(record: Record) -> list[Annotation]:
-    """Every mark of a complete record, the first of each candidate before the second of any."""
+    """Return every mark of a complete record, all candidates' first marks before second ones."""
     own = [list(_of_candidate(record, candidate)) for candidate in record["candidates"]]
     rounds = (entry for turn in zip_longest(*own) for entry in turn if entry is not None)
     by_name = {candidate["name"]: candidate for candidate in record["candidates"]}
@@ -104,10 +104,9 @@ def _placed(annotation: Annotation, candidate: Record) -> Annotation:
 
 
 def _of_candidate(record: Record, candidate: Record) -> Iterator[Annotation]:
-    """One mark for each cause, each other clause that is red, and each warning.
+    """Yield marks for causes, for remaining red clauses, and for warnings.
 
-    That of a cause stands at the line that it blames. A clause that failed in several dtypes has
-    one mark.
+    A cause's mark stands at the blamed line. A clause failing in several dtypes has one mark.
     """
     by_name = {str(cause["name"]): cause for cause in wording.causes(candidate)}
     by_subject: dict[tuple[str, str], list[Record]] = {}
@@ -138,7 +137,6 @@ def _level(clause: Record, *, strict: bool) -> str:
 
 
 def _message(clauses: Sequence[Record]) -> str:
-    """The cause and what failed, how to fix it, and the other dtypes in which it failed."""
     first = clauses[0]
     others = list(dict.fromkeys(one["id"] for one in clauses if one["id"] != first["id"]))
     dtypes = [wording.where(one) for one in clauses[1:] if one["id"] == first["id"]]
@@ -168,7 +166,7 @@ def render_badge(record: Record) -> str:
 
 
 def _badge_message(record: Record) -> tuple[str, str]:
-    """The text of the badge, and the word that gives its colour: the worst of all candidates."""
+    """Return the badge's text, and the word that gives its colour: the worst of all candidates."""
     words = [_word(candidate, strict=is_strict(record)) for candidate in record["candidates"]]
     if not words and not is_cut(record):
         return "nothing checked", "inconclusive"
@@ -189,7 +187,7 @@ def _badge_message(record: Record) -> tuple[str, str]:
 
 
 def _word(candidate: Record, *, strict: bool) -> str:
-    """A candidate's verdict; "fails" for a failed SHOULD of a strict run."""
+    """Return a candidate's verdict; "fails" for a failed SHOULD of a strict run."""
     verdict = str(candidate["verdict"])
     if verdict in GREEN and any(
         mark(clause, strict=strict) == "failed" for clause in candidate["clauses"]
@@ -199,7 +197,7 @@ def _word(candidate: Record, *, strict: bool) -> str:
 
 
 def _sentence(word: str, count: int) -> str:
-    """``conforms``, ``3 conform with deviations``."""
+    """Return ``conforms``, ``3 conform with deviations``."""
     if count == 1:
         return word.replace("-", " ")
     if word in GREEN:

@@ -1,10 +1,9 @@
-"""Self-contained pages of a run, of a comparison and of a matrix; they fetch nothing.
+"""Self-contained pages of a run, of a comparison and of a matrix; no requests.
 
-A page is a function of the record alone, with or without the keys that newer records have. It
-reads without its script, too: the script filters, searches and turns light into dark.
-
-How near each clause came to its bound, or how far beyond, stands on a logarithmic axis: an inline
-SVG a line, by template, some 30 bytes a mark, in the colours of the page.
+A page is a function of the record alone, with or without the keys of newer records, and is readable
+without the script, which filters, searches and turns light into dark. The distances of clauses to
+their bounds stand on a logarithmic axis: an inline SVG for each line, by template, about 30 bytes a
+mark, in the colours of the page.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _RIGHT: Final = 94.0
 _ZERO: Final = 2.0
 _INFINITE: Final = 97.5
 _MOST_TICKS: Final = 7
-# Lines that a candidate's plot has when all candidates' would be too many.
+# Lines of a candidate's plot, if all candidates' would be too many.
 _MOST_LINES: Final = 1200
 _FEW_LINES: Final = 20
 # Marks differ in shape, too: circle, square, diamond, triangle.
@@ -74,7 +73,7 @@ class Axis:
 
     @property
     def ticks(self) -> list[tuple[float, int]]:
-        """Places and exponents of the powers of ten that are written out; 0 is among them."""
+        """Return places and exponents of the labelled powers of ten, including 0."""
         step = max(1, math.ceil((self.high - self.low) / _MOST_TICKS))
         shown = [power for power in range(self.low, self.high + 1) if power % step == 0]
         return [(self.at(10.0**power), power) for power in shown]
@@ -82,7 +81,7 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True)
 class MarginMark:
-    """The margin of one result: its shape, its place and its words."""
+    """The margin of one result: its shape, its place and its label."""
 
     shape: int
     at: float
@@ -107,7 +106,7 @@ class Lane:
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """The lanes of one candidate; ``left_out`` counts those that are not drawn."""
+    """The lanes of one candidate; ``left_out`` counts the lanes not drawn."""
 
     candidate: int
     name: str
@@ -117,7 +116,7 @@ class Plot:
 
 
 def axis(record: Record) -> Axis:
-    """One axis for all candidates, so that they can be compared."""
+    """Return one axis for all candidates, to compare them."""
     margins = (clause["margin"] for entry in record["candidates"] for clause in entry["clauses"])
     drawn = [
         math.log10(margin)
@@ -175,7 +174,6 @@ def _with_margin(results: list[Result]) -> list[Result]:
 
 
 def _lane(results: list[Result], scale: Axis, shapes: dict[str, int]) -> Lane:
-    """The line of one clause, with a mark for each of its results."""
     clauses = [clause for _, clause in results]
     marks = []
     for clause in clauses:
@@ -235,8 +233,8 @@ def render_fragment(record: Record) -> str:
     )
 
 
-# Causes that a page opens with: those that fail most of one candidate, of several those that most
-# have; and pictures above failures.
+# Causes at the top of a page, of one candidate the most failing, of several the most common; and
+# pictures above failures.
 MOST_CAUSES: Final = 8
 MOST_CAUSES_OF_SEVERAL: Final = 24
 MOST_PICTURES: Final = 12
@@ -244,9 +242,9 @@ MOST_PICTURES: Final = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A candidate that has a cause: where its failures stand, and the line to blame in it.
+    """A candidate with a cause: the place of the failures, and the blamed line.
 
-    ``site`` is where it lies in its model, for an attention of one.
+    ``site`` is the place in a model, for an attention of a model.
     """
 
     name: str
@@ -257,7 +255,7 @@ class Holder:
 
 @dataclass(frozen=True, kw_only=True)
 class CausesShown:
-    """The causes that a page opens with, each once; ``left_out`` more are not shown there."""
+    """The causes at the top of a page, without repetition; ``left_out`` counts the rest."""
 
     musts: list[dict[str, Any]]
     recommendations: list[dict[str, Any]]
@@ -268,10 +266,10 @@ class CausesShown:
 
 
 def _causes(record: Record, anchors: Anchors) -> CausesShown:
-    """The causes of all candidates, equal ones once, with those that have them.
+    """Return the causes of all candidates, equal causes once, with their candidates.
 
-    What fails a MUST and has a fix comes first: of a whole model the attention to be mended. Of
-    several candidates what most of them have comes first.
+    Causes that fail a MUST and have a fix come first: of a whole model the attention to repair. Of
+    several candidates the most common cause comes first.
     """
     numbers = {id(candidate): at for at, candidate in enumerate(record["candidates"])}
     groups: dict[tuple[bool, str, str], list[tuple[Record, Record]]] = {}
@@ -299,10 +297,10 @@ def _cause_shown(
     *,
     pictured: bool,
 ) -> dict[str, Any]:
-    """One cause with the input and the clauses of its first candidate, and all that have it."""
+    """Return a cause with the first candidate's input and clauses, and all candidates."""
     candidate, cause = group[0]
     number = numbers[id(candidate)]
-    # Of several dtypes the first that has details: a clause may fail in one of them alone.
+    # The first dtype with details: a clause may fail in one of them alone.
     details = {
         slug: next((anchor for anchor, _ in own if anchor), "")
         for slug, own in by_slug(anchored(candidate, number, anchors)).items()
@@ -334,23 +332,19 @@ def of_candidate(number: int) -> str:
     return f"of-{number + 1}"
 
 
-# Failures of an attention that its line in the column of a model leads to.
+# Failures linked from an attention's line in the column of a model.
 _MOST_LINKS: Final = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class SiteLine:
-    """One attention in the column of its model.
+    """One attention in the column of a model.
 
-    verdict
-        That of the candidate that stands for it, "" where none was judged.
-    judged_as
-        The index of the attention that was judged in its place, None where it was judged itself.
-    links
-        Slugs and anchors of its failures, and of those of the model that blame it; ``left_out``
-        more of them are not linked.
-    first
-        Whether it is the first of its model that is wrong.
+    verdict: the verdict of the candidate standing for the attention, "" if not judged.
+    judged_as: the index of the attention judged instead, None if judged itself.
+    links: slugs and anchors of the attention's failures, and of the model's failures blaming it;
+        ``left_out`` counts failures without a link.
+    first: whether it is the first wrong attention of the model.
     """
 
     index: int
@@ -364,7 +358,7 @@ class SiteLine:
 
     @property
     def wrong(self) -> bool:
-        """Whether it fails itself, or the model's failures blame it."""
+        """Whether the attention fails, or is blamed by the model's failures."""
         return bool(self.links)
 
 
@@ -387,7 +381,7 @@ def columns(record: Record, anchors: Anchors) -> list[tuple[str, list[SiteLine]]
 
 
 def _model_of(candidate: Record) -> str:
-    """The target of the model that an attention was taken out of, else ""."""
+    """Return the target of the model an attention was cut out of, else ""."""
     return str(candidate["target"]).rpartition("#")[0] if candidate.get("site") else ""
 
 
@@ -397,7 +391,7 @@ def _site_line(
     parts: list[tuple[int, Record]],
     anchors: Anchors,
 ) -> SiteLine:
-    """The line of one attention, with the candidate among ``parts`` that stands for it."""
+    """Return the line of one attention, with the standing candidate among ``parts``."""
     index = entry["index"]
     alike = {index, *(entry.get("same_as") or ())}
     own = next(((at, one) for at, one in parts if one["site"]["index"] in alike), None)
@@ -422,7 +416,6 @@ def _site_line(
 
 
 def _failures(candidate: tuple[int, Record], anchors: Anchors) -> list[tuple[str, str, Record]]:
-    """The MUST clauses that a candidate fails, each with the anchor of its details."""
     number, entry = candidate
     return [
         (str(clause["id"]), anchor, clause)
@@ -436,7 +429,6 @@ def _failed(candidate: tuple[int, Record], anchors: Anchors) -> list[tuple[str, 
 
 
 def _picture_of(candidate: Record, number: int, cause: Record) -> html_failures.ShownPicture | None:
-    """The picture of the failure that a cause shows."""
     failure = wording.failure_of(candidate, cause)
     every = enumerate(candidate["clauses"])
     place = next((at for at, clause in every if clause is failure), None)
@@ -444,7 +436,6 @@ def _picture_of(candidate: Record, number: int, cause: Record) -> html_failures.
 
 
 def _header(record: Record) -> dict[str, Any]:
-    """What stands above and below everything else: the verdicts, and the facts of the run."""
     summaries = [_summary(candidate) for candidate in record["candidates"]]
     total, tool = whole(record), record["tool"]
     values = {
@@ -484,7 +475,6 @@ _WORST_FIRST: Final = ("fail", "error", "untestable", "pass")
 def _by_verdict(
     candidates: Sequence[Record], summaries: Sequence[Record]
 ) -> list[tuple[int, Record, Record]]:
-    """The candidates with their numbers and summaries, those that fail first."""
     every = zip(range(len(candidates)), candidates, summaries, strict=True)
     return sorted(
         every, key=lambda one: _WORST_FIRST.index(html_words.verdict(one[1]["verdict"])[0])
@@ -492,7 +482,6 @@ def _by_verdict(
 
 
 def _summary(candidate: Record) -> dict[str, Any]:
-    """How often a candidate's clauses had which outcome, and its worst margin below the bound."""
     kinds = [kind(clause) for clause in wording.worst_results(candidate["clauses"])]
     passed = [clause for clause in candidate["clauses"] if clause["status"] == "passed"]
     largest = worst(clause["margin"] for clause in passed)
@@ -504,7 +493,7 @@ def _summary(candidate: Record) -> dict[str, Any]:
     }
 
 
-# Candidates whose differences a page spells out and plots; of more it has signs and numbers only.
+# Candidates whose differences a page spells out and plots; with more it has only signs and numbers.
 MOST_DETAILED: Final = 6
 
 
@@ -540,9 +529,9 @@ _LONGEST_REASON: Final = 200
 
 
 def render_teeth(record: Record) -> str:
-    """The page of the matrix of clauses and mistakes; every text of the record is escaped.
+    """Return the page of the matrix of clauses and mistakes; every text is escaped.
 
-    Clauses that were run for none of its rows have no column.
+    Clauses run for none of its rows have no column.
     """
     rows = [*record["mistakes"], *record["correct"]]
     empty = [

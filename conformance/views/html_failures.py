@@ -32,7 +32,7 @@ _MASKS: Final = ("keep", "drop", "keep_int", "bias")
 
 @dataclass(frozen=True, kw_only=True)
 class ShownCall:
-    """One call: its code, the arguments that the call before did not have, and its answer."""
+    """One call: its code, its new arguments, and its answer."""
 
     title: str
     arguments: list[Heat]
@@ -76,7 +76,7 @@ def _arguments(arguments: Record) -> Iterator[Heat]:
 
 
 def _weights(data: Record, call: Record, before: Record | None) -> Iterator[Heat]:
-    """The weights of the layer that is called, where the call before had others."""
+    """Yield the weights of the called layer, if the call before had different ones."""
     own, earlier = (_weights_of(made, data.get("layers") or []) for made in (call, before or {}))
     if before is None or own != earlier:
         for role, matrix in (own or {}).items():
@@ -90,7 +90,7 @@ def _weights_of(call: Record, layers: list[Any]) -> Any:
 
 
 def _answer(call: Record) -> Iterator[Heat]:
-    """The answer to one of several calls; the comparison shows that of a single call."""
+    """Yield the answer to one of several calls; the comparison shows a single call's."""
     for name, title in (("output", "answer"), ("right", "the right answer")):
         value = call.get(name)
         if counterexample.is_table(value):
@@ -98,7 +98,7 @@ def _answer(call: Record) -> Iterator[Heat]:
 
 
 def _heat(title: str, data: Record, axes: Mapping[int, tuple[str, ...]]) -> Heat:
-    """A tensor as a table, or its shape if its values are not in the record."""
+    """Return a tensor as a table, or only the shape without recorded values."""
     shown = heat(title, data, axes=axes.get(len(data["shape"]), ()))
     if shown is not None:
         return shown
@@ -134,10 +134,10 @@ def compared(data: Record, measured: Record) -> list[Heat]:
 
 
 def attention(data: Record, measured: Record) -> list[Heat]:
-    """Expected and got attention weights of each call that has them.
+    """Return expected and actual attention weights of the calls that have them.
 
-    Empty where the weights themselves were compared. The weights that the candidate got are those
-    it returned, else those that its answers imply.
+    Empty where the weights themselves were compared. The actual weights are returned by the
+    candidate, or else derived from answers.
     """
     if "key" in measured:
         return []
@@ -169,11 +169,11 @@ _REASONS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class ShownPicture:
-    """The picture of a failure: its tables, of weights and of logits, and what they show.
+    """The picture of a failure: tables of weights and of logits, with their explanation.
 
-    ``sentence`` names the mistake, "" for one without a name. ``hides`` says whether keys are
-    hidden, ``agrees`` whether some weights are right. Where the picture is that of another result
-    of the same mistake, ``slug`` is its clause; ``anchor`` is where the details of that result are.
+    ``sentence`` names the mistake, "" without a name. ``hides``: keys are hidden; ``agrees``: a
+    part of the weights is right. For a picture of another result with this mistake, ``slug`` is the
+    result's clause; ``anchor`` leads to the result's details.
     """
 
     title: str
@@ -263,7 +263,7 @@ def failure(record: Record, place: Place, anchor: str) -> Failure:
 
 
 def _sure(clause: Record) -> list[Record]:
-    """The entries of a diagnosis that name a mistake."""
+    """Return the entries of a diagnosis that name a mistake."""
     return [entry for entry in clause["diagnosis"] if is_named(entry)]
 
 
@@ -292,13 +292,12 @@ def shown_picture(candidate: Record, place: Place) -> ShownPicture | None:
 
 
 def _shows_all(picture: ShownPicture, weights: list[Heat]) -> bool:
-    """Whether a picture shows the weights of the one call, item and head that there are."""
+    """Tell whether a picture shows all weights: those of one call, item and head."""
     one_of_each = all(len(heat.grids) == 1 for heat in weights)
     return not picture.slug and one_of_each and len(weights) == len(("expected", "got"))
 
 
 def _pairs(clause: Record, data: Record) -> Iterator[tuple[str, Any]]:
-    """Label and text of all details that are sentences."""
     violation = clause["violation"] or {}
     message = str(violation.get("message") or "")
     yield "requires", clause["requirement"]
@@ -309,7 +308,7 @@ def _pairs(clause: Record, data: Record) -> Iterator[tuple[str, Any]]:
     yield from wording.diagnosis(clause["diagnosis"])
     yield "blame", (clause["blame"] or {}).get("text", "")
     yield "measured", _measured(violation.get("measured") or {})
-    # What was expected and what came, unless the message or a tensor shows it.
+    # The expected and actual values, unless the message or a tensor shows them.
     for name in ("expected", "got"):
         value = violation.get(name)
         if isinstance(value, (str, list)) and value and value not in NOT_FINITE:
@@ -324,7 +323,7 @@ def _cut(text: Any) -> str:
 
 
 def _measured(measured: Record) -> str:
-    """Error over bound, and the largest shares of the bound."""
+    """Return error over bound, and the largest shares of the bound."""
     if "margin" not in measured:
         return ""
     margin = wording.margin(measured["margin"])
@@ -339,7 +338,7 @@ def _measured(measured: Record) -> str:
 
 # Bytes of a whole page, with something to spare below two megabytes.
 LARGEST_PAGE: Final = 1_900_000
-# What failures may have in any case, and the part of it for those with all their tensors.
+# Bytes always available to failures, and the share of those with all their tensors.
 _LEAST: Final = 300_000
 _SHARE_IN_FULL: Final = 0.75
 
@@ -358,10 +357,10 @@ NOTHING: Final = FailurePieces(pieces={}, anchors=frozenset(), left_out=[])
 
 @dataclass(kw_only=True)
 class _Room:
-    """The bytes that are left, and how many failures had to be shortened.
+    """The bytes left on the page, and the number of shortened failures.
 
-    ``ways`` says how the next failure may be shown, in full first. A way for which there was no
-    room is dropped for all that follow, so that the most urgent failures are on the page.
+    ``ways``: the ways to show the next failure, in full first. A way without enough room is dropped
+    for all later failures, so that the most urgent failures are on the page.
     """
 
     total: int
@@ -371,7 +370,6 @@ class _Room:
     pieces: dict[Place, str] = field(default_factory=dict)
 
     def add(self, details: Failure) -> None:
-        """Show a failure in as many words as there is room for."""
         for full in self.ways:
             piece = rendered(
                 "failure.html.jinja", failure=details, full=full, shown=[*map(_anchor, self.pieces)]

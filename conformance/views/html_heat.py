@@ -1,6 +1,6 @@
-"""Tensors as tables whose cells are coloured: what was expected, what came, error over bound.
+"""Tensors as tables of coloured cells: expected, actual, error over bound.
 
-Every cell holds its number, so that colour only helps: a heat map is a table that anybody can read.
+Every cell holds its number, so colour only helps: a heat map is a readable table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .failure_picture import Picture, PictureTable
 from .html_words import number
 
 WEIGHT_AXES: Final = ("batch", "head", "query", "key")
-# The upper ends of the steps of error over bound; what is beyond the last has a class of its own.
+# Upper ends of the steps of error over bound; beyond the last there is one more class.
 RATIOS: Final = (0.01, 0.1, 0.5, 1.0, 10.0, 1e3)
 # Colours on either side of zero, and of weights from 0 to 1.
 SHADES: Final = 4
@@ -39,7 +39,7 @@ Style = Callable[[Any], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """One matrix of a tensor: its place among the others, and rows of cells (text, classes).
+    """One matrix of a tensor: its place in the tensor, and rows of cells (text, classes).
 
     ``first`` are the indices of its first row and column.
     """
@@ -53,9 +53,9 @@ class Grid:
 
 @dataclass(frozen=True, kw_only=True)
 class Heat:
-    """A tensor as matrices, below a title and a note on its colours and on what is left out.
+    """A tensor as matrices, with a title and a note on colours and omissions.
 
-    ``scale`` names the colours: ``ratio``, ``signed``, ``weight``, ``values`` or that of a picture.
+    ``scale`` names the colours: ``ratio``, ``signed``, ``weight``, ``values`` or a picture's scale.
     """
 
     title: str
@@ -111,7 +111,7 @@ def _grids(
 
 
 def text(element: Any, digits: int) -> str:
-    """An element with few enough digits for a cell; "" where there is none."""
+    """Return an element with few enough digits for a cell; "" for None."""
     if element is None:
         return ""
     if isinstance(element, (bool, str)):
@@ -132,13 +132,12 @@ def _styles(scale: str, largest: float) -> Style:
 
 
 def _is_odd(element: Any) -> bool:
-    """Whether an element is no finite number."""
     value = number(element)
     return not isinstance(element, bool) and (value is None or not math.isfinite(value))
 
 
 def _shade(element: Any, largest: float) -> str:
-    """``p1`` to ``p4`` above zero, ``n1`` to ``n4`` below, ``x`` for what is not finite."""
+    """Return ``p1`` to ``p4`` above zero, ``n1`` to ``n4`` below, ``x`` if not finite."""
     if _is_odd(element):
         return "x"
     value = float(element)
@@ -157,9 +156,9 @@ def ratio_class(element: Any) -> str:
 
 
 def ratios(got: Any, expected: Any, bound: Any, judged: Any) -> Record | None:
-    """Error over bound of every element, None where it is not judged, as a tensor of the record.
+    """Return error over bound of every element as a tensor of the record, None if not judged.
 
-    An element that is finite on one side only is infinitely far off. None where the shapes differ.
+    An element finite on one side only is infinitely far off. None where the shapes differ.
     """
     if not all(map(counterexample.is_shown, (got, expected, bound))):
         return None
@@ -199,7 +198,7 @@ def largest_of(*tables: Any) -> float:
     return max(values, default=0.0)
 
 
-# What a cell of a difference shows that rounding explains.
+# A cell of a difference explained by rounding.
 SAME: Final = "="
 
 
@@ -225,7 +224,6 @@ def _picture_grid(picture: Picture, table: PictureTable) -> Grid:
 def _picture_cell(
     table: PictureTable, element: float | None, *, is_hidden: bool, is_wrong: bool
 ) -> tuple[str, str]:
-    """Text and classes of a cell."""
     hatch = "hid" if is_hidden else ""
     if element is None:
         return "", hatch

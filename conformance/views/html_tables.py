@@ -1,6 +1,6 @@
 """The tables of a page: candidates by clauses, the rows of all results, and reasons.
 
-The matrix has one sign in each cell: the worst of a clause's results in all dtypes.
+A cell of the matrix has one sign: a clause's worst result of all dtypes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Matrix:
 
 
 def matrix(record: Record, anchors: Anchors) -> Matrix:
-    """The matrix of a run; a single candidate has a column for each of its dtypes."""
+    """Return the matrix of a run; a single candidate has a column for each dtype."""
     candidates = record["candidates"]
     results = [anchored(entry, number, anchors) for number, entry in enumerate(candidates)]
     if len(candidates) == 1:
@@ -98,7 +98,7 @@ def _cell(results: Sequence[Result]) -> Cell:
     return Cell(kind=kind, label=label, anchor=anchor)
 
 
-# More rows than a browser filters without a pause; failures come first, the matrix has them all.
+# More rows would make a browser's filter slow; failures come first, the matrix has all.
 MOST_ROWS: Final = 2500
 _LONGEST_REASON: Final = 240
 
@@ -124,14 +124,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownRows:
-    """The rows that are shown, and a sentence on those that are left out."""
+    """The shown rows, and a sentence on the rows left out."""
 
     shown: list[Row]
     left_out: str
 
 
 def rows(record: Record, anchors: Anchors) -> ShownRows:
-    """The rows of every candidate; of too many only those that neither passed nor are n/a."""
+    """Return the rows of every candidate; of too many only those neither passed nor n/a."""
     every = [
         row
         for number, candidate in enumerate(record["candidates"])
@@ -182,7 +182,7 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def by_candidate(shown: Sequence[Row]) -> list[tuple[int, list[Row]]]:
-    """The rows of each candidate that has some, with its number."""
+    """Group the rows by candidate number."""
     return [(number, list(own)) for number, own in groupby(shown, key=lambda row: row.candidate)]
 
 
@@ -248,12 +248,12 @@ class Group:
 
 
 def groups(record: Record) -> list[Group]:
-    """The groups that have something in them."""
+    """Return the groups that are not empty."""
     return [group for status, title in _GROUPS if (group := _group(record, status, title)).notes]
 
 
 def _group(record: Record, status: str, title: str) -> Group:
-    """Clauses by reason; candidates that have the same reason for the same clauses are one note."""
+    """Group clauses by reason; candidates with equal reasons and clauses share a note."""
     by_reason: dict[tuple[int, str], list[Record]] = {}
     for number, candidate in enumerate(record["candidates"]):
         for clause in candidate["clauses"]:

@@ -1,8 +1,8 @@
-"""What pages share: the completed record, how its statuses look, and the templates.
+"""The common parts of pages: the completed record, looks of statuses, and templates.
 
-Everything of a record is escaped, and nothing is fetched from anywhere. A page carries its own
-style and script. Its content security policy allows that one script, by its hash, and no request
-at all: even a text that got through the escaping could neither run nor load.
+Every text of a record is escaped, and nothing is fetched from anywhere. A page carries its own
+style and script. The content security policy allows this script alone, by its hash, and no request
+at all: even a text that escaped the escaping could neither run nor load.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def filled(defaults: Record, values: Any) -> dict[str, Any]:
 
 
 def number(value: Any) -> float | None:
-    """A number of a record, where ``"inf"`` and ``"nan"`` are texts; None for anything else."""
+    """Return a number of a record, ``"inf"`` and ``"nan"`` included; None for other values."""
     if isinstance(value, bool) or value is None:
         return None
     try:
@@ -67,13 +67,13 @@ def number(value: Any) -> float | None:
 
 
 def worst(margins: Iterable[float | None]) -> float | None:
-    """The largest margin, NaN being the worst; None where there is none."""
+    """Return the largest margin, NaN being the worst; None without margins."""
     every = [value for value in margins if value is not None]
     return max(every, key=lambda value: math.inf if math.isnan(value) else value) if every else None
 
 
 def anchored(candidate: Record, number: int, anchors: Anchors) -> list[Result]:
-    """The results of a candidate, each with the anchor of its details or ""."""
+    """Return the results of a candidate, with the anchors of their details or ""."""
     clauses = enumerate(candidate["clauses"])
     return [(anchors.get((number, place), ""), clause) for place, clause in clauses]
 
@@ -98,7 +98,7 @@ KINDS: Final[Mapping[str, tuple[str, str]]] = {
     "na": ("-", "not applicable"),
     "absent": ("", "not part of the run"),
 }
-# What is counted of a candidate, in the order of the columns.
+# The counts of a candidate, in the order of the columns.
 LABELS: Final[Mapping[str, str]] = {
     "pass": "passed",
     "fail": "failed",
@@ -109,7 +109,7 @@ LABELS: Final[Mapping[str, str]] = {
     "error": "error",
     "na": "n/a",
 }
-# From the worst: what a cell shows that stands for several results.
+# From the worst: the sign of a cell standing for several results.
 WORST_FIRST: Final = tuple(
     "error fail unexpected untestable should expected pass na absent".split()
 )
@@ -132,14 +132,14 @@ _VERDICTS: Final = {
 
 
 def kind(clause: Record) -> str:
-    """The class of a result: its status, and of a failure whether it is one of a MUST."""
+    """Return the class of a result: its status, distinguishing failures of a MUST."""
     if clause["status"] == "failed":
         return "fail" if clause["level"] == "MUST" else "should"
     return _BY_STATUS.get(clause["status"], "untestable")
 
 
 def worst_kind(results: Iterable[Record]) -> str:
-    """The worst class of some results."""
+    """Return the worst class of the results."""
     kinds = set(map(kind, results))
     return next(name for name in WORST_FIRST if name in kinds)
 
@@ -169,12 +169,12 @@ def short(text: str, most: int) -> str:
     return f"{text[:most]}… ({len(text) - most:,} more characters in the record)"
 
 
-# Behind these a name may be broken: a browser breaks none of them by itself.
+# Where names may be broken: browsers break after none of these.
 _JOINT: Final = re.compile(r"(?<=[_./:])(?=\w)")
 
 
 def joints(text: str, whole: int = 0) -> list[str]:
-    """The pieces of a text between which its names may be broken, and not inside of words.
+    """Split a text where its names may be broken, not inside words.
 
     Names of at most ``whole`` characters are left whole.
     """
@@ -183,13 +183,13 @@ def joints(text: str, whole: int = 0) -> list[str]:
 
 
 def duration(value: float | None) -> str:
-    """A duration in words; "" where it is not known."""
+    """Return a duration in words; "" if unknown."""
     return wording.seconds(value) if value else ""
 
 
 @functools.cache
 def environment() -> jinja2.Environment:
-    """The templates with the filters and globals that they use."""
+    """Return the environment of the templates, with filters and globals."""
     import jinja2  # noqa: PLC0415 (a terminal needs no templates)
 
     made = jinja2.Environment(
@@ -231,5 +231,5 @@ def resource(name: str) -> str:
 
 
 def rendered(name: str, **data: Any) -> str:
-    """A template with its data."""
+    """Render a template with its data."""
     return environment().get_template(name).render(**data)

@@ -1,9 +1,9 @@
 """JUnit XML: a suite for each candidate, a test case for each clause, dtype and device.
 
-Written so that both published schemas hold: that of Jenkins' xUnit plugin and the older one of
-Apache Ant. That is why the facts are properties of the suite, and what failed is the text of
-the failure: neither schema lets a test case have properties or a file. XML knows no control
-characters; :func:`conformance.views.complete.complete` has made them printable.
+Both published schemas hold: Jenkins' xUnit plugin's and the older one of Apache Ant. The facts are
+therefore properties of the suite, and the failure's text holds all details: neither schema lets a
+test case have properties or a file. XML knows no control characters;
+:func:`conformance.views.complete.complete` has made them printable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SECONDS: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 
 
 def render_junit(record: Record) -> str:
-    """The record as one XML document."""
+    """Render the record as one XML document."""
     record = complete(record)
     every, candidates = problems(record), record["candidates"]
     root = ET.Element("testsuites")
@@ -34,7 +34,7 @@ def render_junit(record: Record) -> str:
         cases += [_problem_case(name, problem) for problem in every if problem.candidate == name]
         properties = _properties(record, candidate)
         root.append(_suite(record, len(root), name, properties, cases, candidate["seconds"]))
-    # What concerns no single candidate has a suite of its own.
+    # Problems of no single candidate have a suite of their own.
     if rest := [_problem_case("run", problem) for problem in every if not problem.candidate]:
         root.append(_suite(record, len(root), "run", _facts(record), rest, 0.0))
     ET.indent(root)
@@ -68,7 +68,6 @@ def _suite(
 
 
 def _facts(record: Record) -> Properties:
-    """The properties of the run."""
     tool = record["tool"]
     return [
         ("version", str(tool.get("version", "unknown"))),
@@ -80,7 +79,6 @@ def _facts(record: Record) -> Properties:
 
 
 def _properties(record: Record, candidate: Record) -> Properties:
-    """The properties of a candidate, with the level and status of each of its cases."""
     location = candidate.get("location") or {}
     return [
         ("verdict", candidate["verdict"]),
@@ -99,7 +97,6 @@ def _properties(record: Record, candidate: Record) -> Properties:
 
 
 def _lines(candidate: Record) -> Properties:
-    """The lines that causes blame, each with the name of its mistake."""
     said = [(cause, wording.said_line(cause)) for cause in wording.causes(candidate)]
     return [("line", f"{cause['name']}: {line}") for cause, line in said if line]
 
@@ -137,5 +134,5 @@ def _problem_case(owner: str, problem: RunProblem) -> ET.Element:
 
 
 def _time(seconds: Any) -> str:
-    """Seconds with three decimals, as both schemas have them."""
+    """Return seconds with three decimals, as in both schemas."""
     return f"{max(float(seconds), 0.0):.3f}"

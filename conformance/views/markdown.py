@@ -12,11 +12,11 @@ from .complete import Record, complete, notes
 from .verdict_marks import case_id, is_strict, mark, problems, replay_command, told, whole
 from .wording import count, shown_columns, worst_margin
 
-# What markdown gives a meaning anywhere in a line, the pipe of tables and the dollar of formulas.
+# Characters special anywhere in a line of Markdown, the pipe of tables and the dollar of formulas.
 _SPECIAL: Final = re.compile(r"([\\`*_\[\]|~$])")
 _ENTITIES: Final = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-# GitHub links these after it has read the markdown, so that no backslash helps: a space without
-# width takes their meaning away. Mentions, addresses, issues, and emoji by name.
+# GitHub links these after reading the Markdown, so that no backslash helps: a space of zero width
+# does. Mentions, addresses, issues, and emoji by name.
 _BREAK: Final = "&#8203;"
 _LINKED: Final = re.compile(
     r"(@)(?=\w)|(:)(?=//)|\b(www)(?=\.)|(#)(?=\d)|\b(GH)(?=-\d)|(:)(?=[\w+-]+:)", re.IGNORECASE
@@ -25,7 +25,7 @@ _MARK: Final = "\ue000"
 
 
 def escaped(text: object) -> str:
-    """A text that is shown as it is, on one line, also inside a table."""
+    """Escape a text for one line of Markdown, also inside a table."""
     safe = _SPECIAL.sub(r"\\\1", _plain(text))
     return _at_the_start(safe).replace(_MARK, _BREAK)
 
@@ -36,19 +36,19 @@ def in_html(text: object) -> str:
 
 
 def _plain(text: object) -> str:
-    """One line without HTML, marked where GitHub would link it."""
+    """Return one line without HTML, marked where GitHub would link it."""
     line = " ".join(str(text).replace(_MARK, "").split())
     broken = _LINKED.sub(lambda match: f"{match[0]}{_MARK}", line)
     return re.sub(r"[&<>]", lambda match: _ENTITIES[match[0]], broken)
 
 
 def _at_the_start(line: str) -> str:
-    """A line that starts no list, no heading and no rule."""
+    """Escape a line's start: no list, heading or rule."""
     return re.sub(r"^(\d*)([-+=#.)])", r"\1\\\2", line)
 
 
 def code(text: object, *, in_table: bool = False) -> str:
-    """A text in code type on one line, whatever backticks it has, and pipes where in a table."""
+    """Return a text in code type on one line, with any backticks, and pipes in a table."""
     line = " ".join(str(text).split())
     if not line:
         return ""
@@ -59,19 +59,19 @@ def code(text: object, *, in_table: bool = False) -> str:
 
 
 def code_block(lines: list[str]) -> str:
-    """Lines as they are, in a block whose fence is longer than any in them."""
+    """Return lines verbatim, in a block with a longer fence than any in the lines."""
     text = "\n".join(lines)
     fence = _fence(text, 3)
     return f"{fence}text\n{text}\n{fence}"
 
 
 def _fence(text: str, least: int) -> str:
-    """More backticks than any run of them in a text."""
+    """Return more backticks than any run of them in a text."""
     return "`" * max([least, *(len(run) + 1 for run in re.findall("`+", text))])
 
 
 def row(*cells: str) -> str:
-    """One row of a table, of cells that are escaped already."""
+    """Return one row of a table, of escaped cells."""
     return f"| {' | '.join(cells)} |"
 
 
@@ -108,7 +108,7 @@ def render_markdown(record: Record, limit: int = COMMENT_LIMIT) -> str:
 
 
 def _fitted(blocks: Sequence[str], limit: int) -> str:
-    """The blocks in their order; those that do not fit are left out and counted."""
+    """Return the blocks in order within the limit; the rest is counted."""
     note = "_{} of {} parts were left out here, to stay below {:,} bytes: the JSON record has all._"
     room = limit - len(note) - 40
     kept = []
@@ -135,7 +135,6 @@ def _title(record: Record) -> str:
 
 
 def _overview(record: Record) -> str:
-    """One row for each candidate."""
     candidates = record["candidates"]
     columns = shown_columns(candidates)
     rows = []
@@ -163,7 +162,6 @@ def _more(number: int, what: str) -> str:
 
 
 def _problems(record: Record) -> list[str]:
-    """What is red without being a result of a clause."""
     lines = [
         f"- ❌ {code(problem.id)} {_cell(problem.candidate)} {_cell(problem.message)}"
         for problem in problems(record)[:_ROWS]
@@ -177,7 +175,6 @@ def _needs_words(candidate: Record, clauses: list[Record]) -> bool:
 
 
 def _section(candidate: Record, clauses: list[Record]) -> str:
-    """A candidate's verdict, and a table of the clauses that need a word."""
     parts = [
         f"### {_cell(candidate['name'])}: {escaped(candidate['verdict'])}",
         f"{_cell(wording.verdict_reason(candidate))} ({code(candidate['target'])})",
@@ -189,7 +186,7 @@ def _section(candidate: Record, clauses: list[Record]) -> str:
     parts += map(_cause, causes[:_CAUSES])
     listed = [clause for clause in clauses if clause["status"] in _TABULATED]
     if listed:
-        # What is tolerated comes behind what is not: of very many rows the first are shown.
+        # Tolerated results come last: of very many rows the first are shown.
         listed.sort(key=lambda one: (_TABULATED.index(one["status"]), one["level"] != "MUST"))
         head = ("clause", "level", "dtype", "status", "found", "diagnosis")
         rows = map(_clause_row, listed[:_ROWS])
@@ -198,7 +195,6 @@ def _section(candidate: Record, clauses: list[Record]) -> str:
 
 
 def _cause(cause: Record) -> str:
-    """A cause with its fix, its smallest input and what it explains."""
     slugs = ", ".join(map(code, cause["clauses"][:_ROWS]))
     smallest = wording.counterexample(cause.get("counterexample") or {})
     lines = [
@@ -225,7 +221,7 @@ def _clause_row(clause: Record) -> str:
 
 
 def _all_details(record: Record) -> Iterator[str]:
-    """Each failure in full, to be folded out; those that redden the run first."""
+    """Yield each failure in full, to be folded out; those that redden the run first."""
     strict = is_strict(record)
     failed = [
         (candidate, clause)
@@ -239,7 +235,6 @@ def _all_details(record: Record) -> Iterator[str]:
 
 
 def _details(candidate: Record, clause: Record) -> str:
-    """One failure: the requirement, what failed, the smallest problem, how to replay it."""
     lines = [f"{label + ':':<11}{text}" for label, text in wording.explanation(clause)]
     if clause["counterexample"]:
         lines.append(f"{'replay:':<11}{replay_command(candidate, clause)}")
@@ -253,6 +248,5 @@ def _details(candidate: Record, clause: Record) -> str:
 
 
 def _cell(text: object) -> str:
-    """A text for a table: escaped, and no longer than a person reads there."""
     line = " ".join(str(text)[: 4 * _CELL].split())
     return escaped(line if len(line) <= _CELL else f"{line[: _CELL - 1]}…")

@@ -19,11 +19,11 @@ _LOG_WIDTH: Final = 100  # of what is no terminal, and is read like one
 
 
 def write(parts: Iterable[Any], file: IO[str], *, plain: bool = False) -> None:
-    """Print the parts: at a terminal's width and in its colours, else as plain text.
+    """Print the parts: at a terminal's width and in colours, else as plain text.
 
-    A file that is no terminal gets every line whole, since a log is searched, unless COLUMNS sets
-    a width. FORCE_COLOR gives it colours all the same; NO_COLOR, TERM=dumb and ``plain`` mean no
-    control sequence at all, bold type included.
+    A file that is no terminal gets every line whole, since logs are searched, unless COLUMNS sets a
+    width. FORCE_COLOR enforces colours; NO_COLOR, TERM=dumb and ``plain`` mean no control sequence
+    at all, bold type included.
     """
     console = _console(file, plain=plain)
     if width_of_terminal(file) is not None and not plain:
@@ -37,7 +37,7 @@ def write(parts: Iterable[Any], file: IO[str], *, plain: bool = False) -> None:
 
 
 def _console(file: IO[str], *, plain: bool) -> Console:
-    # With sizes, else rich reads those of the environment itself, whatever they are.
+    # With sizes given, since rich reads the environment's otherwise.
     default = Console(file=file, width=DEFAULT_WIDTH, height=_ANY_HEIGHT)
     unstyled = plain or default.no_color or default.is_dumb_terminal or not default.is_terminal
     width = None if plain else chosen_columns() or width_of_terminal(file)
@@ -62,10 +62,10 @@ Row = tuple[Sequence[str | Text], Iterable[Any]]
 
 
 class Fitting:
-    """A table where it has the width it needs, else its rows below each other.
+    """A table if the width suffices, else the rows below one another.
 
-    A squeezed table cuts or breaks slugs, so that they cannot be copied. A table needs its natural
-    width, or ``least`` where one of its columns may be wrapped.
+    A squeezed table cuts or breaks slugs, which then cannot be copied. A table needs its natural
+    width, or ``least`` where a column may be wrapped.
     """
 
     def __init__(self, table: Table, rows: Iterable[Any], least: int | None = None) -> None:
@@ -74,7 +74,7 @@ class Fitting:
         self.least = least
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """What rich prints for it."""
+        """Yield the table or the rows for rich."""
         unlimited = options.update_width(_PIPE_WIDTH)
         natural = Measurement.get(console, unlimited, self.table).maximum
         if min(natural, self.least or natural) <= options.max_width:
@@ -88,7 +88,7 @@ def fitting(
     rows: Iterable[Row],
     least: int | None = None,
 ) -> Fitting:
-    """A table of rows, each given as its cells and as the lines that replace them if squeezed."""
+    """Make a table of rows, given as cells and as the lines replacing a squeezed row."""
     table = Table(*columns, box=None, pad_edge=False)
     below: list[Any] = []
     for cells, lines in rows:

@@ -1,7 +1,7 @@
 """SARIF 2.1.0: the clauses are the rules, failures are results at the candidate's line.
 
-What passed is no result: services show every result as a finding. A failure of the harness and
-what a run did not do are notifications of the invocation, for they are no findings in the code.
+A passed clause is no result: services show every result as a finding. A failure of the harness and
+omissions of a run are notifications of the invocation, for they are no findings in the code.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Data = dict[str, Any]
 SCHEMA: Final = "https://json.schemastore.org/sarif-2.1.0.json"
 FINGERPRINT: Final = "attentionConformance/v1"
 LEVELS: Final = {"MUST": "error", "SHOULD": "warning", "MAY": "note"}
-# How GitHub's code scanning calls the severities of rules that are no matter of security.
+# GitHub code scanning's names of severities of rules unrelated to security.
 _SEVERITIES: Final = {"MUST": "error", "SHOULD": "warning", "MAY": "recommendation"}
-# Rules that are no clauses: what makes a run red although no clause says so.
+# Rules that are no clauses: problems that make a run red without a failing clause.
 _OF_RUNS: Final = {
     "expectation.stale": "Every expected failure is answered by a failure.",
     "verdict": "A verdict rests on clauses that ran.",
@@ -33,7 +33,7 @@ _OF_RUNS: Final = {
     "run.empty": "A run checks something.",
     "run.limit": "A run ends all its clauses within its limit of time.",
 }
-# These are no findings in a candidate's code: they become notifications of the invocation.
+# No findings in a candidate's code: notifications of the invocation.
 _NOTIFIED: Final = ("run.interrupted", "run.empty", "run.limit")
 _ROOT: Final = "%SRCROOT%"
 _RESULTS: Final = ("failed", "untestable", "unexpected-pass", "expected-failure")
@@ -47,7 +47,7 @@ _LOGICAL: Final = {
 
 
 def render_sarif(record: Record) -> str:
-    """The record as one JSON document with one run."""
+    """Render the record as one JSON document with one run."""
     record = complete(record)
     every = problems(record)
     rules = rules_of(record, every)
@@ -89,20 +89,18 @@ def render_sarif(record: Record) -> str:
 
 
 def _clauses(record: Record) -> Iterator[tuple[Record, Record]]:
-    """Every candidate with each of its clauses."""
     for candidate in record["candidates"]:
         for clause in candidate["clauses"]:
             yield candidate, clause
 
 
 def _causes(candidate: Record) -> list[Data]:
-    """The causes of a candidate without its inputs."""
     names = ("name", "text", "fix", "level", "clauses")
     return [{name: cause[name] for name in names} for cause in wording.causes(candidate)]
 
 
 def rules_of(record: Record, every: Sequence[RunProblem]) -> list[Data]:
-    """A rule for each clause of the record, in its order, and for each problem of the run."""
+    """Return a rule for each clause of the record, in order, and for each problem of the run."""
     clauses: dict[str, Record] = {}
     for _, clause in _clauses(record):
         first = clauses.setdefault(clause["id"], clause)
@@ -115,7 +113,7 @@ def rules_of(record: Record, every: Sequence[RunProblem]) -> list[Data]:
 
 
 def _order(level: str) -> int:
-    """The strictest level is a rule's own: a candidate of another kind may have a weaker one."""
+    """Return a level's rank; a rule has the strictest: kinds of candidates may have weaker ones."""
     return list(LEVELS).index(level) if level in LEVELS else len(LEVELS)
 
 
@@ -159,14 +157,14 @@ def _rule(record: Record, clause: Record) -> Data:
 
 
 def _pascal(slug: str) -> str:
-    """``MaskNoLeak``: SARIF wants a name that a person can tell from an identifier."""
+    """Return ``MaskNoLeak``: SARIF wants a name distinguishable from an identifier."""
     return "".join(word.capitalize() for word in slug.replace(".", "-").split("-"))
 
 
 def _help_uri(tool: Record, heading: str) -> dict[str, str]:
-    """The clause in the published specification, where the distribution says where that is.
+    """Return the clause's URL in the published specification, if the distribution names one.
 
-    The anchor is what Sphinx makes of the clause's heading there.
+    The anchor is Sphinx's for the clause's heading.
     """
     home = str(tool.get("documentation") or "").rstrip("/")
     anchor = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-")
@@ -212,7 +210,7 @@ def _result(candidate: Record, clause: Record, index: Record) -> Data:
 
 
 def _message(candidate: Record, clause: Record) -> str:
-    """The finding first, since lists show one line; no ``[text](target)`` is taken for a link."""
+    """Return the finding first, since lists show one line, without accidental links."""
     lines = [f"{candidate['name']} ({wording.where(clause, ', ')}): {summary_sentence(clause)}"]
     for label, text in wording.explanation(clause):
         if label not in ("requires", "found"):
@@ -223,12 +221,11 @@ def _message(candidate: Record, clause: Record) -> str:
 
 
 def _blamed(clause: Record) -> wording.BlamedLine | None:
-    """The line that the diagnosis of a result blames."""
     return next(filter(None, map(wording.blamed_line, clause["diagnosis"])), None)
 
 
 def _location(candidate: Record, blamed: wording.BlamedLine | None = None) -> Data:
-    """The line to blame, else the candidate's if it is known, and in any case its name."""
+    """Return the blamed line, or the candidate's if known, always with a name."""
     name = {
         "name": candidate["name"],
         "fullyQualifiedName": candidate["target"] or candidate["name"],
@@ -256,7 +253,7 @@ def uri_of(file: str) -> str:
 
 
 def _fingerprint(*parts: str) -> str:
-    """The identity of a result in every run, wherever the candidate's line has moved."""
+    """Return an identity of a result that is independent of lines."""
     return hashlib.sha256("\0".join(parts).encode("utf-8", "backslashreplace")).hexdigest()
 
 
@@ -280,7 +277,7 @@ def _problem_results(record: Record, every: Sequence[RunProblem], index: Record)
 
 
 def _invocation(record: Record, every: Sequence[RunProblem], index: Record) -> Data:
-    # Where the harness failed, and what the run did not do.
+    # Failures of the harness, and omissions of the run.
     broken: list[Data] = [
         {
             "level": "error",
@@ -302,7 +299,7 @@ def _invocation(record: Record, every: Sequence[RunProblem], index: Record) -> D
         "executionSuccessful": not broken,
         **({"startTimeUtc": str(started)} if started else {}),
         "toolExecutionNotifications": [*broken, *noted],
-        # Where a candidate contradicts its declaration.
+        # Contradictions of a candidate to its declaration.
         "toolConfigurationNotifications": [
             {
                 "level": "warning",

@@ -1,4 +1,4 @@
-"""The verdict at a glance: each cause once, with its fix and its smallest input, on forty lines."""
+"""The verdict at a glance: each cause once, with fix and smallest input, on forty lines."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from .wording import (
     verdict_reason,
 )
 
-# The columns that lines are broken at: a log is read like a terminal.
+# The width of lines: a log is read like a terminal.
 WIDTH: Final = 100
 # Lines of one candidate, without the run's own last lines.
 MOST_LINES: Final = 34
-# Lines of the smallest input that are shown: of more there are only numbers.
+# Lines shown of the smallest input; above this there are only numbers.
 MOST_OF_INPUT: Final = 12
 _LONGEST: Final = 420
-# Lines of warnings, of what failed besides and of what was not tested; the rest is counted.
+# Lines of warnings, further failures and untested clauses; the rest is counted.
 _MOST_WARNED: Final = 6
 _MOST_BESIDES: Final = 8
 _MOST_UNTESTED: Final = 4
@@ -56,12 +56,12 @@ VERDICT_STYLES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Block:
-    """A cause in as many words as there may be room for: the longest first."""
+    """A cause in versions of decreasing length."""
 
     versions: tuple[list[Text], ...]
 
     def of_at_most(self, lines: int) -> list[Text]:
-        """The longest version that fits, else the shortest."""
+        """Return the longest version that fits, else the shortest."""
         fitting = (version for version in self.versions if len(version) <= lines)
         return next(fitting, self.versions[-1])
 
@@ -69,10 +69,10 @@ class _Block:
 def summary(
     candidate: Record, width: int = WIDTH, *, alone: bool = True, advised: bool = False
 ) -> list[Text]:
-    """A candidate's verdict, its causes, and a line for each kind of other result.
+    """Return a candidate's verdict, causes, and a line for each kind of further result.
 
-    Of several candidates each is shown in few words: ``alone`` is False. Recommendations that it
-    does not follow are counted, or where ``advised`` listed.
+    With ``alone`` False (several candidates) the summary is shorter. Unfollowed recommendations are
+    counted, or with ``advised`` listed.
     """
     width = min(width, WIDTH)
     place = _labelled("site", cut(site(candidate), _LONGEST), width)
@@ -94,7 +94,7 @@ def summary(
 
 
 def _at_most(most: int, blocks: Iterable[list[Text]], noun: str) -> list[Text]:
-    """The first blocks, as many as so many lines hold, and how many more there are."""
+    """Return the first blocks within ``most`` lines, and the number of further blocks."""
     every, shown = list(blocks), list[Text]()
     for number, block in enumerate(every):
         later = number + 1 < len(every)
@@ -106,7 +106,7 @@ def _at_most(most: int, blocks: Iterable[list[Text]], noun: str) -> list[Text]:
 
 
 def _fitted(blocks: Sequence[_Block], room: int) -> list[Text]:
-    """The blocks in their order, the first ones as long as they may be."""
+    """Return the blocks in order, the first ones as long as room allows."""
     shown: list[Text] = []
     least = [len(block.versions[-1]) for block in blocks]
     for number, block in enumerate(blocks):
@@ -151,7 +151,7 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     listed = by_family(clauses) or ", ".join(clauses)
     every = f"{listed} ({counted(len(clauses), 'clause')}{_alone(candidate, cause)})"
     clause = failure_of(candidate, cause)
-    # The line of the input names it, or the title.
+    # The line of the input or the title names it.
     said = clauses == [cause["name"]] or (len(clauses) == 1 and bool(clause) and alone)
     explains = [] if said else _labelled("explains", every, width)
     short = [] if said else _labelled("explains", few(clauses), width)
@@ -172,7 +172,7 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
 
 
 def _alone(candidate: Record, cause: Record) -> str:
-    """``, in bfloat16 alone`` where the clauses of a cause failed in some of the dtypes."""
+    """Return ``, in bfloat16 alone`` if a cause's clauses failed in a part of the dtypes."""
     ran = [one for one in candidate["clauses"] if one["status"] != "not-applicable"]
     failed = [one for one in ran if one["status"] == "failed" and one["id"] in cause["clauses"]]
     places = dict.fromkeys(map(wording.where, failed))
@@ -181,7 +181,6 @@ def _alone(candidate: Record, cause: Record) -> str:
 
 
 def _input(clause: Record) -> str:
-    """The clause that shows a cause, and the sizes of its smallest input."""
     if not clause:
         return ""
     data = clause.get("counterexample")
@@ -190,7 +189,7 @@ def _input(clause: Record) -> str:
 
 
 def _labelled(label: str, text: str, width: int) -> list[Text]:
-    """A label with a text whose further lines begin below its first."""
+    """Return a label with a text whose further lines are indented like its first."""
     if not text:
         return []
     head = Text.assemble(" " * _INDENT, (f"{label:<{_LABEL}}", "dim"))
@@ -198,7 +197,6 @@ def _labelled(label: str, text: str, width: int) -> list[Text]:
 
 
 def _wrapped(text: Text, width: int, head: Text = _NOTHING) -> list[Text]:
-    """The lines of a text behind a head."""
     lines = broken_into_lines(text.plain, width - len(head))
     heads = [head, *[Text(" " * len(head))] * len(lines)]
     return [
@@ -208,7 +206,7 @@ def _wrapped(text: Text, width: int, head: Text = _NOTHING) -> list[Text]:
 
 
 def _findings(candidate: Record, width: int, *, advised: bool) -> Iterator[list[Text]]:
-    """Each error and each unexpected pass; where ``advised`` each cause that fails no MUST."""
+    """Yield errors and unexpected passes, and with ``advised`` causes that fail no MUST."""
     for clause in candidate["clauses"]:
         if clause["status"] in ("error", "unexpected-pass"):
             line = f"{clause['status']}: {clause['id']}: {wording.message(clause)}"
@@ -225,7 +223,7 @@ def _findings(candidate: Record, width: int, *, advised: bool) -> Iterator[list[
 
 
 def _recommended(candidate: Record, width: int) -> list[Text]:
-    """How many recommendations are not followed: no verdict depends on them."""
+    """Return the number of unfollowed recommendations: no verdict depends on them."""
     if not (number := wording.count(candidate, "SHOULD failed")):
         return []
     them = "it" if number == 1 else "them"
@@ -234,20 +232,18 @@ def _recommended(candidate: Record, width: int) -> list[Text]:
 
 
 def _one_line(text: str, width: int, style: str = "") -> list[Text]:
-    """A text cut to what one line of the usual width holds."""
     line = cut(" ".join(text.split()), WIDTH - 1)
     return _wrapped(Text(line, style=style), width)
 
 
 def _named_or_counted(slugs: Sequence[str], reason: str) -> str:
-    """Some clauses by name; where several leave no room for their reason, how many they are."""
+    """Name the clauses, or count several that leave no room for their reason."""
     named = few(slugs)
     fits = len(slugs) == 1 or len(named) + len(reason) < WIDTH - 24
     return named if fits else counted(len(slugs), "clause")
 
 
 def _untested(candidate: Record, width: int) -> Iterator[list[Text]]:
-    """A line for each reason why clauses could not be tested or are expected to fail."""
     for status, word in (("untestable", "untestable"), ("expected-failure", "expected failure")):
         reasons: dict[str, list[str]] = {}
         for clause in candidate["clauses"]:
@@ -259,9 +255,9 @@ def _untested(candidate: Record, width: int) -> Iterator[list[Text]]:
 
 
 def _left_over(candidate: Record, width: int) -> Iterator[Text]:
-    """A line each for what was assumed, what passed, and what did not apply."""
+    """Yield a line each for assumptions, passed clauses, and inapplicable clauses."""
     if assumed := candidate["declaration"].get("assumptions") or ():
-        # Why is left out, and what a mask means comes first: the line may be cut.
+        # Reasons are left out, and masks come first: the line may be cut.
         said = sorted(map(str, assumed), key=lambda one: "mask" not in _GROUNDS.sub("", one))
         line = f"assumed: {_GROUNDS.sub('', '; '.join(said))}"
         yield from _one_line(line, width, "dim")

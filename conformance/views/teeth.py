@@ -61,7 +61,7 @@ class Family:
 
     @property
     def numbers(self) -> range:
-        """The numbers of its columns."""
+        """The numbers of the family's columns."""
         return range(self.first, self.first + len(self.slugs))
 
 
@@ -78,7 +78,6 @@ def families(record: Record) -> list[Family]:
 
 
 def _numbered(record: Record) -> Iterator[tuple[int, Record]]:
-    """Each clause with the number of its column."""
     by_slug = {clause["id"]: clause for clause in record["clauses"]}
     slugs = (slug for family in families(record) for slug in family.slugs)
     yield from enumerate(map(by_slug.__getitem__, slugs), 1)
@@ -93,7 +92,7 @@ def blocks(record: Record, width: int) -> Iterator[list[str]]:
 
 
 def _fitting(columns: Sequence[Family], width: int) -> Iterator[list[Family]]:
-    """Families side by side, a new line where the next would not fit."""
+    """Yield families side by side, in lines of limited width."""
     line: list[Family] = []
     for family in columns:
         if line and sum(len(other.slugs) + 1 for other in line) + len(family.slugs) > width:
@@ -105,7 +104,6 @@ def _fitting(columns: Sequence[Family], width: int) -> Iterator[list[Family]]:
 
 
 def _header(columns: Sequence[Family], label: int) -> Iterator[str]:
-    """The families' names, and the numbers of the columns from top to bottom."""
     names = (family.name[: len(family.slugs)].ljust(len(family.slugs)) for family in columns)
     yield " " * label + " ".join(names).rstrip()
     digits = max(len(str(family.numbers[-1])) for family in columns)
@@ -123,12 +121,12 @@ def _line(row: Record, columns: Sequence[Family], label: int) -> str:
 
 
 def legend() -> str:
-    """What the signs mean, in one line."""
+    """Explain the signs, in one line."""
     return ", ".join(f"{sign.strip() or 'blank'} {meaning}" for sign, meaning in SYMBOLS.items())
 
 
 def summary_lines(record: Record) -> Iterator[tuple[bool, str]]:
-    """The verdict in sentences, each with whether it is as it should be; the last is the sum."""
+    """Yield the verdict in sentences, with a flag for good ones; the last sums up."""
     summary = record["summary"]
     by_name = {row["name"]: row for row in (*record["mistakes"], *record["correct"])}
     for name in summary["errors"]:
@@ -152,7 +150,6 @@ def summary_lines(record: Record) -> Iterator[tuple[bool, str]]:
 
 
 def _about_correct(summary: Record, by_name: Record) -> Iterator[tuple[bool, str]]:
-    """The clauses that correct candidates fail."""
     for name in summary["flagged"]:
         row = by_name[name]
         for slug in row["flagged"]:
@@ -168,7 +165,7 @@ def _reason(row: Record, status: str) -> str:
 
 
 def total(record: Record) -> str:
-    """The sum in one sentence."""
+    """Summarise the matrix in one sentence."""
     summary = record["summary"]
     toothed = summary["clauses"] - len(summary["toothless"])
     parts = [
@@ -191,7 +188,7 @@ def duration(seconds: float) -> str:
 
 
 def show_teeth(record: Record, file: IO[str]) -> None:
-    """Write the matrix, the clauses with what they catch, and the verdict last."""
+    """Write the matrix, the clauses with the mistakes they catch, and the verdict last."""
     write(_parts(printable_record(record)), file)
 
 
@@ -210,13 +207,10 @@ def _parts(record: Record) -> Iterator[Any]:
 
 
 class _Matrix:
-    """The cells, in as many blocks as the width of the terminal needs."""
-
     def __init__(self, record: Record) -> None:
         self.record = record
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """What rich prints for it."""
         del console
         styles = {PRIMARY: "green", CAUGHT: "green", SLIPPED: "bold red", "!": "bold magenta"}
         names = {row["name"] for row in self.record["mistakes"]}
@@ -232,7 +226,6 @@ class _Matrix:
 
 
 def _clauses(record: Record) -> Fitting:
-    """One row for each clause: its number in the matrix, and how many mistakes it catches."""
     rows = []
     for number, clause in _numbered(record):
         slug, level = clause["id"], clause["level"]
@@ -311,7 +304,6 @@ def _table(
 
 
 def _command(record: Record) -> str:
-    """The command that makes this page again."""
     selection = record["selection"]
     words = ["conformance", "teeth", *selection["targets"]]
     for option in ("only", "skip", "correct"):
@@ -321,5 +313,4 @@ def _command(record: Record) -> str:
 
 
 def _safe(*texts: str) -> str:
-    """Some texts in one cell of a table, shown as they are."""
     return re.sub(r"([\\|*_`<\[\]])", r"\\\1", " ".join(", ".join(texts).split()))

@@ -1,6 +1,6 @@
-"""The report for a person at a terminal, or for a log that a person will read.
+"""The report for a person at a terminal, or for a log a person will read.
 
-What is wrong comes at a glance (:mod:`conformance.views.summary`), more of it on demand.
+Failures come at a glance (:mod:`conformance.views.summary`), details on demand.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _GROUPED: Final = {
 _LISTED: Final = (*_EXPLAINED, "untestable", "expected-failure")
 
 
-# How much is shown: the verdict with its causes, the clauses as well, or each failure in full.
+# The detail shown: the verdict with its causes, the clauses as well, or each failure in full.
 SUMMARY: Final = 0
 TABLE: Final = 1
 EVERYTHING: Final = 2
@@ -65,13 +65,13 @@ def render_terminal(report: Record, verbosity: int = SUMMARY) -> str:
 
 
 def _parts(report: Record, verbosity: int, width: int = WIDTH) -> Iterator[Any]:
-    """What is written, from its first line on that is not empty."""
+    """Yield the parts, from the first line that is not empty."""
     every = _in_order(report, verbosity, width)
     return itertools.dropwhile(lambda part: isinstance(part, Text) and not part, every)
 
 
 def _in_order(report: Record, verbosity: int, width: int) -> Iterator[Any]:
-    """Details first, since what is last stays in sight."""
+    """Yield details first, since the end stays in sight."""
     candidates = report["candidates"]
     alone = len(candidates) == 1
     in_full = verbosity >= (EVERYTHING if alone else TABLE)
@@ -104,14 +104,14 @@ def _in_order(report: Record, verbosity: int, width: int) -> Iterator[Any]:
 
 
 def _sites(candidates: Sequence[Record]) -> Iterator[Any]:
-    """The places of attentions in their models, for those that have no text below the table."""
+    """Yield the sites of attentions without a text below the table."""
     for candidate in candidates:
         if site := wording.site(candidate):
             yield indented(Text(f"{candidate['name']}: {site}"), 0)
 
 
 def _warned(candidates: Sequence[Record], width: int) -> Iterator[Any]:
-    """The warnings on candidates that have no text below the table, each once."""
+    """Yield the warnings on candidates without a text below the table, once each."""
     names: dict[str, list[str]] = {}
     for candidate in candidates:
         for sentence in candidate.get("warnings", ()):
@@ -142,7 +142,6 @@ def last_line(report: Record, text: str, notes: Iterable[str] = ()) -> Text:
 
 
 def _overview(candidates: Sequence[Record]) -> Fitting:
-    """One row for each candidate; columns that would be empty are left out."""
     columns = shown_columns(candidates)
     rows = []
     for candidate in candidates:
@@ -166,7 +165,6 @@ def _styled(word: str) -> Text:
 
 
 def _clause_table(candidate: Record) -> Fitting:
-    """Every clause that ran, in the order of the run."""
     several = _several(candidate)
     rows = []
     for clause in candidate["clauses"]:
@@ -186,7 +184,7 @@ def _clause_table(candidate: Record) -> Fitting:
 
 
 def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
-    """The verdict and every clause that needs a word; among several a spotless one needs none."""
+    """Yield the verdict and the clauses to explain; nothing for a spotless one of several."""
     listed = [clause for clause in candidate["clauses"] if clause["status"] in _LISTED]
     if not alone and not _needs_words(candidate, advised=True):
         return
@@ -205,7 +203,7 @@ def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
         indented(Text(f"assumed: {sentence}", style="dim"), 2)
         for sentence in candidate["declaration"].get("assumptions", ())
     ]
-    # What is assumed of a graph comes first, since all that follows rests on it.
+    # Assumptions on a graph come first, since everything else rests on them.
     yield from assumptions if candidate["kind"] == "graph" else ()
     if alone and wording.coverage(candidate):
         yield indented(Text(wording.coverage(candidate), style="dim"), 2)
@@ -222,9 +220,9 @@ def _details(candidate: Record, *, alone: bool) -> Iterator[Any]:
 
 
 def _needs_words(candidate: Record, *, advised: bool) -> bool:
-    """Whether a candidate among several is more than a row of a table.
+    """Tell whether a candidate among several needs more than a row of a table.
 
-    A recommendation that it does not follow is a number there, unless ``advised``.
+    Unfollowed recommendations are counted in the row, unless ``advised``.
     """
     listed = any(
         clause["status"] in _LISTED and (advised or not _is_tolerated(clause))
@@ -238,20 +236,20 @@ def _is_tolerated(clause: Record) -> bool:
 
 
 def _status(clause: Record) -> Text:
-    """The status of a clause, in red alone where a verdict depends on it."""
+    """Return the status of a clause, in red only if a verdict depends on it."""
     style = "yellow" if _is_tolerated(clause) else _STYLES.get(clause["status"], "bold magenta")
     return Text(clause["status"], style=style)
 
 
 def _several(candidate: Record) -> bool:
-    """Whether there are results in several dtypes or on several devices, so that each is named."""
+    """Tell whether results of several dtypes or devices must be distinguished."""
     return len({(clause["dtype"], clause["device"]) for clause in candidate["clauses"]}) > 1
 
 
 def _explained(
     clause: Record, *, several: bool, full: bool, blames: dict[str, str]
 ) -> Iterator[Any]:
-    """A failure in full, or (SHOULD, among several candidates) in one line."""
+    """Yield a failure in full, or (SHOULD, among several candidates) in one line."""
     violation = clause.get("violation")
     kind = f", {violation['kind']}" if violation is not None else ""
     dtype = f" {where(clause)}" if several else ""
@@ -266,9 +264,10 @@ def _explained(
 
 
 def explained(clause: Record, blames: dict[str, str] | None = None) -> Iterator[Any]:
-    """Why a clause failed, with the tensors of a small counterexample.
+    """Explain why a clause failed, with the tensors of a small counterexample.
 
-    ``blames`` holds the clause that first showed each text of blame: the next one refers to it.
+    ``blames`` maps texts of blame to the clause showing them first: later clauses refer to this
+    clause.
     """
     for label, text in wording.explanation(clause):
         shown = text
@@ -281,7 +280,6 @@ def explained(clause: Record, blames: dict[str, str] | None = None) -> Iterator[
 
 
 def _grouped(candidate: Record, status: str, word: str, *, several: bool) -> Iterator[Any]:
-    """The clauses of a status that share a reason, together by that reason."""
     groups: dict[tuple[str, str], dict[str, None]] = {}
     for clause in candidate["clauses"]:
         if clause["status"] == status:

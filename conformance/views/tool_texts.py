@@ -23,7 +23,7 @@ _BUNDLE_WORDS: Final = {
 
 
 def show_bundle(folder: str, clause: Record, outcome: str, again: str, *, file: IO[str]) -> None:
-    """Write what was bundled, and what its script does."""
+    """Write the content of the bundle, and the purpose of its script."""
     does = "calls the candidate again" if not again else f"shows the record alone: {again}"
     lines = [
         indented(f"{folder}: {clause['id']} in {clause['dtype']}, {_BUNDLE_WORDS[outcome]}", 0),
@@ -45,7 +45,7 @@ _LABELS: Final = {
 
 
 def show_list(entries: Sequence[Record], file: IO[str]) -> None:
-    """One row for each clause: slug, level, sentence."""
+    """Write one row for each clause: slug, level, sentence."""
     rows = []
     for entry in entries:
         slug, level, sentence = entry["id"], entry["level"], entry["sentence"]
@@ -96,18 +96,18 @@ _EXPORT_STYLES: Final = {
     "unsupported": "dim",
     "inconclusive": "bold yellow",
 }
-# Failed clauses of one export that are explained, and that are named in the table.
+# Failed clauses of an export to explain, and to name in the table.
 _EXPLAINED: Final = 3
 _NAMED: Final = 4
 
 
 def show_exports(report: Record, file: IO[str], *, kept: bool = False) -> None:
-    """Write the report; ``kept`` says that the graphs are still there."""
+    """Write the report; ``kept``: the graphs still exist."""
     write(_export_parts(printable_record(report), kept=kept), file)
 
 
 def _export_parts(report: Record, *, kept: bool) -> Iterator[Any]:
-    """Details first, since what is last stays in sight; exports that fail alike share them."""
+    """Yield details first, since the end stays in sight; equal failures share them."""
     groups: dict[tuple[str, ...], list[Record]] = {}
     for row in report["exports"]:
         step = (row["blame"] or {}).get("step", "")
@@ -124,7 +124,7 @@ def _export_parts(report: Record, *, kept: bool) -> Iterator[Any]:
 
 
 def _export_details(rows: list[Record], report: Record, *, kept: bool) -> Iterator[Any]:
-    """Why exports are not right; a right one needs no word."""
+    """Yield why exports are not right; nothing for a right export."""
     row = rows[0]
     if row["verdict"] in GREEN or row["verdict"] == "unsupported":
         return
@@ -204,7 +204,6 @@ def _fact_parts(record: Record) -> Iterator[Any]:
 
 
 def _sites(record: Record) -> Iterator[Any]:
-    """The attentions of a graph, and what looks like one but cannot be judged alone."""
     sites: Sequence[Record] = record.get("sites") or ()
     rows = []
     for site in sites:
@@ -232,7 +231,6 @@ def _sites(record: Record) -> Iterator[Any]:
 
 
 def _deviations(record: Record) -> Iterator[Text]:
-    """What differs from the standard, the probable mistakes first."""
     every: Sequence[Record] = record.get("deviations") or ()
     mistaken = [deviation for deviation in every if deviation.get("mistaken")]
     chosen = [deviation for deviation in every if not deviation.get("mistaken")]
@@ -270,7 +268,7 @@ def _fact_table(facts: list[Record]) -> Fitting:
 
 
 def show_renewed(report: Record, file: IO[str]) -> None:
-    """Write what --write-expected added to the file and dropped from it."""
+    """Write the entries --write-expected added to the file and dropped from it."""
     written = report.get("written_expectations")
     if written is not None:
         write(_renewed_parts(printable_record(written)), file)
@@ -304,7 +302,7 @@ _REPLAY_WORDS: Final = {
     "passes": ("passes now", "green"),
 }
 
-# Candidate, the clause's entry with today's result, the outcome, and which earlier calls it needs.
+# Candidate, the clause's entry with today's result, the outcome, and the earlier calls needed.
 Entry = tuple[str, Mapping[str, Any], str, str]
 
 

@@ -1,4 +1,4 @@
-"""What a record amounts to: a mark for each clause, what is red, and one word for the whole run."""
+"""The meaning of a record: marks of clauses, red facts, and one word for the run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from . import wording
 from .complete import Record, is_cut, notes
 from .wording import counted
 
-# The first of these that a candidate has is the run's.
+# The first verdict present is the run's.
 _WORST_FIRST: Final = ("error", "fails", "inconclusive")
 _INTERRUPTED: Final = "the run was interrupted: the report holds what was done before"
-# How many candidates of a verdict are named: all up to the first number, else the second.
+# Candidates named for a verdict: all up to the first number, else the second.
 _NAMED: Final = (4, 3)
 
 
@@ -29,7 +29,7 @@ class Overall:
 
 
 def overall(record: Record) -> Overall:
-    """What a run amounts to: an interrupted, an empty or an unfinished one is never green."""
+    """Summarise a run: an interrupted, empty or unfinished run is never green."""
     candidates = record["candidates"]
     verdicts = [str(candidate.get("verdict", "inconclusive")) for candidate in candidates]
     worst = next((word for word in _WORST_FIRST if word in verdicts), "")
@@ -54,7 +54,6 @@ def overall(record: Record) -> Overall:
 
 
 def _candidates_with(word: str, record: Record) -> str:
-    """The candidates with a verdict; of a single candidate the reason for its verdict."""
     candidates = record["candidates"]
     if len(candidates) == 1:
         return wording.verdict_reason(candidates[0])
@@ -72,10 +71,10 @@ _SKIPPED: Final = {"not-applicable": "not applicable", "expected-failure": "expe
 
 @dataclass(frozen=True, kw_only=True)
 class RunProblem:
-    """What makes a run red although no clause says so, such as a stale expectation.
+    """A problem that makes a run red without a failing clause, for example a stale expectation.
 
-    ``id`` is a slug of its own, ``candidate`` a name or "" where it concerns none or several;
-    ``subject`` distinguishes problems of the same ``id``.
+    ``id`` is a separate slug, ``candidate`` a name or "" for none or several candidates;
+    ``subject`` distinguishes problems of equal ``id``.
     """
 
     id: str
@@ -90,7 +89,7 @@ def is_strict(record: Record) -> bool:
 
 
 def whole(record: Record) -> Overall:
-    """What the run amounts to; a strict run also fails on a failed SHOULD."""
+    """Summarise a run; a strict run also fails on a failed SHOULD."""
     lenient = overall(record)
     if not (lenient.green and is_strict(record)):
         return lenient
@@ -104,10 +103,10 @@ def whole(record: Record) -> Overall:
 
 
 def mark(clause: Record, *, strict: bool = False) -> Mark:
-    """How a test report shows a clause; ``strict`` counts a failed SHOULD as a failure.
+    """Return a test report's mark of a clause; ``strict`` counts a failed SHOULD as a failure.
 
-    Otherwise a SHOULD or MAY that failed, or could not be tested, is tolerated: it does not change
-    the verdict. An untestable MUST has not been passed, so it is a failure.
+    Otherwise a SHOULD or MAY that failed, or could not be tested, is tolerated and leaves the
+    verdict unchanged. An untestable MUST has not been passed, and is a failure.
     """
     status: str = clause["status"]
     if status in ("passed", "error"):
@@ -121,16 +120,16 @@ def mark(clause: Record, *, strict: bool = False) -> Mark:
 
 
 def told(record: Record, candidate: Record) -> list[Record]:
-    """The clauses of a candidate without the recommendations that a conforming one disregards.
+    """Return the clauses without recommendations disregarded by a conforming candidate.
 
-    These are counted: no verdict depends on them, unless the run is strict.
+    Those are counted: no verdict depends on them, unless the run is strict.
     """
     quiet = candidate["verdict"] in GREEN and not is_strict(record)
     return [one for one in candidate["clauses"] if not (quiet and one["status"] == "failed")]
 
 
 def summary_sentence(clause: Record) -> str:
-    """One sentence on a clause that did not simply pass, its cause first; "" if it passed."""
+    """Return a sentence on a clause that did not pass, the cause first; "" if passed."""
     status, text = clause["status"], wording.message(clause)
     if status == "failed":
         text = f"{wording.caused(clause)}{text or status}"
@@ -159,7 +158,7 @@ def details(candidate: Record, clause: Record) -> list[str]:
 
 
 def replay_command(candidate: Record, clause: Record, report: str = "REPORT.json") -> str:
-    """The command that repeats the failing calls of a clause, as a shell takes it."""
+    """Return the shell command that repeats the failing calls of a clause."""
     words = ["conformance", "replay", f"{report}#{candidate['name']}/{clause['id']}"]
     if sum(other["id"] == clause["id"] for other in candidate["clauses"]) > 1:
         words += ["--dtype", str(clause["dtype"])]
@@ -167,10 +166,10 @@ def replay_command(candidate: Record, clause: Record, report: str = "REPORT.json
 
 
 def problems(record: Record) -> list[RunProblem]:
-    """What is red in a run without being a mark of one of its clauses.
+    """Return the red facts of a run that are no marks of clauses.
 
-    Each candidate that is not green has a failing clause or a problem: a report without a failure
-    is a green run.
+    A candidate that is not green has a failing clause or a problem: a report without a failure is a
+    green run.
     """
     every = [*_of_the_run(record), *_stale(record)]
     named = {problem.candidate for problem in every}

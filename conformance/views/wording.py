@@ -21,14 +21,14 @@ _SIZES: Final = {
     "head_size": "head size",
     "value_head_size": "value head size",
 }
-# How many calls are shown of the way to an exception.
+# Calls shown of the way to an exception.
 _FRAMES: Final = 4
 _OPTIONS: Final = ("causal", "scale", "softcap", "window", "sinks", "dropout")
-# A blamed line as far as it is shown, whatever somebody has written into a record.
+# Characters shown of a blamed line, whatever a record contains.
 _LONGEST_FILE: Final = 240
 _LONGEST_CODE: Final = 160
 _LAST_LINE: Final = 10**7
-# What combinations of 1, 2 or 3 parameters are called.
+# Names of combinations of 1, 2 or 3 parameters.
 _COMBINED: Final = {1: "values", 2: "pairs", 3: "triples"}
 
 
@@ -38,7 +38,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def cut(text: str, length: int) -> str:
-    """A text of at most some characters, with an ellipsis where it was longer."""
+    """Cut a text to a length, with an ellipsis if it was longer."""
     return text if len(text) <= length else f"{text[:length]}…"
 
 
@@ -49,7 +49,7 @@ def where(clause: Record, separator: str = " ") -> str:
 
 
 def counterexample(data: Record) -> str:
-    """One line: the sizes of a failing problem and what is special about it."""
+    """Describe a failing problem in one line: its sizes and special properties."""
     problem = data.get("problem")
     problem = problem if isinstance(problem, Mapping) else data
     chosen = data.get("chosen")  # what a clause chose in place of the problem's own
@@ -59,7 +59,7 @@ def counterexample(data: Record) -> str:
 
 
 def _emptied(data: Record) -> Iterator[str]:
-    """The first tensor of the last call, where a clause has cut that to no elements."""
+    """Yield the first tensor of the last call without elements, cut by a clause."""
     for call in (data.get("calls") or [])[-1:]:
         for name, value in {**call.get("arguments", {}), **call.get("keywords", {})}.items():
             shape = value.get("shape", []) if isinstance(value, Mapping) else []
@@ -69,7 +69,7 @@ def _emptied(data: Record) -> Iterator[str]:
 
 
 def _problem_parts(problem: Record, *, whole: bool) -> Iterator[str]:
-    """What a problem is; ``whole`` says that a whole model was asked, which takes no heads."""
+    """Yield a problem's parts; ``whole``: of a whole model, which takes no heads."""
     geometry = problem.get("geometry")
     if isinstance(geometry, Mapping) and whole:
         keys, queries = geometry.get("key_length"), geometry.get("query_length")
@@ -97,7 +97,6 @@ def _problem_parts(problem: Record, *, whole: bool) -> Iterator[str]:
 
 
 def _special(problem: Record) -> Iterator[str]:
-    """Returned weights, memory layouts and shared tensors."""
     if problem.get("return_weights"):
         yield "weights returned"
     if problem.get("layout", "contiguous") != "contiguous":
@@ -146,7 +145,7 @@ def diagnosis(entries: Sequence[Record]) -> list[tuple[str, str]]:
 
 
 class BlamedLine(NamedTuple):
-    """The line of a user's file that makes a mistake; what is missing in front of it ``before``."""
+    """The blamed line of a user's file; ``before``: the missing code belongs in front of it."""
 
     file: str
     number: int
@@ -155,7 +154,7 @@ class BlamedLine(NamedTuple):
 
 
 def blamed_line(entry: Record) -> BlamedLine | None:
-    """The line that a cause, or an entry of a diagnosis, blames; None where there is none."""
+    """Return the line blamed by a cause or an entry of a diagnosis, or None."""
     line = entry.get("line")
     if not isinstance(line, Mapping):
         return None
@@ -178,7 +177,7 @@ def said_line(entry: Record) -> str:
     return f"{place}: {line.text}" if line.text else place
 
 
-# Clauses of a cause that are listed, in a few lines; of more than that how many of each family.
+# Clauses of a cause listed in a few lines; above this they are counted by family.
 _MOST_LISTED: Final = 20
 
 
@@ -197,7 +196,7 @@ def causes(candidate: Record) -> list[Record]:
 
 
 def by_urgency(candidates: Iterable[Record]) -> list[Record]:
-    """What says how to mend it first, then what fails without a fix, then the others."""
+    """Sort candidates: failing with a fix, failing without a fix, then the rest."""
 
     def place(candidate: Record) -> int:
         failing = [cause for cause in causes(candidate) if cause["level"] == "MUST"]
@@ -209,9 +208,9 @@ def by_urgency(candidates: Iterable[Record]) -> list[Record]:
 
 
 def cause_title(cause: Record) -> str:
-    """The name of a cause and what it is, with other names that explain as much.
+    """Return the name and text of a cause, with equally good names.
 
-    Of a statement among them, ``kind: words``, the kind alone where the text says its words.
+    A statement's ``kind: words`` is shortened to its kind if the text says the words.
     """
     text, said = str(cause["text"]), parts_of(str(cause["name"]))
     names = [said, *(parts_of(str(one["name"])) for one in cause.get("alternatives") or ())]
@@ -223,18 +222,18 @@ def cause_title(cause: Record) -> str:
 
 
 def new_words(cause: Record, failure: Record) -> str:
-    """What the failure that shows a cause says, "" where the title of the cause says it already."""
+    """Return the message of a cause's failure, "" if the cause's title says the same."""
     said = message(failure) if failure else ""
     return "" if said in cause_title(cause) else said
 
 
 def _short_name(name: str, text: str) -> str:
-    """The kind alone of a statement that is named ``kind: words``: its text says the words."""
+    """Shorten a statement's name ``kind: words`` to its kind: the text says the words."""
     return name.partition(": ")[0] if text else name
 
 
 def failure_of(candidate: Record, cause: Record) -> Record:
-    """The failing clause whose smallest input a cause shows; an empty one if it is not there."""
+    """Return the failing clause whose smallest input a cause shows; empty if missing."""
     named = cause.get("failure") or {}
     every = candidate["clauses"] if named else ()
     fitting = (one for one in every if all(one.get(key) == named[key] for key in named))
@@ -242,7 +241,7 @@ def failure_of(candidate: Record, cause: Record) -> Record:
 
 
 def cause_of(candidate: Record, clause: Record) -> Record | None:
-    """The cause of a failed clause; of several that list it, the one of its own diagnosis."""
+    """Return the cause of a failed clause; of several the cause of its own diagnosis."""
     listed = [cause for cause in causes(candidate) if clause["id"] in cause["clauses"]]
     diagnosed = {entry["name"] for entry in clause["diagnosis"]} | {clause.get("explained_by")}
     for names in (diagnosed, {clause["id"]}):
@@ -268,7 +267,7 @@ def by_cause(candidate: Record) -> list[Record]:
 
 
 def caused(clause: Record) -> str:
-    """``scale-missing (the scores are not scaled): `` before what a failure says; "" if unnamed."""
+    """Return ``scale-missing (the scores are not scaled): `` as a prefix; "" if unnamed."""
     known = [entry for entry in clause.get("diagnosis") or () if entry.get("name") != UNKNOWN]
     text = cut(" ".join(str(known[0].get("text") or "").split()), _LONGEST_CODE) if known else ""
     parts = [parts_of(str(entry.get("name") or "")) for entry in known]
@@ -279,7 +278,7 @@ def caused(clause: Record) -> str:
 
 
 def message(clause: Record) -> str:
-    """What a clause's result says in one sentence: the violation, else the reason."""
+    """Return a clause's result in one sentence: the violation, else the reason."""
     violation = clause.get("violation")
     reason = str(clause.get("reason") or "")
     text = "" if violation is None else str(violation["message"])
@@ -316,7 +315,7 @@ def _explained(clause: Record) -> str:
 
 
 def _blame(clause: Record) -> str:
-    """Which step of an export is to blame, without the message of the violation."""
+    """Return the blamed step of an export, without the message of the violation."""
     text = str((clause.get("blame") or {}).get("text", ""))
     repeated = str((clause.get("violation") or {}).get("message", ""))
     return text.replace(f" ({repeated})", "") if repeated else text
@@ -342,7 +341,7 @@ _EXPECTATIONS: Final = {
 
 
 def expectation(entry: Record) -> tuple[str, str]:
-    """What is wrong with an expectation that does not hold, and which it is, why, what to do."""
+    """Return the problem of an expectation that does not hold, with a description."""
     candidate = str(entry.get("candidate") or "*")
     text = str(entry["clause"]) + ("" if candidate == "*" else f" of {candidate}")
     text += f" ({entry['reason']}): {entry['why']}"
@@ -364,7 +363,7 @@ _ALWAYS_SHOWN: Final = ("passed", "failed", "expected", "n/a")
 
 
 def shown_columns(candidates: Sequence[Record]) -> list[str]:
-    """The heads of a table of candidates, without those that would be empty."""
+    """Return the heads of a table of candidates, without empty columns."""
     return [
         name
         for name in COLUMNS
@@ -389,7 +388,7 @@ _WORST_FIRST: Final = (
 
 
 def worst_results(clauses: Iterable[Record]) -> list[Record]:
-    """Each clause once, with the worst of its results in several dtypes or on several devices."""
+    """Return the clauses once each, with the worst result of all dtypes and devices."""
 
     def place(clause: Record) -> int:
         status = str(clause["status"])
@@ -405,7 +404,7 @@ def worst_results(clauses: Iterable[Record]) -> list[Record]:
 
 
 def worst_margin(candidate: Record) -> tuple[str, str]:
-    """The largest margin among the clauses that passed, and the clause that has it."""
+    """Return the largest margin of the passed clauses, and its clause."""
     passed = [
         clause
         for clause in candidate["clauses"]
@@ -418,7 +417,7 @@ def worst_margin(candidate: Record) -> tuple[str, str]:
 
 
 def verdict_reason(candidate: Record) -> str:
-    """Why a candidate has its verdict; of one that fails, how many clauses and causes."""
+    """Return the reason of a verdict; for a failing candidate the numbers of clauses and causes."""
     musts = [clause for clause in candidate.get("clauses") or () if clause["level"] == "MUST"]
     failed = [clause for clause in musts if clause["status"] == "failed"]
     reason = str(candidate.get("verdict_reason") or "")
@@ -440,7 +439,7 @@ def reason_with_causes(candidate: Record) -> str:
 
 
 def site(candidate: Record) -> str:
-    """Where in its model an attention lies and what is read off it, in one line; else ""."""
+    """Describe an attention's place in a model and its facts, in one line; else ""."""
     entry = candidate.get("site")
     if not isinstance(entry, Mapping):
         return ""
@@ -457,7 +456,7 @@ def site(candidate: Record) -> str:
 
 
 def blamed_site(candidate: Record, cause: Record) -> str:
-    """The attention that a cause of a whole model lies in, in one line; else ""."""
+    """Describe the attention of a whole model blamed by a cause, in one line; else ""."""
     violation = failure_of(candidate, cause).get("violation") or {}
     index = (violation.get("measured") or {}).get("site")
     entries = candidate.get("sites") or ()
@@ -465,7 +464,7 @@ def blamed_site(candidate: Record, cause: Record) -> str:
 
 
 def _otherwise(entry: Record) -> str:
-    """`` (but 1, 3 causal)``: those of the same attentions that see other keys, and which."""
+    """Return `` (but 1, 3 causal)``: equal attentions with different visible keys."""
     seeing: dict[str, list[str]] = {}
     for other in entry.get("otherwise") or ():
         seeing.setdefault(site_causality(other), []).append(str(other.get("index")))
@@ -482,7 +481,7 @@ def site_heads(entry: Record) -> str:
 
 
 def site_mask(entry: Record) -> str:
-    """``keep mask of attention_mask``: the kinds of its masks and the inputs that reach them."""
+    """Return ``keep mask of attention_mask``: the kinds of its masks and their inputs."""
     roles = [str(mask.get("role")) for mask in entry.get("mask") or ()]
     inputs = ", ".join(map(str, entry.get("mask_inputs") or ()))
     if not roles:

@@ -1,4 +1,4 @@
-"""What the inputs and outputs of a graph are: by declaration, else by behaviour."""
+"""Roles of a graph's inputs and outputs: by declaration, else by behaviour."""
 
 from .reader import read_roles, read_without_calls
 

@@ -1,4 +1,4 @@
-"""Finding a call that runs, and the roles of the outputs that it gives.
+"""Finds a call that runs, and the roles of its outputs.
 
 First shapes, then fills of the masks that let every key be attended.
 """
@@ -26,7 +26,7 @@ from .probe import BaseCall, GraphProbe, Outputs, bend
 
 
 def main_output(probe: GraphProbe, feeds: Feeds, plan: CallPlan) -> str:
-    """The answer: the declared output, else the one of most inputs that is no weights."""
+    """Return the answer: the declared output, else the output of most inputs except weights."""
     header, declared = probe.header, probe.declared
     for name, said in declared.outputs.items():
         if said.get("role") == "output":
@@ -61,7 +61,7 @@ def main_output(probe: GraphProbe, feeds: Feeds, plan: CallPlan) -> str:
 def _reach(
     probe: GraphProbe, feeds: Feeds, plan: CallPlan, answers: Outputs, outputs: Sequence[Port]
 ) -> Mapping[str, int]:
-    """How many tensors each output depends on."""
+    """Count the tensors each output depends on."""
     reach = {port.name: 0 for port in outputs}
     for tensor in plan.tensors:
         values = feeds[tensor.name]
@@ -125,13 +125,13 @@ _REPORTED: Final = re.compile(r"\{([\d, ]+)\}|(\d+) by (\d+)|(?:Got|Expected): (
 
 @dataclass(frozen=True)
 class Hints:
-    """Numbers that stand in a graph, and the widths of its weights, the likely ones first."""
+    """Numbers occurring in a graph, and the widths of its weights, the likely ones first."""
 
     counts: tuple[int, ...]
     widths: tuple[int, ...]
 
     def counted(self, refusals: Iterable[str]) -> tuple[int, ...]:
-        """The counts, those that refusals name before the others, as many as are worth trying."""
+        """Return the counts worth trying, first those named by refusals."""
         named: Counter[int] = Counter()
         for text in refusals:
             for match in _REPORTED.finditer(text):
@@ -164,7 +164,7 @@ def read_hints(header: Header) -> Hints:
 
 
 def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    """The initializers and constants of a graph, without those of subgraphs."""
+    """Yield the initializers and constants of a graph, without subgraphs."""
     yield from graph.initializer
     for node in graph.node:
         for attribute in node.attribute:
@@ -174,15 +174,15 @@ def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 # Larger inputs until the answer bends: weights of small initial values give tiny logits.
 _AMPLITUDES: Final = (1.0, 4.0, 16.0, 64.0)
-# The most calls that are tried on a graph whose roles remain unclear.
+# The most calls of a graph whose roles remain unclear.
 _MOST_RUNS: Final = 3000
-# As bent as this the answer is visibly no average with fixed weights.
+# With this curvature the answer is visibly no average with fixed weights.
 _BENT: Final = 1 / 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstCall:
-    """A plan that runs, its call, and with what the masks are filled so that all is attended."""
+    """A plan that runs, its call, and the fills of masks under which all keys are attended."""
 
     plan: CallPlan
     base: BaseCall
@@ -191,9 +191,9 @@ class FirstCall:
 
 
 def starts(probe: GraphProbe, hints: Hints, *, frozen_too: bool) -> Iterator[FirstCall]:
-    """Every way to call the graph that the runtime accepts, the likely ones first; equal ones once.
+    """Yield the calls the runtime accepts, the likely ones first, without repetitions.
 
-    ``frozen_too``: at the sizes it may be frozen at, not at the usual ones.
+    ``frozen_too``: at sizes the graph may be frozen at, not at the usual ones.
     """
     header, declared = probe.header, probe.declared
     some: Iterator[CallPlan] = plans(header, declared, usual(hints.widths))
@@ -217,7 +217,7 @@ def starts(probe: GraphProbe, hints: Hints, *, frozen_too: bool) -> Iterator[Fir
 
 
 def _start(probe: GraphProbe, plan: CallPlan, shapes: Shapes) -> FirstCall | None:
-    """A call of a plan with the fill that keeps most alive, None when it is refused."""
+    """Return a plan's call with the fill that keeps most keys alive, None if refused."""
     result: list[FirstCall] = []
     for fills in _fills(plan, shapes, probe.declared):
         feeds = _feeds(probe, plan, shapes, fills)
@@ -233,7 +233,7 @@ def _start(probe: GraphProbe, plan: CallPlan, shapes: Shapes) -> FirstCall | Non
 
 
 def _loud(start: FirstCall) -> FirstCall:
-    """The call with inputs large enough that the answer is no plain average."""
+    """Return the call with inputs large enough that the answer is no plain average."""
     feeds = {port.name: start.base.feeds[port.name] for port in start.plan.tensors}
     best = start
     for amplitude in _AMPLITUDES:
@@ -253,7 +253,7 @@ def _loud(start: FirstCall) -> FirstCall:
 def _fills(
     plan: CallPlan, shapes: Shapes, declared: GraphDeclaration
 ) -> Iterator[dict[str, float]]:
-    """What the masks may be filled with, what is likely to let everything through first."""
+    """Yield possible fills of the masks, those likely to hide nothing first."""
     choices = [
         (float(constant(port, (), declared)),)
         if (said := declared.inputs.get(port.name, {})).get("role") == "constant"
@@ -294,7 +294,7 @@ def _feeds(
 
 
 def constant(port: Port, shape: tuple[int, ...], declared: GraphDeclaration) -> Array:
-    """The value of a scalar input in every call: the declared one, else False or 0."""
+    """Return a scalar input's value in every call: the declared one, else False or 0."""
     value = declared.inputs.get(port.name, {}).get("value", 0)
     try:
         with np.errstate(invalid="ignore"):

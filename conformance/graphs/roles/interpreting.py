@@ -1,4 +1,4 @@
-"""The first call that makes sense: which inputs are its tensors, and what they are."""
+"""The first call that makes sense: the tensors among the inputs, and their roles."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Followed = Mapping[tuple[str, int], bool | None]
 
 
 def followed(start: FirstCall) -> Followed:
-    """For each tensor and axis whether the answer has that size, and not that of the others.
+    """Tell by tensor and axis whether the answer has this tensor's size and not the others'.
 
-    None where nothing shows it: sizes are equal, and other ones are refused.
+    None if undecidable: sizes are equal, and other sizes are refused.
     """
     result: dict[tuple[str, int], bool | None] = {}
     base = start.base
@@ -37,7 +37,7 @@ def followed(start: FirstCall) -> Followed:
 
 
 def _by_shape(base: BaseCall, names: list[str], name: str, axis: int) -> bool | None:
-    """Whether the answer has a tensor's size, seen from sizes that differ between tensors."""
+    """Tell whether the answer has a tensor's size, given sizes that differ between tensors."""
     sizes = {tensor: base.feeds[tensor].shape[axis] for tensor in names}
     if len(set(sizes.values())) == 1:
         return None
@@ -49,7 +49,7 @@ def _by_shape(base: BaseCall, names: list[str], name: str, axis: int) -> bool | 
 
 
 def _by_growth(base: BaseCall, name: str, axis: int) -> bool | None:
-    """Whether the answer grows with one tensor alone, where the graph accepts that."""
+    """Tell whether the answer grows with one tensor alone, if the graph accepts this."""
     values = base.feeds[name]
     longer = np.concatenate([values, values.take([0], axis)], axis=axis)
     answer = base.evaluate({name: longer})
@@ -60,7 +60,7 @@ def _by_growth(base: BaseCall, name: str, axis: int) -> bool | None:
     return bool(after > before)
 
 
-# Three inputs resemble query, key and value when no more than one in so many facts is otherwise.
+# The share of contradicting facts, one in this many, tolerated for query, key and value.
 _NEARLY: Final = 4
 MODES: Final = {1: "self", 2: "memory", 3: "separate"}
 
@@ -69,10 +69,8 @@ MODES: Final = {1: "self", 2: "memory", 3: "separate"}
 class RoleAssignment:
     """Roles of the tensors and the order of their axes.
 
-    fitting, facts
-        How much of the evidence speaks for it, of how much there is.
-    named
-        How many names say the same.
+    fitting, facts: the supporting evidence and all evidence.
+    named: the number of names in agreement.
     """
 
     roles: Mapping[str, str]
@@ -84,16 +82,16 @@ class RoleAssignment:
 
     @property
     def clean(self) -> bool:
-        """Whether no fact contradicts it."""
+        """Whether no fact contradicts the assignment."""
         return self.fitting == self.facts
 
     @property
     def nearly(self) -> bool:
-        """Whether no more than one fact in four contradicts it."""
+        """Whether at most one fact in four contradicts the assignment."""
         return _NEARLY * self.fitting >= (_NEARLY - 1) * self.facts
 
     def of(self, role: str) -> str:
-        """The name of the input of a role; raises StopIteration when there is none."""
+        """Return the name of the input of a role; raises StopIteration without one."""
         return next(name for name, result in self.roles.items() if result == role)
 
     @property
@@ -136,7 +134,7 @@ def _options(
     follows: Followed,
     declared: GraphDeclaration,
 ) -> Iterator[RoleAssignment]:
-    """Every assignment that the declaration admits, that of the graph's order first."""
+    """Yield every assignment the declaration admits, the graph's order first."""
     rank = len(traits[tensors[0].name].local)
     said = {port.name: declared.inputs.get(port.name, {}) for port in tensors}
     layouts = _named_layouts(tensors, rank)
@@ -169,10 +167,10 @@ def _options(
 
 
 def _named_layouts(tensors: Sequence[Port], rank: int) -> tuple[str, ...]:
-    """The orders of axes that the file's own names of axes leave open.
+    """Return the axis orders compatible with the file's names of axes.
 
-    An axis that is called batch promises items, even where the graph mixes them: that is a mistake
-    to report, such as a module that wants positions first and was exported with items first.
+    An axis called batch promises items, even where the graph mixes them: a mistake to report, for
+    example a module expecting positions first, exported with items first.
     """
     named = {at for port in tensors for at, axis in enumerate(port.shape or ()) if items_axis(axis)}
     fitting = tuple(layout for layout in AXIS_ORDERS[rank] if {layout.find("B")} == named)
@@ -180,7 +178,6 @@ def _named_layouts(tensors: Sequence[Port], rank: int) -> tuple[str, ...]:
 
 
 def _evidence(role: str, traits: Traits, layout: str) -> Iterator[tuple[int, bool]]:
-    """Weighted facts that speak for or against a role in a layout."""
     if not traits.matters:
         return
     length = layout.index("L")
@@ -206,13 +203,13 @@ def _evidence(role: str, traits: Traits, layout: str) -> Iterator[tuple[int, boo
         yield 1, not traits.shift[length]
 
 
-# Calls that run and are probed before the best of them is taken.
+# Calls that run and are probed before the best is taken.
 _MOST_STARTS: Final = 12
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interpretation:
-    """A call that runs and what its tensors are taken for."""
+    """A call that runs, and the roles of its tensors."""
 
     start: FirstCall
     traits: Mapping[str, Traits]
@@ -245,13 +242,13 @@ class Interpretation:
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether some tensor has several positions: one alone fits every role."""
+        """Whether a tensor has several positions: a single one fits every role."""
         length = self.assignment.length_axis
         return any(not traits.open[length] for traits in self.traits.values())
 
     @property
     def rank(self) -> tuple[bool, bool, bool, int, int]:
-        """What makes one better than another."""
+        """The sort key of interpretations, the best highest."""
         failed = self.assignment.facts - self.assignment.fitting
         named = self.assignment.named
         return (
@@ -279,9 +276,9 @@ def interpret(probe: GraphProbe) -> Interpretation:
 def _best_of(
     some: Iterator[FirstCall], best: Interpretation | None, *, enough: bool
 ) -> Interpretation | None:
-    """The best interpretation of the first calls, ``best`` among them.
+    """Return the best interpretation of the first calls and ``best``.
 
-    ``enough``: the first that is likely will do, as one of sizes that are hard to find.
+    ``enough``: stop at a likely interpretation, for sizes that are hard to find.
     """
     read = 0
     for start in some:
@@ -315,14 +312,13 @@ def same_positions(query: tuple[int, ...], answer: tuple[int, ...], layout: str)
 
 
 def _keeps_positions(start: FirstCall) -> bool:
-    """Whether the sizes of some tensor's outer axes are those of the answer's."""
+    """Tell whether a tensor's outer axes have the answer's sizes."""
     answer = start.base.answer.shape
     shapes = (start.base.feeds[port.name].shape for port in start.plan.tensors)
     return any(same_positions(shape, answer, start.plan.layout) for shape in shapes)
 
 
 def _why_unreadable(probe: GraphProbe) -> str:
-    """Why there is no reading of a graph of which no call runs."""
     header = probe.header
     if not probe.refusals:
         axes = {

@@ -1,4 +1,4 @@
-"""Which input lets whom attend to whom: form and polarity, by what it takes out of the answer."""
+"""Roles of mask inputs: form and polarity, by the keys removed from the answer."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def places(base: BaseCall, assignment: RoleAssignment, output_axes: str) -> Answ
 
 
 def letters(base: BaseCall, port: Port, planned: str, where: AnswerAxes) -> tuple[str, bool]:
-    """The likeliest axes of a mask, and whether its behaviour says so.
+    """Return the likeliest axes of a mask, and whether the mask's behaviour shows them.
 
-    ``planned`` is taken where nothing tells more.
+    ``planned`` in doubt.
     """
     shape = base.feeds[port.name].shape
     options = [axes for axes in mask_axes(port) if _fits(axes, shape, where.sizes)]
@@ -60,7 +60,7 @@ def letters(base: BaseCall, port: Port, planned: str, where: AnswerAxes) -> tupl
 
 
 def _fits(axes: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> bool:
-    """Whether a shape can have these letters; heads may be any number where they do not show."""
+    """Tell whether a shape fits the letters; heads may be any number if unknown."""
     for letter, size in zip(axes, shape, strict=True):
         if letter == "F":
             heads = sizes.get("H")
@@ -79,7 +79,7 @@ def _fits(axes: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> bool:
 def _score(
     axes: str, shape: tuple[int, ...], reached: list[int | str | None], where: AnswerAxes
 ) -> int:
-    """How many axes behave as their letters say, less those that do not."""
+    """Count the axes in agreement with their letters, minus the contradictions."""
     score = 0
     for letter, size, axis in zip(axes, shape, reached, strict=True):
         if size == 1 or axis == "unknown":
@@ -90,9 +90,9 @@ def _score(
 
 
 def _reached(base: BaseCall, port: Port, at: int) -> int | str | None:
-    """The axis of the answer along which changes in slices of a mask are separate.
+    """Return the answer's axis along which changes of mask slices stay separate.
 
-    None where they mix, ``unknown`` when the mask does nothing.
+    None where they mix, ``unknown`` when the mask has no effect.
     """
     size = base.feeds[port.name].shape[at]
     if size == 1:
@@ -104,7 +104,7 @@ def _reached(base: BaseCall, port: Port, at: int) -> int | str | None:
 
 
 def _pattern(base: BaseCall, port: Port, at: int, index: int) -> Array:
-    """A mask with another value at every second place of one slice."""
+    """Return a mask with another value at every second place of one slice."""
     values = base.feeds[port.name].copy()
     where: list[slice | int] = [slice(None)] * values.ndim
     where[at] = index
@@ -136,7 +136,7 @@ def widened(start: FirstCall, assignment: RoleAssignment) -> FirstCall:
 
 
 def _wider(port: Port, axes: str, declared: GraphDeclaration) -> Iterator[str]:
-    """Letters that differ from a mask's only where it has 1 and the file does not insist on it."""
+    """Yield letters that replace a 1 of the mask's where the file does not fix this size."""
     shape = port.shape or (None,) * len(axes)
     for option in sorted(mask_axes(port, declared), key=lambda axes: axes.count("1")):
         if (
@@ -151,7 +151,7 @@ def _wider(port: Port, axes: str, declared: GraphDeclaration) -> Iterator[str]:
 
 
 def _grown(start: FirstCall, assignment: RoleAssignment, port: Port, axes: str) -> FirstCall | None:
-    """The call with a mask of these axes, None when no number of heads is accepted."""
+    """Return the call with a mask of these axes, None when no number of heads is accepted."""
     sizes = letter_sizes(start.base, assignment)
     heads = [start.base.probe.declared.num_heads, sizes.get("H"), *USUAL_HEADS]
     for number in dict.fromkeys(heads if set(axes) & {"H", "F"} else [1]):
@@ -178,7 +178,7 @@ def letter_sizes(base: BaseCall, assignment: RoleAssignment) -> Mapping[str, int
     return sizes
 
 
-# What a weight grows by, at most, when 1 is added to its logit.
+# The largest growth of a weight when 1 is added to its logit.
 _ADDED: Final = math.e
 _TRAP: Final = (
     "by behaviour and dtype: its 0 and 1 are added to the logits, so it hides nothing; declare a "
@@ -216,8 +216,6 @@ def read_masks(start: FirstCall, assignment: RoleAssignment, output_axes: str) -
 
 
 class _MaskProbe:
-    """Probes what one mask does to one key."""
-
     def __init__(
         self, base: BaseCall, assignment: RoleAssignment, port: Port, axes: str, where: AnswerAxes
     ) -> None:
@@ -229,7 +227,6 @@ class _MaskProbe:
         self.key = max(reach, key=lambda at: reach[at] > 0.0)
 
     def role(self) -> tuple[str, str]:
-        """The role, and which fact shows it."""
         if "K" not in self.axes:
             return "lengths", self._lengths()
         suffix = "_int" if self.port.dtype in INTEGERS else ""
@@ -245,7 +242,7 @@ class _MaskProbe:
         return self._unclear(with_zero, with_one)
 
     def _unclear(self, with_zero: float, with_one: float) -> tuple[str, str]:
-        """The role of a mask that takes nothing out: how much a key matters under each mark."""
+        """Return the role of a mask that hides nothing: by a key's influence under each mark."""
         suffix = "_int" if self.port.dtype in INTEGERS else ""
         if not self._differ(self._marked(0), self._marked(1)):  # a mark at one key
             role = "bias" if self.port.dtype in FLOATS else self._by_name() + suffix
@@ -272,17 +269,15 @@ class _MaskProbe:
         return "by dtype and shape: its behaviour is not that of numbers of keys"
 
     def _differ(self, *masks: Array) -> bool:
-        """Whether the answers under two masks differ."""
         answers = [self.base.evaluate({self.port.name: mask}) for mask in masks]
         return bool(self.base.probe.changed(*answers).any())
 
     def _shifts(self) -> bool:
-        """Whether 0 everywhere in the mask gives another answer than 1 everywhere."""
         shape = self.base.feeds[self.port.name].shape
         return self._differ(*(np.full(shape, value, self.port.dtype) for value in (0, 1)))
 
     def _is_added(self) -> bool:
-        """Whether the mask goes into the logits as a number."""
+        """Tell whether the mask is added to the logits as a number."""
         if self._shifts():
             return False
         shape = self.base.feeds[self.port.name].shape
@@ -292,7 +287,7 @@ class _MaskProbe:
         return before < self._influence(self._marked(1), self.key) <= _ADDED * before
 
     def _marked(self, mark: int) -> Array:
-        """A mask with a mark at the key, and the opposite everywhere else."""
+        """Return a mask with a mark at the key, and its opposite elsewhere."""
         shape = self.base.feeds[self.port.name].shape
         values = np.full(shape, 1 - mark, dtype=self.port.dtype)
         where: list[slice | int] = [slice(None)] * values.ndim
@@ -301,7 +296,7 @@ class _MaskProbe:
         return values
 
     def _influence(self, mask: Array, key: int) -> float:
-        """How far the content of a key moves the answer under a mask."""
+        """Return how far a key's content moves the answer under a mask."""
         masked = self.base.with_inputs({self.port.name: mask})
         if masked is None:
             return 0.0

@@ -1,4 +1,4 @@
-"""Layer or core, how heads are packed, widths: from which channels reach which."""
+"""Layer or core, packing of heads, and widths: from the channels that influence each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .probe import BaseCall, affected, local_axis
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """The kind of a graph, its tensors with their final axes, and the sizes it fixes."""
+    """The kind of a graph, its tensors with their final axes, and the fixed sizes."""
 
     kind: Literal["layer", "core"]
     tensors: list[Role]
@@ -84,7 +84,7 @@ def _output(base: BaseCall, axes: str) -> Role:
 
 
 def _output_axes(base: BaseCall, assignment: RoleAssignment, axes: str) -> str:
-    """The order of the answer's axes: that of the query, unless its items lie elsewhere."""
+    """Return the answer's axes: the query's, unless its items lie elsewhere."""
     at = assignment.layout.find("B")
     if at < 0 or base.answer.ndim != len(axes):
         return axes
@@ -95,7 +95,7 @@ def _output_axes(base: BaseCall, assignment: RoleAssignment, axes: str) -> str:
 
 
 def _is_core(base: BaseCall, assignment: RoleAssignment) -> bool:
-    """Whether no channel of the value mixes with others: nothing projects them."""
+    """Tell whether no channel of the value mixes with others: a core projects nothing."""
     if "value" not in assignment.roles.values():
         return False
     value = assignment.of("value")
@@ -112,7 +112,7 @@ def _is_core(base: BaseCall, assignment: RoleAssignment) -> bool:
 
 
 def _apart(base: BaseCall, assignment: RoleAssignment, ports: Mapping[str, Port]) -> Packing:
-    """A core with an axis of heads."""
+    """Read a core with an axis of heads."""
     axes = assignment.layout
     answer = axes if base.answer.ndim == len(axes) else "BLM"
     pins: dict[str, int | str] = {}
@@ -135,13 +135,12 @@ def _apart(base: BaseCall, assignment: RoleAssignment, ports: Mapping[str, Port]
 
 
 def _fixed(port: Port, at: int, field: str) -> dict[str, int | str]:
-    """The pin of a size that the file fixes."""
     size = None if port.shape is None else port.shape[at]
     return {field: size} if isinstance(size, int) else {}
 
 
 def _may_differ(base: BaseCall, assignment: RoleAssignment, letter: str) -> bool:
-    """Whether a core takes twice as many query heads as key heads, or wider values than keys."""
+    """Tell whether a core accepts twice as many query heads, or wider values than keys."""
     at = assignment.layout.index(letter)
     grown = ("query",) if letter == "H" else ("value",)
     changes = {
@@ -157,7 +156,7 @@ def _may_differ(base: BaseCall, assignment: RoleAssignment, letter: str) -> bool
 def _packed(
     base: BaseCall, assignment: RoleAssignment, declared: GraphDeclaration, *, folded: bool
 ) -> Packing:
-    """A core whose heads lie side by side in the last axis, or are folded into the items."""
+    """Read a core with heads side by side in the last axis, or folded into the items."""
     heads, kv_heads, how = (1, 1, "folded") if folded else _count_heads(base, assignment, declared)
     axes = assignment.layout.replace("E", "D" if folded else "M")
     axes = axes.replace("B", "F") if folded else axes
@@ -183,7 +182,7 @@ def _packed(
 def _count_heads(
     base: BaseCall, assignment: RoleAssignment, declared: GraphDeclaration
 ) -> tuple[int, int, str]:
-    """Heads and heads of keys: declared, else how many channels one channel reaches."""
+    """Return heads and key heads: declared, else by how many channels one channel reaches."""
     width = base.answer.shape[-1]
     query = _reach(base, assignment.of("query"))
     value = _reach(base, assignment.of("value"))
@@ -198,7 +197,7 @@ def _count_heads(
 
 
 def _reach(base: BaseCall, name: str) -> int:
-    """How many channels of the answer a change of the first channel of an input reaches."""
+    """Count the channels of the answer reached by a change of an input's first channel."""
     change = affected(base, name, base.feeds[name].ndim - 1, 0)
     if change.ndim != base.answer.ndim:
         return 0

@@ -1,4 +1,4 @@
-"""What the inputs of a graph might be, with the sizes at which that can be tried."""
+"""Possible roles of a graph's inputs, with sizes to try them at."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...errors import UsageError
 from ..reading import Header, Port, suggests, suggests_drop, suggests_lengths
 from ..sidecar import GraphDeclaration
 
-# Primes that are no usual number of heads: a wrong reshape is refused, and axes tell themselves.
+# Primes that are no usual number of heads: a wrong reshape is refused, and axes are told apart.
 BATCH: Final = 3
 LENGTH: Final = 5
 HEADS: Final = 2
@@ -24,7 +24,7 @@ _BRUTE_LENGTH: Final = 17
 
 @dataclass(frozen=True, kw_only=True)
 class CallSizes:
-    """What dynamic axes are tried at; ``heads`` is for axes of heads that have no fixed size."""
+    """Sizes for dynamic axes; ``heads`` is for axes of heads without a fixed size."""
 
     batch: int = BATCH
     query_length: int = LENGTH
@@ -34,7 +34,7 @@ class CallSizes:
 
 
 def usual(widths: Sequence[int]) -> Iterator[CallSizes]:
-    """What a graph with dynamic axes runs at; then other numbers of heads, and other widths."""
+    """Yield sizes for graphs with dynamic axes: usual ones, further head counts, widths."""
     for heads in USUAL_HEADS:
         yield CallSizes(heads=heads)
     for width in dict.fromkeys(widths):
@@ -42,7 +42,7 @@ def usual(widths: Sequence[int]) -> Iterator[CallSizes]:
 
 
 def frozen(counts: Sequence[int]) -> Iterator[CallSizes]:
-    """What a graph may be frozen at, each once: likely numbers first, then every small size."""
+    """Yield sizes a graph may be frozen at: likely numbers first, then every small size."""
     return iter(dict.fromkeys(_frozen(counts)))
 
 
@@ -68,7 +68,7 @@ class ContradictionError(Exception):
 def sizes_of_letters(
     tensors: Sequence[Port], layout: str, lead: int, sizes: CallSizes
 ) -> LetterSizes:
-    """The size of each letter; raises ContradictionError."""
+    """Return the size of each letter; raises ContradictionError."""
     others = [port for at, port in enumerate(tensors) if at != lead]
     batch = _common("B", tensors, layout, sizes.batch)
     query = _common("L", tensors[lead : lead + 1], layout, sizes.query_length)
@@ -79,7 +79,7 @@ def sizes_of_letters(
 
 
 def admits(port: Port, axes: str, letter_sizes: LetterSizes) -> bool:
-    """Whether the sizes that the file fixes can be those of a mask's letters."""
+    """Tell whether a mask's fixed sizes can be those of the letters."""
     try:
         fitted(port, axes, letter_sizes, {}, strict=True)
     except ContradictionError:
@@ -95,12 +95,10 @@ def fitted(
     *,
     strict: bool = False,
 ) -> tuple[int, ...]:
-    """The shape of one input; raises ContradictionError.
+    """Return the shape of one input; raises ContradictionError.
 
-    symbols
-        The size of each named axis so far; extended.
-    strict
-        Sizes that the file fixes must be those of the letters, but for heads.
+    symbols: the size of each named axis so far; extended.
+    strict: fixed sizes must be those of the letters, except for heads.
     """
     shape: list[int] = []
     for at, letter in enumerate(axes):
@@ -116,7 +114,7 @@ def fitted(
 
 
 def filled(port: Port, sizes: Mapping[int, int]) -> tuple[int, ...]:
-    """The shape of an input with these sizes of open axes by place, the other open ones being 1."""
+    """Return an input's shape with the given sizes of open axes by place; the rest is 1."""
     return tuple(
         size if isinstance(size, int) else sizes.get(at, 1)
         for at, size in enumerate(port.shape or ())
@@ -124,7 +122,7 @@ def filled(port: Port, sizes: Mapping[int, int]) -> tuple[int, ...]:
 
 
 def _common(letter: str, ports: Sequence[Port], layout: str, usual: int) -> int:
-    """The one size of an axis of several inputs; raises ContradictionError for several."""
+    """Return the one size of an axis of several inputs; raises ContradictionError."""
     fixed = set(_fixed(letter, ports, layout))
     if len(fixed) > 1:
         raise ContradictionError
@@ -132,7 +130,7 @@ def _common(letter: str, ports: Sequence[Port], layout: str, usual: int) -> int:
 
 
 def _first(letter: str, ports: Sequence[Port], layout: str, usual: int) -> int:
-    """A size for axes of heads or channels that the file leaves open: that of another input."""
+    """Return a size for an open axis of heads or channels: another input's."""
     fixed = _fixed(letter, ports, layout)
     return fixed[0] if fixed else usual
 
@@ -174,18 +172,13 @@ _MASKS: Final[dict[int, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class CallPlan:
-    """Which inputs are tensors and masks, in which order of axes, and at which sizes.
+    """A choice of tensors and masks among a graph's inputs, with axis orders and sizes.
 
-    tensors
-        The float inputs that carry tokens or heads, in the graph's order, all in one ``layout``.
-    lead
-        The index among them of the one that has the query length.
-    masks
-        The other inputs that may say who attends to whom, with the letters of their axes.
-    pasts
-        Caches, tried at length zero where the file allows it.
-    constants
-        Scalars and the like.
+    tensors: the float inputs carrying tokens or heads, in the graph's order, all in one ``layout``.
+    lead: the index of the tensor with the query length.
+    masks: inputs that may say who attends to whom, with the letters of their axes.
+    pasts: caches, tried at length zero where the file allows it.
+    constants: scalars and the like.
     """
 
     tensors: tuple[Port, ...]
@@ -198,7 +191,7 @@ class CallPlan:
 
     @property
     def letters(self) -> dict[str, str]:
-        """The letters of the axes by the name of the input, where there are any."""
+        """The letters of the axes by input name, for tensors and masks."""
         result = {port.name: self.layout for port in self.tensors}
         return result | {port.name: axes for port, axes in self.masks}
 
@@ -228,11 +221,10 @@ class CallPlan:
 def plans(
     header: Header, declared: GraphDeclaration, sizes: Iterable[CallSizes], *, likely: bool = False
 ) -> Iterator[CallPlan]:
-    """Every plan for a graph at some sizes, the likely ones first.
+    """Yield every plan for a graph at the given sizes, the likely ones first.
 
-    ``likely``: only the likeliest inputs are taken for tensors.
-
-    Raises UsageError for declared roles that no attention has together.
+    ``likely``: only the likeliest inputs are taken for tensors. Raises UsageError for declared
+    roles that no attention combines.
     """
     choices = _tensor_choices(header, declared)
     for size in sizes:
@@ -241,7 +233,7 @@ def plans(
 
 
 def _tensor_choices(header: Header, declared: GraphDeclaration) -> list[tuple[Port, ...]]:
-    """Which inputs may be the tensors: as many as are not called otherwise, then any."""
+    """Return possible choices of tensors: first the most inputs without contrary names."""
     floats = [port for port in header.inputs if _may_be_tensor(port, declared)]
     choices = [
         tensors
@@ -264,7 +256,7 @@ def _tensor_choices(header: Header, declared: GraphDeclaration) -> list[tuple[Po
         raise UsageError(msg)
 
     def unlikely(tensors: Sequence[Port]) -> int:
-        """How many are called otherwise; the sort keeps more tensors before fewer."""
+        """Count the tensors named as masks or caches; sorting then keeps more tensors first."""
         return sum(
             suggests(tensor.name, "mask") or suggests(tensor.name, "past") for tensor in tensors
         )
@@ -273,7 +265,6 @@ def _tensor_choices(header: Header, declared: GraphDeclaration) -> list[tuple[Po
 
 
 def _is_part(roles: Iterable[str], every: Sequence[str]) -> bool:
-    """Whether all of some roles are among others, each once."""
     return not Counter(roles) - Counter(every)
 
 
@@ -285,7 +276,7 @@ def _may_be_tensor(port: Port, declared: GraphDeclaration) -> bool:
 
 
 def _together(tensors: Sequence[Port]) -> bool:
-    """Whether tensors have one rank; with an axis of heads only a core's three come."""
+    """Tell whether tensors have one rank; with an axis of heads only a core's three tensors."""
     ranks = {port.rank for port in tensors} - {None}
     return len(ranks) <= 1 and (len(tensors) == len("qkv") or len("BHLD") not in ranks)
 
@@ -325,10 +316,10 @@ def _with_tensors(
 def _layouts(
     tensors: Sequence[Port], declared: GraphDeclaration, header: Header
 ) -> tuple[str, ...]:
-    """The orders of axes that some tensors may have.
+    """Return the possible axis orders of the tensors.
 
-    Without a rank in the file all are tried. The Attention operator kills its process when its
-    heads are packed and it has no number of them (onnxruntime 1.31.1): heads apart come first.
+    Without a rank in the file all are tried. The Attention operator kills its process on packed
+    heads without their number (onnxruntime 1.31.1): separate heads come first.
     """
     said = [
         len(str(declared.inputs[p.name]["axes"]))
@@ -362,7 +353,7 @@ def _is_past(port: Port, declared: GraphDeclaration) -> bool:
 
 
 def _lead(tensors: Sequence[Port], declared: GraphDeclaration) -> int:
-    """The index of the query: the declared one, else that with its name, else the first."""
+    """Return the index of the query: declared, else by name, else the first."""
     roles = [declared.inputs.get(port.name, {}).get("role") for port in tensors]
     if "query" in roles:
         return roles.index("query")
@@ -371,7 +362,7 @@ def _lead(tensors: Sequence[Port], declared: GraphDeclaration) -> int:
 
 
 def mask_axes(port: Port, declared: GraphDeclaration | None = None) -> tuple[str, ...]:
-    """The letters that the axes of a mask may have, the likely ones first."""
+    """Return the possible letters of a mask's axes, the likely ones first."""
     axes = declared.inputs.get(port.name, {}).get("axes") if declared else None
     if axes:
         return (str(axes),)

@@ -1,4 +1,4 @@
-"""Calling a graph with generic values: whether answers agree, and on which inputs they depend."""
+"""Calls of a graph with generic values: agreement of answers, and dependence on inputs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,12 @@ from .plans import FLOATS
 class Traits:
     """How the answer depends on one float input.
 
-    matters
-        Whether the answer changes at all when everything in it changes.
-    affine
-        Whether the answer is affine in it.
-    local
-        For each of its axes the axis of the answer along which a change is separate from changes
-        elsewhere, None where changes mix; ``open`` where the axis has one entry and cannot tell.
-    open
-        The axes that have one entry.
-    shift
-        For each axis whether one vector added all along it changes nothing.
+    matters: the answer changes when everything in the input changes.
+    affine: the answer is affine in the input.
+    local: by axis the answer's axis along which a change stays separate from changes elsewhere,
+        None where changes mix; ``open`` where a single entry cannot tell.
+    open: the axes that have one entry.
+    shift: by axis whether adding one vector all along it changes nothing.
     """
 
     matters: bool
@@ -41,7 +36,7 @@ class Traits:
 
 @dataclass
 class BaseCall:
-    """A call that runs, and what the answer named ``output`` was."""
+    """A call that runs, with its answer named ``output``."""
 
     probe: GraphProbe
     feeds: Mapping[str, Array]
@@ -49,7 +44,7 @@ class BaseCall:
     answer: Array
 
     def with_inputs(self, changes: Mapping[str, Array]) -> BaseCall | None:
-        """The call with other values of some inputs, None when it is refused."""
+        """Return the call with changed inputs, None if refused."""
         feeds = {**self.feeds, **changes}
         answers = self.probe.call(feeds)
         if answers is None:
@@ -57,7 +52,7 @@ class BaseCall:
         return BaseCall(self.probe, feeds, self.output, answers[self.output])
 
     def evaluate(self, changes: Mapping[str, Array]) -> Array | None:
-        """The answer to the call with other values of some inputs, None when it is refused."""
+        """Return the answer to the call with changed inputs, None if refused."""
         other = self.with_inputs(changes)
         return None if other is None else other.answer
 
@@ -66,7 +61,7 @@ class BaseCall:
         return self.probe.changed(self.answer, self.evaluate(changes))
 
     def redrawn(self, name: str, at: int | None = None, index: int = 0) -> Array:
-        """An input with new random numbers, all of it or one slice."""
+        """Return an input with new random numbers, all of it or one slice."""
         values = self.feeds[name]
         size = float(np.sqrt(np.mean(np.square(values.astype(np.float64))))) or 1.0
         drawn = (self.probe.draw(values.shape, "float64") * size).astype(values.dtype)
@@ -93,7 +88,7 @@ def read_traits(base: BaseCall, name: str) -> Traits:
 
 
 def bend(base: BaseCall, inputs: list[str]) -> float:
-    """How far an answer is from affine in some inputs, relative to its own change."""
+    """Return how far an answer is from affine in the inputs, relative to its own change."""
     steps = {name: base.redrawn(name) - base.feeds[name] for name in inputs}
     once = base.evaluate({name: base.feeds[name] + step for name, step in steps.items()})
     twice = base.evaluate({name: base.feeds[name] + 2 * step for name, step in steps.items()})
@@ -138,7 +133,7 @@ def separate_axis(first: Change, last: Change) -> int | None:
 
 
 def _is_shift(base: BaseCall, name: str, at: int) -> bool:
-    """Whether adding one vector all along an axis changes nothing."""
+    """Tell whether adding one vector all along an axis changes nothing."""
     values = base.feeds[name]
     shape = tuple(1 if axis == at else size for axis, size in enumerate(values.shape))
     vector = base.probe.draw(shape, "float64").astype(values.dtype)
@@ -147,7 +142,7 @@ def _is_shift(base: BaseCall, name: str, at: int) -> bool:
 
 Outputs = Mapping[str, Array]
 Change = np.ndarray[Any, np.dtype[np.bool_]]
-# Of the largest number of an answer, what a graph that computes with 8-bit integers is off by.
+# The error of a graph computing with 8-bit integers, relative to the answer's largest number.
 _INTEGER_NOISE: Final = 1 / 16
 # Rounding errors of an answer lie under this power of its dtype's epsilon, relative to its peak.
 _NOISE_POWER: Final = 3 / 4
@@ -205,7 +200,7 @@ def peak(values: Array) -> float:
 
 
 def _noise(header: Header) -> float:
-    """What rounding may do to the answers of a graph, relative to their peak."""
+    """Return the error of rounding in a graph's answers, relative to their peak."""
     if any("Quant" in operator or "Integer" in operator for operator in header.operators):
         return _INTEGER_NOISE
     dtypes = {port.dtype for port in (*header.inputs, *header.outputs)} & FLOATS

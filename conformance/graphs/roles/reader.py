@@ -1,4 +1,4 @@
-"""Reads a graph: finds a call that runs, then what each part of it is."""
+"""Reads a graph: finds a call that runs, then interprets its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _FIELDS: Final = {"B": "batch", "Q": "query_length", "K": "key_length"}
 
 
 def read_without_calls(header: Header, declared: GraphDeclaration) -> GraphReading:
-    """Roles by names, types and the order of the inputs; raises UsageError without a query.
+    """Guess roles by names, types and order of the inputs; raises UsageError without a query.
 
-    With it the graph is called again, so that calls without an answer become a verdict.
+    The reading lets clauses call the graph, so that unanswered calls become a verdict.
     """
     plan = next((plan for plan in plans(header, declared, usual(())) if plan.shapes()), None)
     if plan is None or not header.outputs:
@@ -69,7 +69,7 @@ def read_without_calls(header: Header, declared: GraphDeclaration) -> GraphReadi
 
 
 def _tensor_roles(tensors: Sequence[Port], declared: GraphDeclaration) -> dict[str, str]:
-    """The roles of tensors: by declaration, else by telling names, else by order."""
+    """Return the roles of tensors: declared, else by telling names, else by order."""
     roles = ROLES[len(tensors)]
     interpretation: dict[str, str] = {}
     for port in tensors:
@@ -92,7 +92,7 @@ def _mask(port: Port, axes: str) -> Role:
 def _pins(
     plan: CallPlan, mode: str, shapes: dict[str, tuple[int, ...]], output: Port
 ) -> dict[str, int | str]:
-    """Widths, and the sizes that the file fixes."""
+    """Return the widths and the sizes fixed by the file."""
     pins: dict[str, int | str] = {}
     for port in plan.tensors:
         for letter, size in zip(plan.layout, port.shape or (), strict=False):
@@ -121,10 +121,9 @@ _LEAST: Final = 3
 
 
 def about_positions(base: BaseCall, assignment: RoleAssignment) -> list[str]:
-    """A sentence when the order of the first two keys matters to the last token.
+    """Return a sentence if the order of the first two keys matters to the last token.
 
-    A softmax over keys sums over them in any order, under a causal rule, too: the last token
-    attends to both.
+    A softmax sums over keys in any order, also under a causal rule: the last token attends to both.
     """
     at = assignment.length_axis
     lengths = {base.feeds[name].shape[at] for name in assignment.roles}
@@ -150,10 +149,10 @@ Allowed = np.ndarray[Any, np.dtype[np.bool_]]
 def always_causal(
     base: BaseCall, assignment: RoleAssignment, sizes_probe: SizeProbe
 ) -> tuple[str | None, list[str]]:
-    """The alignment of a causal rule that no input turns on, and a sentence about it.
+    """Return the alignment of a causal rule that always applies, with a sentence.
 
-    Only calls with more keys than queries, or fewer, tell alignments apart: with equal lengths
-    alone it is called bottom-right.
+    Only calls with unequal numbers of keys and queries distinguish alignments: with equal lengths
+    alone the answer is bottom-right.
     """
     depends = [
         allowed for allowed in _dependence(base, assignment, sizes_probe) if allowed is not None
@@ -175,7 +174,7 @@ def _rule(depends: Allowed, alignment: str) -> Allowed:
 def _dependence(
     base: BaseCall, assignment: RoleAssignment, sizes_probe: SizeProbe
 ) -> Iterator[Allowed | None]:
-    """Which query depends on which key: in the first call, and in longer ones if it is a rule."""
+    """Yield query-key dependence: in the first call and, if it is a rule, in longer calls."""
     first = _reach(base, assignment)
     yield first
     if first is None or first.all() or "x" in assignment.roles.values():
@@ -187,9 +186,9 @@ def _dependence(
 
 
 def _reach(base: BaseCall, assignment: RoleAssignment) -> Allowed | None:
-    """Whether a query's answer, along rows, depends on a key's content; None when it cannot tell.
+    """Return whether each query's answer depends on each key's content; None if undecidable.
 
-    Content is that of the value where there is one: a query with one key depends on it, too.
+    The content is the value's, if separate: even a query with a single key depends on it.
     """
     name, at = assignment.attended[-1], assignment.length_axis
     if "value" in assignment.roles.values():
@@ -206,7 +205,7 @@ def _reach(base: BaseCall, assignment: RoleAssignment) -> Allowed | None:
     return depends
 
 
-# What a graph must hold to be an attention whose behaviour is wrong.
+# Operators required in a graph accepted as a wrong attention.
 _SOFTMAXES: Final = frozenset({"Softmax", "LogSoftmax", "Exp"})
 _WHOLE: Final = frozenset(
     {
@@ -225,17 +224,17 @@ _PRODUCTS: Final = frozenset(
     {"DynamicQuantizeMatMul", "Einsum", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger"}
     | {"MatMulIntegerToFloat", "QLinearMatMul", "QGemm"}
 )
-# These give sizes, not values: a product with one scales.
+# Operators giving sizes, not values: a product with one scales.
 _SIZES: Final = frozenset({"Shape", "Size"})
 
 
 def _has_softmax(header: Header) -> bool:
-    """Whether a graph holds what only attention and few others need."""
+    """Tell whether a graph has operators that few graphs but attentions need."""
     return bool(_operators(header) & (_SOFTMAXES | _WHOLE))
 
 
 def _multiplies_itself(header: Header) -> bool:
-    """Whether two results of the inputs are multiplied; True where that is hard to say."""
+    """Tell whether two results of the inputs are multiplied; True in doubt."""
     if _operators(header) & _WHOLE:
         return True
     try:
@@ -248,7 +247,7 @@ def _multiplies_itself(header: Header) -> bool:
     sums = "ReduceSum" in _operators(header)
     live = {port.name for port in header.inputs}
     before = 0
-    # Again until nothing is added: converters append casts at the end, out of order.
+    # Repeated until nothing is added: converters append casts at the end, out of order.
     while len(live) > before:
         before = len(live)
         for node in model.graph.node:
@@ -268,9 +267,9 @@ def _operators(header: Header) -> frozenset[str]:
 def read_roles(
     header: Header, run: Callable[[Feeds], Mapping[str, Array]], declared: GraphDeclaration
 ) -> GraphReading:
-    """What each input and output of a graph is; raises UsageError for what is no attention.
+    """Return the role of each input and output; raises UsageError for other graphs.
 
-    ``run`` gives the outputs by name and raises GraphRefused; GraphLost goes through.
+    ``run`` gives the outputs by name and raises GraphRefused; GraphLost passes through.
     """
     check_declaration(declared, header)
     _check_ports(header)
@@ -315,7 +314,7 @@ def read_roles(
 
 
 def _check_ports(header: Header) -> None:
-    """Require a float input that can carry tokens and an output."""
+    """Require a float input that can carry tokens, and an output."""
     if not header.outputs:
         msg = f"{header.path}: a graph without outputs computes no attention"
         raise UsageError(msg)
@@ -330,12 +329,12 @@ def _check_ports(header: Header) -> None:
 
 
 def _check_attention(header: Header, interpretation: Interpretation) -> None:
-    """Refuse a graph that does not attend; a broken attention is one."""
+    """Refuse a graph that does not attend; a broken attention is accepted."""
     if interpretation.assignment.declared or (
         interpretation.clean and len(interpretation.traits) > 1
     ):
         return
-    # An attention of several inputs that does not depend on all of them is a broken one.
+    # An attention of several inputs that ignores one is broken.
     all_matter = all(traits.matters for traits in interpretation.traits.values())
     ignores = not all_matter and len(interpretation.traits) > 1 and _has_softmax(header)
     resembles = len(interpretation.traits) == len(ROLES) and all_matter and interpretation.likely
@@ -353,7 +352,7 @@ def _check_attention(header: Header, interpretation: Interpretation) -> None:
 
 
 def _mixes(interpretation: Interpretation) -> bool:
-    """Whether a part of the answer depends on several positions, or items, of an input."""
+    """Tell whether the answer mixes several positions, or items, of an input."""
     outer = [at for at, letter in enumerate(interpretation.assignment.layout) if letter in "BL"]
     return not interpretation.is_conclusive or any(
         traits.matters and not traits.open[at] and traits.local[at] is None
@@ -363,7 +362,6 @@ def _mixes(interpretation: Interpretation) -> bool:
 
 
 def _about_tensors(interpretation: Interpretation, declared: GraphDeclaration) -> list[str]:
-    """A sentence for each tensor: its role, and what shows it."""
     sentences = []
     assignment = interpretation.assignment
     if not assignment.clean:

@@ -1,4 +1,4 @@
-"""Which sizes a graph fixes, and up to which it runs: by its header, by names, by calling it."""
+"""The sizes a graph fixes, and its limits: by header, by names, by calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .interpreting import RoleAssignment
 from .plans import CallPlan
 from .probe import BaseCall
 
-# Other sizes that a dynamic axis must run at, added to that of the first call.
+# Steps from the first call's size to other sizes a dynamic axis must accept.
 _STEPS: Final = (1, 2, 4)
 
 
@@ -31,11 +31,11 @@ class SizeProbe:
         packed = tuple(
             size for letter, size in zip(assignment.layout, query, strict=True) if letter in "BL"
         )
-        # Where the first answer already has another shape, that of others tells nothing.
+        # A first answer of a different shape leaves later shapes without meaning.
         self._kept = answer[:-1] in (query[:-1], packed)
 
     def size(self, letter: str) -> int:
-        """What an axis has in the call that runs; 1 for items that have no axis."""
+        """Return an axis's size in the running call; 1 for items without an axis."""
         if letter == "B" and not self._items:
             return 1
         at = self.assignment.layout.index("B" if letter == "B" else "L")
@@ -44,16 +44,16 @@ class SizeProbe:
         return int(self.start.base.feeds[name].shape[at])
 
     def runs(self, letters: str) -> bool:
-        """Whether any other size of some axes, changed together, is accepted."""
+        """Tell whether another size of the axes, changed together, is accepted."""
         return any(self.accepts(letters, step) for step in _STEPS)
 
     def accepts(self, letters: str, step: int) -> bool:
-        """Whether some axes longer by a step give an answer, of the right shape if any is."""
+        """Tell whether axes longer by a step give an answer, of the right shape if known."""
         longer = self.base(letters, step)
         return longer is not None and (not self._kept or self._grew(longer, letters, step))
 
     def _grew(self, longer: BaseCall, letters: str, step: int) -> bool:
-        """Whether the answer grew where the query did and kept its other axes."""
+        """Tell whether the answer grew along the query's axes alone."""
         layout, expected = self.assignment.layout, list(self.start.base.answer.shape)
         if len(expected) < len(layout):  # heads are packed into the answer's last axis
             layout = layout.replace("H", "")
@@ -63,7 +63,7 @@ class SizeProbe:
         return list(longer.answer.shape) == expected
 
     def base(self, letters: str, step: int) -> BaseCall | None:
-        """The call with some axes longer, None when it is refused."""
+        """Return the call with longer axes, None if refused."""
         return self.start.base.with_inputs(self._feeds(letters, step))
 
     def _feeds(self, letters: str, step: int) -> dict[str, Array]:
@@ -88,7 +88,7 @@ class SizeProbe:
 
 
 def _grown(values: Array, axes: str, letters: str, step: int) -> Array:
-    """Values with some axes longer, repeated from the start."""
+    """Return values with the named axes longer, repeated from the start."""
     for at, letter in enumerate(axes):
         size = values.shape[at]
         if letter in letters:
@@ -96,12 +96,12 @@ def _grown(values: Array, axes: str, letters: str, step: int) -> Array:
     return values
 
 
-# Lengths beyond those that clauses draw: what runs here is taken to run at any.
+# Longer than the lengths clauses draw: a graph running here is assumed to run at any.
 _LONG: Final = 520
 
 
 def longest(sizes_probe: SizeProbe, letters: str) -> int | None:
-    """The greatest length of some axes that is accepted, None when there is no end in sight."""
+    """Return the greatest accepted length of the axes, None if no end is in sight."""
     size = sizes_probe.size(letters[0])
     accepted, refused = 0, _LONG - size
     if refused <= 0 or sizes_probe.accepts(letters, refused):
@@ -121,7 +121,7 @@ _FIELDS: Final = {"B": "batch", "Q": "query_length", "K": "key_length"}
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSizes:
-    """Sizes of calls that are fixed, and the inputs that are neither tensors nor masks."""
+    """Fixed sizes of calls, and the inputs that are neither tensors nor masks."""
 
     pins: Mapping[str, Pin]
     baked: Mapping[str, int]
@@ -170,7 +170,7 @@ def read_spans(
 
 
 def _tried_sizes(letters: str, sizes_probe: SizeProbe) -> tuple[Pin | None, str]:
-    """The pin of an axis that the file leaves open, None when it is, and a sentence."""
+    """Return the pin of an axis the file leaves open, None if it is open, and a sentence."""
     field = _FIELDS[letters[0]].replace("_", " ")
     if not sizes_probe.runs(letters):
         size = sizes_probe.size(letters[0])
@@ -187,7 +187,7 @@ def _tried_sizes(letters: str, sizes_probe: SizeProbe) -> tuple[Pin | None, str]
 def _axes(
     plan: CallPlan, assignment: RoleAssignment, masks: Sequence[Role]
 ) -> dict[str, list[Axis]]:
-    """What the header says of items, queries and keys."""
+    """Return the header's axes of items, queries and keys."""
     result: dict[str, list[Axis]] = {letter: [] for letter in _FIELDS}
     for port in plan.tensors:
         role = assignment.roles[port.name]
@@ -210,7 +210,7 @@ def _axes(
 
 
 def _equal(axes: Mapping[str, Sequence[Axis]], assignment: RoleAssignment) -> bool:
-    """Whether query and key lengths have one name."""
+    """Tell whether query and key lengths share a name."""
     if "x" in assignment.roles.values():
         return True
     names = {axis for axis in axes["Q"] if isinstance(axis, str)}
@@ -218,7 +218,7 @@ def _equal(axes: Mapping[str, Sequence[Axis]], assignment: RoleAssignment) -> bo
 
 
 def _heads(start: FirstCall, masks: Sequence[Role], items: int) -> dict[str, int]:
-    """The number of heads that the shape of a mask shows."""
+    """Return the number of heads shown by the shape of a mask."""
     for mask in masks:
         shape = start.base.feeds[mask.name].shape
         if "H" in mask.axes:
@@ -229,7 +229,7 @@ def _heads(start: FirstCall, masks: Sequence[Role], items: int) -> dict[str, int
 
 
 def _others(plan: CallPlan, declared: GraphDeclaration) -> list[Role]:
-    """Caches and constants."""
+    """Return the roles of caches and constants."""
     result = []
     for port in plan.pasts:
         said = declared.inputs.get(port.name, {}).get("role")

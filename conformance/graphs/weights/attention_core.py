@@ -22,12 +22,10 @@ _PRODUCTS: Final = _WITH_TRANSPOSES | {"MatMul", "MatMulInteger"}
 
 @dataclass(frozen=True)
 class Contraction:
-    """A product of two tensors, its axes as letters: ``...qd,...dk->...qk``.
+    """A product of two tensors with lettered axes: ``...qd,...dk->...qk``.
 
-    letters
-        Those of the two operands and of the output, without axes that lead in all of them.
-    factor
-        What the product is multiplied by.
+    letters: of the two operands and of the output, without axes leading in all three.
+    factor: the factor on the product.
     """
 
     operands: tuple[str, str]
@@ -45,18 +43,18 @@ class Contraction:
         return _only(own, [x for x in own if x in other and x not in output])
 
     def own_axis(self, index: int) -> int:
-        """The axis of an operand that the other has not."""
+        """Return the axis of an operand absent from the other operand."""
         own, other = self.letters[index], self.letters[1 - index]
         return _only(own, [x for x in own if x not in other])
 
     def place(self, index: int) -> int:
-        """The axis of the output, from its end, that is the own axis of an operand."""
+        """Return the output axis, counted from the end, that is an operand's own axis."""
         own = self.letters[index][self.own_axis(index)]
         return self.letters[2].index(own) - len(self.letters[2])
 
 
 def contraction_of(node: Node) -> Contraction | None:
-    """A node as a contraction of its first two inputs, None when it is none."""
+    """Return a node as a contraction of its first two inputs, None for other nodes."""
     if node.op_type == "Einsum":
         return _einsum(node)
     if node.op_type not in _PRODUCTS:
@@ -83,7 +81,7 @@ def _einsum(node: Node) -> Contraction | None:
 
 
 def _only(letters: str, result: list[str]) -> int:
-    """The position of one letter, counted from the end; an ellipsis may come before it."""
+    """Return the position of the single letter, from the end; an ellipsis may precede it."""
     if len(result) != 1:
         msg = f"{letters} has {len(result)} axes where one is needed"
         raise UnreadableError(msg)
@@ -91,7 +89,7 @@ def _only(letters: str, result: list[str]) -> int:
 
 
 SOFTMAXES: Final = frozenset({"Softmax", "LogSoftmax"})
-# What a search for a product may not walk through: behind these the tokens are mixed otherwise.
+# The search for a product stops at these: behind them tokens are mixed differently.
 _WALLS: Final = frozenset({"LayerNormalization", "SimplifiedLayerNormalization", "Conv"})
 _GATHERS: Final = frozenset({"Gather", "GatherElements", "GatherND", "Pad"})
 
@@ -106,20 +104,14 @@ class HeadTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Core:
-    """Where attention happens in a graph.
+    """The tensors of an attention in a graph.
 
-    product, scores
-        The result of the product of query and key, and the softmax's input; "" inside a node.
-    product_factor
-        What the node of the product multiplies it by.
-    heads, heads_feature, heads_length
-        What comes out of the weighted mean, with the axes of its features and its queries.
-    num_heads, num_kv_heads, scale
-        As a node's attributes say them, else None.
-    bias
-        The tensor of the biases that a node adds itself, query's, key's and value's in one.
-    matrix, widths
-        The same of the projections, with how many columns belong to each (none: thirds).
+    product, scores: the product of query and key, and the softmax's input; "" inside a node.
+    product_factor: the factor of the product's node.
+    heads, heads_feature, heads_length: the weighted mean, with its axes of features and queries.
+    num_heads, num_kv_heads, scale: from a node's attributes, else None.
+    bias: the tensor of the biases a node adds itself, query's, key's and value's in one.
+    matrix, widths: the tensor of its projections, with the columns of each (none: thirds).
     """
 
     query: HeadTensor
@@ -147,9 +139,9 @@ class Core:
 
 
 def softmax_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[Core]:
-    """The core around each softmax that tokens flow through on the way to the output.
+    """Return the core around each softmax between the tokens and the output.
 
-    Raises UnreadableError where a softmax is there but not between two products.
+    Raises UnreadableError for a softmax that is not between two products.
     """
     above = wiring.above(output)
     result: dict[str, Core] = {}
@@ -170,7 +162,7 @@ def softmax_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[C
 
 
 def scores_of(wiring: Wiring, node: Node) -> str:
-    """The input of a softmax, or of the exponential of one that is written out; else ""."""
+    """Return the input of a softmax, or of a written-out softmax's exponential; else ""."""
     if node.op_type in SOFTMAXES:
         return str(node.input[0])
     if node.op_type != "Exp":
@@ -188,13 +180,12 @@ def scores_of(wiring: Wiring, node: Node) -> str:
 def core_around(
     wiring: Wiring, tokens: frozenset[str], softmax: Node, *, direct: bool = False
 ) -> Core:
-    """The core around a softmax, or around the exponential of one that is written out.
+    """Return the core around a softmax, or around a written-out softmax's exponential.
 
-    direct
-        Of several products the one whose entries stay in their places is that of query and key;
-        what is gathered from others, such as scores of distances, is added to it.
+    direct: of several products, the query-key product keeps entries in place; gathered products,
+    for example scores of distances, are added to it.
 
-    Raises UnreadableError where it does not lie between two products of what tokens reach.
+    Raises UnreadableError if the softmax is not between two products reached by tokens.
     """
     scores = scores_of(wiring, softmax)
     found = products_above(wiring, tokens, scores, direct=direct)
@@ -223,7 +214,7 @@ def core_around(
 def products_above(
     wiring: Wiring, tokens: frozenset[str], scores: str, *, direct: bool = True
 ) -> list[Contraction]:
-    """The products of what tokens reach that scores are made of; see :func:`core_around`."""
+    """Return the products of token-reached tensors in the scores; see :func:`core_around`."""
     found = _up_to(wiring, tokens, scores, _WALLS)
     return _up_to(wiring, tokens, scores, _WALLS | _GATHERS) if direct and len(found) > 1 else found
 
@@ -235,7 +226,7 @@ def _up_to(
     while waiting:
         name = waiting.pop()
         node = wiring.producer.get(name)
-        # A step of integers says of a tensor how large it is, not what it holds.
+        # A quantisation step says how large a tensor is, not its content.
         if node is None or (node.op_type in _COARSE and name != node.output[0]):
             continue
         contraction = contraction_of(node)
@@ -252,7 +243,7 @@ def _up_to(
 
 
 def _product_below(wiring: Wiring, tokens: frozenset[str], start: str) -> tuple[str, Contraction]:
-    """The weights as the second product reads them, and that product."""
+    """Return the weights as read by the second product, and this product."""
     visited, waiting = {start}, [start]
     while waiting:
         name = waiting.pop(0)
@@ -271,7 +262,7 @@ def _product_below(wiring: Wiring, tokens: frozenset[str], start: str) -> tuple[
 
 
 def _normalised(wiring: Wiring, tokens: frozenset[str], heads: str) -> str:
-    """The heads after a division by the sum of weights, where that comes after the mean."""
+    """Return the heads after a division by the sum of weights, if it follows the mean."""
     for node in wiring.consumers[heads]:
         divides = node.op_type == "Div" and node.input[0] == heads
         if divides and wiring.reaching(node.input[1], tokens):
@@ -279,7 +270,7 @@ def _normalised(wiring: Wiring, tokens: frozenset[str], heads: str) -> str:
     return heads
 
 
-# These round activations to 8 bits while the graph runs.
+# Nodes that round activations to 8 bits during the run.
 _COARSE: Final = frozenset(
     {"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "QuantizeLinear", "QAttention"}
 )
@@ -287,10 +278,10 @@ _COARSE: Final = frozenset(
 
 @contextmanager
 def read_wiring(path: Path, process: GraphProcess) -> Iterator[tuple[Wiring, GraphProcess, bool]]:
-    """The wiring of a file, what runs it, and whether that is the file itself.
+    """Yield the wiring of a file, its process, and whether the process runs the file itself.
 
-    Tensors inside local functions have no name that could be tapped: a graph that has such runs
-    from a copy in which they are written out.
+    Tensors inside local functions cannot be tapped: a graph with functions runs from an inlined
+    copy.
     """
     model = onnx.load(path, load_external_data=False)
     if not model.functions:
@@ -318,7 +309,7 @@ _BIAS: Final = 3
 
 
 def node_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[Core]:
-    """The core of each attention node that tokens flow through on the way to the output."""
+    """Return the core of each attention node between the tokens and the output."""
     above = wiring.above(output)
     result = []
     for node in wiring.graph.node:
@@ -344,7 +335,7 @@ def _signature(node: Node) -> tuple[str, str]:
 
 
 def _separate(node: Node) -> Core:
-    """A node that takes query, key and value."""
+    """Return the core of a node with query, key and value as inputs."""
     values = attributes(node)
     if not all(node.input[:_FUSED_INPUTS]) or len(node.input) < _FUSED_INPUTS:
         msg = f"{node.op_type} has query, key and value in one tensor"
@@ -367,7 +358,7 @@ def _separate(node: Node) -> Core:
 
 
 def _fused(node: Node) -> Core:
-    """A node that projects tokens itself."""
+    """Return the core of a node that projects tokens itself."""
     values = attributes(node)
     tokens = HeadTensor(name=node.input[0], feature=-1)
     return Core(
@@ -411,7 +402,7 @@ def find_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[Core
 
 
 def _ordered(wiring: Wiring, cores: Sequence[Core]) -> list[Core]:
-    """Cores in the order in which a node puts their heads side by side."""
+    """Return cores in the order in which a node concatenates their heads."""
     for node in wiring.graph.node:
         if node.op_type != "Concat" or len(node.input) < len(cores):
             continue

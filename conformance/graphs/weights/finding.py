@@ -1,6 +1,6 @@
 """The weights of a graph: from its source, a state dict, its own tensors, or none.
 
-A state dict or safetensors file is read whatever it really holds.
+A state dict or safetensors file is read whatever its content.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .projecting import UNKNOWN, gauge_of, snapped
 from .recovering import Recovered, recover, stages_of
 from .wiring import UnreadableError, Wiring
 
-# A stranger's graph may have axes and attributes that no walk expects: it is not read then, and the
-# run goes on without weights.
+# A foreign graph may have unexpected axes and attributes: it is left unread, and the run goes on
+# without weights.
 _UNUSUAL: Final = (UnreadableError, ValueError, KeyError, IndexError, TypeError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Structure:
-    """What the nodes of a graph gave, and why not more."""
+    """The findings from the nodes of a graph, and why there are no more."""
 
     stages: Stages = Stages()  # noqa: RUF009 (a frozen dataclass of texts)
     recovered: Recovered | None = None
@@ -57,11 +57,10 @@ def find_weights(
     state_dict: Mapping[str, Tensor] | None,
     source: GraphProjections | None,
 ) -> GraphProjections:
-    """The projections of a layer's graph and where they come from; a core has none.
+    """Find the projections of a layer's graph and their origin; a core has none.
 
-    ``source`` is what the module that was exported says, and wins; then the state dict, then what
-    the graph itself stores. Raises UsageError for a state dict that says nothing of this graph,
-    and GraphLost.
+    The exported module's weights in ``source`` come first, then the state dict, then the graph's
+    stored tensors. Raises UsageError for a state dict unrelated to the graph, and GraphLost.
     """
     with read_wiring(header.path, process) as (wiring, runner, is_original):
         graph = RunnableGraph(header, runner, reading, declared.num_heads, is_coarse(wiring))
@@ -80,7 +79,7 @@ def find_weights(
 
 
 def _structure(wiring: Wiring, graph: RunnableGraph, *, core_only: bool) -> _Structure:
-    """What the structure gives, and why not more; broken graphs are tried at other sizes, too."""
+    """Read the structure, and why it is incomplete; broken graphs are tried at other sizes."""
     try:
         tokens = frozenset(role.name for role in graph.tokens.values())
         cores = find_cores(wiring, tokens, graph.reading.output.name)
@@ -98,7 +97,7 @@ def _structure(wiring: Wiring, graph: RunnableGraph, *, core_only: bool) -> _Str
 
 
 def _said(error: Exception) -> str:
-    """Why a graph could not be read, on one line."""
+    """Return on one line why a graph could not be read."""
     if isinstance(error, UnreadableError | GraphRefused):
         return " ".join(str(error).split())
     return f"its structure is unusual ({type(error).__name__}: {' '.join(str(error).split())})"
@@ -131,9 +130,9 @@ def _from_graph(structure: _Structure, declared: GraphDeclaration) -> GraphProje
 def _from_source(
     structure: _Structure, source: GraphProjections, *, coarse: bool
 ) -> GraphProjections:
-    """The source's weights, with how far the graph's are from them.
+    """Return the source's weights, with their distance from the graph's.
 
-    ``coarse``: those that the graph rounded to 8 bits are taken as they are there.
+    ``coarse``: weights the graph rounded to 8 bits are taken from the graph.
     """
     recovered = structure.recovered
     assert source.weights is not None  # noqa: S101 (the caller's condition)
@@ -163,10 +162,10 @@ def _from_source(
     )
 
 
-# Where checkpoints keep the state dict when they hold more than it.
+# Keys of the state dict in checkpoints with further content.
 _WRAPPERS: Final = ("state_dict", "model_state_dict", "model", "module", "net", "params")
 _DEPTH: Final = 3
-# What torch.load raises on files that are not its own, besides what it documents.
+# Undocumented exceptions of torch.load on foreign files.
 _JUNK: Final = (
     pickle.UnpicklingError,
     zipfile.BadZipFile,
@@ -186,7 +185,7 @@ _JUNK: Final = (
 
 
 def read_state_dict(path: Path) -> dict[str, Tensor]:
-    """The float tensors of a file by name: safetensors by its suffix, else torch's own format.
+    """Return the float tensors of a file by name: safetensors by suffix, else torch's format.
 
     Never runs code of the file (``weights_only=True``). Raises UsageError.
     """
@@ -230,7 +229,7 @@ def _read_safetensors(path: Path) -> Any:
 
 
 def _tensors(result: Any, depth: int) -> dict[str, Tensor]:
-    """The tensors of a mapping, or of the mapping that it wraps."""
+    """Return the tensors of a mapping, or of a mapping wrapped in it."""
     if not isinstance(result, Mapping):
         return {}
     for key in _WRAPPERS if depth else ():
@@ -246,9 +245,10 @@ _KINDS: Final = re.compile(r"(.*?)[._]?(weight|bias|kernel)$")
 def named_projections(
     tensors: Mapping[str, Tensor], widths: Mapping[str, int]
 ) -> dict[str, dict[str, Tensor]]:
-    """``q``, ``q_bias``, … by prefix, for each prefix that has query, key and value.
+    """Return ``q``, ``q_bias``, … by prefix, for each prefix with query, key and value.
 
-    ``widths``: how wide the tokens of ``q``, ``k`` and ``v`` are, which shows how matrices lie.
+    ``widths``: the widths of the tokens of ``q``, ``k`` and ``v``, which show the orientation of
+    matrices.
     """
     result: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
@@ -262,7 +262,7 @@ def named_projections(
 
 
 def _prefix(name: str, tensor: Tensor) -> tuple[str, bool]:
-    """The path of the attention that a tensor is in, and whether it is a bias."""
+    """Return the path of a tensor's attention, and whether the tensor is a bias."""
     match = _KINDS.match(name)
     stem, kind = match.groups() if match else (name, "")
     components = stem.split(".")
@@ -272,7 +272,7 @@ def _prefix(name: str, tensor: Tensor) -> tuple[str, bool]:
 
 
 def _pieces(roles: str, tensor: Tensor, widths: Mapping[str, int]) -> Iterator[tuple[str, Tensor]]:
-    """A tensor cut into its roles, matrices as ``[out, in]``."""
+    """Yield a tensor cut into its roles, matrices as ``[out, in]``."""
     if tensor.ndim > _MATRIX:
         return
     width = widths.get(roles[0])
@@ -302,7 +302,7 @@ def head_counts(
 
 
 def _counts(weights: golden.ProjectionWeights, declared: int | None) -> Iterator[tuple[int, int]]:
-    """All divisions of the rows into heads."""
+    """Yield all divisions of the rows into heads."""
     rows, shared = len(weights.q), len(weights.k)
     for heads in [declared] if declared else range(1, rows + 1):
         size, rest = divmod(rows, heads)
@@ -355,7 +355,7 @@ def from_state_dict(
 
 
 def _by_role(reference: Reference) -> Reference:
-    """The reference with tensors in the roles that their names say, where the graph swaps them."""
+    """Return the reference with tensors in the roles of their names, where the graph swaps them."""
     named = {name: role_of(place) for name, place in reference.where.items()}
     crossed = {name: roles for name, (roles, clear) in named.items() if clear and roles != name}
     if not crossed or set(crossed) != set(crossed.values()):
@@ -400,7 +400,7 @@ def _judged(recovered: Recovered, reference: Reference) -> GraphProjections:
 def _completed(
     reference: Reference, recovered: Recovered, named: Mapping[str, Mapping[str, Tensor]]
 ) -> Reference:
-    """The reference with what is missing taken by name; raises UsageError where none fits."""
+    """Fill in missing weights by name; raises UsageError where none fits."""
     prefixes = [prefix for prefix, parts in named.items() if _fits(parts, recovered, reference)]
     near = [
         prefix
@@ -433,7 +433,7 @@ def _completed(
 
 
 def _fits(parts: Mapping[str, Tensor], recovered: Recovered, reference: Reference) -> bool:
-    """Whether named tensors have the shapes of the graph's own that are missing."""
+    """Tell whether named tensors have the shapes of the graph's missing weights."""
     own = recovered.weights
     return all(
         name in parts and parts[name].shape == getattr(own, name).shape
@@ -445,7 +445,7 @@ def _fits(parts: Mapping[str, Tensor], recovered: Recovered, reference: Referenc
 def _by_names(
     named: Mapping[str, Mapping[str, Tensor]], graph: RunnableGraph
 ) -> GraphProjections | None:
-    """The one attention that names speak of and that gives the graph's answers, with its heads."""
+    """Return the single named attention with the graph's answers, and head counts."""
     fitting = []
     for prefix, parts in named.items():
         counts = head_counts(graph, parts, graph.num_heads)

@@ -14,7 +14,7 @@ from ..._golden import golden
 from ..protocol import Array
 from .probing import ROUNDINGS
 
-# The cosine between rows that may be the same but for roundings; those that may not are not tried.
+# The cosine between rows that may be equal up to rounding; others are not tried.
 ALIKE: Final = 0.75
 
 
@@ -56,7 +56,7 @@ def match_rows(rows: Array, noise: Array, stored: Mapping[str, Array]) -> Match 
 
 
 def match_vector(vector: Array, noise: Array, stored: Mapping[str, Array]) -> Match | None:
-    """The stored vector, or piece of one, that equals ``vector [R]`` within ``noise``."""
+    """Find a stored vector, or piece of one, equal to ``vector [R]`` within ``noise``."""
     telling = int(np.abs(vector).argmax())
     for name, tensor in stored.items():
         flat = tensor.reshape(-1)
@@ -79,7 +79,7 @@ def factor_of(probed: Array, stored: Array) -> float:
 
 
 def as_rows(tensor: Array, width: int) -> Iterator[Array]:
-    """A stored tensor as ``[rows, width]``, once for each axis that may be its input's."""
+    """Yield a stored tensor as ``[rows, width]``, for each axis that may be its input's."""
     if tensor.ndim < len(("rows", "columns")) or tensor.dtype.kind != "f":
         return
     # The last axis first: matrices of one layout are common, squares are ambiguous.
@@ -89,7 +89,7 @@ def as_rows(tensor: Array, width: int) -> Iterator[Array]:
 
 
 def _as_blocks(name: str, rows: Array, noise: Array, stored: Array) -> Match | None:
-    """Rows that follow one another; the longest of them says where they may begin."""
+    """Match consecutive rows; the longest row shows where they may begin."""
     telling = int(np.linalg.norm(rows, axis=1).argmax())
     alike = _directions(stored) @ _directions(rows[telling : telling + 1])[0] >= ALIKE
     last = len(stored) - len(rows)
@@ -103,7 +103,7 @@ def _as_blocks(name: str, rows: Array, noise: Array, stored: Array) -> Match | N
 
 
 def _by_row(name: str, rows: Array, noise: Array, stored: Array) -> Match | None:
-    """Each row on its own: heads of several parts may alternate in one tensor."""
+    """Match each row on its own: heads of several parts may alternate in one tensor."""
     nearest = _directions(rows) @ _directions(stored).T
     return _matched(name, rows, noise, stored, nearest.argmax(axis=1))
 
@@ -133,22 +133,18 @@ def _near(probed: Array, noise: Array, stored: Array, factor: float) -> bool:
 
 _OF_NUMPY: Final = (torch.float16, torch.float32, torch.float64)
 SPOKEN: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
-# A tensor is taken for a broken copy of another when it is nearer to it than half its size.
+# A tensor nearer to another than half its size counts as its broken copy.
 NEAREST: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Reference:
-    """Raw projections, by ``q``, ``k_bias`` …, with those of the graph.
+    """Raw projections, by ``q``, ``k_bias`` …, compared with the graph's.
 
-    where
-        The name of the tensor of the state dict that holds each.
-    factors
-        graph = factor · raw, for the matrices.
-    differences
-        How far the graph is from the raw projections, a sentence each.
-    missing
-        The names of those that no tensor holds.
+    where: the state dict's tensor holding each.
+    factors: graph = factor · raw, for the matrices.
+    differences: sentences on the graph's distance from the raw projections.
+    missing: the names of projections no tensor holds.
     """
 
     raw: Mapping[str, Tensor | None]
@@ -166,9 +162,9 @@ class Reference:
 def locate_projections(
     weights: golden.ProjectionWeights, tensors: Mapping[str, Tensor], *, coarse: bool
 ) -> Reference:
-    """The graph's projections among the tensors of a state dict, found by value.
+    """Find the graph's projections in a state dict by value.
 
-    ``coarse``: the graph's are rounded to 8 bits; its own values are kept where that is all.
+    ``coarse``: the graph's are rounded to 8 bits; merely rounded values are kept.
     """
     stored = {name: array_of(tensor) for name, tensor in tensors.items()}
     raw: dict[str, Tensor | None] = {}
@@ -242,9 +238,9 @@ def _is_rounded(own: Tensor | None, right: Tensor | None) -> bool:
 
 
 def rounded_to_8_bits(own: Array, right: Array) -> bool:
-    """Whether a matrix is another one on a grid of 8 bits, or of the 7 that some CPUs need.
+    """Tell whether a matrix is another one rounded to 8 bits, or to 7 for certain CPUs.
 
-    Steps of 7 bits are the widest: the largest entry over 63, of which an entry is off by half.
+    Steps of 7 bits are the widest: the largest entry over 63; an entry is off by half a step.
     """
     widest = float(np.abs(right).max()) / (2**6 - 1)
     eps = float(np.finfo(right.dtype).eps) if right.dtype.kind == "f" else 0.0
@@ -252,7 +248,7 @@ def rounded_to_8_bits(own: Array, right: Array) -> bool:
 
 
 def _compare(own: Tensor | None, right: Tensor | None) -> tuple[float, float | None]:
-    """The factor between two tensors, and how far they differ (None: not at all)."""
+    """Return the factor between two tensors, and their difference (None: equal)."""
     if own is None or right is None:
         present = own if right is None else right
         differs = present is not None and bool(present.any())
@@ -267,19 +263,19 @@ def _compare(own: Tensor | None, right: Tensor | None) -> tuple[float, float | N
 
 
 def array_of(tensor: Tensor) -> Array:
-    """A tensor as an array; in float32 what numpy has not: bfloat16, and floats of 8 bits."""
+    """Return a tensor as an array; in float32 if numpy lacks the dtype: bfloat16, 8-bit floats."""
     tensor = tensor.detach().cpu()
     result: Array = (tensor if tensor.dtype in _OF_NUMPY else tensor.float()).numpy()
     return result
 
 
 def as_dtype(rows: Array, own: Tensor) -> Tensor:
-    """Stored values in the dtype of the graph, which rounded them when it was made."""
+    """Return stored values in the dtype of the graph, as rounded at export."""
     return torch.from_numpy(np.ascontiguousarray(rows)).to(own.dtype).clone()
 
 
 def _noise(tensor: Tensor) -> Array:
-    """How far rounding may have moved a stored tensor from the one it was made of."""
+    """Return how far rounding may have moved a stored tensor from its origin."""
     values = np.abs(array_of(tensor).astype(np.float64))
     smallest = torch.finfo(tensor.dtype).smallest_normal
     result: Array = ROUNDINGS * torch.finfo(tensor.dtype).eps * (values + smallest)
@@ -289,9 +285,9 @@ def _noise(tensor: Tensor) -> Array:
 def _bias_in(
     bias: Tensor | None, matrix: Tensor, match: Match, stored: Mapping[str, Array]
 ) -> tuple[Tensor | None, bool]:
-    """The bias that a state dict has with a matrix, and whether the graph's is another.
+    """Return a matrix's bias in the state dict, and whether the graph's bias differs.
 
-    One of equal value, else the one that is stored under the name of the matrix.
+    The bias of equal value, else the bias stored under the matrix's name.
     """
     if bias is not None:
         vector = array_of(bias).astype(np.float64) / match.factor
@@ -307,7 +303,7 @@ def _bias_in(
 
 
 def _sibling_bias(match: Match, stored: Mapping[str, Array]) -> Array | None:
-    """The vector that is named after a matrix: ``a.bias`` of ``a.weight``."""
+    """Return the vector named after a matrix: ``a.bias`` of ``a.weight``."""
     head, result, tail = match.source.rpartition("weight")
     vector = stored.get(f"{head}bias{tail}") if result else None
     if vector is None or vector.shape != (match.stored,):
@@ -317,7 +313,7 @@ def _sibling_bias(match: Match, stored: Mapping[str, Array]) -> Array | None:
 
 
 def _nearest(rows: Array, stored: Mapping[str, Array]) -> tuple[Match, float] | None:
-    """The block of a stored tensor that is nearest to some rows, with the relative distance."""
+    """Return the stored block nearest to the rows, with its relative distance."""
     size = float(np.linalg.norm(rows)) or 1.0
     distances = (
         (float(np.linalg.norm(rows - piece)) / size, name, piece)

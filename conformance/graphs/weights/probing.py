@@ -15,8 +15,8 @@ from ..reading import MASK_ROLES, TENSOR_ROLES, GraphReading, Header, Port, Role
 from .attention_core import HeadTensor
 from .wiring import UnreadableError
 
-# Sizes where the graph leaves them open: different, so that no two axes are mistaken; no usual head
-# sizes, so that no scale is; then those at which a graph with baked sizes may still run.
+# Sizes for open axes: different, so that no two axes are confused; no usual head sizes, to
+# recognise a scale; then sizes at which a graph with baked sizes may still run.
 FREE_SIZES: Final[tuple[Mapping[str, int], ...]] = tuple(
     {"batch": batch, "query_length": queries, "key_length": keys, "past_length": 0}
     for batch, queries, keys in (
@@ -38,16 +38,16 @@ _LENGTH_FIELDS: Final = {
     "value": "key_length",
     "context": "key_length",
 }
-# What stands for "this key counts" in each form of mask.
+# The value of an attended key in each form of mask.
 _ATTENDED: Final = {"keep": 1, "keep_int": 1, "drop": 0, "drop_int": 0, "bias": 0}
 
 
 @dataclass(frozen=True, eq=False)
 class RunnableGraph:
-    """Runs a graph on tokens ``[B, L, E]`` by role, and reads its answer as ``[B, L, E]``.
+    """Runs a graph on tokens ``[B, L, E]`` by role, and returns its answer as ``[B, L, E]``.
 
-    ``coarse``: the graph quantises activations to 8 bits while it runs. ``sizes``: where the graph
-    leaves them open.
+    ``coarse``: the graph quantises activations to 8 bits while it runs. ``sizes``: for axes the
+    graph leaves open.
     """
 
     header: Header
@@ -161,25 +161,22 @@ def _dtype(role: Role) -> str:
     return role.dtype or "float32"
 
 
-# Roundings between a stored weight and what is read back of it: product, scale, bias, casts.
+# Roundings between a stored weight and its measurement: product, scale, bias, casts.
 ROUNDINGS: Final = 16
 # A power of two as the length of basis vectors: a bias then hides fewer digits of a weight.
 STRETCH: Final = 64.0
-# The steps of a tensor that is quantised to 8 bits while the graph runs.
+# The steps of a tensor quantised to 8 bits during the run.
 EIGHT_BITS: Final = 255
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AffineMap:
-    """What a tensor of heads is of its tokens: ``heads = matrix · token + bias``, head by head.
+    """A tensor of heads as a function of tokens: ``heads = matrix · token + bias`` by head.
 
-    matrix, bias
-        ``[H, D, E]`` and ``[H, D]`` in float64, factors of the graph included.
-    noise
-        How far, element by element, ``matrix`` may be from what the graph holds.
-    order
-        How items and heads lie in the tensor: ``items`` first or ``heads`` first; "" where the
-        heads are not cut out of each token's own row, and rows are counted as they lie.
+    matrix, bias: ``[H, D, E]`` and ``[H, D]`` in float64, factors of the graph included.
+    noise: the possible error of ``matrix``, by element.
+    order: ``items`` first or ``heads`` first in the tensor; "" where heads are not cut out of each
+        token's own row, and rows are counted as they lie.
     """
 
     matrix: Array
@@ -194,13 +191,11 @@ def affine_maps(
     counts: Mapping[str, int | None],
     roles: Mapping[str, str],
 ) -> dict[str, AffineMap]:
-    """The map behind each tensor.
+    """Return the affine map behind each tensor.
 
-    ``counts``: heads side by side in its last axis; ``roles``: whose tokens it is a map of.
-
-    The keys are ``query``, ``key`` or ``value``, with anything behind a space.
-
-    Raises UnreadableError where a tensor is no affine map of single tokens.
+    ``counts``: heads side by side in its last axis; ``roles``: the role of its tokens. The keys are
+    ``query``, ``key`` or ``value``, with an optional suffix after a space. Raises UnreadableError
+    where a tensor is no affine map of single tokens.
     """
     probe = _Probe(graph, operands, roles)
     owners = {part: _rows_of(probe, part, counts.get(part)) for part in operands}
@@ -217,19 +212,19 @@ def spoken(part: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Which row of a tensor ``[rows, D]`` holds which head of which token: ``[tokens, H]``."""
+    """The rows of a tensor ``[rows, D]`` by token and head: ``[tokens, H]``."""
 
     index: Array
     head_size: int
     order: str
 
     def of(self, tensor: Array) -> Array:
-        """The tensor by token: ``[tokens, H, D]``."""
+        """Arrange the tensor by token: ``[tokens, H, D]``."""
         return tensor.reshape(-1, self.head_size)[self.index]
 
 
 class _Probe:
-    """Runs that all parts share: one run probes query, key and value."""
+    """Runs shared by all parts: one run probes query, key and value."""
 
     def __init__(
         self, graph: RunnableGraph, operands: Mapping[str, HeadTensor], roles: Mapping[str, str]
@@ -240,7 +235,7 @@ class _Probe:
         self.base = self.run({})
 
     def run(self, tokens: Mapping[str, Array]) -> dict[str, Array]:
-        """Each part's tensor, its feature axis last, for ``[tokens, E]`` of some roles."""
+        """Return each part's tensor, its feature axis last, for ``[tokens, E]`` by role."""
         filled = {
             role: np.reshape(tokens.get(role, np.zeros(shape)), shape)
             for role, shape in self.shapes.items()
@@ -252,7 +247,6 @@ class _Probe:
         }
 
     def count(self, part: str) -> int:
-        """The number of tokens of a part."""
         batch, length, _ = self.shapes[self.roles[part]]
         return batch * length
 
@@ -279,9 +273,9 @@ def _rows_of(probe: _Probe, part: str, heads: int | None) -> _Rows:
 
 
 def _owners(probe: _Probe, part: str) -> Array:
-    """The number of the token, from 1, that each element depends on; 0 where on none.
+    """Return the number of the token, from 1, each element depends on; 0 for none.
 
-    Tokens are probed in a code: run r changes those whose number has bit r set.
+    Tokens are probed in a binary code: run r changes tokens whose number has bit r set.
     """
     role, count = probe.roles[part], probe.count(part)
     width = probe.shapes[role][-1]
@@ -297,7 +291,7 @@ def _owners(probe: _Probe, part: str) -> Array:
 
 
 def _order(probe: _Probe, part: str, index: Array, shape: tuple[int, ...]) -> str:
-    """How rows lie: position by position along one axis, items and heads along the others."""
+    """Return the order of rows: positions along one axis, items and heads along the others."""
     batch, length, _ = probe.shapes[probe.roles[part]]
     heads = index.shape[1]
     rows = index.reshape(batch, length, heads)
@@ -318,7 +312,7 @@ def _order(probe: _Probe, part: str, index: Array, shape: tuple[int, ...]) -> st
 
 
 def _solved(probe: _Probe, owners: Mapping[str, _Rows]) -> dict[str, AffineMap]:
-    """The maps, their columns read a token each, all parts in one call."""
+    """Solve for the maps, one column a token, all parts in one call."""
     base = {part: rows.of(probe.base[part]).astype(np.float64) for part, rows in owners.items()}
     widths = {part: probe.shapes[probe.roles[part]][-1] for part in owners}
     matrices = {part: np.empty((*base[part].shape[1:], widths[part])) for part in owners}
@@ -337,7 +331,7 @@ def _solved(probe: _Probe, owners: Mapping[str, _Rows]) -> dict[str, AffineMap]:
 
 
 def _basis(probe: _Probe, call: int) -> dict[str, Array]:
-    """Tokens of each role that are the next basis vectors, as many as fit; zeros beyond."""
+    """Return tokens of each role that are the next basis vectors, padded with zeros."""
     result = {}
     for role, (batch, length, width) in probe.shapes.items():
         count = batch * length
@@ -353,7 +347,7 @@ def _map_of(matrix: Array, base: Array, dtype: Any, order: str) -> AffineMap:
 
 
 def _check(probe: _Probe, part: str, rows: _Rows, result: AffineMap) -> None:
-    """Hold the map against an answer to tokens of every size; raises UnreadableError."""
+    """Test the map on an answer to random tokens; raises UnreadableError."""
     role, count = probe.roles[part], probe.count(part)
     width = probe.shapes[role][-1]
     tokens = {

@@ -47,7 +47,7 @@ class Answers:
 def sample_answers(
     graph: RunnableGraph, cores: Sequence[Core], counts: Sequence[int], order: str
 ) -> Answers:
-    """Answers for tokens of standard normal size; ``counts``: how many heads each core has."""
+    """Return answers for standard normal tokens; ``counts``: the number of heads of each core."""
     shapes = {role: graph.shape(role) for role in graph.tokens}
     taps = [tap for core in cores for tap in (core.heads, core.product, core.scores) if tap]
     heads, outputs, products, scores = [], [], [], []
@@ -86,7 +86,7 @@ def _row(tensors: Any) -> Array:
 
 
 def _by_query(heads: Array, core: Core, sizes: tuple[int, int, int], order: str) -> Array:
-    """``[B, H, Lq, Dv]`` of the tensor of heads, whatever the order of its axes."""
+    """Return the tensor of heads as ``[B, H, Lq, Dv]``, for any order of its axes."""
     batch, num_heads, length = sizes
     packed = heads.ndim == len("BLM") and core.num_heads is not None
     if heads.size % (batch * num_heads * length):
@@ -108,10 +108,10 @@ BELOW: Final = "the graph puts the heads below one another, along the tokens"
 
 
 def merges(heads: Array, rows: int) -> Iterator[tuple[str, Array]]:
-    """``[calls, B, H, L, Dv]`` as ``[calls · B · L, H · Dv]``, and what is wrong with the way.
+    """Yield ``[calls, B, H, L, Dv]`` as ``[calls · B · L, H · Dv]``, with the fault of the way.
 
-    ``rows``: those of an answer. Where they are ``H · L``, the heads lie below one another:
-    ``[calls · B · H · L, Dv]``.
+    ``rows``: those of an answer. If they are ``H · L``, the heads lie below one another: ``[calls ·
+    B · H · L, Dv]``.
     """
     calls, batch, count, length, size = heads.shape
     if rows == count * length != length:
@@ -132,10 +132,10 @@ def merges(heads: Array, rows: int) -> Iterator[tuple[str, Array]]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Projected:
-    """The output projection ``[Eo, H·Dv]``, its bias, and the factor between it and the answer.
+    """The output projection ``[Eo, H·Dv]``, its bias, and its factor in the answer.
 
-    ``matrix`` None: the heads side by side are the answer. ``fault``: what is wrong with how they
-    were put side by side, "" where nothing is. ``missed``: by how much the answers differ.
+    ``matrix`` None: the concatenated heads are the answer. ``fault``: the mistake in concatenating
+    heads, "" if none. ``missed``: the difference of the answers.
     """
 
     matrix: Array | None
@@ -170,7 +170,7 @@ def output_projection(answers: Answers, stored: Mapping[str, Array]) -> Projecte
 
 
 def _candidates(tensor: Array, width: int, out: int) -> Iterator[Array]:
-    """A stored tensor as ``[out, width]``, once for each axis that may be its output's."""
+    """Yield a stored tensor as ``[out, width]``, for each axis that may be its output's."""
     if tensor.size != width * out or tensor.dtype.kind != "f" or tensor.ndim < len("EO"):
         return
     for axis in range(tensor.ndim):
@@ -181,7 +181,7 @@ def _candidates(tensor: Array, width: int, out: int) -> Iterator[Array]:
 def _fitted(
     matrix: Array, merged: Array, outputs: Array, answers: Answers, stored: Mapping[str, Array]
 ) -> Projected | None:
-    """A matrix with its bias and factor, None where it does not carry heads to answers."""
+    """Return a matrix with bias and factor, None if it does not map heads to answers."""
     exact = matrix.astype(np.float64)
     plain = merged @ exact.T
     factor = factor_of(outputs - outputs.mean(axis=0), plain - plain.mean(axis=0))
@@ -205,9 +205,9 @@ def _fitted(
 
 
 def stored_bias(bias: Array, noise: Array, stored: Mapping[str, Array]) -> Array | None:
-    """The stored vector nearest to a bias within noise; None for one that is zero within it.
+    """Return the stored vector nearest to a bias within noise; None for a bias of zero.
 
-    Raises UnreadableError where a bias is there and none that is stored comes near.
+    Raises UnreadableError where no stored vector comes near a nonzero bias.
     """
     near: list[tuple[float, Array]] = []
     for tensor in stored.values():
@@ -237,8 +237,8 @@ FOLDED: Final = (
     "no factor between the graph's own weights and its logits: a scale that was folded into the "
     "weights cannot be declared from one that is missing"
 )
-# The share of the scores that must agree on a factor, 1 in so many: what a graph that is always
-# causal leaves of more keys than queries, while factors that are none agree by chance in 1 of 50.
+# The share of scores that must agree on a factor, 1 in this many: the part an always causal graph
+# leaves with more keys than queries, while wrong factors agree by chance in 1 of 50.
 FEWEST: Final = 8
 UNKNOWN: Final = "attention up to gauge; scale and head layout not verified"
 
@@ -274,7 +274,7 @@ def _voted(scores: Array, products: Array, answers: Answers) -> float | None:
 
 
 def snapped(factor: float, head_size: int, roundoff: float) -> float:
-    """A measured factor, exactly 1 or ``1/sqrt(D)`` where it is one of them but for roundings."""
+    """Round a measured factor to exactly 1 or ``1/sqrt(D)`` if within rounding errors."""
     for exact in (1 / math.sqrt(head_size), 1.0):
         if abs(factor - exact) <= 2 * ROUNDINGS * roundoff * exact:
             return exact
@@ -282,7 +282,7 @@ def snapped(factor: float, head_size: int, roundoff: float) -> float:
 
 
 def gauge_of(scale: float | None, head_size: int) -> str:
-    """What is not verified of a scale between the graph's own weights and its logits."""
+    """Describe what is not verified of the scale between the graph's weights and its logits."""
     if scale is None:
         return "the factor between projections and logits was not found: scale not verified"
     return FOLDED if scale == 1.0 and head_size > 1 else ""

@@ -61,7 +61,7 @@ def _optional(wiring: Wiring, node: Node, place: int) -> Array:
 
 
 def _scale_behind(wiring: Wiring, node: Node) -> Array | None:
-    """The stored scale that the integer product is multiplied by in the end."""
+    """Return the stored scale that finally multiplies the integer product."""
     name = node.output[0]
     while len(users := wiring.consumers[name]) == 1 and users[0].op_type in ("Cast", "Mul"):
         user = users[0]
@@ -73,7 +73,7 @@ def _scale_behind(wiring: Wiring, node: Node) -> Array | None:
 
 
 def _stored_factor(wiring: Wiring, name: str) -> Array | None:
-    """A stored number or vector, or the one that a product of scales is made of."""
+    """Return a stored number or vector, or the stored factor in a product of scales."""
     direct = wiring.constant(name)
     if direct is not None:
         return direct
@@ -84,15 +84,15 @@ def _stored_factor(wiring: Wiring, name: str) -> Array | None:
     return next((value for value in values if value is not None), None)
 
 
-# A vector that is shorter is a size or a number, never a weight.
+# A shorter vector is a size or a number, never a weight.
 _SMALLEST = 2
 
 
 def stored_above(wiring: Wiring, graph: RunnableGraph, name: str) -> dict[str, Array]:
-    """The float tensors that a tensor is computed from and no input reaches, by name.
+    """Return the float tensors above a tensor that no input reaches, by name.
 
-    Those that the graph computes, a transposed matrix for one, come from a run of it; those that it
-    stores in 8 bits are dequantised.
+    Tensors the graph computes, for example by transposing, come from a run; tensors stored in 8
+    bits are dequantised.
     """
     above = wiring.above(name)
     result = dequantised(wiring, above)
@@ -114,7 +114,7 @@ def stored_above(wiring: Wiring, graph: RunnableGraph, name: str) -> dict[str, A
 
 
 def _is_read_by_tokens(wiring: Wiring, name: str, above: set[str]) -> bool:
-    """Whether a tensor without inputs meets something with inputs: a weight where it is used."""
+    """Tell whether an input-free tensor meets tensors with inputs: a weight where it is used."""
     if wiring.producer.get(name) is None:
         return False
     return any(
@@ -126,12 +126,10 @@ def _is_read_by_tokens(wiring: Wiring, name: str, above: set[str]) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Projection:
-    """A stored projection ``[heads · D, E]`` with what the graph multiplies it by.
+    """A stored projection ``[heads · D, E]`` with the graph's factor on it.
 
-    fault
-        How the graph cuts heads otherwise than the specification, "" where it does not.
-    layout
-        Where heads are cut out of a fused matrix in an order that only the graph knows.
+    fault: how the graph cuts heads in contradiction to the specification, "" if it does not.
+    layout: set where heads are cut out of a fused matrix in an order only the graph shows.
     """
 
     matrix: Array
@@ -176,7 +174,7 @@ def stored_projection(part: str, result: AffineMap, stored: Mapping[str, Array])
 
 
 def _head_choices(part: str, result: AffineMap) -> list[tuple[Array, str]]:
-    """The heads that may be stored: all, one of each run of copies, or one round of them."""
+    """Return the heads that may be stored: all, one of each run of copies, or one round."""
     count = len(result.matrix)
     choices = [(np.arange(count), "")]
     for group in range(2, count + 1):
@@ -198,7 +196,7 @@ def _are_copies(result: AffineMap, origin: Array) -> bool:
 
 
 def _by_head(rows: Array, noise: Array, size: int, stored: Mapping[str, Array]) -> Match | None:
-    """The match of each head separately, as where every head has a matrix of its own."""
+    """Match each head separately: every head may have a matrix of its own."""
     pieces = []
     for start in range(0, len(rows), size):
         piece = match_rows(rows[start : start + size], noise[start : start + size], stored)
@@ -265,7 +263,7 @@ def node_values(wiring: Wiring, core: Core) -> dict[str, Array]:
 
 
 def with_bias(result: AffineMap, bias: Array | None) -> AffineMap:
-    """A map with what the node adds to it behind."""
+    """Add a node's own bias to a map."""
     if bias is None:
         return result
     added = bias.astype(np.float64).reshape(result.bias.shape)
@@ -273,7 +271,7 @@ def with_bias(result: AffineMap, bias: Array | None) -> AffineMap:
 
 
 def map_inside(part: str, core: Core, values: dict[str, Array]) -> AffineMap:
-    """The map of a node that projects tokens itself: its matrix is ``[E, H·D]``."""
+    """Return the map of a node projecting tokens itself: its matrix is ``[E, H·D]``."""
     matrix = values[f"{part} matrix"]
     heads = core.num_heads or 1
     rows = matrix.astype(np.float64).T.reshape(heads, -1, len(matrix))
@@ -302,7 +300,7 @@ def role_behind(wiring: Wiring, graph: RunnableGraph, part: str, tensor: str) ->
 
 
 def mixed_up(wiring: Wiring, graph: RunnableGraph, cores: Sequence[Core]) -> list[str]:
-    """A sentence for each part that the graph makes of other tokens than it should."""
+    """Return a sentence for each part computed from the wrong tokens."""
     result = []
     for part in PARTS:
         wanted = graph.role_of(part)
@@ -316,12 +314,10 @@ def mixed_up(wiring: Wiring, graph: RunnableGraph, cores: Sequence[Core]) -> lis
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Recovered:
-    """The projections of a graph as it stores them.
+    """The projections of a graph as stored.
 
-    scale
-        The factor between them and the logits, None where it is unknown.
-    layout
-        What of the head layout only the graph itself says; "" where the file's rows say it.
+    scale: the factor between them and the logits, None if unknown.
+    layout: the part of the head layout only the graph shows; "" if the file's rows show it.
     """
 
     weights: golden.ProjectionWeights
@@ -334,7 +330,7 @@ class Recovered:
 
 
 def stages_of(cores: Sequence[Core]) -> Stages:
-    """The names of the core's tensors; those of one head of several are no stage."""
+    """Return the names of a core's tensors; with one core for each head there are no stages."""
     if len(cores) != 1:
         return Stages()
     core = cores[0]
@@ -377,7 +373,7 @@ def recover(wiring: Wiring, graph: RunnableGraph, cores: Sequence[Core]) -> Reco
 def _maps(
     wiring: Wiring, graph: RunnableGraph, cores: Sequence[Core]
 ) -> dict[str, list[AffineMap]]:
-    """Each part's maps, one a core, with what a node multiplies by and adds itself."""
+    """Return each part's maps, one a core, including a node's own factor and bias."""
     inside = [node_values(wiring, core) for core in cores]
     if cores[0].matrix:
         if cores[0].query.name not in {role.name for role in graph.tokens.values()}:
@@ -399,7 +395,7 @@ def _maps(
 
 
 def _order(maps: Mapping[str, Sequence[AffineMap]]) -> str:
-    """How items and heads lie in all tensors; raises UnreadableError where they differ."""
+    """Return the common order of items and heads; raises UnreadableError if orders differ."""
     orders = {result.order for part in maps.values() for result in part} - {""}
     if len(orders) > 1:
         msg = "items and heads lie in another order for query, key and value"
@@ -451,7 +447,7 @@ def _weights(inputs: Mapping[str, Projection], output: Projected) -> golden.Proj
 
 
 def _faults(inputs: Mapping[str, Projection], output: Projected, answers: Answers) -> list[str]:
-    """What the graph does otherwise than the specification, so that its verdict is explained."""
+    """Describe the graph's deviations from the specification, to explain its verdict."""
     faults = [result.fault for result in inputs.values() if result.fault]
     if output.fault:
         faults.append(output.fault)

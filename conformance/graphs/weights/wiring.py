@@ -1,4 +1,4 @@
-"""The nodes of a graph as a network: who makes a tensor, who reads it, which inputs reach it."""
+"""The nodes of a graph as a network: producers, consumers and reaching inputs of tensors."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from ..protocol import Array
 
 
 class UnreadableError(Exception):
-    """The structure is not one that weights can be read from; the message says why."""
+    """Weights cannot be read from the structure; the message gives the reason."""
 
 
 Node = onnx.NodeProto
 
-# What comes out of these says nothing of the values that went in.
+# Operators whose results are independent of their inputs' values.
 SHAPE_OPERATORS: Final = frozenset({"Shape", "Size", "ConstantOfShape", "EyeLike"})
 _CONSTANT_ATTRIBUTES: Final = ("value", "value_float", "value_floats", "value_int", "value_ints")
 
 
 @dataclass(frozen=True, eq=False)
 class Wiring:
-    """A graph whose local functions are written out; ``folder`` holds its external data."""
+    """A graph with its local functions written out; ``folder`` holds its external data."""
 
     graph: onnx.GraphProto
     folder: Path
 
     @cached_property
     def producer(self) -> dict[str, Node]:
-        """The node behind each tensor."""
+        """The node producing each tensor."""
         return {name: node for node in self.graph.node for name in node.output if name}
 
     @cached_property
     def consumers(self) -> dict[str, list[Node]]:
-        """The nodes that read each tensor, those that read it inside a subgraph included."""
+        """The nodes that read each tensor, also inside a subgraph."""
         result: dict[str, list[Node]] = defaultdict(list)
         for node in self.graph.node:
             for name in _read_by(node):
@@ -56,7 +56,7 @@ class Wiring:
 
     @cached_property
     def ordered(self) -> list[Node]:
-        """The nodes, each behind those it reads from: converters append theirs at the end."""
+        """The nodes sorted topologically: converters append nodes at the end."""
         unmade = {name for node in self.graph.node for name in node.output if name}
         waiting, result = list(self.graph.node), list[Node]()
         while waiting:
@@ -102,7 +102,7 @@ class Wiring:
         return result
 
     def constant(self, name: str) -> Array | None:
-        """The value of an initializer or of a ``Constant`` node, None for any other tensor."""
+        """Return the value of an initializer or ``Constant`` node, None for any other tensor."""
         if (tensor := self.initializers.get(name)) is not None:
             return numpy_helper.to_array(embedded(tensor, self.folder))
         node = self.producer.get(name)
@@ -126,7 +126,6 @@ def attributes(node: Node) -> dict[str, Any]:
 
 
 def _read_by(node: Node) -> Iterator[str]:
-    """The tensors that a node or its subgraphs read."""
     yield from (name for name in node.input if name)
     for attribute in node.attribute:
         graphs = [attribute.g] if attribute.HasField("g") else list(attribute.graphs)

@@ -1,5 +1,5 @@
-"""Candidates in a process that cannot reach the one that judges them.
+"""Candidates in a process that cannot reach the judge's process.
 
-``zygote`` starts processes, ``sandbox`` shuts them in, ``served`` is what runs there. ``remote`` is
-the judge's end, ``proxies`` the candidates that the judge calls, ``wire`` what goes between them.
+``zygote`` starts processes, ``sandbox`` confines them, ``served`` runs inside. ``remote`` is the
+judge's end, ``proxies`` are the candidates called by the judge, ``wire`` is the protocol.
 """

@@ -1,7 +1,7 @@
-"""A candidate's declaration as JSON, and the check of all of it when it is read.
+"""A candidate's declaration as JSON, and its complete check when read.
 
-The judge never imports a candidate's file: what it knows of a candidate went through here. The
-failures that a candidate declares to be expected stay behind: it cannot excuse itself.
+The judge never imports a candidate's file: all its knowledge of a candidate passes through here.
+Failures the candidate declares as expected are dropped: it cannot excuse itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ...errors import DeclarationError, UsageError
 from ...graphs.protocol import Head, ProtocolError
 from .wire import field
 
-# Keywords of ``declare`` that a declaration holds under the same name.
+# Keywords of ``declare`` with the same name in a declaration.
 _SAME: Final = (
     "causal always_causal inputs batched dtypes devices accumulate tf32 scores precision position "
     "max_length layout arrays operator mixed memory strides unchecked block_size"
@@ -62,10 +62,10 @@ def as_json(declared: Declaration) -> Head:
 
 
 def read(data: Any, fit: Fit) -> Declaration:
-    """The declaration that :func:`as_json` wrote, checked as if it were declared here.
+    """Read a declaration written by :func:`as_json`, with the checks of a local declaration.
 
     ``fit`` asks the candidate's own rule of geometries. Raises ProtocolError, and DeclarationError
-    (a UsageError) for promises that nobody could declare.
+    (a UsageError) for promises nobody could declare.
     """
     if not isinstance(data, dict):
         msg = "no declaration"
@@ -126,7 +126,7 @@ def _geometry(pins: Any, fit: Fit) -> Any:
 
 
 def texts(data: Any, name: str) -> list[str]:
-    """The texts that a description holds under a name; raises ProtocolError for others."""
+    """Return the texts under a name of a description; raises ProtocolError for other values."""
     values: list[str] = field(data, name, list)
     if not all(type(value) is str for value in values):
         msg = f"{name} that are no texts"
@@ -135,7 +135,7 @@ def texts(data: Any, name: str) -> list[str]:
 
 
 def _of_kind(hint: Any, value: Any, name: str) -> Any:
-    """A plain value that has to be what an annotation says; raises ProtocolError."""
+    """Check that a plain value matches an annotation; raises ProtocolError."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType, Literal):
         kinds = [type(word) for word in get_args(hint)] if origin is Literal else get_args(hint)

@@ -38,12 +38,12 @@ _MOVING: Final = 1 << 13
 _TRUNCATING: Final = 1 << 14
 _CONTROLLING: Final = 1 << 15  # of devices
 _READING: Final = 1 << 2
-# From which version of Landlock on it knows these.
+# Landlock versions that introduced these rights.
 _VERSIONS: Final = {"moving": 2, "truncating": 3, "network": 4, "controlling": 5, "scopes": 6}
 _NOBODY: Final = 65534
 _CAPABILITIES: Final = 0x20080522
-# A program that the kernel runs before each system call (linux/filter.h, linux/seccomp.h): its
-# instructions, where it finds what is called, and what it answers.
+# A seccomp program, run by the kernel before each system call (linux/filter.h, linux/seccomp.h):
+# instructions, the places of the call's number and arguments, and answers.
 _SECCOMP: Final = 22
 _BY_PROGRAM: Final = 2
 _LOAD, _IF_EQUAL, _IF_AT_LEAST, _AND, _RETURN = 0x20, 0x15, 0x35, 0x54, 0x06
@@ -51,12 +51,12 @@ _CALL, _MACHINE, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24
 _REFUSE: Final = 0x50000 | errno.EACCES
 _PRETEND: Final = 0x50000  # nothing is done, and the caller is told that it was
 _ALLOW: Final = 0x7FFF0000
-# By machine: its number in linux/audit.h.
+# Audit architecture numbers (linux/audit.h).
 _MACHINES: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-# By system call: its numbers there, in this order, and None where a machine has no such call.
+# System call numbers by architecture in this order; None without the call.
 _Numbers = dict[str, tuple[int, int | None]]
-# Memory that no process has mapped and no limit counts, or that outlives processes, and what makes
-# sockets without the call for it, reads other processes, or keeps notes from one to the next.
+# Calls for memory that is unmapped, uncounted or outlives processes, for sockets by a detour, for
+# reading other processes, or for keeping notes between processes.
 _REFUSED: Final[_Numbers] = {
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
@@ -74,9 +74,9 @@ _REFUSED: Final[_Numbers] = {
     "request_key": (249, 218),
     "keyctl": (250, 219),
 }
-# What would leave the group of processes that is ended as one.
+# Calls that leave the process group, which is ended as a whole.
 _LEAVING: Final[_Numbers] = {"setpgid": (109, 154), "setsid": (112, 157)}
-# What changes a file without writing into it.
+# Calls that change a file's metadata.
 _MARKING: Final[_Numbers] = {
     "chmod": (90, None),
     "fchmod": (91, 52),
@@ -103,7 +103,7 @@ _MARKING: Final[_Numbers] = {
 _SOCKET, _PAIR, _CONTROL, _LIMIT = (41, 198), (53, 199), (16, 29), (302, 261)
 _OTHER_NUMBERS: Final = 1 << 30  # the same calls by other numbers: x32
 _KIND_OF_SOCKET: Final = 0xF  # the other bits of a type are flags
-# Requests to terminals, and those of them that only ask, or are for any file.
+# Terminal requests, and among them the harmless queries and requests valid for all files.
 _OF_TERMINALS: Final = (0x5400, 0x54FF)
 _ASKING: Final = (0x5401, 0x540F, 0x5411, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x5452)
 _OF_KIND_T: Final = (0x402C542B, 0x402C542C, 0x402C542D)  # TCSETS2 and its like
@@ -116,7 +116,7 @@ def _libc() -> Any:
 
 
 def _did(result: int) -> None:
-    """Raise OSError for what the kernel refused."""
+    """Raise OSError if a call of the kernel failed (negative result)."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -137,7 +137,7 @@ def adopt_orphans() -> None:
 
 
 def forbid_tracing() -> None:
-    """Let no process of the same user read or write this one's memory."""
+    """Forbid processes of the same user to read or write this process's memory."""
     _prctl(_DUMPABLE, 0)
 
 
@@ -181,7 +181,7 @@ def own_mounts(scratch: str, size: int) -> bool:
 
 
 def _own_devices() -> None:
-    """Leave of all devices those that everybody may read: no terminal, and nothing like it."""
+    """Replace /dev by the few devices everybody may read: no terminals."""
     libc = _libc()
     opened = {name: os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC) for name in _DEVICES}
     _did(libc.mount(b"none", b"/dev", b"tmpfs", 0, b"size=64k,mode=755"))
@@ -203,16 +203,16 @@ def drop_privileges() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Doors:
-    """What Landlock has shut: writing to files, and reading or setting devices."""
+    """The restrictions of Landlock in force: writing to files, and reading or setting devices."""
 
     files: bool = False
     devices: bool = False
 
 
 def write_only_below(folder: str, *, sees_devices: bool) -> Doors:
-    """Refuse to write, make or remove files elsewhere, and TCP, by Landlock.
+    """Restrict writing, creating and removing files to a folder, and forbid TCP, by Landlock.
 
-    Where the process ``sees_devices``, these cannot be opened either, as they could for reading.
+    If the process ``sees_devices``, opening devices for reading is forbidden, too.
     """
     libc, (create, add, restrict) = _libc(), _LANDLOCK
     version = libc.syscall(create, None, 0, 1)
@@ -246,14 +246,13 @@ def write_only_below(folder: str, *, sees_devices: bool) -> Doors:
 
 
 def filter_calls(*, inside: bool, mounted: bool) -> bool:
-    """Refuse system calls that would get round the limits, or reach outside; False if refused.
+    """Refuse system calls that evade the limits or reach outside; False if the kernel refuses.
 
-    Sockets that reach servers of this machine through the file system: neither a network namespace
-    nor a read-only mount keeps a process from these, and a server that starts processes, such as
-    Python's own, would start one outside. What remains are pairs of connected ones, which
-    cannot be sent elsewhere, and ``inside`` of a network of its own the sockets of that. Elsewhere
-    a process has to stay in its group. Where nothing is ``mounted`` read-only, what changes a file
-    otherwise than by writing is not done.
+    Sockets in the file system reach this machine's servers despite a network namespace or a
+    read-only mount, and a server that starts processes, like Python's fork server, would start one
+    outside. Allowed are connected socket pairs, which cannot be sent elsewhere, and network sockets
+    if the process is ``inside`` its own network; otherwise the process must stay in its process
+    group. Unless files are ``mounted`` read-only, calls changing a file's metadata do nothing.
     """
     machine = os.uname().machine
     if machine not in _MACHINES or not sys.maxsize >> 32:
@@ -285,7 +284,7 @@ def filter_calls(*, inside: bool, mounted: bool) -> bool:
             ],
         ),
         (_CONTROL, _of_terminals()),
-        # Of its own limits alone: one of the judge's, set to nothing, would end it.
+        # Only its own limits: setting one of the judge's to zero would end the judge.
         (_LIMIT, [(_LOAD, 0, 0, _FIRST_ARGUMENT), *_unless(_IF_EQUAL, [0], _REFUSE)]),
     )
     for numbers, looks in arguments:
@@ -302,19 +301,19 @@ def filter_calls(*, inside: bool, mounted: bool) -> bool:
     return True
 
 
-# One instruction: what it does, how many are left out if that is so and if not, and its number.
+# An instruction: code, instructions skipped if true and if false, and operand.
 _Instruction = tuple[int, int, int, int]
 
 
 def _unless(comparison: int, values: Sequence[int], answer: int) -> list[_Instruction]:
-    """Give an answer unless what was loaded is one of some values."""
+    """Return ``answer`` unless the loaded number compares true with one of the values."""
     count = len(values)
     looks = [(comparison, count - number, 0, value) for number, value in enumerate(values)]
     return [*looks, (_RETURN, 0, 0, answer)]
 
 
 def _of_terminals() -> list[_Instruction]:
-    """Refuse requests that set a terminal, or write to it as if somebody typed."""
+    """Refuse requests that configure a terminal or inject typed input."""
     first, last = _OF_TERMINALS
     asking = _unless(_IF_EQUAL, _ASKING, _REFUSE)
     looks = [(_LOAD, 0, 0, _SECOND_ARGUMENT)]

@@ -1,4 +1,4 @@
-"""Candidates as the judge calls them: their code runs in another process, gradients included."""
+"""Candidates as called by the judge: their code runs in another process, gradients included."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _ROLES: Final = tuple(entry.name for entry in dataclasses.fields(golden.Projecti
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Isolated:
-    """A candidate that runs elsewhere, and what its process found out when it was loaded.
+    """A candidate in another process, with the facts its process found when loading.
 
-    ``unchecked`` are parameters that no call gives, ``location`` is the place where it is written,
-    ``held`` says in words what keeps its process from the judge.
+    ``unchecked``: parameters no call gives. ``location``: file and line of the source. ``held``:
+    the barriers between its process and the judge, in words.
     """
 
     candidate: Candidate
@@ -77,7 +77,7 @@ def _isolated(remote: Remote, number: int, entry: Any, weights: Any) -> Isolated
 
 
 def _declaring(remote: Remote, number: int, entry: Any, weights: Any) -> Candidate:
-    """A candidate as its process declares it."""
+    """Build a candidate from its process's declaration."""
 
     def fit(geometry: Geometry) -> Geometry:
         reply, _ = remote.request("fit", candidate=number, geometry=dataclasses.asdict(geometry))
@@ -138,8 +138,6 @@ def _location(entry: Any) -> dict[str, Any] | None:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Core:
-    """A core, called over there."""
-
     remote: Remote
     candidate: int
 
@@ -150,8 +148,6 @@ class _Core:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Builder:
-    """The builder of a layer, which is built over there."""
-
     remote: Remote
     candidate: int
 
@@ -160,7 +156,7 @@ class _Builder:
 
 
 class _Forward:
-    """A layer that was built over there; it is built again where its process was lost."""
+    """A layer in the candidate's process; rebuilt after that process was lost."""
 
     def __init__(
         self, builder: _Builder, geometry: Geometry, weights: golden.ProjectionWeights | None
@@ -177,13 +173,13 @@ class _Forward:
     def of(
         cls, builder: _Builder, geometry: Geometry, weights: golden.ProjectionWeights | None
     ) -> Any:
-        """What was built, or what was returned in its place."""
+        """Build a layer; if the builder returned no callable, return a stand-in of its class."""
         forward = cls(builder, geometry, weights)
         described = forward.build()
         return forward if described is None else stranger(described)
 
     def build(self) -> str | None:
-        """Build it; the class of what was returned where nothing could be called."""
+        """Build the layer; returns the class name of a result that is not callable."""
         remote, self._number = self._builder.remote, self._builder.remote.number()
         reply, _ = remote.request(
             "build",
@@ -197,7 +193,6 @@ class _Forward:
         return None if "described" not in reply else str(reply["described"])
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        """Call the layer."""
         remote = self._builder.remote
         if self._generation != remote.generation:
             self.build()
@@ -210,7 +205,7 @@ class _Forward:
 
 
 class _Call:
-    """One call: its arguments, and what is needed to ask for its gradients."""
+    """One call: its arguments, and the numbers needed to request gradients."""
 
     def __init__(
         self,
@@ -232,7 +227,7 @@ class _Call:
         self.asks: list[bool] = []
 
     def made(self, weights: tuple[Tensor, ...]) -> Any:
-        """What the candidate returned; gradients flow back to the arguments and to ``weights``."""
+        """Return the answer; gradients flow back to the arguments and to ``weights``."""
         asking = (*self._tensors, *weights)
         if torch.is_grad_enabled() and any(each.requires_grad for each in asking):
             self._number = self._remote.number()
@@ -242,7 +237,6 @@ class _Call:
         return self._whole(self._returned, answers)
 
     def send(self) -> list[Tensor]:
-        """Make the call; the tensors among what it returned."""
         reply, answers = self._remote.request(
             "call",
             self._tensors,
@@ -262,7 +256,7 @@ class _Call:
         return answers
 
     def pull(self, upstream: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """The gradient of each tensor and weight that was handed over, None where none arrived."""
+        """Return a gradient for every tensor and weight handed over, None where none arrived."""
         if self._generation != self._remote.generation:
             msg = "lost its process before its gradients were asked for"
             raise CandidateLost(msg)
@@ -276,7 +270,6 @@ class _Call:
         return [arrived.get(str(number)) for number in range(len(self._tensors) + len(_ROLES))]
 
     def _whole(self, shown: Any, answers: list[Tensor]) -> Any:
-        """What was returned, put together from its tensors."""
         if shown is None:
             return None
         one = isinstance(shown, dict) and len(shown) == 1
@@ -300,11 +293,11 @@ class _Call:
 
 
 class _Recorded(torch.autograd.Function):
-    """A call as an operation of torch's own, so that gradients are asked for as of any other."""
+    """A remote call as an autograd operation of torch, so that gradients work as usual."""
 
     @staticmethod
     def forward(ctx: Any, call: _Call, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """The tensors that were returned; those without a history get none here."""
+        """Return the answer's tensors; tensors without a history are marked non-differentiable."""
         answers = call.send()
         ctx.call, ctx.count = call, len(tensors)
         ctx.set_materialize_grads(False)
@@ -315,12 +308,11 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-        """The gradients of the tensors that were handed over."""
         gradients = ctx.call.pull(upstream)[: ctx.count]
         needs = zip(gradients, ctx.needs_input_grad[1:], strict=True)
         return None, *(gradient if needed else None for gradient, needed in needs)
 
 
 def stranger(described: str) -> Any:
-    """An object whose class is called like that of what a candidate returned."""
+    """Return an object whose class has the name of the class the candidate returned."""
     return type(printable(described)[:_LONGEST], (), {"__module__": "builtins"})()

@@ -25,10 +25,10 @@ _UNLIMITED_BY_US: Final = "could not start a process of its own"
 
 
 class Remote:
-    """The process in which a target's candidates run; after a loss the next request starts another.
+    """The process in which a target's candidates run; restarted by the next request after a loss.
 
-    It may take ``memory`` bytes; None: 8 GiB. ``held`` says in words what keeps it from the judge.
-    ``generation`` counts the processes: what was built or recorded in an earlier one is gone.
+    ``memory`` is the limit in bytes; None: 8 GiB. ``held`` describes the barriers to the judge.
+    ``generation`` counts the processes: layers and recordings of an earlier process are lost.
     """
 
     def __init__(self, client: socket.socket, load: Head, memory: int | None = None) -> None:
@@ -45,26 +45,26 @@ class Remote:
         self._dropped: list[int] = []
 
     def loaded(self) -> tuple[list[Any], list[Tensor]]:
-        """What the process tells of its candidates, and the tensors of their weights.
+        """Return the process's description of its candidates, and the tensors of their weights.
 
-        Raises UsageError for a target that cannot be used, CandidateLost for one that ends it.
+        Raises UsageError for an unusable target, CandidateLost for a target that ends the process.
         """
         reply = self._started()
         return field(reply, "candidates", list), self._memory.take(reply.get("tensors"))
 
     def number(self) -> int:
-        """A new number for what is built or recorded over there."""
+        """Return a new number for an object built or recorded in the process."""
         self._sent += 1
         return self._sent
 
     def drop(self, number: int, generation: int) -> None:
-        """Let the process forget what it holds under a number; the next request says so."""
+        """Let the process forget the object of a number, with the next request."""
         if generation == self.generation:
             self._dropped.append(number)
 
     @property
     def promises(self) -> dict[str, Any] | None:
-        """What somebody else promises for the function that the target names."""
+        """Return the promises a third party makes for the target's function."""
         promises: dict[str, Any] | None = self._load["promises"]
         return promises
 
@@ -76,12 +76,11 @@ class Remote:
     def request(
         self, do: str, tensors: Sequence[Tensor] = (), *, written: bool = False, **head: Any
     ) -> tuple[Head, list[Tensor]]:
-        """A reply and its tensors.
+        """Return a reply and its tensors.
 
-        What was ``written`` into ``tensors`` over there is seen in them only where that is asked
-        for: they must be copies that were made for the call.
-
-        Raises RaisedElsewhere for what the candidate raised, CandidateLost when it is gone.
+        Writes into ``tensors`` by the candidate are visible here only if ``written``: the tensors
+        must be copies made for the call. Raises RaisedElsewhere for an exception of the candidate,
+        CandidateLost when its process is gone.
         """
         self._started()
         dropped, self._dropped = self._dropped, []
@@ -133,7 +132,7 @@ class Remote:
         return self._arena
 
     def _started(self) -> Head:
-        """What describes the candidates; a process is started where there is none."""
+        """Return the description of the candidates; starts and loads a process if none runs."""
         if self._end is not None and self._loaded is not None:
             return self._loaded
         self._start()
@@ -180,7 +179,7 @@ class Remote:
             kernel.forbid_tracing()
 
     def _exchanged(self, head: Head) -> Head:
-        """Send a request and read the reply to it; raises CandidateLost."""
+        """Send a request and read its reply; raises CandidateLost."""
         end = self._end
         if end is None:
             raise CandidateLost(_UNLIMITED_BY_US)
@@ -200,7 +199,6 @@ class Remote:
         return reply
 
     def _died(self) -> CandidateLost:
-        """Why the process is gone, in words."""
         text = ""
         if select.select([self._status], [], [], _FAREWELL)[0]:
             text = os.read(self._status, 64).decode(errors="replace")
@@ -216,7 +214,7 @@ class Remote:
         return CandidateLost(ending_text(int(number) if kind == "exit" else -int(number)))
 
     def close(self) -> None:
-        """End the process with all that it has started."""
+        """End the process and its descendants."""
         if self._end is not None:
             self._end.close()
             os.close(self._status)
@@ -224,6 +222,6 @@ class Remote:
 
 
 def _words(reply: Head, name: str) -> str:
-    """A text of the candidate's side, such that it can be shown."""
+    """Return a printable, shortened text from the candidate's side."""
     value = reply.get(name)
     return printable(capped(value)) if isinstance(value, str) else f"nothing readable ({name})"

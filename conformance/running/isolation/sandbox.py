@@ -1,8 +1,8 @@
-"""One candidate's process: forked, shut in as far as the system allows, watched, and ended whole.
+"""A candidate's process: forked, confined as far as the system allows, watched and ended.
 
-Three processes: a keeper, which belongs to the judge's side and ends the others when the judge goes
-away; in namespaces of their own the first process, with which all others there end; and the one in
-which the candidate runs. Without namespaces the keeper looks for what is left.
+Three processes: the keeper, on the judge's side, ends the other two when the judge goes away; the
+first process of the namespaces, whose end ends every process inside; and the candidate's process.
+Without namespaces the keeper searches for remaining processes.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ def keep(
     scratch: str,
     memory: int,
 ) -> NoReturn:
-    """In a process forked for this: start the candidate's, wait for it, and leave nothing of it.
+    """In a forked process: start the candidate's process, wait for it, remove every descendant.
 
-    It answers at ``end``. ``status`` gets how it ended ("exit 0", "signal 11", "memory" where it
-    took too much together with what it started), ``output`` what it prints. ``folder`` is the
-    working folder, ``scratch`` an empty one where it may write. It may take ``memory`` bytes beside
-    those of the process that it is forked from.
+    The candidate's process answers at ``end``. ``status`` receives its end ("exit 0", "signal 11",
+    "memory" above the limit, descendants included), ``output`` its printed text. ``folder`` is the
+    working folder, ``scratch`` an empty writable folder. ``memory`` is its limit in bytes beyond
+    the memory of the forking process.
     """
     try:
         _keep(end, arena, status, output, folder, scratch, memory)
@@ -116,7 +116,7 @@ def _keep(
 
 
 def _beside(child: int, *, inside: bool) -> list[int]:
-    """The processes of a candidate, by the numbers that /proc has for them here."""
+    """List the candidate's processes by their numbers in this namespace's /proc."""
     if inside and not Path("/proc/self").exists():  # those of their namespace, and no other
         return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 (many a second)
     every, new = [], [child if inside else os.getpid()]
@@ -136,9 +136,9 @@ def _children(parent: int) -> list[int]:
 
 
 def together(processes: Sequence[int], most: int) -> int:
-    """Bytes that processes hold for themselves, files aside; none for one, which has a limit.
+    """Return the bytes of anonymous memory of several processes; 0 for one, limited by itself.
 
-    What they share is divided among those who share it, once that may make the difference.
+    Only if the rough sum exceeds ``most`` is shared memory divided among its users: slower.
     """
     if len(processes) < len(("the first", "the candidate's", "one that it has started")):
         return 0
@@ -149,7 +149,7 @@ def together(processes: Sequence[int], most: int) -> int:
 
 
 def _held(process: int, file: str, names: tuple[str, ...]) -> int:
-    """The sum of some lines of a process's file, in bytes."""
+    """Sum the named lines of a file of /proc/PID, in bytes."""
     with contextlib.suppress(OSError):
         text = Path(f"/proc/{process}/{file}").read_text(encoding="utf-8", errors="replace")
         lines = (line.split() for line in text.splitlines() if line.startswith(names))
@@ -158,7 +158,7 @@ def _held(process: int, file: str, names: tuple[str, ...]) -> int:
 
 
 def _forked(what: Callable[[], None]) -> int:
-    """The number of a process that does something and ends."""
+    """Fork a process that runs a function and ends; returns its number."""
     child = os.fork()
     if child:
         return child
@@ -173,7 +173,7 @@ def _forked(what: Callable[[], None]) -> int:
 
 
 def _report(status: int, child: int, end: socket.socket | None) -> None:
-    """Wait for a child, whatever else ends meanwhile, and write how it ended."""
+    """Wait for ``child``, reaping further children, and write its exit code or signal."""
     if end is not None:
         end.close()
     while True:
@@ -186,9 +186,9 @@ def _report(status: int, child: int, end: socket.socket | None) -> None:
 
 
 def _end_all(group: int) -> None:
-    """End every descendant: those that were forked twice have become children of this process.
+    """End every descendant: children forked twice have become children of this process.
 
-    All are in one group, which a signal reaches as a whole, however fast they start others.
+    A signal to their process group reaches all of them, however fast they fork.
     """
     with contextlib.suppress(ProcessLookupError):
         while True:
@@ -203,7 +203,7 @@ def _end_all(group: int) -> None:
 
 
 def _reap(but: int = 0) -> None:
-    """Take note of the children that have ended, up to one that somebody else asks about."""
+    """Reap ended children, except the child ``but``, awaited elsewhere."""
     look = os.WEXITED | os.WNOHANG | os.WNOWAIT
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, look)) and ended.si_pid != but:
@@ -227,7 +227,7 @@ def _run(
     inside: bool,
     mounted: bool,
 ) -> None:
-    """Shut the door, say what holds, and serve, in the candidate's process."""
+    """In the candidate's process: confine it, report the limits that hold, and serve."""
     kernel.follow_parent()
     os.setsid()
     os.chdir(folder)
@@ -262,22 +262,22 @@ def _run(
 
 
 def allow_time() -> None:
-    """Let this process use as much processor time as a request may, beside what it has used.
+    """Grant this process the processor time of one more request.
 
-    A run may take hours, and its candidate's process may last as long.
+    A run, and the candidate's process, may last hours.
     """
     grant_cpu(_SECONDS)
 
 
 def _forget_the_judge() -> None:
-    """Take the modules that only a judged process has from the table of modules."""
+    """Remove the modules that a judged process does not need from the table of modules."""
     for name in [name for name in sys.modules if name.startswith(_ISOLATING)]:
         del sys.modules[name]
     del sys.modules[_ISOLATING.partition(".")[0]].running
 
 
 def _limited(memory: int, *, inside: bool, filtered: bool) -> list[str]:
-    """Set the limits; what they are on. Files in memory count in none: they are refused."""
+    """Set resource limits and describe them; files in memory, which escape them, are refused."""
     used = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     space = used * resource.getpagesize() + memory
     whole = filtered and Path("/proc/thread-self/children").exists()

@@ -1,6 +1,6 @@
-"""What runs in the candidate's process: it loads a target, and answers one request after the other.
+"""The candidate's process: loads a target and answers requests in sequence.
 
-The judge trusts nothing of it: a candidate may change all that is here.
+The judge trusts none of its answers: a candidate may change everything in this process.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ _LONGEST: int = 4000
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class _Layer:
-    """A forward that was built, with the weights that gradients arrive at."""
-
     forward: Any
     candidate: Candidate
     leaves: WeightLeaves | None = None
@@ -57,15 +55,13 @@ class _Layer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class _Taped:
-    """A call whose gradients may be asked for: its inputs, its answers and its layer."""
-
     tensors: list[Tensor]
     answers: list[Tensor]
     layer: _Layer
 
 
 class Served:
-    """The requests that the judge may send, each a method of the name."""
+    """The judge's requests, each a method of the same name."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -90,7 +86,7 @@ class Served:
             return _said(raised(error))
 
     def load(self, head: Head) -> Head:
-        """Load a target; everything that the judge has to know of its candidates."""
+        """Load a target and describe its candidates for the judge."""
         sys.path[:] = head["path"]  # in the judge's order: the same name is the same file
         promises = head["promises"]
         if promises is None:
@@ -231,7 +227,7 @@ def _weights(roles: list[str] | None, tensors: list[Tensor]) -> golden.Projectio
 
 
 def _prepared(layer: _Layer, positional: list[Any], keywords: dict[str, Any]) -> Forward:
-    """What is called: a module of the user's in eval mode and in the dtype of the tokens."""
+    """Return the callable: a user's module in eval mode and in the dtype of the tokens."""
     candidate, own = layer.candidate, layer.forward
     if candidate.kind == "layer" and candidate.draws_weights:
         return own  # type: ignore[no-any-return]  # it could be called
@@ -252,7 +248,7 @@ def _prepared(layer: _Layer, positional: list[Any], keywords: dict[str, Any]) ->
 
 
 def _shown(value: Any, answers: list[Tensor], given: Any) -> Any:
-    """What was returned as JSON; its tensors go to ``answers`` but for those that were given."""
+    """Describe a returned value as JSON; new tensors are appended to ``answers``."""
     if value is None:
         return None
     if isinstance(value, tuple):
@@ -279,7 +275,6 @@ def _described(value: Any) -> str:
 
 
 def _said(violation: Violation) -> Head:
-    """What was raised, as JSON."""
     return {
         "raised": violation.message[:_LONGEST],
         "got": str(violation.got)[:200],

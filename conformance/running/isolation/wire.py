@@ -1,7 +1,7 @@
-"""What judge and candidate send each other: a head in JSON, and tensors in shared memory.
+"""Messages between judge and candidate: a head in JSON, and tensors in shared memory.
 
-Nothing is unpickled in either direction. What comes from the candidate's side is checked by kind
-and size, and its numbers are copied before anything looks at them: they may change meanwhile.
+Nothing is unpickled in either direction. Data from the candidate's side is checked by kind and
+size, and its numbers are copied before use: they may change meanwhile.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _DTYPES: Final[dict[str, torch.dtype]] = {
     )
 }
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
-# What the process says of itself where it has namespaces of its own.
+# The process's report of having its own namespaces.
 OWN_NUMBERS: Final = "user and processes of its own"
-# How it is said to have ended where it took too much memory together with what it has started.
+# The reported end of a process exceeding the memory limit with its descendants.
 TOO_MUCH: Final = "memory"
 
 
 def send(end: socket.socket, head: Head) -> None:
-    """Send a head; raises OSError when the other end is gone, ProtocolError for too large a one."""
+    """Send a head; raises OSError if the receiver is gone, ProtocolError for large heads."""
     end.sendall(packed(head, most=_LARGEST_HEAD))
 
 
@@ -52,15 +52,15 @@ def receive(end: socket.socket) -> Head:
 
 
 def new_arena(most: int = ARENA) -> int:
-    """The descriptor of memory to share, of a size that neither side can change.
+    """Return a descriptor of shared memory of a fixed size, at most ARENA.
 
-    It is at most so large, since a candidate could fill it beside what else it may take.
+    A candidate could fill this memory beyond its own limit.
     """
     import fcntl  # noqa: PLC0415 (not on Windows)
 
     arena = os.memfd_create("arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(arena, min(most, ARENA))
-    # One that became smaller would kill whoever looks at it.
+    # Shrinking would kill a reader of the memory.
     fcntl.fcntl(
         arena, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
     )
@@ -68,7 +68,7 @@ def new_arena(most: int = ARENA) -> int:
 
 
 class Arena:
-    """Shared memory: the call lies at its start, the answer behind it."""
+    """Shared memory: the call at its start, the answer behind."""
 
     def __init__(self, descriptor: int) -> None:
         self._size = os.fstat(descriptor).st_size
@@ -84,7 +84,7 @@ class Arena:
         return torch.frombuffer(self._map, dtype=torch.uint8, count=count, offset=place)
 
     def put(self, tensors: Sequence[Tensor], place: int) -> tuple[list[Head], int]:
-        """Write dense tensors one after the other; returns what describes them, and the end."""
+        """Write dense tensors in sequence; returns their descriptions and the end offset."""
         described = []
         for tensor in tensors:
             plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -95,7 +95,7 @@ class Arena:
         return described, place
 
     def take(self, described: Any) -> list[Tensor]:
-        """Copies of the tensors that :meth:`put` wrote; raises ProtocolError for any other text."""
+        """Return copies of tensors written by :meth:`put`; raises ProtocolError if malformed."""
         if not isinstance(described, list):
             msg = "no list of tensors"
             raise ProtocolError(msg)
@@ -146,7 +146,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def whole_bytes(tensor: Tensor) -> Tensor:
-    """All bytes of the storage that a tensor lies in, what surrounds it included."""
+    """Return all bytes of the tensor's storage, including bytes outside the tensor."""
     return _bytes(tensor, 0, tensor.untyped_storage().nbytes())
 
 
@@ -170,10 +170,10 @@ def _name(tensor: Tensor) -> str:
 
 
 class Handed:
-    """The tensors of a request in the arena, each as it lies in memory.
+    """The tensors of a request in the arena, with their memory layout.
 
-    Tensors in one storage stay in one; what was written there can be fetched with :meth:`fetch`.
-    ``end`` is where the answer may begin.
+    Tensors sharing a storage still share it; :meth:`fetch` reads back writes. ``end`` is the offset
+    where the answer may begin.
     """
 
     def __init__(self, arena: Arena, tensors: Iterable[Tensor]) -> None:
@@ -205,7 +205,7 @@ class Handed:
         self.end = place
 
     def fetch(self) -> None:
-        """Write into the tensors what was written into them on the other side."""
+        """Copy writes made on the other side back into the tensors."""
         for whole, shared in self._held:
             if not torch.equal(whole, shared):
                 whole.copy_(shared)
@@ -214,9 +214,9 @@ class Handed:
 def handed_over(
     arena: Arena, head: Head, *, copied: bool
 ) -> tuple[list[Tensor], Callable[[], None]]:
-    """The tensors of a request, and what to call where writes into copies shall be seen.
+    """Return the tensors of a request and a function that makes writes into copies visible.
 
-    They lie in the arena itself, or ``copied`` in memory that later requests leave alone.
+    The tensors lie in the arena, or if ``copied`` in memory of their own.
     """
     shared = [arena.bytes_at(*entry) for entry in head["storages"]]
     storages = [each.clone() for each in shared] if copied else shared
@@ -236,7 +236,7 @@ def handed_over(
 
 
 def written(value: Any, numbers: dict[int, int]) -> Any:
-    """An argument as JSON: a tensor as its number (by ``id``), a tuple as such, a plain value."""
+    """Write an argument as JSON: a tensor as its number (by ``id``), tuples and plain values."""
     if isinstance(value, Tensor):
         return {"tensor": numbers[id(value)]}
     if isinstance(value, tuple):

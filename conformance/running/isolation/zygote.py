@@ -1,8 +1,8 @@
-"""A process that has imported torch, and forks one for each candidate that a judge asks for.
+"""A process with torch imported that forks a process for every isolated candidate.
 
-It is started with an empty memory of the run: no options, no seed, an environment of five names,
-and its program on standard input, so that nothing of the judge is in what it forks. What a run
-with isolated candidates cannot be combined with is said here, too.
+It starts without memory of the run: no options, no seed, an environment of five names and its
+program on standard input, so forked processes hold nothing of the judge. This module also says
+which options --isolated excludes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def why_impossible() -> str:
 
 
 class Zygote:
-    """The process; it ends with the one that has started it."""
+    """The zygote process; ends with its parent."""
 
     def __init__(self) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -80,7 +80,7 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether the zygote still runs."""
         return self._process.poll() is None
 
     def client(self) -> socket.socket:
@@ -91,7 +91,7 @@ class Zygote:
         return own
 
     def close(self) -> None:
-        """End it; candidates that run go on until their judge ends them."""
+        """End the zygote; running candidates go on until their judge ends them."""
         self._control.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(2.0 * _FAREWELL)
@@ -104,7 +104,7 @@ _STARTING: Final = threading.Lock()
 
 
 def new_client() -> socket.socket:
-    """A socket of this process' zygote, which is started where there is none.
+    """Return a socket of this process's zygote, started if none runs.
 
     Raises UsageError where candidates cannot have a process of their own.
     """
@@ -120,12 +120,12 @@ def new_client() -> socket.socket:
 
 
 def running() -> list[int]:
-    """The number of this process' zygote, if it has one."""
+    """Return the number of this process's zygote, if any."""
     return [zygote.pid for zygote in _ONE if zygote.alive]
 
 
 def ask(client: socket.socket, folder: str, memory: int, handed_over: list[int]) -> None:
-    """Ask for a process in a working folder, which may take some bytes of memory.
+    """Request a process in a working folder, with a memory limit in bytes.
 
     Raises OSError when the zygote is gone.
     """
@@ -133,14 +133,14 @@ def ask(client: socket.socket, folder: str, memory: int, handed_over: list[int])
 
 
 def _reap(until: float = 0.0) -> None:
-    """Take note of the keepers that have ended; wait for the others until some time."""
+    """Reap ended keepers; wait for the rest until the time ``until``."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0] or time.monotonic() < until:
             time.sleep(_PAUSE if until else 0.0)
 
 
 def main(control: int) -> None:
-    """Serve clients until the process that has started this one ends."""
+    """Serve clients until the starting process ends."""
     with uncollected():
         from . import sandbox  # noqa: PLC0415 (torch: in the zygote alone)
 
@@ -174,14 +174,14 @@ def _serve(listening: socket.socket, keep: Callable[..., NoReturn]) -> None:
                 clients.pop(end.fileno()).close()
 
 
-# The seeds of problems are multiples of it below 2**43; to try them all takes days.
+# Problems' seeds are multiples of this below 2**43; trying all of them takes days.
 _SEEDS: Final = 1 << 30
 
 
 def check_isolated(
     *, compiled: bool = False, devices: tuple[str, ...] = (), seedless_shard: bool = False
 ) -> None:
-    """Require that candidates can be isolated as they are to be run; raises UsageError."""
+    """Raise UsageError if isolation is impossible here or with the run's options."""
     reason = why_impossible()
     if reason:
         msg = f"candidates cannot be isolated here: {reason}; run without --isolated"
@@ -199,5 +199,5 @@ def check_isolated(
 
 
 def unforeseen_seed() -> int:
-    """A seed that no candidate can know before the run; the record says it afterwards."""
+    """Return a seed unknown to candidates before the run; the record tells it afterwards."""
     return secrets.randbelow(_SEEDS)

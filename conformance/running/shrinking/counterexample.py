@@ -1,4 +1,4 @@
-"""A failing problem as plain data: what rebuilds it, and the calls that show the failure."""
+"""A failing problem as plain data: its rebuilding facts, and the calls showing the failure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ...problems.problem import Problem
 from .reduction import elements
 from .smallest import Smallest
 
-# Further calls that show the weights of a call; each shows as many keys as a value has channels.
+# Further calls that reveal a call's weights, as many keys at a time as a value has channels.
 KEYS_A_CHANNEL: Final = 16
 
 
@@ -46,7 +46,7 @@ def attention(subject: Subject, call: RecordedCall) -> dict[str, Any]:
 
 
 def _own(subject: Subject, inputs: Inputs) -> Tensor | None:
-    """The weights of a core that takes values apart from its keys; None where it refuses them."""
+    """Read off a core's weights with unit vectors as values; None where the core refuses them."""
     channels, keys = inputs.value.shape[-1], inputs.value.shape[-2]
     apart = inputs.mode == "separate" and not inputs.shared and not inputs.return_weights
     if inputs.is_layer or not apart or not channels or keys > channels * KEYS_A_CHANNEL:
@@ -61,30 +61,29 @@ def _own(subject: Subject, inputs: Inputs) -> Tensor | None:
 
 
 def _with_unit_values(inputs: Inputs, first: int) -> Inputs:
-    """Inputs whose values are unit vectors: channel c is one at the key first + c alone."""
     value = torch.zeros_like(inputs.value)
     for channel, key in enumerate(range(first, min(first + value.shape[-1], value.shape[-2]))):
         value[..., key, channel] = 1.0
     return inputs.replace(value=value, generic=False)
 
 
-# Calls of one example that are shown; the clauses make one to four that matter.
+# Most calls shown of an example; clauses make one to four relevant calls.
 MOST_CALLS: Final = 8
-# Violations whose answers have numbers that are wrong: what was attended to may explain them.
+# Violations with wrong numbers: the attended keys may explain them.
 WRONG_NUMBERS: Final = ("value", "finite")
-# Elements of a storage that is written out with the gaps between a tensor's elements.
+# Largest storage written out, gaps between a tensor's elements included.
 LARGEST_STORAGE: Final = 256
 
 
 def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any]:
-    """Everything that rebuilds a failure, and its tensors where they have up to 64 elements.
+    """Describe a failure for rebuilding it, with tensors of up to 64 elements.
 
-    ``problem`` rebuilds the tensors; ``inputs`` are they. ``chosen`` has the sizes and options that
-    a clause chose in place of the problem's. Of gradients, ``gradient`` says what they belong to,
-    and ``upstream`` is the gradient of the answer. ``calls`` are those that the clause made,
-    with their arguments and answers, and ``layers`` what was built for them. ``expected``, ``got``
-    and ``bound`` are what the clause compared, ``relation`` which answers they are made of. A call
-    whose numbers are wrong has ``attention``: the weights that were expected, and its own.
+    ``problem`` rebuilds the tensors ``inputs``. ``chosen``: sizes and options a clause chose in
+    place of the problem's. For gradients, ``gradient`` names the differentiated tensor and
+    ``upstream`` is the gradient of the answer. ``calls``: the clause's calls with arguments and
+    answers; ``layers``: the layers built for them. ``expected``, ``got`` and ``bound`` are the
+    compared tensors, ``relation`` the answers they were computed from. A call with wrong numbers
+    has ``attention``: the expected and the actual weights.
     """
     problem, violation = smallest.problem, smallest.violation
     data: dict[str, Any] = {
@@ -115,14 +114,15 @@ def describe(clause: str, subject: Subject, smallest: Smallest) -> dict[str, Any
     return data
 
 
-# The options of a call that a clause may choose for itself, in problems and inputs alike.
+# Options of a call a clause may choose itself, in problems and inputs alike.
 _OPTIONS: Final = ("causal", "scale", "softcap", "window", "dropout")
 
 
 def _chosen(problem: Problem, recording: Recording, kind: str) -> dict[str, Any]:
-    """The sizes and options of the calls, as far as none of them has those of the problem.
+    """Return the sizes and options shared by all calls that differ from the problem's.
 
-    A clause may choose its own. Steps of several sizes, and empty tensors, are parts of a problem.
+    Only a clause's own choice counts: several sizes of steps, and empty tensors, belong to the
+    problem.
     """
     calls = [call.inputs for call in recording.calls]
     if not calls:
@@ -142,13 +142,13 @@ def _chosen(problem: Problem, recording: Recording, kind: str) -> dict[str, Any]
 
 
 def _upstream(recording: Recording) -> dict[str, Any] | None:
-    """The gradient of the answer that flowed back, None where there were several or none."""
+    """Return the upstream gradient; None without a gradient, or with different ones."""
     tables = [table(backward.upstream) for backward in recording.pulled]
     return tables[0] if tables and all(one == tables[0] for one in tables) else None
 
 
 def _inputs(subject: Subject, problem: Problem) -> dict[str, Any]:
-    """The tensors of a problem: those of a model by the names of its inputs."""
+    """Describe the tensors of a problem; a model's by the names of its inputs."""
     if subject.candidate.kind != WHOLE_MODEL:
         return described_inputs(subject.inputs(problem))
     feeds = drawn_call(subject, problem).feeds
@@ -156,7 +156,6 @@ def _inputs(subject: Subject, problem: Problem) -> dict[str, Any]:
 
 
 def _mark_edited(call: RecordedCall, entry: dict[str, Any]) -> None:
-    """Add to each argument of a call what became of it."""
     for name, tensor, before in zip(
         entry["arguments"], call.arguments[0], call.before[0], strict=False
     ):
@@ -207,7 +206,7 @@ def _call(
     forwards: list[Forward],
     first_uses: dict[int, list[Any]],
 ) -> dict[str, Any]:
-    """One call; ``first_uses`` names the first call and argument of each tensor object by id."""
+    """Describe a call; ``first_uses`` maps a tensor's id to its first call and argument."""
     arguments: dict[str, Any] = {}
     for name, tensor, before in zip(names, call.arguments[0], call.before[0], strict=False):
         arguments[name] = described_tensor(before)
@@ -233,14 +232,14 @@ def _call(
 
 
 def _edited(after: Tensor, before: Tensor) -> dict[str, Any]:
-    """What a tensor became, where the call (or a later one in its storage) changed it."""
+    """Return the values of a tensor changed by the call, or by a later call in its storage."""
     after = taken(after)
     same = (after == before) | (after.isnan() & before.isnan())
     return {} if bool(same.all()) else {"after": table(after)}
 
 
 def described_tensor(before: Tensor) -> dict[str, Any]:
-    """A tensor as a call received it, with its layout in memory where it is not contiguous."""
+    """Describe a tensor as a call received it, with its memory layout if not contiguous."""
     shown = table(before)
     # A stride along an axis of size 1 moves nothing, and yet kernels look at it.
     plain = torch.empty(before.shape, device="meta").stride()
@@ -255,9 +254,9 @@ def described_tensor(before: Tensor) -> dict[str, Any]:
 
 
 def _right(subject: Subject, call: RecordedCall) -> dict[str, Any]:
-    """The golden answer where a call's is not within its bound; None in its place where it is.
+    """Return the golden answer if the call's output exceeds its bound, None within the bound.
 
-    Nothing where there is no golden answer.
+    Empty without a golden answer.
     """
     if call.output is None or not subject.candidate.golden_known:
         return {}

@@ -1,9 +1,9 @@
-"""Makes a failing problem smaller: sizes and options, as long as the same failure remains.
+"""Makes a failing problem smaller in sizes and options while the same failure remains.
 
-Hypothesis shrinks neither explicit examples nor, without slipping to another bug, failures of a
-pool that many clauses share. A problem is a handful of integers and names, so two searches end at
-tiny sizes in a few dozen calls: a ladder of the smallest sizes that can show anything, from below,
-and a greedy descent from what fails already.
+Hypothesis shrinks neither explicit examples nor, without slipping to another bug, failures from a
+pool shared by many clauses. A problem is a handful of integers and names, so two searches end at
+tiny sizes in a few dozen calls: a ladder of the smallest useful sizes, from below, and a greedy
+descent from the failing problem.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ...problems.problem import Problem
 from ...problems.space import WIDTHS, Space
 
 StillFails = Callable[[Problem], bool]
-# What a simpler problem has in place of a problem's own, by name.
+# The changed fields of a simpler problem.
 Change = frozenset[tuple[str, Any]]
 SIMPLER_SIZES = (1, 2, 3, 4, 6, 8)
 SEEDS = 4
-# Elements of query, key and value that a reader takes in at a glance: other seeds are not worth it.
+# Few enough elements for a reader to take in: further seeds are not worth it.
 SMALL_ENOUGH = 8
-# Counterexamples of other clauses that are tried.
+# Counterexamples of other clauses to try.
 MOST_REDUCED_PROBLEMS = 6
 # Lengths and heads first: they make the largest difference to a reader.
 ORDER = (
@@ -44,7 +44,7 @@ ORDER = (
     "output_size",
 )
 assert set(ORDER) == set(FIELDS)  # noqa: S101 (a field added to Geometry must be reduced too)
-# Axes that many mistakes need at more than one together; the rest stays at one.
+# Axes that mistakes need longer than one together; the rest stays at one.
 RUNGS: tuple[tuple[str, ...], ...] = (
     (),
     *((name,) for name in ORDER),
@@ -79,10 +79,10 @@ def reduce_problem(
     tries: int,
     reduced_problems: Iterable[Problem] = (),
 ) -> tuple[Problem, int]:
-    """The smallest failing problem found within some tries, and how many were made.
+    """Return the smallest failing problem found within ``tries``, and the number of tries made.
 
-    ``reduced_problems`` are those that other clauses were reduced to: what shows one failure of a
-    candidate mostly shows the next. Sizes that a clause only prefers, for its power, bind no
+    ``reduced_problems`` are the reduced problems of other clauses: a problem showing one failure
+    mostly shows the next. ``Space.preferred`` sizes, preferred for their power, do not bind
     reduction.
     """
     search = _ProblemSearch(
@@ -99,8 +99,6 @@ def reduce_problem(
 
 
 class _ProblemSearch:
-    """The smallest failing problem so far, and what was tried."""
-
     def __init__(
         self,
         candidate: Candidate,
@@ -118,7 +116,7 @@ class _ProblemSearch:
         self._tried = {problem}
 
     def take_first(self, proposals: Iterable[Problem]) -> bool:
-        """Go on with the first proposal that fails and is no larger; whether there was one."""
+        """Continue with the first failing proposal that is no larger; False if none fails."""
         for proposal in proposals:
             smaller = self._settled(proposal)
             if smaller is None:
@@ -133,10 +131,10 @@ class _ProblemSearch:
         return False
 
     def descend(self) -> None:
-        """Go on with simpler problems until none of them fails.
+        """Continue with simpler problems until none of them fails.
 
-        A change after which a problem did not fail is made to smaller ones when all others have
-        been: mostly they do not fail after it either.
+        A change after which a problem passed is retried on smaller problems last: mostly they pass,
+        too.
         """
         before = None
         while self.best != before:
@@ -145,7 +143,7 @@ class _ProblemSearch:
                 pass
 
     def _changed(self, hopeless: set[Change]) -> Iterator[Problem]:
-        """The simpler problems but for hopeless changes; those that are of no use are added."""
+        """Yield the simpler problems except hopeless changes; useless changes become hopeless."""
         best = self.best
         for simpler in _simpler(best, self.space, self.candidate):
             change = _change(best, simpler)
@@ -154,7 +152,7 @@ class _ProblemSearch:
                 hopeless.add(change)
 
     def _settled(self, proposal: Problem) -> Problem | None:
-        """The proposal as the candidate admits it; None if tried, not admitted or larger."""
+        """Fit a proposal to the candidate; None if tried before, not admitted or larger."""
         geometry = fitted_geometry(proposal.geometry, self.candidate, self.space)
         settled = proposal.replace(geometry=geometry)
         settled = settled.replace(past=cached_length(settled, self.candidate))
@@ -178,19 +176,19 @@ def elements(geometry: Geometry, kind: str) -> int:
 
 
 def volume(geometry: Geometry, kind: str) -> tuple[int, int]:
-    """What a reader must look at: elements of the inputs, then all sizes, weights and output."""
+    """Return a reader's effort: elements of the inputs, then all sizes, weights and output."""
     return elements(geometry, kind), sum(getattr(geometry, name) for name in FIELDS)
 
 
 def _alike(problem: Problem, reduced_problems: Iterable[Problem]) -> Iterator[Problem]:
-    """The sizes and values of other clauses' counterexamples, with this problem's options."""
+    """Yield this problem with the sizes and values of other clauses' counterexamples."""
     smallest = sorted(reduced_problems, key=lambda other: sum(vars(other.geometry).values()))
     for other in smallest[:MOST_REDUCED_PROBLEMS]:
         yield problem.replace(geometry=other.geometry, values=other.values, seed=other.seed)
 
 
 def _ladder(problem: Problem, candidate: Candidate, *, seeds: Iterable[int]) -> Iterator[Problem]:
-    """Tiny sizes from the smallest up, below those of a problem; with each of the seeds, if any."""
+    """Yield tiny sizes in rising order, below the problem's own; with every seed, if given."""
     kind = candidate.kind
     rungs = [Geometry(**{name: 1 + (name in rung) for name in FIELDS}) for rung in RUNGS]
     rungs.append(Geometry(**{**dict.fromkeys(FIELDS, 1), "query_length": 2, "key_length": 3}))
@@ -203,7 +201,7 @@ def _ladder(problem: Problem, candidate: Candidate, *, seeds: Iterable[int]) -> 
 
 
 def _simpler(problem: Problem, space: Space, candidate: Candidate) -> Iterator[Problem]:
-    """Problems with a size or an option less, the boldest first."""
+    """Yield problems with a smaller size or an option less, the boldest first."""
     geometry = problem.geometry
     for name in ORDER:
         sizes = _smaller_sizes(getattr(geometry, name))
@@ -231,7 +229,7 @@ _DEFAULTS: Final[dict[str, Any]] = {
 
 
 def _smaller_sizes(have: int) -> list[int]:
-    """A few tiny sizes, then half of what there is, and ever less off it."""
+    """Return a few tiny sizes, then half the size, then ever smaller reductions."""
     sizes = [size for size in SIMPLER_SIZES if size < have]
     step = have // 2
     while step:
@@ -241,9 +239,9 @@ def _smaller_sizes(have: int) -> list[int]:
 
 
 def _plainer(problem: Problem, space: Space) -> Iterator[Problem]:
-    """Fewer options: no bias, no mask, no causality, plain values, a small seed.
+    """Yield problems with fewer options: no bias, mask or causality, plain values, a small seed.
 
-    What a space always offers may be what its clause is about, so it stays.
+    Options a space always offers may be the subject of the clause and stay.
     """
     options = dict.fromkeys(("scale", "softcap", "window", "mask"))
     for name, none in (*options.items(), *_DEFAULTS.items()):
@@ -265,7 +263,7 @@ def _plainer(problem: Problem, space: Space) -> Iterator[Problem]:
 
 
 def _plainer_mask(problem: Problem, space: Space, candidate: Candidate) -> Iterator[Problem]:
-    """A mask without numbers, in a shape with fewer axes that vary, of a plainer pattern."""
+    """Yield masks without numbers, with fewer varying axes, or of a plainer pattern."""
     plan = problem.mask
     if plan is None:
         return
@@ -281,7 +279,7 @@ def _plainer_mask(problem: Problem, space: Space, candidate: Candidate) -> Itera
 
 
 def _change(problem: Problem, simpler: Problem) -> Change:
-    """What is another in a simpler problem; each of the sizes by itself."""
+    """Return the fields that differ in a simpler problem, sizes included."""
     own, other = ({**vars(one), **vars(one.geometry)} for one in (problem, simpler))
     return frozenset(item for item in other.items() if item[1] != own[item[0]])
 

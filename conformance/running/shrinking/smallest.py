@@ -1,7 +1,7 @@
-"""From a failing example to the smallest one that shows the same failure.
+"""Reduce a failing example to the smallest example with the same failure.
 
-Reduced problems leave what is drawn: a value of zero may make a check divide by zero. So a smaller
-problem counts only if the same check passes the golden in the candidate's place.
+Reduction leaves the distribution of drawn values: a zero may make a check divide by zero. A smaller
+problem counts only if the golden, in the candidate's place, passes the check.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from .reduction import reduce_problem
 
 
 class NoControlError(Exception):
-    """The golden cannot stand in: the weights are unknown, or a call is not one it can answer."""
+    """The golden cannot replace the candidate: unknown weights or an unanswerable call."""
 
 
 class GoldenDifferentiator(Differentiator):
-    """Gradients of the golden, rounded; it records no calls."""
+    """Rounded gradients of the golden; no calls are recorded."""
 
     def of(self, inputs: Inputs, upstream: Tensor) -> Gradients:
         """The golden gradients."""
@@ -84,7 +84,7 @@ class Control(Subject):
         return _not_called
 
     def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
-        """The golden answer; an exception for inputs that do not fit each other."""
+        """Return the golden answer; raises CandidateFailure for inputs that do not fit together."""
         del forward, call_arguments
         if self.candidate.kind == "positions":
             return _answer(_encoded(inputs), None, inputs)
@@ -100,11 +100,11 @@ class Control(Subject):
 
 
 def _not_called() -> None:
-    """Stand where a layer would."""
+    """Placeholder for a layer; never called."""
 
 
 def _answer(output: Tensor, weights: Tensor | None, inputs: Inputs) -> Answer:
-    """What a candidate would have returned, read like its own; it is on the CPU."""
+    """Read a golden output as if the candidate had returned it, on the CPU."""
     inputs = inputs.replace(device="cpu")
     tensors = [output] if weights is None else [output, weights]
     returned = [tensor.to(inputs.query.dtype) for tensor in tensors]
@@ -120,7 +120,7 @@ def _encoded(inputs: Inputs) -> Tensor:
 
 
 def _dropped(golden_answer: Golden, inputs: Inputs) -> Tensor:
-    """The output of a core with weights dropped at random."""
+    """Return the output of a core with weights dropped at random."""
     if inputs.is_layer or inputs.dropout is None:
         raise NoControlError
     kept = torch.rand(golden_answer.weights.shape) >= inputs.dropout
@@ -132,7 +132,7 @@ def _dropped(golden_answer: Golden, inputs: Inputs) -> Tensor:
 LARGEST_INTEGER = 3
 # The part of a number that its second digit and later ones make, at most.
 LATER_DIGITS = 0.1
-# The mask of kept keys: hiding more of them would leave rows without any.
+# The mask of kept keys: hiding more keys would leave rows without any.
 KEPT = "keep"
 Values = tuple[float, ...]
 
@@ -144,10 +144,10 @@ def simplify_values(
     *,
     tries: int,
 ) -> tuple[Problem, int]:
-    """The problem with the plainest values found that still fail, and how many were tried.
+    """Return the problem with the plainest values that still fail, and the number of tries.
 
-    ``drawn`` are the values of the tensors that may be replaced, in row-major order. More than 64
-    of them stay as they are: nobody reads so many one by one.
+    ``drawn`` holds the replaceable tensors in row-major order. More than 64 elements are left
+    alone: nobody reads them one by one.
     """
     if sum(map(len, drawn.values())) > MOST_ELEMENTS:
         return problem, 0
@@ -161,8 +161,6 @@ def simplify_values(
 
 
 class _ValueSearch:
-    """The plainest failing problem so far."""
-
     def __init__(
         self,
         problem: Problem,
@@ -177,7 +175,7 @@ class _ValueSearch:
         self._tries = tries
 
     def take_first(self, name: str, proposals: Iterator[Values]) -> None:
-        """Go on with the first proposal for a tensor with which the problem fails."""
+        """Continue with the first proposal for a tensor on which the problem fails."""
         overrides = self.best.overrides or Overrides(seed=self.best.seed)
         for values in proposals:
             if values == self.values[name]:
@@ -193,7 +191,6 @@ class _ValueSearch:
 
 
 def _plainer_wholes(name: str, values: Values) -> Iterator[Values]:
-    """All zeros, all ones, small integers; a mask of nothing but kept keys."""
     if name != KEPT:
         yield (0.0,) * len(values)
     yield (1.0,) * len(values)
@@ -202,19 +199,19 @@ def _plainer_wholes(name: str, values: Values) -> Iterator[Values]:
 
 
 def _plainer_at(name: str, values: Values, place: int) -> Iterator[Values]:
-    """One element zero, one, or a small integer; of a mask one more key kept."""
+    """Yield the tensor with one element made 0, 1 or small; a mask keeps one more key."""
     for plain in (0.0, 1.0, round_small(values[place])) if name != KEPT else (1.0,):
         yield (*values[:place], plain, *values[place + 1 :])
 
 
 def round_small(value: float) -> float:
-    """The nearest integer of at most three in size; infinities and NaN stay what they are."""
+    """Round to the nearest integer of at most three in size; infinities and NaN stay."""
     if not math.isfinite(value):
         return value
     return float(max(-LARGEST_INTEGER, min(LARGEST_INTEGER, round(value))))
 
 
-# Of the tries of a reduction, the part that is kept for plainer numbers.
+# The share of a reduction's tries kept for plainer numbers.
 SHARE_OF_VALUES = 0.3
 _NUMBER = re.compile(r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|inf|nan)", re.IGNORECASE)
 _PLACE = re.compile(r"\([^()]*:\d+\)")
@@ -224,9 +221,9 @@ OnExample = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Smallest:
-    """The smallest problem found, what it showed in which calls, and how many were tried.
+    """The smallest problem found, its violation and recorded calls, and the number of tries.
 
-    ``repeated`` says whether the failure occurred again; if not, there are no calls to show.
+    ``repeated``: whether the failure occurred again; if not, no calls are recorded.
     """
 
     problem: Problem
@@ -237,7 +234,7 @@ class Smallest:
 
 
 def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
-    """One example of a clause; what the candidate raises or returns wrongly is a violation."""
+    """Examine one example of a clause; exceptions and wrong answers are violations."""
     try:
         return clause.check(subject, problem)
     except RowWithoutKeysRefused:
@@ -253,7 +250,7 @@ def examine(clause: Clause, subject: Subject, problem: Problem) -> Finding:
 def examine_recorded(
     clause: Clause, subject: Subject, problem: Problem, into: Recording | None = None
 ) -> tuple[Finding, Recording]:
-    """One example of a clause and the recording of its calls: ``into``, unless that is None."""
+    """Examine one example of a clause and record its calls, in ``into`` if given."""
     recording = Recording() if into is None else into
     with subject.recorded(recording):
         return examine(clause, subject, problem), recording
@@ -270,12 +267,11 @@ def smallest_failure(
     on_example: OnExample | None = None,
     until: float | None = None,
 ) -> Smallest:
-    """The smallest problem that shows the same failure, ``problem`` if it does not show again.
+    """Return the smallest problem with the same failure; ``problem`` if the failure does not recur.
 
-    A smaller problem shows the same failure when the violation is of one kind, says the same but
-    for numbers and names the same line of an exception, when what was far beyond its bound still
-    is, and when the golden would pass. Plainer values show at a glance what the drawn ones show.
-    From the moment ``until`` on the fair clock of this thread nothing is tried any more.
+    The same failure: equal kind of violation, equal message apart from numbers, equal raising line,
+    still far beyond the bound if ``violation`` was, and a golden that passes. Values are made
+    plainer, too. After ``until`` on the thread's fair clock the search ends.
     """
     control = Control(subject)
     controlled = _passes(clause, control, problem)
@@ -333,7 +329,7 @@ def smallest_failure(
 
 
 def _passes(clause: Clause, control: Control, problem: Problem) -> bool:
-    """Whether the golden passes; False as well where it cannot take the candidate's place."""
+    """Tell whether the golden passes the clause; False if it cannot replace the candidate."""
     try:
         return examine(clause, control, problem).violation is None
     except NoControlError:
@@ -355,12 +351,12 @@ def same_failure(first: Violation, other: Violation) -> bool:
 
 
 def same_but_for_numbers(first: Violation, other: Violation) -> bool:
-    """Whether two violations of one clause have one kind and one message, numbers apart."""
+    """Compare kind and message of two violations of a clause, ignoring numbers."""
     return (first.kind, _without_numbers(first)) == (other.kind, _without_numbers(other))
 
 
 def _without_numbers(violation: Violation) -> str:
-    """A violation without its numbers; of an exception its type and the line that raised it."""
+    """Return a violation's text without numbers; for an exception its type and raising line."""
     if violation.kind == "raised":
         place = _PLACE.search(violation.message)
         return f"{violation.got} {place.group() if place else ''}"
@@ -383,7 +379,7 @@ def shows(violation: Violation) -> bool:
 
 
 def with_scale_error(reduced: Violation, first: Violation) -> Violation:
-    """A reduced violation with the scale error of the first: few elements fit any scale."""
+    """Copy the first violation's scale error to the reduced one: few elements fit any scale."""
     fitted = first.measured.get("scale_error")
     if fitted is None or "scale_error" in reduced.measured:
         return reduced

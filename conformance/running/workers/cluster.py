@@ -1,9 +1,8 @@
 """Workers of a run on the machines of a Ray cluster: ``--cluster``, with the extra ``ray``.
 
-What a worker process of this machine gets with ``--jobs`` is a task of Ray here. The supervisor,
-which stops and restarts candidates, runs in the task: a candidate that hangs or dies is a verdict
-there as it is here. Placing tasks by resources, bringing the code of the targets along and doing
-the work of a lost machine again are Ray's.
+A worker process under ``--jobs`` corresponds to a Ray task. The supervisor, which stops and
+restarts candidates, runs in the task: a hanging or dying candidate is a verdict, as on one machine.
+Ray places tasks by resources, ships the targets' code and repeats the work of a lost machine.
 """
 
 from __future__ import annotations
@@ -41,26 +40,26 @@ from .supervisor import HarnessError, OutOfTime, Supervisor
 OPTION: Final = "--cluster"
 LOCAL: Final = "local"
 AUTO: Final = "auto"
-# Seconds: a port that nobody listens at, a cluster that answers nothing, a task that is cancelled,
-# and the last answers of tasks whose time is up.
+# Seconds for: connecting to a port, an answer of the cluster, cancelling a task, and the last
+# answers of tasks after the deadline.
 _PORT_LIMIT: Final = 5.0
 _STATUS_LIMIT: Final = 30.0
 _FAREWELL: Final = 5.0
 _LAST_ANSWERS: Final = 5.0
 _SLICE: Final = 0.2
-# How often the head is looked for, and how long it may be gone. Ray tries again for a minute, and
-# then ends this process with words and an exit code of its own.
+# Seconds between probes of the head, and of its longest absence. Ray tries again for a minute, and
+# then ends this process with its own words and exit code.
 _LOOK: Final = 2.0
 _HEAD_LIMIT: Final = 20.0
-# Results are small: the cluster of this machine takes little of its memory for them.
+# Results are small: a local cluster needs little of the machine's memory for them.
 _STORE: Final = 128 * 1024 * 1024
-# Set where Ray runs the command as a job of its own, which has brought the folder along.
+# Set where Ray runs the command as a job, with the folder already shipped.
 _IN_A_JOB: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _STATUS: Final = "import sys; from ray.scripts.scripts import main; sys.argv[0] = 'ray'; main()"
 
 
 def check_cluster(options: RunOptions, address: str) -> None:
-    """Require a run that other machines can do; raises UsageError."""
+    """Raise UsageError for a run that names files outside the working folder."""
     if address == LOCAL:
         return
     graph_options = options.graph_options
@@ -85,14 +84,12 @@ def check_cluster(options: RunOptions, address: str) -> None:
 
 
 class Cluster:
-    """A cluster of Ray while a run uses it; as a context it connects, and leaves.
+    """A cluster of Ray while a run uses it; the context connects and disconnects.
 
-    ``address`` is what Ray takes: ``auto`` for the cluster that this machine is part of, HOST:PORT
-    for its head, ``local`` to start one on this machine, which ends with the run. ``share`` is what
-    one worker takes. ``jobs`` are the workers at most; None: as many as there is room for.
-
-    Connecting raises UsageError for an address where no cluster answers, and where no machine has
-    a worker's share.
+    ``address`` is Ray's: ``auto`` for the cluster of this machine, HOST:PORT of the head, ``local``
+    for a cluster on this machine that ends with the run. ``share`` is the resources of a worker.
+    ``jobs`` limits the number of workers; None: as many as fit. Connecting raises UsageError where
+    no cluster answers or no machine has room for a worker's share.
     """
 
     def __init__(self, address: str, share: Share, jobs: int | None = None) -> None:
@@ -113,7 +110,7 @@ class Cluster:
     def __enter__(self) -> Self:
         import ray  # noqa: PLC0415 (an extra)
 
-        # Ray prints there that it lost a machine, in the midst of a record.
+        # Ray prints lost machines to this stream, in the midst of a record.
         nowhere = self._quiet.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
         self._quiet.enter_context(contextlib.redirect_stdout(nowhere))
         try:
@@ -146,11 +143,10 @@ class Cluster:
 
     @property
     def _is_lost(self) -> bool:
-        """Whether the head has been gone for so long that nothing more is expected of it."""
         return self._looked - self._seen > _HEAD_LIMIT
 
     def _require_head(self) -> None:
-        """Look for the head now and then; raises HarnessError when it has been gone for long."""
+        """Probe the cluster's head from time to time; raises HarnessError after a long absence."""
         if self._head and time.monotonic() - self._looked > _LOOK:
             self._looked = time.monotonic()
             if not _unreachable(self._head):
@@ -176,14 +172,14 @@ class Cluster:
         *arguments: Any,
         stopping: Callable[[], bool] = lambda: False,
     ) -> Generator[Any]:
-        """What a task on some machine yields, as it comes; None now and then in between.
+        """Yield the answers of a remote task as they arrive, and None now and then in between.
 
-        The task is cancelled when nobody waits for its answers any more. Raises UsageError for what
-        cannot be sent, and HarnessError where nobody can do it.
+        The task is cancelled when the generator is closed. Raises UsageError for arguments that
+        cannot be sent, HarnessError where no machine can run the task.
         """
         import ray  # noqa: PLC0415 (an extra)
 
-        # Ray brings a function to the head once, however often it is called.
+        # Ray ships a function to the head once, however often it is called.
         known = self._tasks.setdefault(task, ray.remote(task))
         stream = known.options(**share.options()).remote(*arguments)
         try:
@@ -199,7 +195,7 @@ class Cluster:
         except ray.exceptions.RayError as error:
             raise _refusal(error) from None
         finally:
-            # It stops its candidate itself, whose process belongs to no group of Ray's.
+            # The task ends its candidate itself: the candidate's process is in no group of Ray's.
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
                 if not self._is_lost and not ray.wait([stream.completed()], timeout=0)[0]:
                     ray.cancel(stream)
@@ -233,7 +229,7 @@ class Cluster:
 
 
 def _leave() -> None:
-    """End this process, whose harness has failed, without what else is done at its end."""
+    """End this process and its children after a failure of the harness, without exit handlers."""
     for child in psutil.Process().children(recursive=True):  # a cluster of this machine
         with contextlib.suppress(psutil.Error):
             child.kill()
@@ -243,7 +239,6 @@ def _leave() -> None:
 
 
 def _check_address(address: str) -> None:
-    """Require an address of Ray; raises UsageError."""
     if address in (LOCAL, AUTO):
         return
     if "://" in address:
@@ -260,9 +255,9 @@ def _check_address(address: str) -> None:
 
 
 def _require_answer(address: str) -> None:
-    """Require that a cluster answers; raises UsageError.
+    """Raise UsageError unless a cluster answers at the address.
 
-    Ray itself tries for two minutes, prints what it tries, and may end the process.
+    Ray itself tries for two minutes, prints its attempts and may end the process.
     """
     if reason := _unreachable(address):
         msg = f"no Ray cluster answers at {address}: {reason}"
@@ -277,7 +272,7 @@ def _require_answer(address: str) -> None:
 
 
 def _unreachable(address: str) -> str:
-    """Why nobody listens at HOST:PORT, or ""."""
+    """Return why no connection to HOST:PORT is possible, or ""."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PORT_LIMIT).close()
@@ -290,7 +285,7 @@ def _unreachable(address: str) -> str:
 
 @contextlib.contextmanager
 def _own_handlers() -> Iterator[None]:
-    """Keep what the command line does at SIGTERM: Ray would end the process at once."""
+    """Keep the command line's SIGTERM handler: Ray would end the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -306,10 +301,10 @@ def _first_line(error: BaseException) -> str:
 
 
 class ClusterPool(WorkerPool):
-    """The workers of a run in tasks of Ray; this process only hands out the work.
+    """The workers of a run as tasks of Ray; this process only hands out the work.
 
-    Its own supervisors start no process: they say of the clauses that are left when the time is up
-    that they were not run.
+    The pool's own supervisors start no process: after the deadline they report the remaining
+    clauses as not run.
     """
 
     def __init__(
@@ -333,7 +328,7 @@ class ClusterPool(WorkerPool):
         super().__exit__(kind, *error)
 
     def start(self) -> Ready:
-        """Start the first worker; raises HarnessError when it cannot."""
+        """Start the first worker; raises HarnessError on failure."""
         share = self._cluster.share
         on_gpu = _on_gpu(self._options.devices or ())
         self._first = self._answers(share.with_gpu() if on_gpu else share)
@@ -341,9 +336,9 @@ class ClusterPool(WorkerPool):
         return ready
 
     def load(self) -> list[Loaded]:
-        """The targets; raises UsageError for what cannot be used.
+        """Load the targets; raises UsageError for unusable targets.
 
-        Where a candidate asks for a GPU they are loaded again where there is one.
+        Where a candidate asks for a GPU the targets are loaded again on a machine with a GPU.
         """
         self._loaded = self._next("loaded")
         share = self._cluster.share.with_gpu()
@@ -356,7 +351,7 @@ class ClusterPool(WorkerPool):
         return self._loaded
 
     def _next(self, expected: str) -> Any:
-        """The payload of the next answer of the first task, which loads the targets."""
+        """Return the payload of the next answer of the first task, the loading of the targets."""
         assert self._first is not None  # noqa: S101 (start comes first)
         tag, payload = next(self._first)
         if tag == "over":
@@ -365,7 +360,6 @@ class ClusterPool(WorkerPool):
         return payload
 
     def _joins(self, _supervisor: Supervisor) -> bool:
-        """Whether a worker takes jobs: each task of Ray loads what it needs."""
         return True
 
     def _reports(
@@ -375,7 +369,6 @@ class ClusterPool(WorkerPool):
         job: Job,
         stopping: Callable[[], bool],
     ) -> Generator[Reported]:
-        """The reports of one job, which some machine does."""
         import ray  # noqa: PLC0415 (an extra)
 
         index = job if isinstance(job, int) else getattr(job, "index", 0)
@@ -405,9 +398,9 @@ class ClusterPool(WorkerPool):
         index: int = 0,
         stopping: Callable[[], bool] = lambda: False,
     ) -> Generator[tuple[str, Any]]:
-        """The answers of one task, as they come; the last is ``over`` where the time is up.
+        """Yield the answers of a task as they arrive, last ``over`` if the deadline has passed.
 
-        Raises UsageError for what the task refuses.
+        Raises UsageError if the task refuses.
         """
         deadline = self._deadline
         order = TaskOrder(
@@ -428,7 +421,7 @@ class ClusterPool(WorkerPool):
 
 
 def _unwrapped(answer: tuple[str, Any]) -> tuple[str, Any]:
-    """An answer; raises what the task could not."""
+    """Return an answer, or raise the exception a task reported."""
     tag, payload = answer
     if tag == "refused":
         raise UsageError(payload)
@@ -438,7 +431,7 @@ def _unwrapped(answer: tuple[str, Any]) -> tuple[str, Any]:
 
 
 def _refusal(error: BaseException) -> Exception:
-    """What Ray could not do, in one sentence."""
+    """Translate an exception of Ray into a UsageError or HarnessError of one sentence."""
     from ray import exceptions  # noqa: PLC0415 (an extra)
 
     cause = getattr(error, "cause", None)
@@ -453,7 +446,6 @@ def _refusal(error: BaseException) -> Exception:
 
 
 def _on_gpu(devices: Sequence[str]) -> bool:
-    """Whether a candidate is to be judged on a GPU."""
     return any(name.partition(":")[0] == "cuda" for name in devices)
 
 

@@ -1,6 +1,6 @@
-"""Runs candidates in this process: objects that no worker could import, such as a notebook's.
+"""Runs candidates in this process: objects no worker can import, such as a notebook's.
 
-What hangs cannot be stopped here, and what kills its process takes this one along.
+A hanging call cannot be stopped, and a crash of the candidate ends this process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .worker import ready
 
 
 class InProcess(Supervisor):
-    """A supervisor without a worker: candidates that are already there, called in this process."""
+    """A supervisor without a worker: existing candidates, called in this process."""
 
     def __init__(
         self, candidates: Sequence[Candidate], options: RunOptions, deadline: Deadline | None = None
@@ -41,18 +41,17 @@ class InProcess(Supervisor):
         return answer
 
     def load(self) -> list[Loaded]:
-        """Plan the clauses of the candidates; raises UsageError for one that cannot be used."""
+        """Plan the clauses of the candidates; raises UsageError for an unusable candidate."""
         check_devices(self._options.devices)
         self._plans = plan_candidates(self._candidates, self._options)
         self._loaded = [plan.loaded() for plan in self._plans]
         return self._loaded
 
     def _starved(self) -> float:
-        """The seconds for which this thread has waited for a processor since it loaded."""
+        """Return the seconds this thread has waited for a processor since loading."""
         return max(0.0, starved_seconds() - self._starved_when_loaded)
 
     def _run(self, index: int, number: int, order: Order, limit: float) -> ClauseResult:
-        """Run or explain one clause."""
         del limit
         if (index, order.round) != self._current:  # each holds a hundred megabytes
             self._plans[self._current[0]].run.forget()

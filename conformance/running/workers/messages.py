@@ -1,7 +1,6 @@
 """The messages between the command line's process and its workers: plain data, no torch.
 
-And how they are read, what a worker prints, and the versions and the machine that a worker and the
-record name.
+Also: reading messages, a worker's printed output, and the versions and machine named in records.
 """
 
 from __future__ import annotations
@@ -33,24 +32,22 @@ PLAN_TARGETS: Final = "conformance.running.workers.planning:plan_targets"
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """The targets, the profile and the choices of a run: all that a worker needs to start over.
+    """The targets, the profile and the choices of a run: a worker can start over from them.
 
     ``loader`` names the function (``conformance.module:function``) that makes plans of the options
-    in the worker: it is called like ``plan_targets``, and each of its plans has ``loaded()``.
-
-    ``dtypes`` and ``devices`` replace the declared ones. ``only`` and ``skip`` are globs of clause
-    slugs. ``graph_options`` are for the graphs among the targets. Without ``preflight`` layers are
-    not built while loading: their builder killed a worker. Without ``trials`` no call is made then:
-    what is replayed is the first call of its process. With ``compile`` each candidate also runs
-    through torch.compile. A ``shard`` runs only its part of the examples. ``databases`` name where
-    failing problems are kept. ``unchecked`` are globs of parameters that may stay unchecked.
-    Without ``explain`` failures are neither made small nor diagnosed. With ``exitfirst`` the run
-    ends with the first MUST that fails; clauses in ``first`` run before all others. With
-    ``in_turn`` every clause has one example before any has many. When ``isolated``, candidates run
-    in processes that cannot reach the one that judges them. A worker that takes more than
-    ``max_memory`` bytes is stopped; None: more than ``usual_limit()``. It is the limit of an
-    isolated candidate's process, too. With ``promises``, keywords of ``conformance.core`` as
-    literals, each target names a function, and it promises just that.
+    in the worker: called like ``plan_targets``, returning plans with ``loaded()``. ``dtypes`` and
+    ``devices`` replace the declared ones. ``only`` and ``skip`` are globs of clause slugs.
+    ``graph_options`` are for the graphs among the targets. Without ``preflight`` layers are not
+    built while loading: their builder killed a worker. Without ``trials`` no call is made then: a
+    replay is the first call of its process. With ``compile`` each candidate also runs through
+    torch.compile. A ``shard`` runs only its part of the examples. ``databases`` name the stores of
+    failing problems. ``unchecked`` are globs of parameters that may stay unchecked. Without
+    ``explain`` failures are neither reduced nor diagnosed. With ``exitfirst`` the run ends with the
+    first failing MUST; clauses in ``first`` run before all others. With ``in_turn`` every clause
+    has one example before any has many. When ``isolated``, candidates run in processes that cannot
+    reach the judge's. ``max_memory`` limits a worker, and an isolated candidate's process, in
+    bytes; None: ``usual_limit()``. With ``promises``, keywords of ``conformance.core`` as literals,
+    each target names a function and promises exactly the keywords.
     """
 
     targets: tuple[str, ...]
@@ -86,15 +83,14 @@ class RunOptions:
 class Loaded:
     """A candidate as the report needs it, with its plan.
 
-    ``deviations`` are the fields in which its semantics differs from the standard, but for the
-    causal alignment, which every kernel has to choose. ``mistaken`` says in words which of them
-    nobody chooses on purpose. ``gauge`` says what was not verified, and
-    why, "" when all was. ``location`` is the file and the line where it is written. ``notes`` are
-    sentences that belong into the record. ``unchecked`` are parameters that look like options and
-    that no call gives. ``unjudged`` says what could not be judged, without which only a failure is
-    certain. ``site`` is where in a whole model an attention was cut out, ``sites`` are
-    all of a whole model. ``reading`` is there for what nobody declared. ``call_seconds`` is what a
-    trial call took, 0.0 where none was made.
+    ``deviations`` are the fields in which the semantics differs from the standard, except the
+    causal alignment, a choice of every kernel. ``mistaken``: sentences on the deviations nobody
+    chooses on purpose. ``gauge``: facts not verified and why, "" if none. ``location``: file and
+    line of the source. ``notes``: sentences for the record. ``unchecked``: parameters that look
+    like options but are never given. ``unjudged``: what could not be judged; only a failure is then
+    certain. ``site``: the place in a whole model from which the attention was cut; ``sites``: all
+    places of a whole model. ``reading``: the facts read from a candidate without a declaration.
+    ``call_seconds``: the time of a trial call, 0.0 without one.
     """
 
     name: str
@@ -118,7 +114,7 @@ class Loaded:
 
     @property
     def is_slow(self) -> bool:
-        """Whether its calls take long: then few are made, the most telling ones first."""
+        """Whether calls are slow: then few are made, the most telling ones first."""
         return is_slow(self.call_seconds)
 
     @property
@@ -137,7 +133,7 @@ class Loaded:
 
 
 def _usual_scale(site: SiteEntry) -> str:
-    """What the scale mostly is for the head size of a site, "" where that is unknown."""
+    """Describe the usual scale for a site's head size, "" for an unknown size."""
     size, heads, scale = site.get("head_size"), site.get("heads"), site.get("scale")
     if not size:
         return ""
@@ -148,7 +144,6 @@ def _usual_scale(site: SiteEntry) -> str:
 
 
 def _short(value: str) -> str:
-    """The value of a field, a number in four digits."""
     try:
         return f"{float(value):.4g}"
     except ValueError:
@@ -157,13 +152,13 @@ def _short(value: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """How the worker is to run a clause.
+    """Conditions for running a clause.
 
-    ``seconds`` is the time after which no example is begun, None for as long as it takes. A failure
-    is not reduced when it is ``deferred``; it is made small and diagnosed when it is handed back
-    as ``failure`` (the entry of a record). ``round`` is 0 but where a profile explores. A clause is
-    laid aside after ``most`` examples, and goes on from there when it is run again. All searches
-    for names of a candidate's mistakes take at most ``search`` seconds together.
+    ``seconds``: no example begins later; None: no limit. A ``deferred`` failure is not reduced; it
+    is reduced and diagnosed when handed back as ``failure`` (the entry of a record). ``round`` is 0
+    except in profiles that explore. After ``most`` examples a clause is laid aside, and continues
+    when run again. All searches for names of a candidate's mistakes take at most ``search`` seconds
+    together.
     """
 
     seconds: float | None = None
@@ -176,11 +171,11 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """The specification and the environment, which a worker sends before it loads anything.
+    """The specification and the environment, sent by a worker before loading.
 
     ``sentences``, ``levels`` and ``origins`` are by slug; the specification's own clauses have no
-    origin. ``elsewhere`` are the slugs of clauses that never apply in one process on a CPU.
-    ``clauses`` is what reports say of each clause besides its results.
+    origin. ``elsewhere``: slugs of clauses that never apply in one process on a CPU. ``clauses``:
+    the texts of reports on each clause besides its results.
     """
 
     environment: dict[str, Any]
@@ -196,9 +191,9 @@ Event = tuple[str, Any]
 
 
 class Inbox:
-    """The messages that come over a connection, each once it is there whole.
+    """The complete messages received over a connection.
 
-    A thread reads them: whoever waits for the rest of half a message waits without a limit.
+    A thread reads them: waiting for the rest of half a message has no time limit.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -224,7 +219,7 @@ class Inbox:
         return message
 
     def close(self) -> None:
-        """Close the connection, also where a process that nobody knows holds its other end."""
+        """Close the connection, also if an unknown process holds the other end."""
         with (
             contextlib.suppress(OSError),
             socket.socket(fileno=os.dup(self.connection.fileno())) as end,
@@ -235,7 +230,7 @@ class Inbox:
 
 
 class LastWords:
-    """The end of what a worker prints, which a thread reads for as long as it lives."""
+    """The last bytes printed by a worker, read by a thread during the worker's life."""
 
     def __init__(self, listen: Connection) -> None:
         self._words = bytearray()
@@ -255,9 +250,9 @@ class LastWords:
 
 
 def environment() -> dict[str, Any]:
-    """Versions and platform as plain data; the device is that of a run that names none.
+    """Return versions and platform as plain data; the device of a run without devices.
 
-    With the faults that torch's own operations show on this machine.
+    The faults of torch's own operations on this machine are included.
     """
     import torch  # noqa: PLC0415 (whoever reads messages must not load it)
 
@@ -279,7 +274,6 @@ def environment() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """What the machine calls its processor."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             name, _, value = line.partition(":")
@@ -289,7 +283,7 @@ def _processor() -> str:
 
 
 def project_url(name: str, label: str) -> str:
-    """An address that a distribution publishes under a label, such as Documentation, or ""."""
+    """Return the URL a distribution publishes under a label, such as Documentation, or ""."""
     try:
         urls = metadata(name).get_all("Project-URL") or []
     except PackageNotFoundError:

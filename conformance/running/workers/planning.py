@@ -47,17 +47,17 @@ from ..runner import CandidateRun
 from ..tally import Tally
 from .messages import Loaded, Order, RunOptions
 
-# The clause that shows the exception where a candidate answers in another dtype or not alone.
+# The clause preferred for showing that every call raises.
 _WITNESS: Final = "shape.output"
-# Edges of each space that are tried before a candidate is said never to answer; the seconds after
-# which nothing is said: each call of ranks that wait for one another takes as long as they may.
+# Edges of each space tried before a candidate counts as never answering; the seconds after which no
+# statement is made: a call of waiting ranks may take its whole limit.
 _OF_EACH_SPACE: Final = 3
 _LONGEST_TRIAL: Final = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Silence:
-    """What the first of some trial calls raised, where all of them raised."""
+    """The exception of the first trial call, where every trial call raised."""
 
     dtype: str
     device: str
@@ -80,7 +80,7 @@ class Silence:
             f"{self.violation.message.removeprefix('raised ')}"
         )
         mended, target = "", candidate.target
-        # An object that was given has no name by which a file could load it.
+        # An object given directly has no name a file could load it by.
         if candidate.reading is not None and candidate.kind == "layer" and ":" in target:
             mended = how_to_answer(object_of(target), target, candidate.declaration.inputs)
         if not mended:
@@ -95,7 +95,7 @@ def silences(run: CandidateRun, planned: Sequence[PlannedClause]) -> list[Silenc
 
 
 def is_silent(silent: Sequence[Silence], planned: Sequence[PlannedClause]) -> bool:
-    """Whether a candidate answers in no dtype and on no device that any clause is planned for."""
+    """Tell whether every trial call raised, on all planned dtypes and devices."""
     places = {clause.place for clause in planned if not clause.reason}
     return bool(places) and places == {silence.place for silence in silent}
 
@@ -103,9 +103,9 @@ def is_silent(silent: Sequence[Silence], planned: Sequence[PlannedClause]) -> bo
 def without_repetition(
     planned: Sequence[PlannedClause], silent: Sequence[Silence]
 ) -> list[PlannedClause]:
-    """The plan in which one clause shows the exception, and the others say that it does.
+    """Return the plan with one clause showing the exception; the remaining clauses refer to it.
 
-    Clauses about the file of a graph need no call, and stay as they are.
+    Clauses on a graph's file need no call and stay unchanged.
     """
     witnesses = {silence.place: _witness(planned, silence) for silence in silent}
 
@@ -121,7 +121,6 @@ def without_repetition(
 
 
 def _witness(planned: Sequence[PlannedClause], silence: Silence) -> str:
-    """The clause that shows the exception: a MUST if there is one."""
     own = (clause for clause in planned if not clause.reason and clause.place == silence.place)
     calls = [clause for clause in own if clause.family != "export"]
     ranked = sorted(calls, key=lambda clause: (clause.level != "MUST", clause.id != _WITNESS))
@@ -129,10 +128,10 @@ def _witness(planned: Sequence[PlannedClause], silence: Silence) -> str:
 
 
 def _silence(run: CandidateRun, dtype: str, device: str) -> Silence | None:
-    """What the first call raised, None where one of them does not raise: it is timed."""
+    """Try calls until one succeeds and is timed (None); else return the first call's exception."""
     first: Violation | None = None
     calls, until = 0, time.monotonic() + _LONGEST_TRIAL
-    # Its own: trial calls are no examples, and torch may be as the candidates load it.
+    # A separate subject: trial calls are no examples, and torch may stay as candidates loaded it.
     subject = Subject(run.candidate, dtype, device, sealed=seal(everywhere=False))
     with torch_state.one_thread(), torch_state.neutral():
         for problem in _problems(run, dtype, device):
@@ -161,7 +160,7 @@ def _silence(run: CandidateRun, dtype: str, device: str) -> Silence | None:
 
 
 def _call_seconds(subject: Subject, inputs: Inputs) -> float:
-    """What a call takes, the quicker of two where it is slow: the first may load or compile.
+    """Return the seconds of a call, if slow the minimum of two: the first may load or compile.
 
     Raises CandidateFailure.
     """
@@ -176,9 +175,9 @@ def _call_seconds(subject: Subject, inputs: Inputs) -> float:
 
 
 def _problems(run: CandidateRun, dtype: str, device: str) -> Iterator[Problem]:
-    """Edges of the spaces of all applicable clauses, then drawn problems of the plainest space.
+    """Yield edges of the spaces of all applicable clauses, then problems of the plainest space.
 
-    They do not depend on which clauses are selected: a single clause may use what may be refused.
+    Selected clauses make no difference: a single clause may use an input the candidate refuses.
     """
     candidate = run.candidate.on(device)
     spaces = []
@@ -195,7 +194,7 @@ def _problems(run: CandidateRun, dtype: str, device: str) -> Iterator[Problem]:
 def trouble_job(
     plan: CandidatePlan, _argument: Any, _report_step: Callable[[str, str], None]
 ) -> list[str]:
-    """One sentence where a database could not be read or written during the run, else none."""
+    """Return a sentence if a database could not be read or written during the run, else nothing."""
     memory = plan.run.memory
     if memory is None or not memory.trouble:
         return []
@@ -205,7 +204,7 @@ def trouble_job(
 def tampered_job(
     plan: CandidatePlan, _argument: Any, _report_step: Callable[[str, str], None]
 ) -> list[str]:
-    """One sentence where calls changed the judge and no clause that was run says so, else none."""
+    """Return a sentence on tampering with the judge that no executed clause reports, or nothing."""
     names = dict.fromkeys(name for subject in plan.run.subjects for name in subject.tampered())
     if not names:
         return []
@@ -216,7 +215,7 @@ def tampered_job(
 def explained_job(
     plan: CandidatePlan, failures: Sequence[dict[str, Any]], report_step: Callable[[str, str], None]
 ) -> list[str]:
-    """What :meth:`CandidateRun.explained_by` says of each failure, the entry of a record."""
+    """Return :meth:`CandidateRun.explained_by` of each failure, given as entries of a record."""
     names = []
     for failure in failures:
         report_step("explaining", failure["id"])
@@ -224,10 +223,10 @@ def explained_job(
     return names
 
 
-# One that is no power of four: multiplying by it rounds.
+# No power of four: multiplying by the scale rounds.
 ANY_SCALE: Final = 0.3
 _ANYONES_CHOICE: Final = ("causal_alignment",)
-# What code that nobody declared has to do somehow: no biases, and an answer where there is no key.
+# Unavoidable choices of code nobody declared: no biases, and an answer without keys.
 _CHOICES_UNDECLARED: Final = (
     *_ANYONES_CHOICE,
     *("empty_rows", "query_bias", "key_bias", "value_bias", "output_bias"),
@@ -236,7 +235,7 @@ _CHOICES_UNDECLARED: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class CandidatePlan:
-    """One candidate, its run and the clauses that the run has planned."""
+    """A candidate with its run and the planned clauses."""
 
     candidate: Candidate
     run: CandidateRun
@@ -277,7 +276,7 @@ class CandidatePlan:
 
 
 def _mistaken(point: golden.Semantics) -> tuple[str, ...]:
-    """What nobody chooses on purpose at a point, in words; the standard one loads no diagnosis."""
+    """Name conventions nobody chooses on purpose; the standard point needs no diagnosis import."""
     if point == golden.STANDARD:
         return ()
     from ...diagnosis.mistakes import mistaken_conventions  # noqa: PLC0415
@@ -291,9 +290,9 @@ def run_clause(
     order: Order,
     tell: Callable[[str, Any], None] = lambda _tag, _what: None,
 ) -> ClauseResult:
-    """Run or explain one clause; ``tell`` gets each ``example`` before it, and a ``failure``.
+    """Run or explain one clause; ``tell`` gets each ``example`` beforehand, and a ``failure``.
 
-    An exception that the runner lets through ends in the result, but for a real Ctrl-C.
+    Exceptions passed on by the runner end in the result, except a real Ctrl-C.
     """
     started, progress = time.perf_counter(), Progress()
 
@@ -324,14 +323,14 @@ def run_clause(
 
 
 def _ignores_interrupts() -> bool:
-    """Whether no Ctrl-C reaches this process: a KeyboardInterrupt is then the candidate's."""
+    """Tell whether Ctrl-C is ignored here: a KeyboardInterrupt is then the candidate's."""
     return signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def _precision(run: CandidateRun) -> dict[str, list[str]]:
-    """The tolerances that the declaration allows in each dtype, in words, at any scale.
+    """Describe the declared tolerances by dtype, valid at any scale.
 
-    Tensor cores add otherwise than a CPU does: of several devices each is named.
+    With several devices the device is named: tensor cores sum differently from a CPU.
     """
     several = len(run.devices) > 1
     return {
@@ -344,7 +343,7 @@ def _precision(run: CandidateRun) -> dict[str, list[str]]:
 
 
 def _gauge(candidate: Candidate) -> str:
-    """The facts of a candidate that no clause can verify, or ""."""
+    """Describe the facts about a candidate that no clause can verify, "" if none."""
     if candidate.graph is not None and candidate.graph.projections.gauge:
         return candidate.graph.projections.gauge
     if candidate.golden_known:
@@ -366,9 +365,9 @@ def plan_targets(
 ) -> list[CandidatePlan]:
     """Load the targets and plan their clauses; raises UsageError with one sentence.
 
-    ``on_step`` gets each step (``loading``, ``building``, ``planning``) before it is taken.
+    ``on_step`` gets each step (``loading``, ``building``, ``planning``) beforehand.
     """
-    # Options for graphs go to the graphs. Without any graph the first target refuses them.
+    # Options for graphs go to the graphs; without a graph the first target refuses them.
     graphs = [target for target in options.targets if is_graph(target)] or options.targets
     if options.isolated:
         options = replace(options, devices=options.devices or ("cpu",))
@@ -389,18 +388,18 @@ def plan_targets(
 
 @dataclass(frozen=True, kw_only=True)
 class Isolating:
-    """The socket on which a worker asks for candidates' processes, and where they find modules."""
+    """The socket for requesting candidates' processes, and their module search path."""
 
     zygote: socket.socket
     path: list[str]
 
 
-# That of this worker, where it isolates candidates.
+# This worker's, if it isolates candidates.
 ISOLATING: Final[list[Isolating]] = []
 
 
 def _isolated(options: RunOptions, on_step: OnStep) -> list[Isolated]:
-    """The candidates of the targets, each target's in a process of their own."""
+    """Load every target in an isolated process of its own and return the candidates."""
     candidates = []
     for target in options.targets:
         on_step("loading", target)
@@ -425,9 +424,9 @@ def plan_candidates(
     on_step: OnStep = lambda _what, _name: None,
     isolated: Sequence[Isolated] = (),
 ) -> list[CandidatePlan]:
-    """Plan the clauses of candidates that are already there.
+    """Plan the clauses of candidates that exist already.
 
-    ``isolated`` is what is known of those that run in other processes, in their order.
+    ``isolated`` describes candidates running in other processes, in the order of ``candidates``.
     """
     profile_named(options.profile)
     plans: list[CandidatePlan] = []
@@ -445,11 +444,11 @@ def plan_candidates(
             unchecked = unchecked_options(candidate, forward, options.unchecked)
         on_step("planning", candidate.name)
         run, planned = _planned(candidate, options, memory)
-        # A model answered when its sizes were measured.
+        # A model has answered when its sizes were measured.
         if options.preflight and options.trials and candidate.kind != WHOLE_MODEL:
             on_step("trying", candidate.name)
             silent_places = silences(run, planned)
-            # A graph that is refused is judged all the same: its file has clauses of its own.
+            # A refused graph is judged nevertheless: there are clauses on its file.
             if is_silent(silent_places, planned) and candidate.graph is None:
                 silent.append(silent_places[0].sentence(candidate))
             planned = without_repetition(planned, silent_places)
@@ -464,7 +463,7 @@ def plan_candidates(
         plans.append(plan)
     if plans and len(silent) == len(plans):
         raise UsageError(silent[0])
-    # Who selects clauses selects among a model and its attentions, too.
+    # Selecting clauses also selects among a model and its attentions.
     selected = [plan for plan in plans if plan.planned or not plan.candidate.of_model]
     return selected or plans
 
@@ -492,7 +491,7 @@ def _planned(
 
 
 def _memory(options: RunOptions, on_step: OnStep) -> tuple[FailureMemory | None, tuple[str, ...]]:
-    """The memory of failures, which all candidates share, and notes on it."""
+    """Open the databases as one memory of failures, shared by all candidates, with notes."""
     if not options.databases:
         return None, ()
     on_step("opening", "the database of failures")

@@ -1,4 +1,4 @@
-"""Several workers at once, each with the same targets loaded, that take jobs in turn.
+"""Several workers with the same loaded targets take jobs in turn.
 
 ``serve`` does a job in a task on another machine.
 """
@@ -34,12 +34,12 @@ from .supervisor import (
     safe_path,
 )
 
-# What a process has imported from which warm workers are forked.
+# The module imported by the process from which warm workers are forked.
 WARM: Final = "conformance.running.workers.warm"
-# The variable that tells that process which promises most candidates make, as a literal.
+# The environment variable with the promises most candidates make, as a literal.
 PROMISED: Final = "CONFORMANCE_PROMISED"
 OURS: Final = "attention-conformance"
-# Each worker imports torch, which takes some half a gigabyte.
+# Each worker imports torch: about half a gigabyte.
 MOST_BY_DEFAULT: Final = 8
 _SLICE: Final = 0.2
 
@@ -47,11 +47,11 @@ _SLICE: Final = 0.2
 def warm_context(
     promises: Mapping[str, Any] | None = None, *, isolated: bool = False
 ) -> BaseContext | None:
-    """Starts workers by forking a process that has imported everything; None where none can fork.
+    """Return a fork server's context with all modules imported; None where forking is impossible.
 
-    Such a worker is there in some ten milliseconds, and leaves nothing behind. What follows from
-    ``promises`` of a core alone is computed before, unless that process runs already. Where it
-    judges ``isolated`` candidates it imports nothing that may lie beside them.
+    Workers then start in about ten milliseconds. At its start the server computes everything that
+    depends on the ``promises`` of a core alone. For ``isolated`` candidates the server imports no
+    modules from folders of candidates.
     """
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return None
@@ -78,8 +78,8 @@ def end_warm() -> None:
 
 Job = TypeVar("Job")
 Reported = TypeVar("Reported")
-# Does one job with a worker until the callable says to stop, and yields the job's reports. It holds
-# plain data alone, so that it can be sent to another machine.
+# Does one job with a worker until the callable says to stop, and yields the job's reports. Holds
+# plain data alone, to be sent to another machine.
 DoJob = Callable[[Supervisor, Job, Callable[[], bool]], Iterator[Reported]]
 
 
@@ -96,10 +96,10 @@ def admit_all(_job: object, _report: object) -> bool:
 
 
 class WorkerPool:
-    """The workers of a run: the first one loads the targets, the others join when it has.
+    """The workers of a run: the first loads the targets, the rest join afterwards.
 
-    As a context it ends them all, at once where an exception or the deadline ends the run.
-    ``context`` starts their processes, by default each anew.
+    Leaving the context ends all workers, at once after an exception or the deadline. ``context``
+    starts the processes; by default they are spawned.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class WorkerPool:
         keep(self._options.databases, [one for each in self._supervisors for one in each.kept])
 
     def start(self) -> Ready:
-        """Start the first worker; raises HarnessError when it cannot."""
+        """Start the first worker; raises HarnessError on failure."""
         return self._supervisors[0].start()
 
     def load(self) -> list[Loaded]:
@@ -140,9 +140,10 @@ class WorkerPool:
         return self._loaded
 
     def announce_failures(self, on_failure: Callable[[Loaded, str], None]) -> None:
-        """Have each failure on this machine told when it is found, in the thread of :meth:`work`.
+        """Call ``on_failure`` for every failure on this machine, in the thread of :meth:`work`.
 
-        ``on_failure`` gets the candidate and the clause before the failure is made small and named.
+        ``on_failure`` gets the candidate and the clause before the failure is reduced and
+        diagnosed.
         """
         self._on_failure = on_failure
 
@@ -155,12 +156,12 @@ class WorkerPool:
         admits: Callable[[Job, Reported | None], bool] = admit_all,
         most: int | None = None,
     ) -> None:
-        """Do every job in some worker, at most ``most`` at a time.
+        """Do every job in a worker, at most ``most`` at a time.
 
-        ``do`` runs in a thread; its reports reach ``receive`` in this one, those of a job that an
-        interrupt cuts off included. ``admits`` is called in the thread, with None before a job
-        begins: the job ends with the first report that it refuses. Raises HarnessError when a
-        worker cannot go on.
+        ``do`` runs in a thread; its reports reach ``receive`` in the calling thread, also reports
+        of a job cut off by an interrupt. ``admits`` is called in the thread, with None before a job
+        begins: the job ends with the first refused report. Raises HarnessError when a worker cannot
+        continue.
         """
         waiting: queue.SimpleQueue[Job] = queue.SimpleQueue()
         reports: Reports[Job, Reported] = queue.SimpleQueue()
@@ -199,7 +200,7 @@ class WorkerPool:
         do: DoJob[Job, Reported],
         admits: Callable[[Job, Reported | None], bool],
     ) -> None:
-        """Take jobs until none is left, in a thread."""
+        """Take jobs from the queue until none is left or ``stop`` is set; runs in a thread."""
         if not self._joins(supervisor):
             return
         while not stop.is_set():
@@ -222,11 +223,10 @@ class WorkerPool:
         job: Job,
         stopping: Callable[[], bool],
     ) -> Generator[Reported]:
-        """The reports of one job, which some worker does."""
         yield from do(supervisor, job, stopping)
 
     def _joins(self, supervisor: Supervisor) -> bool:
-        """Load a further worker; False when there is no time for that any more."""
+        """Load a further worker; False after the deadline."""
         if supervisor.has_loaded:
             return True
         try:
@@ -250,7 +250,7 @@ def plans_of(loaded: Iterable[Loaded]) -> list[list[tuple[str, str, str, bool]]]
     ]
 
 
-# Reports of jobs, threads that have ended, and what else is to be done in the thread of a run.
+# Reports of jobs, ended threads, and calls to make in the run's thread.
 Reports = queue.SimpleQueue[tuple[Job, Reported] | Future[None] | Callable[[], None]]
 
 
@@ -259,7 +259,7 @@ def _receive(
     threads: int,
     receive: Callable[[Job, Reported], None],
 ) -> None:
-    """Hand reports on until all threads have ended; an interrupt gets through each short wait."""
+    """Hand reports on until all threads have ended; short waits let an interrupt through."""
     while threads:
         try:
             event = reports.get(timeout=_SLICE)
@@ -284,7 +284,6 @@ def _drain(
     reports: Reports[Job, Reported],
     receive: Callable[[Job, Reported], None],
 ) -> None:
-    """Hand on what is left after the threads have ended."""
     while not reports.empty():
         event = reports.get()
         if isinstance(event, tuple):
@@ -293,9 +292,9 @@ def _drain(
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOrder:
-    """What a task needs to know besides its work.
+    """The orders of a task besides its work.
 
-    ``limit`` is the run's, and what is left of it. ``plan`` is what the candidate's must be.
+    ``limit``: the run's limit, and the remaining seconds. ``plan``: the candidate's required plan.
     """
 
     options: RunOptions
@@ -313,21 +312,21 @@ class TaskOrder:
         return Deadline(limit=limit, started=time.monotonic() - (limit - left))
 
     def key(self) -> bytes:
-        """What a supervisor can be kept for: the same run, with the same GPUs."""
+        """Identify a reusable supervisor: options, timeout and visible GPUs."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return pickle.dumps((self.options, self.timeout, visible))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """A supervisor that has loaded the targets, and what it said then."""
+    """A supervisor with loaded targets, and its answers at start and loading."""
 
     supervisor: Supervisor
     ready: Ready
     loaded: list[Loaded]
 
 
-# The one of this process of Ray, which does one task after the other.
+# The supervisor of this Ray process, which runs tasks in sequence.
 _KEPT: Final[dict[bytes, _Kept]] = {}
 
 
@@ -368,7 +367,7 @@ def _served(
 
 
 def _kept(order: TaskOrder) -> _Kept:
-    """The supervisor of this process, with the targets loaded."""
+    """Return this process's supervisor with loaded targets; a different order starts a new one."""
     key = order.key()
     if key not in _KEPT:
         _forget()
@@ -385,7 +384,6 @@ def _kept(order: TaskOrder) -> _Kept:
 
 
 def _forget() -> None:
-    """End the supervisor of this process, and its candidates with it."""
     for kept in _KEPT.values():
         kept.supervisor.__exit__(KeyboardInterrupt)
     _KEPT.clear()

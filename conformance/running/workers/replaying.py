@@ -26,13 +26,13 @@ from .planning import CandidatePlan
 def replay_job(
     plan: CandidatePlan, argument: dict[str, Any], report_step: Callable[[str, str], None]
 ) -> dict[str, Any]:
-    """Examine a problem again and say what became of its failure, as plain data.
+    """Examine a problem again and report its outcome as plain data.
 
     ``argument`` holds ``clause``, ``dtype``, ``device``, ``problem`` and the ``violation`` of the
-    report, which of the clause's earlier examples are run first (``earlier``), and the problem of a
-    call that is made first (``after``). The answer's
-    ``outcome`` is "passes", "fails" or "differs"; the last two come with the new ``violation`` and
-    ``counterexample``. Raises UsageError for a clause or problem that this version cannot run.
+    report, ``earlier`` (the clause's examples to run before) and ``after`` (the problem of a first
+    call). The result's ``outcome`` is "passes", "fails" or "differs"; the last two come with the
+    new ``violation`` and ``counterexample``. Raises UsageError for a clause or problem this version
+    cannot run.
     """
     clause, subject, problem = rebuilt(plan, argument)
     with torch_state.one_thread(), torch_state.neutral():
@@ -80,7 +80,6 @@ def earlier_job(
 def _earlier_examples(
     plan: CandidatePlan, clause: Clause, subject: Subject, count: int, *, last: int | None = None
 ) -> list[Problem]:
-    """The first ``count`` problems of a clause in a run, or the last few of these."""
     if not count or last == 0:
         return []
     first = plan.run.pool.problems(clause.space, subject.dtype, subject.device)[:count]
@@ -88,7 +87,7 @@ def _earlier_examples(
 
 
 def rebuilt(plan: CandidatePlan, argument: dict[str, Any]) -> tuple[Clause, Subject, Problem]:
-    """Clause, subject and problem of a counterexample; raises UsageError where one is missing."""
+    """Rebuild clause, subject and problem of a counterexample; raises UsageError if missing."""
     clauses = {clause.id: clause for clause in all_clauses()}
     slug = argument["clause"]
     if slug not in clauses:
@@ -108,7 +107,7 @@ def rebuilt(plan: CandidatePlan, argument: dict[str, Any]) -> tuple[Clause, Subj
 
 
 def _problem(plan: CandidatePlan, argument: dict[str, Any], name: str = "problem") -> Problem:
-    """A problem of a report, whose tensors can be made; raises UsageError."""
+    """Read a problem of a report and check its tensors; raises UsageError."""
     slug = argument["clause"]
     try:
         problem = problem_from_json(argument[name])
@@ -124,14 +123,13 @@ def _problem(plan: CandidatePlan, argument: dict[str, Any], name: str = "problem
 
 
 def _check_layouts(problem: Problem) -> None:
-    """Require layouts in memory that this version has; raises KeyError."""
     for layout in (problem.layout, problem.mask_layout):
         if layout not in (*MEMORY_LAYOUTS, "mixed"):
             raise KeyError(layout)
 
 
 def as_smallest(problem: Problem, violation: Violation, recording: Recording) -> Smallest:
-    """A failure that was examined again, as the result of a search that made nothing smaller."""
+    """Wrap a failure examined again as the result of a search without reductions."""
     return Smallest(
         problem=problem, violation=violation, recording=recording, tries=0, repeated=True
     )
@@ -144,7 +142,7 @@ def outcome(argument: dict[str, Any], violation: Violation) -> str:
 
 
 def access(plan: CandidatePlan) -> dict[str, Any]:
-    """How a script finds the candidate at its target, and whether it can call it without us."""
+    """Describe how a script finds the candidate, and whether calls work without the harness."""
     candidate = plan.candidate
     function = candidate.function
     module = str(getattr(function, "__module__", "") or type(function).__module__)

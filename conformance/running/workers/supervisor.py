@@ -1,4 +1,4 @@
-"""Drives one worker process: restarts it when a candidate hangs or dies, and says so."""
+"""Drives one worker process: restarts it when a candidate hangs or dies, and reports this."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class HarnessError(Exception):
 
 
 class OutOfTime(Exception):  # noqa: N818 (no error: the run's time is up)
-    """The run has reached its limit: the worker was stopped; the text says in what, if known."""
+    """The run's limit is reached and the worker stopped; the text names the work, if known."""
 
 
 class WorkerLost(Exception):  # noqa: N818 (no error of the harness: the candidate hung or died)
@@ -65,9 +65,9 @@ class WorkerLost(Exception):  # noqa: N818 (no error of the harness: the candida
 
 
 class Supervisor:
-    """One worker at a time, on which targets are loaded and clauses run one by one.
+    """A supervisor of one worker process: loads the targets there and runs clauses one by one.
 
-    What waits for the worker raises OutOfTime when the run's ``deadline`` has passed.
+    Waiting for the worker raises OutOfTime after the run's ``deadline``.
     """
 
     def __init__(
@@ -92,9 +92,9 @@ class Supervisor:
         self._abandoned = False
         self._is_ours = False  # whether the candidate's last call has ended, where ends are told
         self._starved_before = 0.0  # of workers that have ended
-        # Failing problems that go to the database when no candidate is left that could read it.
+        # Failing problems for the database, written when no candidate can read them any more.
         self.kept: list[tuple[bytes, bytes]] = []
-        # Is called with each failure that is found, before it is made small and diagnosed.
+        # Called with each failure found, before its reduction and diagnosis.
         self.on_failure: Callable[[Loaded, str], None] = lambda _loaded, _slug: None
 
     def __enter__(self) -> Self:
@@ -106,14 +106,14 @@ class Supervisor:
         self._kill()
 
     def start(self) -> Ready:
-        """Start the worker; raises HarnessError when it cannot, UsageError when it refuses to."""
+        """Start the worker; raises HarnessError on failure, UsageError if the worker refuses."""
         self._memory, self._abandoned = None, False
         zygote = new_client() if self._options.isolated else None
         own_end, worker_end = self._context.Pipe()
         listen, output = self._context.Pipe(duplex=False)
         with contextlib.suppress(OSError):  # the worker says so if it needs one
             self._scratch = tempfile.mkdtemp(prefix="conformance-")
-        # An isolated candidate finds modules where this process does, its judge in no such place.
+        # An isolated candidate has this process's module path, its judge does not.
         path = None if zygote is None else whole_path()
         only = contextlib.nullcontext() if zygote is None else looking_only_there()
         arguments = (worker_end, output, zygote, self._scratch, path)
@@ -148,7 +148,7 @@ class Supervisor:
         return ready
 
     def load(self) -> list[Loaded]:
-        """Load the targets; raises UsageError for bad ones, those that hang or crash included."""
+        """Load the targets; raises UsageError for bad, hanging or crashing targets."""
         step, name = "loading", ""
 
         def limit() -> float:
@@ -173,7 +173,7 @@ class Supervisor:
                     hint = "; --timeout sets the limit" if lost.kind == "hung" else ""
                     msg = f"{step} {name} {lost}{hint}"
                     raise UsageError(msg) from None
-                # What kills its process is a verdict: load again without building or trying.
+                # A crash becomes a verdict: load again without building or trying.
                 self._options = dataclasses.replace(self._options, preflight=False)
                 self.start()
             else:
@@ -185,9 +185,9 @@ class Supervisor:
         limit: Callable[[], float],
         on_event: Callable[[str, Any], None] = lambda _step, _what: None,
     ) -> Any:
-        """The payload of the expected event; the steps before it go to ``on_event``.
+        """Return the payload of the ``expected`` event; earlier events go to ``on_event``.
 
-        Raises UsageError for what the worker refuses, and HarnessError where it is broken.
+        Raises UsageError when the worker refuses, HarnessError when the harness fails there.
         """
         while True:
             tag, payload = self._event(limit())
@@ -203,15 +203,15 @@ class Supervisor:
     def run_candidate(
         self, index: int, numbers: Sequence[int] | None = None, order: Order = UNLIMITED
     ) -> Iterator[ClauseResult]:
-        """Every clause of a candidate, one after the other, whatever becomes of the worker.
+        """Run the clauses of a candidate in turn; a lost worker is replaced.
 
-        ``numbers`` are the places of some of its tasks; the results come in their order.
+        ``numbers`` are indices into the planned clauses and give the order of the results.
         """
         every = range(len(self._loaded[index].planned)) if numbers is None else numbers
         return self.run_each(index, ((number, order) for number in every))
 
     def run_each(self, index: int, asked: Iterable[tuple[int, Order]]) -> Iterator[ClauseResult]:
-        """The result of each of some tasks of a candidate, which is asked for when it is due."""
+        """Yield the result of every (clause number, order) pair; ``asked`` is read lazily."""
         in_a_row, hangs, limit, last = 0, 0, self._timeout, ""
         planned = self._loaded[index].planned
         for number, order in asked:
@@ -269,20 +269,18 @@ class Supervisor:
             return clause.result("untestable", f"the candidate could not be loaded again: {error}")
 
     def _note(self, progress: Progress, tag: str, payload: Any) -> None:
-        """Take in what a worker says of a clause before its result."""
         if tag == KEPT:
             self.kept += payload
         elif tag not in (ALIVE, OURS):
             progress.receive(tag, payload)
 
     def _result(self, clause: PlannedClause, tag: str, payload: Any) -> ClauseResult:
-        """The result of a clause that ended, or that the worker could not run."""
         if tag == "broken":
             return clause.result("error", f"the harness failed: {payload}")
         return self._in_time(result_from_json(payload))
 
     def _in_time(self, result: ClauseResult) -> ClauseResult:
-        """The result, which says so if the run's limit has cut it short."""
+        """Mark a result as not run or not finished if the run's time limit cut the clause short."""
         if result.planned is None or self._deadline is None:
             return result
         if not result.examples and not result.reason:
@@ -300,18 +298,18 @@ class Supervisor:
         argument: Any = None,
         on_event: Callable[[str, Any], None] = lambda _step, _what: None,
     ) -> Any:
-        """What ``job(plan, argument, on_step)`` returns in the worker for a candidate's plan.
+        """Run ``job(plan, argument, on_step)`` in the worker, for a candidate's plan.
 
-        ``job`` is ``conformance.module:function``; argument and result are plain data. Each
-        step of the job is an event, which gives it a new time limit. Raises WorkerLost when the
-        candidate hangs or dies, UsageError for what the job refuses, HarnessError when it fails.
+        ``job`` is ``conformance.module:function``; argument and result are plain data. A step of
+        the job is an event and restarts the time limit. Raises WorkerLost when the candidate hangs
+        or dies, UsageError when the job refuses, HarnessError when the job fails.
         """
         self._revive()
         self._send("perform", (index, job, argument))
         return self._answer("performed", lambda: self._timeout, on_event)
 
     def _revive(self) -> None:
-        """Have a worker with the candidates loaded; the last one may have been stopped."""
+        """Start a worker and load the targets again, if the last worker was stopped."""
         if self._process is None:
             before = [loaded.planned for loaded in self._loaded]
             self._options = self._options.knowing(self._loaded)
@@ -330,9 +328,9 @@ class Supervisor:
             raise self._died() from None
 
     def _event(self, limit: float) -> Event:
-        """The next event; stops the worker and raises WorkerLost when none comes in time.
+        """Return the next event; stops the worker and raises WorkerLost at the limit.
 
-        A worker that the machine leaves without a processor is waited for longer: see Patience.
+        The limit counts seconds in which the machine gives the worker a processor: see Patience.
         """
         inbox, process = self._inbox, self._process
         if inbox is None or process is None:
@@ -364,7 +362,7 @@ class Supervisor:
             self._require_memory()
 
     def _read(self, message: bytes) -> Event:
-        """The event of a message; who writes over the worker's connection is stopped."""
+        """Decode a message; a candidate writing over the worker's connection is stopped."""
         try:
             tag, payload = pickle.loads(message)  # noqa: S301 (the worker's, which runs user's code)
         except Exception as error:  # what other bytes make of the messages is anything
@@ -376,19 +374,16 @@ class Supervisor:
         return tag, payload
 
     def _pause(self, patience: Patience, last: float) -> float:
-        """Seconds to wait for an event before looking at the worker again."""
         pause = min(patience.pause(), last - time.monotonic())
         return max(0.0, pause if self._memory is None else min(pause, self._memory.pause))
 
     def _require_memory(self) -> None:
-        """Stop a worker that takes more memory than it may, and raise WorkerLost."""
         if self._memory is not None and self._memory.is_exceeded():
             self._kill()
             msg = f"took more than {size_text(self._memory.most)} of memory and was stopped"
             raise WorkerLost(msg, kind="crashed")
 
     def _died(self) -> WorkerLost | OutOfTime:
-        """Why the worker is gone, in words."""
         if self._abandoned:
             self._kill()
             return OutOfTime()
@@ -409,7 +404,7 @@ class Supervisor:
         return self._deadline is not None and self._left() == 0.0
 
     def _left(self) -> float:
-        """The seconds that are left where there is a limit; what the worker has starved is told."""
+        """Return the seconds left, infinite without a deadline; report starved seconds."""
         if self._deadline is None:
             return math.inf
         waited = self._starved()
@@ -418,13 +413,12 @@ class Supervisor:
         return self._deadline.left()
 
     def _starved(self) -> float:
-        """The seconds for which the worker has waited for a processor."""
         pid = None if self._process is None else self._process.pid
         return 0.0 if pid is None else starved_seconds(pid)
 
     @property
     def deadline(self) -> Deadline | None:
-        """When it must have ended."""
+        """The deadline of the run."""
         return self._deadline
 
     @property
@@ -433,7 +427,7 @@ class Supervisor:
         return bool(self._loaded)
 
     def adopt(self, loaded: list[Loaded]) -> None:
-        """Take over what another machine has loaded; it is all the same once the time is up."""
+        """Take over another machine's loaded targets; after the deadline there is no difference."""
         self._loaded = loaded
 
     def load_like(self, first: Supervisor) -> list[Loaded]:
@@ -447,7 +441,7 @@ class Supervisor:
         self._deadline = deadline
 
     def abandon(self) -> None:
-        """End the worker at once, from any thread: who waits for its answer gets OutOfTime."""
+        """End the worker at once, from any thread: a waiting caller gets OutOfTime."""
         self._abandoned = True
         process = self._process
         if process is not None:
@@ -466,7 +460,7 @@ class Supervisor:
             self._process.join(_FAREWELL)
 
     def _kill(self) -> None:
-        """End the worker and what it started, as it may be stuck where no signal is handled."""
+        """Kill the worker's process group: a candidate may be stuck where no signal is handled."""
         self._starved_before += self._starved()
         process, self._process = self._process, None
         if process is not None:
@@ -483,7 +477,7 @@ class Supervisor:
 
 
 def start_process(process: BaseProcess) -> None:
-    """Start a process; if what forks it was killed, Python starts that anew once it has ended."""
+    """Start a process, again if the fork server was killed: Python then restarts the server."""
     for _ in range(_STARTS):
         with contextlib.suppress(EOFError, ConnectionError):
             process.start()
@@ -494,7 +488,7 @@ def start_process(process: BaseProcess) -> None:
 
 @contextlib.contextmanager
 def no_interrupt(context: BaseContext) -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back; what is started meanwhile inherits that, or what forks it."""
+    """Block SIGINT and SIGTERM for processes started meanwhile, or for their fork server."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
@@ -511,10 +505,7 @@ def no_interrupt(context: BaseContext) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _cleaning_quietly() -> Iterator[None]:
-    """Let what Python starts beside the first worker remove what a killed one left, and not say so.
-
-    Ranks have semaphores, and are killed with the worker.
-    """
+    """Silence the resource tracker removing semaphores of killed workers (ranks have some)."""
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")
     try:
         yield
@@ -524,10 +515,7 @@ def _cleaning_quietly() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_script() -> Iterator[None]:
-    """Hide the user's script from a process that starts meanwhile.
-
-    It would import it again, of which a worker needs nothing.
-    """
+    """Hide the user's script from a process started meanwhile: spawning would import the script."""
     script = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
     try:

@@ -1,4 +1,4 @@
-"""The memory that a process takes, and how it is ended, with all that it has started."""
+"""The memory of a process, and ending a process with its descendants."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from typing import Final
 
 import psutil
 
-# Of the machine's memory, where no other limit is given: the rest is for all other programs.
+# The share of the machine's memory without a given limit: the rest is for other programs.
 SHARE: Final = 0.75
-# What a container may use, in bytes, or "max" (the kernel's documentation of cgroup v2).
+# A container's limit in bytes, or "max" (the kernel's documentation of cgroup v2).
 _OF_THE_CONTAINER: Final = Path("/sys/fs/cgroup/memory.max")
 _PAUSE: Final = 0.2
-# Seconds that an exact count is waited for: a few processes take less.
+# Seconds of waiting for an exact count: a few processes take less.
 _LONGEST_LOOK: Final = 0.1
 
 
 @cache
 def usual_limit() -> int:
-    """Bytes that a worker may take where nothing else is said."""
+    """Return the default memory limit of a worker in bytes."""
     most = psutil.virtual_memory().total
     with contextlib.suppress(OSError, ValueError):
         most = min(most, int(_OF_THE_CONTAINER.read_text(encoding="ascii")))
@@ -35,9 +35,9 @@ def usual_limit() -> int:
 
 
 def used_memory(pid: int, *, exactly: bool = False) -> int:
-    """Bytes that a process and its children hold; 0 for one that has ended.
+    """Return the bytes held by a process and its children; 0 after its end.
 
-    What they share counts for each, unless ``exactly``, which takes longer (Linux).
+    Shared memory counts for every process, unless ``exactly`` (Linux; slower).
     """
     used = 0
     with contextlib.suppress(psutil.Error):
@@ -54,7 +54,7 @@ def _count_exactly(pid: int, counted: queue.SimpleQueue[int]) -> None:
 
 
 class MemoryLimit:
-    """Whether a process takes more than ``most`` bytes; ``used`` is what it took when looked at."""
+    """Check whether a process exceeds ``most`` bytes; ``used`` is its memory at the last check."""
 
     def __init__(
         self, pid: int, most: int | None, *, clock: Callable[[], float] = time.monotonic
@@ -68,14 +68,14 @@ class MemoryLimit:
         self.used = self._used()
 
     def _used(self) -> int:
-        """Bytes held now: exactly, where what is shared may make the difference."""
+        """Return the bytes held now, exactly if shared memory may exceed the limit."""
         rough = used_memory(self._pid)
         return self._exactly() if rough > self.most else rough
 
     def _exactly(self) -> int:
-        """Bytes held now, or those known before while they are still being counted.
+        """Return the exact bytes held, or the last known number while counting.
 
-        Of hundreds of processes that takes longer than a run may have left.
+        Counting hundreds of processes may take longer than the run has left.
         """
         if self._counted is None:
             self._counted = queue.SimpleQueue()
@@ -87,7 +87,7 @@ class MemoryLimit:
         return self.used
 
     def is_exceeded(self) -> bool:
-        """Whether it holds too much now."""
+        """Tell whether the process exceeds its memory limit now."""
         now = self._clock()
         if now - self._looked < _PAUSE:
             return False
@@ -96,7 +96,7 @@ class MemoryLimit:
 
 
 def kill_group(process: BaseProcess) -> None:
-    """End a worker at once, and what it started where it has a group of its own."""
+    """Kill a worker at once, with its descendants if it has its own process group."""
     pid = process.pid
     if pid is not None and hasattr(os, "killpg"):
         group = pid  # of a worker that has ended by itself: its group outlives it

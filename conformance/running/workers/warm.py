@@ -1,4 +1,4 @@
-"""What a warm process has imported, drawn and computed before it is forked for a candidate."""
+"""Imports, problems and results a warm process prepares before being forked for a candidate."""
 
 from __future__ import annotations
 
@@ -33,24 +33,22 @@ with uncollected():
     QUICK = PROFILES["quick"]
     WARMED = (plan_targets, named_mistakes(), ready(), Explainer)
 
-# The mistakes that are diagnosed in advance: the first any core can make, the next one with a mask.
+# Mistakes diagnosed in advance: the first any core can make, the second with a mask.
 COMMONEST: Final = ("scale-missing", "mask-inverted")
 # The families of the clauses whose problems are drawn in advance.
 MEASURED: Final = ("numerics", "mask", "softcap", "window")
-# What may go wrong where promises are strange.
+# Possible failures under strange promises.
 _CANNOT_PREPARE: Final = (DeclarationError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 class _Mistaken(DiagnosedSubject):
-    """A subject that answers as a candidate with one mistake, which is acted out."""
+    """A subject that answers like a candidate with one mistake."""
 
     def __init__(self, subject: Subject, mistake: NamedMistake) -> None:
         super().__init__(subject)
         self._mistake = mistake
 
     def forward(self, inputs: Inputs) -> Forward:
-        """What answers some inputs, whatever it is called with."""
-
         def answer(*_arguments: object, **_keywords: object) -> Any:
             acted = act(self.oracle, self.declaration.semantics, (self._mistake,), inputs)
             return acted.output.to(inputs.query.dtype)
@@ -59,11 +57,10 @@ class _Mistaken(DiagnosedSubject):
 
 
 def prepare(promises: Mapping[str, Any]) -> list[str]:
-    """The names of mistakes that a core with some promises could make.
+    """Return the names of mistakes possible for a core with these promises.
 
-    What was computed for them follows from the promises alone, such as the problems of the clauses,
-    golden answers, their bounds and what other mistakes answer. It is there for the next candidate
-    that makes the same promises.
+    Problems of the clauses, golden answers, bounds and answers under further mistakes follow from
+    the promises alone, and are kept for the next candidate with equal promises.
     """
     candidate = core(**promises)(like_nobody)
     run = CandidateRun(candidate, profile=QUICK)
@@ -82,7 +79,7 @@ def prepare(promises: Mapping[str, Any]) -> list[str]:
 
 
 def _measure(run: CandidateRun) -> None:
-    """Draw the problems of clauses about answers, and compute what these are measured with."""
+    """Draw the problems of MUST clauses about answers, and compute their goldens and bounds."""
     clauses = {clause.id: clause for clause in all_clauses()}
     for planned in run.planned():
         if planned.reason or planned.level != "MUST" or planned.family not in MEASURED:
@@ -96,8 +93,8 @@ def _measure(run: CandidateRun) -> None:
 with integrity.loading():  # what a process that is forked from here need not record again
     pass
 if PROMISED in os.environ:
-    # The first candidate that makes promises which nobody can make is refused, with the reason.
-    # Whatever else goes wrong here, that candidate is judged without what was computed for it.
+    # Impossible promises are refused with the first candidate that makes them. After any other
+    # failure here the candidate is judged without prepared results.
     with uncollected(), contextlib.suppress(*_CANNOT_PREPARE):
         promised = ast.literal_eval(os.environ[PROMISED])
         if "semantics" in promised:

@@ -1,4 +1,4 @@
-"""The process that runs candidates, so that they can hang or die without taking the verdict along.
+"""The process that runs candidates: hanging or dying candidates leave the verdict intact.
 
 Module level stays light: a worker must shield itself (signals, output) before torch is imported.
 """
@@ -35,7 +35,7 @@ ALIVE: Final = (
 )
 OURS: Final = "ours"  # the event that a call has ended, and the harness works until the next
 KEPT: Final = "kept"  # the event that brings entries of the database, to be written after the run
-# The exit status of a worker whose device a candidate has broken: it says which in its last line.
+# The exit status of a worker with a broken device, named in its last line.
 BROKEN_DEVICE: Final = 86
 _ALIVE_EVERY: Final = 0.1
 
@@ -49,8 +49,8 @@ def serve(
 ) -> None:
     """Answer the supervisor's commands until it says stop or goes away.
 
-    At ``zygote`` processes can be asked for in which candidates are isolated, and ``path`` is where
-    these find modules. ``scratch`` is a folder for temporary ones, which the supervisor removes.
+    ``zygote`` is the socket for requesting isolated candidates' processes, ``path`` their module
+    search path. ``scratch`` is the folder of temporary folders, removed by the supervisor.
     """
     _WORKER[:] = [os.getpid()]
     _shield(output, scratch)
@@ -61,7 +61,7 @@ def serve(
 
 
 def _shield(output: Connection, scratch: str | None) -> None:
-    """Leave the terminal to the supervisor: Ctrl-C, standard output and error."""
+    """Leave Ctrl-C, standard output and standard error to the supervisor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "setsid"):
         os.setsid()
@@ -86,14 +86,14 @@ def _user() -> str:
 
 
 def _writer(descriptor: int) -> TextIO:
-    """A new stream, as the old one may believe that it still writes to a file it can seek in."""
+    """Return a new stream: the old stream may believe its file is seekable."""
     return os.fdopen(
         descriptor, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False
     )
 
 
 def _follow_parent(scratch: str | None) -> None:
-    """End this process when the supervisor's has ended, which removes nothing any more."""
+    """End this process after the supervisor's end, and remove ``scratch`` in its place."""
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -141,7 +141,7 @@ def _serve(connection: Connection, zygote: socket.socket | None, path: list[str]
 
 
 def _send(connection: Connection, tag: str, payload: Any) -> None:
-    """Send an event; a copy of the worker that a candidate forked and let return ends here."""
+    """Send an event; a copy of the worker forked by a candidate ends here."""
     if os.getpid() not in _WORKER:
         os._exit(1)
     connection.send((tag, payload))
@@ -202,7 +202,6 @@ def _load(connection: Connection, options: RunOptions) -> list[CandidatePlan]:
 
 
 def _run(connection: Connection, plan: CandidatePlan, index: int, order: Order) -> None:
-    """Run or explain one clause, and send each step and the result."""
     try:
         result = _result(connection, plan, index, order)
     except Exception as error:  # noqa: BLE001 (what the candidate raises is a result)
@@ -232,10 +231,10 @@ def _result(connection: Connection, plan: CandidatePlan, index: int, order: Orde
 
 
 class _Calls(ExitStack):
-    """Tells the supervisor that a call of the candidate begins, unless that was told just now.
+    """Tells the supervisor when a call of the candidate begins, at most every few moments.
 
-    Where a failure is explained the ends of calls are told, too: the harness may compute for
-    longer between two calls than the candidate may take for one.
+    While a failure is explained the ends of calls are told, too: the harness may compute longer
+    between two calls than the candidate's time limit for a call.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -250,7 +249,7 @@ class _Calls(ExitStack):
             _send(self._connection, ALIVE, None)
 
     def tell_ends(self) -> None:
-        """Tell from now on when the candidate has answered, and that it does not work now."""
+        """From now on tell the end of a call, too: the harness works, not the candidate."""
         from ...calls.calling import within_each_call  # noqa: PLC0415 (loads torch)
 
         self._end()
@@ -263,8 +262,6 @@ class _Calls(ExitStack):
 
 
 class _AtEnd(AbstractContextManager[None]):
-    """Does something whenever it is left."""
-
     def __init__(self, act: Callable[[], None]) -> None:
         self._act: Final = act
 
@@ -274,7 +271,6 @@ class _AtEnd(AbstractContextManager[None]):
 
 @contextmanager
 def _alive(connection: Connection) -> Iterator[_Calls]:
-    """Tell the supervisor of the calls that are made meanwhile."""
     from ...calls.calling import before_each_call  # noqa: PLC0415 (loads torch)
 
     with _Calls(connection) as calls, before_each_call(calls.tell_begin):
@@ -282,7 +278,7 @@ def _alive(connection: Connection) -> Iterator[_Calls]:
 
 
 def _leave_a_broken_device(device: str) -> None:
-    """End the process where a kernel has broken the device: nothing there works in it any more."""
+    """End the process if a kernel has broken the device: nothing runs on it afterwards."""
     from ...calls.devices import here, why_absent  # noqa: PLC0415 (loads torch)
 
     reason = why_absent(device).removeprefix(here()).strip()
@@ -293,7 +289,6 @@ def _leave_a_broken_device(device: str) -> None:
 
 
 def _perform(connection: Connection, plan: CandidatePlan, job: str, argument: Any) -> None:
-    """Call ``job(plan, argument, on_step)``, a function of the harness, and send the answer."""
     from ...errors import UsageError  # noqa: PLC0415
     from ...targets.loading import named, one_line  # noqa: PLC0415
 
