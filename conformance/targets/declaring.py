@@ -17,6 +17,7 @@ from ..adapters.packing import HEAD_NAMES
 from ..base.parameter_names import POSITIONAL, option_of, role_of, signature_in_docstring
 from ..base.printable_text import few
 from ..declare.declaration import ARRAYS
+from ..declare.signatures import SIGNATURES, signature_by_parameters
 from ..errors import (
     BELOW,
     TO_CHECK,
@@ -79,7 +80,11 @@ def declaration_lines(function: Callable[..., Any], target: str) -> str:
     if not inputs and role_of(required[0])[0] == "q":
         inputs = {required[0]: "query"}
     lines = [*_head(where, name), "", ""]
-    if inputs:
+    public = signature_by_parameters(function)
+    if public:
+        lines[-2:] = ["", f'declared = conformance.core({name}, signature="{public}")']
+        notes = f", at the word of {SIGNATURES[public].source}"
+    elif inputs:
         needed = [word for word in required if word not in inputs]
         given = [f"{word}=…" for word in needed]
         lines += ["@conformance.core()", "def declared(query, key, value):"]

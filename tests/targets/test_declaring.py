@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import public_functions
 import pytest
 from command_line import FEW
 from workspaces import write
 
 from conformance.__main__ import run
+from conformance.targets.declaring import declaration_lines
 
 STUDENT = """
 import math
@@ -152,3 +154,10 @@ def test_a_function_in_c(capsys: pytest.CaptureFixture[str]) -> None:
     """Its docstring says what it takes: it is judged by the signature that it has."""
     assert run(["check", "torch.nn.functional:scaled_dot_product_attention", *FEW]) == 0
     assert "its parameters are those of torch_sdpa" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_function_of_known_parameters_that_cannot_be_read() -> None:
+    """The lines declare it by the signature that it has, and name the file to check."""
+    lines = declaration_lines(public_functions.dot_product_attention, "kernels.py:attend")
+    assert 'declared = conformance.core(attend, signature="jax")' in lines
+    assert "conformance check kernels.py:declared" in lines
