@@ -14,16 +14,62 @@ from torch import Tensor
 from .semantics import Semantics
 
 
-def rotate_heads(heads: Tensor, positions: Tensor, semantics: Semantics) -> Tensor:
+def rotate_heads(
+    heads: Tensor, positions: Tensor, semantics: Semantics, tables: Tensor | None = None
+) -> Tensor:
     """Turn ``heads [B, H, L, D]``, whose tokens stand at ``positions [L]``; float64.
 
-    Without rotary positions they stay as they are.
+    Without rotary positions they stay as they are. ``tables`` are those of a call.
     """
     heads = heads.double()
     if semantics.rotary == "none":
         return heads
-    angles = rotary_angles(positions.to(heads.device), heads.shape[-1], semantics)
-    return turn_heads(heads, angles, semantics)
+    positions = positions.to(heads.device)
+    frequencies = rotary_frequencies(heads.shape[-1], semantics).to(heads.device)
+    stretched = stretch_heads(heads, positions, tables, semantics)
+    return turn_heads(stretched, angles_at(positions, frequencies, tables), semantics)
+
+
+def angles_at(
+    positions: Tensor, frequencies: Tensor | None, tables: Tensor | None
+) -> Tensor | None:
+    """The angle of each pair of channels at each position: float64 ``[..., L, R/2]``, or None.
+
+    That of a table is the angle of its cosine and sine; rows that it lacks are counted from its
+    other end.
+    """
+    if frequencies is None or tables is None:
+        return None if frequencies is None else positions.double()[..., None] * frequencies
+    return rows_at(tables, positions).angle()
+
+
+def rows_at(tables: Tensor, positions: Tensor) -> Tensor:
+    """The rows of tables ``[B or 1, N, R/2]`` at positions: complex128 ``[B or 1, 1, L, R/2]``.
+
+    Positions ``[L]`` are those of all heads and items, others ``[B, H, L]`` or ``[H, L]``.
+    """
+    every = tables.unsqueeze(-3)
+    index = positions.long() % max(tables.shape[-2], 1)
+    if index.dim() == 1:
+        return every[..., index, :]
+    index = index[(None,) * (every.dim() - 1 - index.dim())]
+    return torch.take_along_dim(every, index.unsqueeze(-1), dim=-2)
+
+
+def stretch_heads(
+    heads: Tensor, positions: Tensor, tables: Tensor | None, semantics: Semantics
+) -> Tensor:
+    """Heads whose channels that turn are as much longer as the table's entries are than one."""
+    if tables is None:
+        return heads
+    first, second = rotary_pairs(heads.shape[-1], semantics)
+    lengths = rows_at(tables, positions).abs()
+    stretched = heads.expand(*(heads[..., first] * lengths).shape[:-1], -1).clone()
+    stretched[..., first], stretched[..., second] = (
+        heads[..., first] * lengths,
+        heads[..., second] * lengths,
+    )
+    return stretched
 
 
 def turn_heads(heads: Tensor, angles: Tensor, semantics: Semantics) -> Tensor:

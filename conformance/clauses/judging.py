@@ -409,6 +409,7 @@ def _alone(subject: Subject, inputs: Inputs, row: int) -> tuple[Inputs, View, Te
     ).replace(
         keep=_cut(inputs.keep, rows, keys),
         bias=_cut(inputs.bias, rows, keys),
+        tables=inputs.tables and inputs.tables.from_row(keys.start),
         causal=inputs.causal and inputs.always_causal,
         window=None,
         past=0,

@@ -63,7 +63,8 @@ class Rotation:
     """Which channels turn together, int64 ``[R/2]`` both, and by how much: float64 ``[L, R/2]``.
 
     ``cosine`` and ``sine`` are exact, the errors bound those of a correct table, ``cosine_angle``
-    and ``sine_angle`` their part that is there before the table is stored.
+    and ``sine_angle`` their part that is there before the table is stored, which is done so many
+    times. What a call gives as its tables is stored by nobody.
     """
 
     first: Tensor
@@ -74,6 +75,7 @@ class Rotation:
     sine_error: Tensor
     cosine_angle: Tensor
     sine_angle: Tensor
+    table_stores: int = model.TABLE_STORES
 
     def spread(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """``|a| cosine + |b| sine`` for each channel a with its partner b: ``[B, H, L, D]``."""
@@ -95,6 +97,30 @@ class Rotation:
         for chosen in (self.first, self.second):
             kept[..., chosen] = heads[..., chosen]
         return kept
+
+
+def rotation_of(
+    attention: golden.Attention, positions: Tensor, size: int, contract: Contract
+) -> Rotation:
+    """The rotation of heads of a size, whose tokens stand at ``positions [L]``."""
+    if attention.rotary_tables is None:
+        return rotation(positions, size, attention.semantics, contract)
+    first, second = golden.rotary_pairs(size, attention.semantics)
+    given = golden.rows_at(attention.rotary_tables, positions)
+    cosine, sine = given.real.abs(), given.imag.abs()
+    # The golden takes them apart into an angle and a length, in float64.
+    error = model.GIVEN_TABLE_ROUNDINGS * model.UNIT_ROUNDOFF["float64"] * given.abs()
+    return Rotation(
+        first=first,
+        second=second,
+        cosine=cosine,
+        sine=sine,
+        cosine_error=error,
+        sine_error=error,
+        cosine_angle=error,
+        sine_angle=error,
+        table_stores=0,
+    )
 
 
 def rotation(
@@ -153,14 +179,9 @@ def _rotation(
 
 
 def rotated_error(
-    heads: Tensor,
-    error: Tensor | None,
-    positions: Tensor,
-    semantics: golden.Semantics,
-    contract: Contract,
+    heads: Tensor, error: Tensor | None, turn: Rotation, contract: Contract
 ) -> Tensor:
     """How far turned heads may be off, given ``heads [B, H, L, D]`` before and their errors."""
-    turn = rotation(positions, heads.shape[-1], semantics, contract)
     reached = heads.abs() if error is None else heads.abs() + error
     stores = model.ROTATION_STORES * contract.unit_roundoff
     # The table's own errors, and what storing the products and their sum adds to all of them.
@@ -179,8 +200,7 @@ def rotated_variance(
     heads: Tensor,
     variance: Tensor | None,
     shared: Tensor | None,
-    positions: Tensor,
-    semantics: golden.Semantics,
+    turn: Rotation,
     contract: Contract,
 ) -> tuple[Tensor, Tensor]:
     """The variance of turned heads, and what of their error is no random number.
@@ -190,9 +210,8 @@ def rotated_variance(
     apart from others, once for both channels of its pair: a product with both has at most twice
     the variance.
     """
-    turn = rotation(positions, heads.shape[-1], semantics, contract)
     squares = turn.turned_alone(heads.square(), turn.cosine.square(), turn.sine.square())
-    stores = model.ROTATION_STORES + 2 * model.TABLE_STORES
+    stores = model.ROTATION_STORES + 2 * turn.table_stores
     stored = squares.mul_(stores * contract.unit_roundoff**2)
     if variance is not None:
         stored += turn.spread(variance, turn.cosine.square(), turn.sine.square())

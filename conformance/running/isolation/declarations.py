@@ -23,7 +23,8 @@ from .wire import field
 # Keywords of ``declare`` that a declaration holds under the same name.
 _SAME: Final = (
     "causal always_causal inputs batched dtypes devices accumulate tf32 scores precision position "
-    "max_length layout arrays operator mixed memory strides unchecked block_size"
+    "max_length layout arrays operator mixed memory strides unchecked block_size "
+    "rotary_tables rotary_table_shape"
 ).split()
 Fit = Callable[[Geometry], Geometry]
 
