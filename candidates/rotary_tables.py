@@ -1,4 +1,4 @@
-"""Attention that is turned by the tables that its caller gives: cosines and sines, or complex numbers."""
+"""Attention that is turned by the tables of its caller: cosines and sines, or complex numbers."""
 
 from __future__ import annotations
 

@@ -277,8 +277,8 @@ def _read_tables(
     known = isinstance(shape, str) and re.fullmatch(r"(1*(B1*)?L1*|L1*)R(/2)?", shape)
     if not known:
         msg = (
-            f"rotary_table_shape is {shape!r}: write the axes in the order B, L, R, B or none, 1 "
-            "for an axis of size 1 and R/2 for one entry a pair of channels, such as 'LR', 'B1LR' or "
+            f"rotary_table_shape is {shape!r}: write the axes in the order B, L, R, with B or not, "
+            "1 for an axis of size 1 and R/2 for one entry a pair of channels, such as 'LR', 'B1LR' or "
             "'LR/2'"
         )
         raise DeclarationError(msg)

@@ -22,9 +22,10 @@ Edit = golden.Edit
 _PRIMARY: Final = "position.rotary"
 # The stages of queries and keys behind their rotation, what these are made of, and their angles.
 _SIDES: Final = {
-    "queries": ("query", "normalised_query", "query_angles"),
-    "keys": ("turned_key", "normalised_key", "key_angles"),
+    "queries": ("query", "stretched_query", "query_angles"),
+    "keys": ("turned_key", "stretched_key", "key_angles"),
 }
+_NORMALISED: Final = {"queries": "normalised_query", "keys": "normalised_key"}
 _BOTH: Final[tuple[tuple[str, ...], ...]] = (("queries", "keys"), ("queries",), ("keys",))
 # The channels of a pair behind a rotation, from these and the sine and cosine of their angle.
 Form = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -87,6 +88,11 @@ _PLACES: Final[tuple[tuple[str, Places], ...]] = (
 )
 
 
+def is_given_tables(inputs: Inputs) -> bool:
+    """Whether a call gives the tables by which queries and keys are turned."""
+    return inputs.tables is not None
+
+
 def is_turned(inputs: Inputs) -> bool:
     """Whether queries and keys of a call are turned by their positions."""
     return inputs.point.rotary != "none"
@@ -125,7 +131,113 @@ def turned_edits() -> Iterator[NamedMistake]:
         named = "" if len(sides) > 1 else f" of the {sides[0]}"
         edits = tuple(_at_places(side, places) for side in sides)
         yield _mistake(f"by positions{named} that are {words}", edits=edits)
+    yield from _of_tables()
     yield from _normalised()
+
+
+# What a call's tables may be taken for, with words that follow "queries and keys are turned by".
+_TABLES: Final[tuple[tuple[str, str, Callable[[Tensor], Tensor]], ...]] = (
+    (
+        "tables of which the sine has the wrong sign",
+        "turn (a, b) into (a cos - b sin, b cos + a sin)",
+        torch.conj_physical,
+    ),
+    (
+        "tables whose cosines and sines are exchanged",
+        "read the first table as cosines and the second as sines",
+        lambda t: torch.complex(t.imag, t.real),
+    ),
+    (
+        "the tables of the first item",
+        "turn each item by its own tables: do not cut the axis of items off",
+        lambda t: t[..., :1, :, :],
+    ),
+    (
+        "tables whose entries are made as long as one",
+        "multiply by the cosines and sines as they are: those of scaled positions are longer",
+        lambda t: t / t.abs(),
+    ),
+    (
+        "the first row of the tables, for every token",
+        "turn token i by row i of the tables",
+        lambda t: t[..., :1, :].expand_as(t),
+    ),
+    (
+        "the rows of the tables from the last to the first",
+        "turn token i by row i of the tables",
+        lambda t: t.flip(-2),
+    ),
+)
+_BY_ROWS: Final = "turn the tokens of a call by the rows of its tables, which are cut to them"
+_READ: Final = "turn queries and keys by the tables that the call gives, not by tables of your own"
+
+
+def _of_tables() -> Iterator[NamedMistake]:
+    """Tables of a call that are not read, or are read otherwise."""
+    for words, fix, change in _TABLES:
+        edit = Edit("rotary_tables", change=change)
+        yield _mistake(f"by {words}", fix, edits=(edit,), where=is_given_tables)
+    own = [
+        Edit(angles, golden.Rewired(partial(golden.angles_at, tables=None), (at, "frequencies")))
+        for angles, at in (("query_angles", "query_places"), ("key_angles", "key_places"))
+    ]
+    for words, lengths in (("", False), (", and as long as the entries of the call's", True)):
+        kept = (
+            []
+            if lengths
+            else [
+                Edit(f"stretched_{role}", golden.Rewired(torch.clone, (f"normalised_{role}",)))
+                for role in ("query", "key")
+            ]
+        )
+        said = f"by positions from zero on, whatever tables the call gives{words}"
+        yield _mistake(said, _READ, edits=(*own, *kept), where=is_given_tables)
+    again = partial(_rows_of_new, cached=False)
+    both = tuple(_by_rows(side, again) for side in _SIDES)
+    said = "by the rows behind the length of the cache, of tables that are cut already"
+    yield _mistake(said, _BY_ROWS, edits=both, where=_caches_with_tables)
+    yield NamedMistake(
+        name="rotation: the cached keys again",
+        primary="cache.golden",
+        sentence="cached keys, which are turned already, are turned again by the rows of new ones",
+        fix="turn the new keys alone, and put them behind the cached ones",
+        where=_caches_with_tables,
+        edits=(Edit("turned_key", change=_cache_again),),
+    )
+
+
+def _caches_with_tables(inputs: Inputs) -> bool:
+    return is_given_tables(inputs) and inputs.past > 0
+
+
+def _rows_of_new(places: Tensor, inputs: Inputs, *, cached: bool) -> Tensor:
+    """The places whose rows new tokens are turned by, or cached ones."""
+    new = inputs.geometry.key_length - inputs.past
+    if cached:
+        return inputs.past + places % new
+    return torch.where(places < inputs.past, places, inputs.past + places % new)
+
+
+def _by_rows(side: str, rows: Callable[[Tensor, Inputs], Tensor]) -> golden.Edit:
+    def angles(at: Tensor, frequencies: Tensor, tables: Tensor, inputs: Inputs) -> Tensor | None:
+        return golden.angles_at(rows(at, inputs), frequencies, tables)
+
+    places = "query_places" if side == "queries" else "key_places"
+    reads = (places, "frequencies", "rotary_tables", "inputs")
+    return Edit(_SIDES[side][2], golden.Rewired(angles, reads))
+
+
+def _cache_again(
+    turned_key: Tensor,
+    key_places: Tensor,
+    rotary_tables: Tensor,
+    inputs: Inputs,
+    point: golden.Semantics,
+) -> Tensor:
+    rows = _rows_of_new(key_places, inputs, cached=True)
+    again = golden.rotate_heads(turned_key, rows, point, rotary_tables)
+    is_cached = (key_places < inputs.past).unsqueeze(-1)
+    return torch.where(is_cached, again, turned_key)
 
 
 _LAID: Final = ("torch.cat([frequencies, frequencies], -1)", "frequencies.repeat_interleave(2, -1)")
@@ -138,8 +250,7 @@ def _mistake(words: str, fix: str = _FIX, **ways: object) -> NamedMistake:
         primary=_PRIMARY,
         sentence=f"queries and keys are turned {words}",
         fix=fix,
-        where=is_turned,
-        **ways,  # type: ignore[arg-type]
+        **{"where": is_turned, **ways},  # type: ignore[arg-type]
     )
 
 
@@ -233,22 +344,27 @@ def _spread(index: Tensor, at: Tensor) -> Tensor:
 def _at_places(side: str, places: Places) -> golden.Edit:
     of_queries = side == "queries"
     reads = (
-        ("", "positions", "frequencies", "sizes") if of_queries else ("", "frequencies", "sizes")
+        "query_places" if of_queries else "key_places",
+        "frequencies",
+        "rotary_tables",
+        "sizes",
     )
-    change = _query_angles_at if of_queries else _key_angles_at
-    return Edit(_SIDES[side][2], change=golden.Rewired(partial(change, places), reads))
+    change = partial(_angles_at, places, of_queries=of_queries)
+    return Edit(_SIDES[side][2], golden.Rewired(change, reads))
 
 
-def _query_angles_at(
-    places: Places, _own: Tensor, at: Tensor, frequencies: Tensor, sizes: golden.Sizes
-) -> Tensor:
-    return places(at.double(), sizes)[..., None] * frequencies
-
-
-def _key_angles_at(places: Places, own: Tensor, frequencies: Tensor, sizes: golden.Sizes) -> Tensor:
-    at = torch.arange(own.shape[-2])
-    of_keys = sizes._replace(num_heads=sizes.num_kv_heads)  # what is shared has no other heads
-    return _query_angles_at(places, own, at, frequencies, of_keys)
+def _angles_at(
+    places: Places,
+    at: Tensor,
+    frequencies: Tensor,
+    tables: Tensor | None,
+    sizes: golden.Sizes,
+    *,
+    of_queries: bool,
+) -> Tensor | None:
+    if not of_queries:  # what is shared has no other heads
+        sizes = sizes._replace(num_heads=sizes.num_kv_heads)
+    return golden.angles_at(places(at.double(), sizes), frequencies, tables)
 
 
 # Norms of the heads as they are given, along an axis.
@@ -266,7 +382,7 @@ _NORMS: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
 def _normalised() -> Iterator[NamedMistake]:
     """Queries and keys, or one of them, by other norms than declared."""
     for sides in _BOTH:
-        names = [_SIDES[side][1] for side in sides]
+        names = [_NORMALISED[side] for side in sides]
         every: list[tuple[str, Callable[[Tensor], Tensor]]] = [("left as they are", torch.clone)]
         for noun, along in axes_of("BHLD".replace("L", "K")):
             every += [

@@ -87,7 +87,7 @@ def draw_tables(
     shape = declared.rotary_table_shape or ""
     items, rows = batch if "B" in shape else 1, 2 * length + _MORE
     frequencies = golden.rotary_frequencies(head_size, point)
-    kind = list(_KINDS.values())[int(torch.randint(len(_KINDS), (1,), generator=generator))]
+    kind = _KINDS[int(torch.randint(len(_KINDS), (1,), generator=generator))]
     angles = kind(frequencies, (items, rows), generator)
     longer = int(torch.randint(_STRETCHED, (1,), generator=generator)) == 0
     least, most = _LENGTHS
@@ -130,11 +130,16 @@ def _of_any_angles(frequencies: Tensor, sizes: tuple[int, int], generator: Gener
     return torch.pi * (2.0 * drawn - 1.0)
 
 
-_KINDS: Final[dict[str, Kind]] = {
-    "positions from zero": lambda frequencies, sizes, _generator: _at(
-        torch.arange(sizes[1]).expand(sizes), frequencies
-    ),
-    "positions from another": _from_a_place,
-    "positions with gaps": _with_gaps,
-    "any angles": _of_any_angles,
-}
+def _from_zero(frequencies: Tensor, sizes: tuple[int, int], _generator: Generator) -> Tensor:
+    return _at(torch.arange(sizes[1]).expand(sizes), frequencies)
+
+
+# Tables of positions in a row are those of distances alone: most are others.
+_KINDS: Final[tuple[Kind, ...]] = (
+    _of_any_angles,
+    _with_gaps,
+    _from_a_place,
+    _of_any_angles,
+    _from_zero,
+    _with_gaps,
+)
