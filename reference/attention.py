@@ -106,6 +106,7 @@ def scaled_dot_product_attention(
     window: tuple[int, int] | None = None,
     sinks: Tensor | None = None,
     rotary_tables: Tensor | None = None,
+    turned_keys: int = 0,
     semantics: Semantics = STANDARD,
 ) -> Tensor:
     """Attention over ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk, D]``, ``value [B, Hkv, Lk, Dv]``.
@@ -117,7 +118,8 @@ def scaled_dot_product_attention(
     weight away, and a query without any other key returns zeros whatever its rule. Another softmax
     axis knows none. ``rotary_tables``, complex128 ``[B or 1, Lk, R/2]``, hold the cosine
     and, as the imaginary part, the sine of each pair of channels at the place of each key, for
-    points with rotary positions. Returns float64 ``[B, H, Lq, Dv]``.
+    points with rotary positions; so many first ``turned_keys`` are given to whoever answers when
+    they are turned already, as a cache. Returns float64 ``[B, H, Lq, Dv]``.
 
     Raises ValueError or TypeError that names the argument whose shape or value is wrong.
     """
@@ -134,6 +136,7 @@ def scaled_dot_product_attention(
         window=window,
         sinks=sinks,
         rotary_tables=rotary_tables,
+        turned_keys=turned_keys,
         semantics=semantics,
     ).output
 
@@ -152,6 +155,7 @@ def attend(
     window: tuple[int, int] | None = None,
     sinks: Tensor | None = None,
     rotary_tables: Tensor | None = None,
+    turned_keys: int = 0,
     semantics: Semantics = STANDARD,
 ) -> Attention:
     """Like :func:`scaled_dot_product_attention`, with every intermediate value."""
@@ -169,6 +173,7 @@ def attend(
         window=window,
         sinks=sinks,
         rotary_tables=rotary_tables,
+        turned_keys=turned_keys,
     )
     return evaluation_of(run, semantics)
 
@@ -195,12 +200,13 @@ def given_options(
     window: tuple[int, int] | None = None,
     sinks: Tensor | None = None,
     rotary_tables: Tensor | None = None,
+    turned_keys: int = 0,
 ) -> dict[str, Any]:
     """The options of a call as the program is given them, checked for scores of a shape."""
     _check_numbers(scale, softcap, window)
     _check_sinks(sinks, shape[1])
     _check_masks(shape, keep, bias, lengths)
-    _check_tables(rotary_tables, shape)
+    _check_tables(rotary_tables, shape, turned_keys)
     return {
         "keep": keep,
         "given_bias": None if bias is None else bias.double(),
@@ -210,7 +216,10 @@ def given_options(
         "softcap": softcap,
         "window": window,
         "given_sinks": None if sinks is None else sinks.double(),
+        # By the second name for keys that nothing reaches on their way.
         "rotary_tables": rotary_tables,
+        "given_tables": rotary_tables,
+        "turned_keys": turned_keys,
     }
 
 
@@ -221,7 +230,7 @@ def evaluation_of(run: Run, semantics: Semantics) -> Attention:
     unchanged = run["turned_key"] is run["given_key"]
     of_every_head = run["key"]
     if not unchanged:
-        given = run.edited(Edit("turned_key", lambda given_key: given_key))
+        given = run.edited(Edit("joined_key", lambda given_key: given_key))
         of_every_head = given["key"]
     run.forget_but(RESULTS)
     return Attention(
@@ -326,7 +335,9 @@ def _check_sinks(sinks: Tensor | None, num_heads: int) -> None:
     check_argument(known, "sinks", "has entries that are neither finite nor minus infinity")
 
 
-def _check_tables(tables: Tensor | None, shape: tuple[int, int, int, int]) -> None:
+def _check_tables(tables: Tensor | None, shape: tuple[int, int, int, int], turned: int) -> None:
+    known = turned == 0 or (tables is not None and 0 < turned <= shape[3])
+    check_argument(known, "turned_keys", f"is {turned}: of {shape[3]} keys none has such a table")
     if tables is None:
         return
     check_tensor(tables, "rotary_tables", "B Lk R/2")

@@ -16,7 +16,7 @@ from .forward import Sizes, by_causality, by_window, cap
 from .heads import merge_heads, split_heads
 from .normalisation import normalise_heads, normalised_gradient
 from .program import Edit, Program, Rewired, always
-from .rotary import rotary_frequencies, stretch_heads, turn_heads
+from .rotary import rotary_frequencies, rotate_heads, stretch_heads, turn_heads
 from .semantics import STANDARD, Semantics, scale_value
 
 # A function has a slope of each score alone if weighing the scores weighs the slopes, to within
@@ -119,9 +119,26 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
         )
         yield Edit("query", Rewired(turn, ("stretched_query", "query_angles")))
         yield Edit("turned_key", Rewired(turn, ("stretched_key", "key_angles")))
+        yield Edit(
+            "joined_key",
+            change=lambda turned_key, given_key, given_tables, turned_keys: _behind_turned(
+                turned_key, given_key, given_tables, turned_keys, point
+            ),
+            when=lambda turned_keys: turned_keys > 0,
+        )
     if point.group_order == "tile":
-        yield Edit("shared_key", lambda turned_key, sizes: _tiled(turned_key, sizes))
+        yield Edit("shared_key", lambda joined_key, sizes: _tiled(joined_key, sizes))
         yield Edit("shared_value", lambda value_heads, sizes: _tiled(value_heads, sizes))
+
+
+def _behind_turned(
+    turned_key: Tensor, given_key: Tensor, tables: Tensor, count: int, point: Semantics
+) -> Tensor:
+    """The keys, of which the first are given normalised and turned: nothing else reaches them."""
+    first = normalise_heads(given_key[..., :count, :], point)
+    first = rotate_heads(first, torch.arange(count, device=first.device), point, tables)
+    lead = turned_key.shape[: turned_key.dim() - first.dim()]
+    return torch.cat([first.expand(*lead, *first.shape), turned_key[..., count:, :]], dim=-2)
 
 
 def _tiled(heads: Tensor, sizes: Sizes) -> Tensor:

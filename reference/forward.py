@@ -7,8 +7,8 @@ another point of ``Semantics`` of it.
 
 Given are the heads ``given_query [B, H, Lq, D]``, ``given_key [B, Hkv, Lk, D]`` and ``given_value
 [B, Hkv, Lk, Dv]`` in float64, and the options of a call: ``keep``, ``lengths``, ``given_bias``,
-``causal``, ``window``, ``given_scale``, ``softcap``, ``given_sinks`` and ``rotary_tables``, each as
-:func:`reference.scaled_dot_product_attention` takes it.
+``causal``, ``window``, ``given_scale``, ``softcap``, ``given_sinks``, ``rotary_tables`` and
+``turned_keys``, each as :func:`reference.scaled_dot_product_attention` takes it.
 """
 
 from __future__ import annotations
@@ -215,7 +215,9 @@ _FORWARD: Final = (
     Stage("stretched_key", "BGKD", lambda normalised_key: normalised_key),
     Stage("query", "BHQD", lambda stretched_query: stretched_query),
     Stage("turned_key", "BGKD", lambda stretched_key: stretched_key),
-    Stage("shared_key", "BHKD", lambda turned_key, sizes: shared(turned_key, sizes.num_heads)),
+    # With those keys of a cache that are given turned.
+    Stage("joined_key", "BGKD", lambda turned_key: turned_key),
+    Stage("shared_key", "BHKD", lambda joined_key, sizes: shared(joined_key, sizes.num_heads)),
     Stage("value_heads", "BGKV", lambda given_value: given_value),
     Stage("shared_value", "BHKV", lambda value_heads, sizes: shared(value_heads, sizes.num_heads)),
     Stage("unread_keys", "BHK1", lambda attended: unread(attended)),

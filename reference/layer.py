@@ -139,6 +139,7 @@ def multi_head_attention(
     window: tuple[int, int] | None = None,
     sinks: Tensor | None = None,
     rotary_tables: Tensor | None = None,
+    turned_keys: int = 0,
     semantics: Semantics = STANDARD,
 ) -> MultiHeadAttention:
     """The layer on ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]``, ``value [B, Lk, Ev]``, in float64.
@@ -165,6 +166,7 @@ def multi_head_attention(
         window=window,
         sinks=sinks,
         rotary_tables=rotary_tables,
+        turned_keys=turned_keys,
     )
     return layer_evaluation_of(run, semantics)
 

@@ -89,14 +89,12 @@ class SinesForCosines(TurnedCore):
         return given[1], given[0]
 
 
-@core("position.rotary", "position.tables", **TABLES)
+@core("position.rotary", "position.tables", **TABLES, geometry={"value_head_size": "head_size"})
 class ValuesByTheTables(TurnedCore):
     """Values are turned like keys."""
 
     def values(self, value: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
-        wide = min(value.shape[-1], tables[0].shape[-1]) // 2 * 2
-        turned = self.turn(value[..., :wide], *(table[:, :wide] for table in tables))
-        return torch.cat((turned, value[..., wide:]), dim=-1)
+        return self.turn(value, *tables)
 
 
 @core("position.tables", "position.rotary", **TABLES)

@@ -278,8 +278,8 @@ def _read_tables(
     if not known:
         msg = (
             f"rotary_table_shape is {shape!r}: write the axes in the order B, L, R, with B or not, "
-            "1 for an axis of size 1 and R/2 for one entry a pair of channels, such as 'LR', 'B1LR' or "
-            "'LR/2'"
+            "1 for an axis of size 1 and R/2 for one entry a pair of channels, such as 'LR', "
+            "'B1LR' or 'LR/2'"
         )
         raise DeclarationError(msg)
     text = str(shape)

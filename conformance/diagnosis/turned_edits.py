@@ -72,7 +72,10 @@ _PLACES: Final[tuple[tuple[str, Places], ...]] = (
     ),
     ("counted from the last token", lambda at, _s: at.flip(-1)),
     *(
-        (f"those of the token {n} {'ahead' if n > 0 else 'behind'}", lambda at, _s, n=n: at + n)
+        (
+            f"those of the token {abs(n)} {'ahead' if n > 0 else 'behind'}",
+            lambda at, _s, n=n: at + n,
+        )
         for n in (-3, -2, -1, 1, 2, 3)
     ),
     *(
@@ -96,6 +99,10 @@ def is_given_tables(inputs: Inputs) -> bool:
 def is_turned(inputs: Inputs) -> bool:
     """Whether queries and keys of a call are turned by their positions."""
     return inputs.point.rotary != "none"
+
+
+def _is_turned_and_normalised(inputs: Inputs) -> bool:
+    return is_turned(inputs) and _is_normalised(inputs)
 
 
 def _is_normalised(inputs: Inputs) -> bool:
@@ -123,7 +130,8 @@ def turned_edits() -> Iterator[NamedMistake]:
         Edit(side[0], golden.Rewired(_late, (f"given_{role}", side[2], "point")))
         for role, side in zip(("query", "key"), _SIDES.values(), strict=True)
     )
-    yield _mistake("before they are normalised, not after that", edits=late)
+    said = "before they are normalised, not after that"
+    yield _mistake(said, edits=late, where=_is_turned_and_normalised)
     for words, factor in (("", 1.0), (", backwards", -1.0)):
         edit = Edit("value_heads", change=partial(_turned_value, factor=factor))
         yield _mistake(f"and the values, too{words}", edits=(edit,))
@@ -192,8 +200,7 @@ def _of_tables() -> Iterator[NamedMistake]:
         )
         said = f"by positions from zero on, whatever tables the call gives{words}"
         yield _mistake(said, _READ, edits=(*own, *kept), where=is_given_tables)
-    again = partial(_rows_of_new, cached=False)
-    both = tuple(_by_rows(side, again) for side in _SIDES)
+    both = tuple(_by_rows(side, _rows_of_new) for side in _SIDES)
     said = "by the rows behind the length of the cache, of tables that are cut already"
     yield _mistake(said, _BY_ROWS, edits=both, where=_caches_with_tables)
     yield NamedMistake(
@@ -202,7 +209,7 @@ def _of_tables() -> Iterator[NamedMistake]:
         sentence="cached keys, which are turned already, are turned again by the rows of new ones",
         fix="turn the new keys alone, and put them behind the cached ones",
         where=_caches_with_tables,
-        edits=(Edit("turned_key", change=_cache_again),),
+        edits=(Edit("joined_key", change=_cache_again),),
     )
 
 
@@ -210,12 +217,9 @@ def _caches_with_tables(inputs: Inputs) -> bool:
     return is_given_tables(inputs) and inputs.past > 0
 
 
-def _rows_of_new(places: Tensor, inputs: Inputs, *, cached: bool) -> Tensor:
-    """The places whose rows new tokens are turned by, or cached ones."""
-    new = inputs.geometry.key_length - inputs.past
-    if cached:
-        return inputs.past + places % new
-    return torch.where(places < inputs.past, places, inputs.past + places % new)
+def _rows_of_new(places: Tensor, inputs: Inputs) -> Tensor:
+    """The places of the new tokens whose rows are those of places, counted from all tokens."""
+    return inputs.past + places % (inputs.geometry.key_length - inputs.past)
 
 
 def _by_rows(side: str, rows: Callable[[Tensor, Inputs], Tensor]) -> golden.Edit:
@@ -228,16 +232,16 @@ def _by_rows(side: str, rows: Callable[[Tensor, Inputs], Tensor]) -> golden.Edit
 
 
 def _cache_again(
-    turned_key: Tensor,
+    joined_key: Tensor,
     key_places: Tensor,
     rotary_tables: Tensor,
     inputs: Inputs,
     point: golden.Semantics,
 ) -> Tensor:
-    rows = _rows_of_new(key_places, inputs, cached=True)
-    again = golden.rotate_heads(turned_key, rows, point, rotary_tables)
+    rows = _rows_of_new(key_places, inputs)
+    again = golden.rotate_heads(joined_key, rows, point, rotary_tables)
     is_cached = (key_places < inputs.past).unsqueeze(-1)
-    return torch.where(is_cached, again, turned_key)
+    return torch.where(is_cached, again, joined_key)
 
 
 _LAID: Final = ("torch.cat([frequencies, frequencies], -1)", "frequencies.repeat_interleave(2, -1)")
@@ -343,12 +347,8 @@ def _spread(index: Tensor, at: Tensor) -> Tensor:
 
 def _at_places(side: str, places: Places) -> golden.Edit:
     of_queries = side == "queries"
-    reads = (
-        "query_places" if of_queries else "key_places",
-        "frequencies",
-        "rotary_tables",
-        "sizes",
-    )
+    at = "query_places" if of_queries else "key_places"
+    reads = (at, "frequencies", "rotary_tables", "sizes", "inputs")
     change = partial(_angles_at, places, of_queries=of_queries)
     return Edit(_SIDES[side][2], golden.Rewired(change, reads))
 
@@ -359,12 +359,18 @@ def _angles_at(
     frequencies: Tensor,
     tables: Tensor | None,
     sizes: golden.Sizes,
+    inputs: Inputs,
     *,
     of_queries: bool,
 ) -> Tensor | None:
+    """Angles at other places; the rows of tables are counted, and end, within those of the call."""
     if not of_queries:  # what is shared has no other heads
         sizes = sizes._replace(num_heads=sizes.num_kv_heads)
-    return golden.angles_at(places(at.double(), sizes), frequencies, tables)
+    first = 0 if tables is None else inputs.past
+    other = places(at.double() - first, sizes)
+    if tables is not None:
+        other = first + other % max(inputs.geometry.key_length - first, 1)
+    return golden.angles_at(other, frequencies, tables)
 
 
 # Norms of the heads as they are given, along an axis.

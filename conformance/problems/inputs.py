@@ -33,6 +33,7 @@ class CallOptions(TypedDict):
     window: tuple[int, int] | None
     sinks: Tensor | None
     rotary_tables: Tensor | None
+    turned_keys: int
 
 
 def most_cached(key_length: int) -> int:
@@ -185,6 +186,7 @@ class Inputs(Replaceable):
             window=self.window,
             sinks=self.sinks,
             rotary_tables=self.rotary_tables,
+            turned_keys=0 if self.tables is None else self.past,
         )
 
     @property

@@ -218,14 +218,21 @@ def _backwards(side: tuple[str, ...]) -> golden.Edit:
 
 
 def _turned_more(stage: str, side: tuple[str, ...]) -> golden.Edit:
-    """Heads that are turned, as those of a side are, by their places."""
+    """Heads that are turned, as those of a side are, by their places.
+
+    Tables of a call are those of its own tokens, not of the cached ones.
+    """
 
     def change(
-        heads: Tensor, places: Tensor, tables: Tensor | None, point: golden.Semantics
+        heads: Tensor, places: Tensor, tables: Tensor | None, inputs: Inputs, point: Any
     ) -> Tensor:
-        return golden.rotate_heads(heads, places, point, tables)
+        turned = golden.rotate_heads(heads, places, point, tables)
+        if tables is None:
+            return turned
+        return torch.where((places < inputs.past)[:, None], heads, turned)
 
-    return Edit(stage, change=golden.Rewired(change, ("", side[2], "rotary_tables", "point")))
+    reads = ("", side[2], "rotary_tables", "inputs", "point")
+    return Edit(stage, change=golden.Rewired(change, reads))
 
 
 def _one_later(places: Tensor, _inputs: Inputs) -> Tensor:
