@@ -116,10 +116,10 @@ def scaled_dot_product_attention(
     ``scale`` overrides the point's rule. ``sinks [H]`` are logits, one for each head, that join the
     softmax over the keys like a key that every query attends and whose value is zero: they take
     weight away, and a query without any other key returns zeros whatever its rule. Another softmax
-    axis knows none. ``rotary_tables``, complex128 ``[B or 1, Lk, R/2]``, hold the cosine
-    and, as the imaginary part, the sine of each pair of channels at the place of each key, for
-    points with rotary positions; so many first ``turned_keys`` are given to whoever answers when
-    they are turned already, as a cache. Returns float64 ``[B, H, Lq, Dv]``.
+    axis knows none. ``rotary_tables``, for points with rotary positions, are complex128 ``[B or 1,
+    Lk, R/2]``, the cosine and, as the imaginary part, the sine of each pair of channels at the
+    place of each key; or in float64 its angle. So many first ``turned_keys`` are given turned to
+    whoever answers, as from a cache. Returns float64 ``[B, H, Lq, Dv]``.
 
     Raises ValueError or TypeError that names the argument whose shape or value is wrong.
     """
@@ -341,8 +341,8 @@ def _check_tables(tables: Tensor | None, shape: tuple[int, int, int, int], turne
     if tables is None:
         return
     check_tensor(tables, "rotary_tables", "B Lk R/2")
-    complex_ = tables.is_complex()
-    check_argument(complex_, "rotary_tables", f"has dtype {tables.dtype}, not a complex one")
+    known = tables.is_complex() or tables.is_floating_point()
+    check_argument(known, "rotary_tables", f"has dtype {tables.dtype}: neither complex nor real")
     check_size(tables, "rotary_tables", 1, shape[3], "the length of key")
     items = tables.shape[0] in (1, shape[0])
     check_argument(items, "rotary_tables", f"has {tables.shape[0]} items, not 1 or {shape[0]}")

@@ -35,16 +35,17 @@ def angles_at(
 ) -> Tensor | None:
     """The angle of each pair of channels at each position: float64 ``[..., L, R/2]``, or None.
 
-    That of a table is the angle of its cosine and sine; rows that it lacks are counted from its
-    other end.
+    That of a complex table is the angle of its cosine and sine, real ones hold angles; rows that it
+    lacks are counted from its other end.
     """
     if frequencies is None or tables is None:
         return None if frequencies is None else positions.double()[..., None] * frequencies
-    return rows_at(tables, positions).angle()
+    rows = rows_at(tables, positions)
+    return rows.angle() if rows.is_complex() else rows
 
 
 def rows_at(tables: Tensor, positions: Tensor) -> Tensor:
-    """The rows of tables ``[B or 1, N, R/2]`` at positions: complex128 ``[B or 1, 1, L, R/2]``.
+    """The rows of tables ``[B or 1, N, R/2]`` at positions: ``[B or 1, 1, L, R/2]``.
 
     Positions ``[L]`` are those of all heads and items, others ``[B, H, L]`` or ``[H, L]``.
     """
@@ -60,7 +61,7 @@ def stretch_heads(
     heads: Tensor, positions: Tensor, tables: Tensor | None, semantics: Semantics
 ) -> Tensor:
     """Heads whose channels that turn are as much longer as the table's entries are than one."""
-    if tables is None:
+    if tables is None or not tables.is_complex():
         return heads
     first, second = rotary_pairs(heads.shape[-1], semantics)
     lengths = rows_at(tables, positions).abs()

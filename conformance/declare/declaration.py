@@ -34,8 +34,9 @@ STRUCTURED_SHAPES: Final = {
 TABLE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "cos-sin": ("cos", "sin"),
     "complex": ("freqs_cis",),
+    "angles": ("angles",),
 }
-DEFAULT_TABLE_SHAPES: Final = {"cos-sin": "LR", "complex": "LR/2"}
+DEFAULT_TABLE_SHAPES: Final = {"cos-sin": "LR", "complex": "LR/2", "angles": "LR/2"}
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
 # Ways to a row without keys, other than the forms of masks, that may have a rule of their own.
@@ -145,7 +146,8 @@ class Declaration:
     not just there by default. ``unchecked`` names parameters that stay unchecked on purpose.
     ``ranks`` are those that compute an answer together, None for a candidate of one process.
     ``block_size`` is how many queries and keys a block of the mask form "blocks" has.
-    ``rotary_tables`` is the form in which every call gives the cosines and sines of its tokens,
+    ``rotary_tables`` is the form in which every call gives the cosines and sines of its tokens, or
+    their angles,
     ``rotary_table_shape`` their axes, such as "LR", or "LR/2" of one entry a pair of channels.
     """
 

@@ -30,7 +30,7 @@ _LENGTHS: Final = (0.5, 1.5)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RotaryTables(Replaceable):
-    """The tables of a call, as exact numbers, and how they are handed over.
+    """The tables of a call, as exact complex numbers, and how they are handed over.
 
     ``form`` and ``shape`` are as declared, ``halves`` says that the two entries of a pair lie R/2
     apart where a table is as wide as what turns. Where it has too few rows or items they repeat.
@@ -42,10 +42,12 @@ class RotaryTables(Replaceable):
     halves: bool
 
     def of(self, batch: int, length: int, dtype: torch.dtype) -> Tensor:
-        """What a call of a dtype gives, ``[B or 1, L, R/2]``, in complex128."""
+        """What a call of a dtype gives, ``[B or 1, L, R/2]``: complex128, or angles in float64."""
         items, rows = self.values.shape[:2]
         items = torch.arange(batch if "B" in self.shape else 1) % items
         chosen = self.values[items][:, torch.arange(length) % rows]
+        if self.form == "angles":
+            return chosen.angle().to(torch.promote_types(dtype, torch.float32)).double()
         rounded = torch.float32 if self.form == "complex" else dtype
         parts = (part.to(rounded).double() for part in (chosen.real, chosen.imag))
         return torch.complex(*parts)
@@ -64,6 +66,9 @@ class RotaryTables(Replaceable):
         """The keywords that hand over some rows of a call's tables, ``[B or 1, L, R/2]``."""
         if self.form == "complex":
             return {"freqs_cis": self._laid_out(given.to(torch.complex64))}
+        if self.form == "angles":
+            kept = torch.promote_types(dtype, torch.float32)
+            return {"angles": self._laid_out(given.to(kept))}
         parts = (given.real.to(dtype), given.imag.to(dtype))
         return dict(zip(TABLE_KEYWORDS[self.form], map(self._laid_out, parts), strict=True))
 
@@ -90,6 +95,7 @@ def draw_tables(
     kind = _KINDS[int(torch.randint(len(_KINDS), (1,), generator=generator))]
     angles = kind(frequencies, (items, rows), generator)
     longer = int(torch.randint(_STRETCHED, (1,), generator=generator)) == 0
+    longer = longer and declared.rotary_tables != "angles"
     least, most = _LENGTHS
     drawn = least + (most - least) * float(torch.rand(1, generator=generator))
     size = torch.tensor(drawn if longer else 1.0, dtype=torch.float64)

@@ -107,6 +107,8 @@ def rotation_of(
         return rotation(positions, size, attention.semantics, contract)
     first, second = golden.rotary_pairs(size, attention.semantics)
     given = golden.rows_at(attention.rotary_tables, positions)
+    if not given.is_complex():
+        return _by_angles(given, torch.ones(given.shape[-1]), (first, second), contract)
     cosine, sine = given.real.abs(), given.imag.abs()
     # The golden takes them apart into an angle and a length, in float64.
     error = model.GIVEN_TABLE_ROUNDINGS * model.UNIT_ROUNDOFF["float64"] * given.abs()
@@ -148,9 +150,15 @@ def _rotation(
     A frequency is a power of the base: an error of the exponent counts as often as its logarithm,
     and the first one, of 1, has none. The error of an angle grows with the position.
     """
-    first, second = golden.rotary_pairs(head_size, semantics)
     frequency = golden.rotary_frequencies(head_size, semantics)
     angles = golden.rotary_angles(positions, head_size, semantics)
+    return _by_angles(angles, frequency, golden.rotary_pairs(head_size, semantics), contract)
+
+
+def _by_angles(
+    angles: Tensor, frequency: Tensor, pairs: tuple[Tensor, Tensor], contract: Contract
+) -> Rotation:
+    """The rotation of pairs of channels by angles, which are multiples of frequencies."""
     # A working dtype that is finer than float32 needs finer angles.
     unit = max(contract.accumulator_roundoff, min(contract.unit_roundoff, model.COARSEST_ANGLE))
     relative = model.FREQUENCY_ROUNDINGS * frequency.log().abs() + model.ANGLE_ROUNDINGS
@@ -167,8 +175,8 @@ def _rotation(
 
     cosine_angle, sine_angle = moved(sine), moved(cosine)
     return Rotation(
-        first=first,
-        second=second,
+        first=pairs[0],
+        second=pairs[1],
         cosine=cosine.abs(),
         sine=sine.abs(),
         cosine_error=table(cosine, cosine_angle),
