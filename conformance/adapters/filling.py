@@ -112,7 +112,7 @@ def positions_for(name: str, head_sizes: Iterable[int | str]) -> list[str]:
     if words & {"freqs", "freq", "cis", "rope", "rotary", "rot"}:
         return [*made, *pairs, *turns, *_IDS]
     if words & _TABLES:
-        return [*pairs, _ZEROS, *made, *turns, *_IDS]
+        return [*pairs, *turns, _ZEROS, *made, *_IDS]
     ids = _IDS[::-1] if words & {"start", "offset", "step"} else _IDS
     return [*ids, *pairs, *made, _ZEROS]
 
