@@ -14,9 +14,12 @@ def position(problem: Any, point: Any, i: int) -> int:
     return i + shift if point.causal_alignment == "bottom-right" else i
 
 
-def prepared(head: list[Any], place: int, point: Any) -> list[Number]:
-    """One head of one token, normalised and turned by its position."""
-    return _turned(_normalised([number(channel) for channel in head], point), place, point)
+def prepared(
+    head: list[Any], place: int, point: Any, tables: list[Any] | None = None
+) -> list[Number]:
+    """One head of one token, normalised and turned by its position, or its row of some tables."""
+    normalised = _normalised([number(channel) for channel in head], point)
+    return _turned(normalised, place, point, None if tables is None else tables[place])
 
 
 def _normalised(head: list[Number], point: Any) -> list[Number]:
@@ -34,23 +37,29 @@ def _normalised(head: list[Number], point: Any) -> list[Number]:
     return [channel / divisor for channel in head]
 
 
-def _turned(head: list[Number], place: int, point: Any) -> list[Number]:
+def _turned(head: list[Number], place: int, point: Any, row: list[Any] | None) -> list[Number]:
     if point.rotary == "none":
         return head
     turning = int(len(head) * point.rotary_fraction) // 2 * 2
-    return [_channel(head, c, turning, place, point) for c in range(len(head))]
+    return [_channel(head, c, turning, place, point, row) for c in range(len(head))]
 
 
-def _channel(head: list[Number], c: int, turning: int, place: int, point: Any) -> Number:
+def _channel(
+    head: list[Number], c: int, turning: int, place: int, point: Any, row: list[Any] | None
+) -> Number:
     if c >= turning:
         return head[c]
     half = turning // 2
     pair, leads = (c % half, c < half) if point.rotary == "halves" else (c // 2, c % 2 == 0)
     partner = (c + half) % turning if point.rotary == "halves" else c + 1 - 2 * (c % 2)
-    angle = number(place) * power(point.rotary_base, number(-2.0 * pair) / number(turning))
+    if row is None:
+        angle = number(place) * power(point.rotary_base, number(-2.0 * pair) / number(turning))
+        cosine, sine = cos(angle), sin(angle)
+    else:
+        cosine, sine = number(row[pair].real), number(row[pair].imag)
     if leads:
-        return head[c] * cos(angle) - head[partner] * sin(angle)
-    return head[partner] * sin(angle) + head[c] * cos(angle)
+        return head[c] * cosine - head[partner] * sine
+    return head[partner] * sine + head[c] * cosine
 
 
 def slope(num_heads: int, h: int) -> Number:
