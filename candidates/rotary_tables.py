@@ -180,9 +180,8 @@ class TurnedLayer(nn.Module):
         sizes, own = self.geometry, self.weights
 
         def heads(role: str, count: int) -> Tensor:
-            made = nn.functional.linear(
-                hidden_states, getattr(own, role), getattr(own, f"{role}_bias")
-            )
+            matrix, bias = getattr(own, role), getattr(own, f"{role}_bias")
+            made: Tensor = nn.functional.linear(hidden_states, matrix, bias)
             return made.unflatten(-1, (count, -1)).transpose(1, 2)
 
         query, key, value = (

@@ -43,8 +43,8 @@ class RotaryTables(Replaceable):
 
     def of(self, batch: int, length: int, dtype: torch.dtype) -> Tensor:
         """What a call of a dtype gives, ``[B or 1, L, R/2]``: complex128, or angles in float64."""
-        items, rows = self.values.shape[:2]
-        items = torch.arange(batch if "B" in self.shape else 1) % items
+        count, rows = self.values.shape[:2]
+        items = torch.arange(batch if "B" in self.shape else 1) % count
         chosen = self.values[items][:, torch.arange(length) % rows]
         if self.form == "angles":
             return chosen.angle().to(torch.promote_types(dtype, torch.float32)).double()
