@@ -11,7 +11,16 @@ import torch
 
 from .._golden import golden
 from ..base.expected import GivenExpectations, read_expected
-from ..base.geometry import FIELDS, LENGTHS, Geometry, GeometryRule, Pins, possible, read_pins
+from ..base.geometry import (
+    FIELDS,
+    LENGTHS,
+    Geometry,
+    GeometryRule,
+    Pins,
+    grouped,
+    possible,
+    read_pins,
+)
 from ..base.printable_text import raised_text, repr_of
 from ..base.profile import DTYPES
 from ..errors import DeclarationError, did_you_mean
@@ -298,7 +307,8 @@ _WIDEST_HEAD: Final = 128
 
 def _for_tables(form: str | None, kind: str, point: golden.Semantics, pins: Pins) -> Pins:
     """The pins of what is given tables: all channels that turn are in pairs."""
-    decided = pins.build is not None or "head_size" in {*pins.sizes, *dict(pins.ties)}
+    alike = next(group for group in grouped(pins.ties) if "head_size" in group)
+    decided = pins.build is not None or not set(alike).isdisjoint(pins.sizes)
     if form is None or kind not in ("core", "layer") or decided:
         return pins
     turning = {size: size * point.rotary_fraction for size in range(1, _WIDEST_HEAD + 1)}
