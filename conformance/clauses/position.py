@@ -396,6 +396,40 @@ def _moved(
     ), count if both else 0
 
 
+_is_scaled = requires(
+    lambda c: (
+        c.declaration.semantics.rotary_scaling is not None
+        or c.declaration.semantics.rotary_amplitude != 1.0
+    ),
+    "its frequencies and tables are not scaled",
+)
+
+
+@clause(
+    "position.scaling",
+    sentence=(
+        "Frequencies are those of the declared scaling, at every position and in every call, and "
+        "cosines and sines are as long as declared."
+    ),
+    source="transformers: rope_scaling linear, yarn, llama3; NTK-aware scaling",
+    space=FORMULA,
+    needs_golden=True,
+    counterfactual="frequencies that are not scaled, or entries as long as one",
+    applies=(is_rotary, _makes_tables, _is_scaled),
+    subtle=True,
+    resized=_far,
+)
+def scaling(subject: Subject, problem: Problem) -> Finding:
+    """Near and far positions, whichever of them the scaling is for."""
+    inputs = _with_few_kept_keys(subject.inputs(problem))
+    point = subject.declaration.semantics
+    other = point.replace(rotary_scaling=None)
+    if point.rotary_amplitude != 1.0 and (other == point or problem.seed % 2):
+        other = point.replace(rotary_amplitude=1.0)
+    wording = "rotary positions are not scaled as declared"
+    return measures_golden(subject, inputs, wording, counterfactual=other)
+
+
 _is_given_tables = requires(
     lambda c: c.declaration.rotary_tables is not None, "it makes its own tables of positions"
 )

@@ -108,7 +108,8 @@ def rotation_of(
     first, second = golden.rotary_pairs(size, attention.semantics)
     given = golden.rows_at(attention.rotary_tables, positions)
     if not given.is_complex():
-        return _by_angles(given, torch.ones(given.shape[-1]), (first, second), contract)
+        frequency = torch.ones(given.shape[-1], dtype=torch.float64)
+        return _by_angles(given, frequency, attention.semantics, size, contract)
     cosine, sine = given.real.abs(), given.imag.abs()
     # The golden takes them apart into an angle and a length, in float64.
     error = model.GIVEN_TABLE_ROUNDINGS * model.UNIT_ROUNDOFF["float64"] * given.abs()
@@ -152,23 +153,31 @@ def _rotation(
     """
     frequency = golden.rotary_frequencies(head_size, semantics)
     angles = golden.rotary_angles(positions, head_size, semantics)
-    return _by_angles(angles, frequency, golden.rotary_pairs(head_size, semantics), contract)
+    return _by_angles(angles, frequency, semantics, head_size, contract)
 
 
 def _by_angles(
-    angles: Tensor, frequency: Tensor, pairs: tuple[Tensor, Tensor], contract: Contract
+    angles: Tensor,
+    frequency: Tensor,
+    semantics: golden.Semantics,
+    head_size: int,
+    contract: Contract,
 ) -> Rotation:
     """The rotation of pairs of channels by angles, which are multiples of frequencies."""
+    pairs, amplitude = golden.rotary_pairs(head_size, semantics), semantics.rotary_amplitude
     # A working dtype that is finer than float32 needs finer angles.
     unit = max(contract.accumulator_roundoff, min(contract.unit_roundoff, model.COARSEST_ANGLE))
     relative = model.FREQUENCY_ROUNDINGS * frequency.log().abs() + model.ANGLE_ROUNDINGS
+    if semantics.rotary_scaling is not None:
+        relative = relative + model.SCALING_ROUNDINGS
     error = unit * relative * angles.abs()
-    cosine, sine = angles.cos(), angles.sin()
-    own = model.SINE_ROUNDINGS * unit
+    cosine, sine = amplitude * angles.cos(), amplitude * angles.sin()
+    own = (model.SINE_ROUNDINGS + (amplitude != 1.0)) * unit * amplitude
     stored = model.TABLE_STORES * contract.unit_roundoff
 
     def moved(slope: Tensor) -> Tensor:
-        return (slope.abs() * error + 0.5 * error.square()).clamp_max(2.0) + own
+        moves = slope.abs() * error + 0.5 * amplitude * error.square()
+        return moves.clamp_max(2.0 * amplitude) + own
 
     def table(value: Tensor, by_angle: Tensor) -> Tensor:
         return by_angle + stored * (value.abs() + by_angle)

@@ -340,6 +340,24 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         _backwards(_OF_KEYS),
         _backwards(_OF_QUERIES),
     ),
+    *named("rotary-scaling-missing", "position.scaling")(
+        "the frequencies of the rotary positions are not scaled",
+        "scale them as declared, once, where they are made",
+        {
+            "base": {"rotary": "halves", "rotary_scaling": ("linear", 4.0)},
+            "fits": lambda point: _turns(point) and point.rotary_scaling is not None,
+            "changes": {"rotary_scaling": None},
+        },
+    ),
+    *named("rotary-amplitude-missing", "position.scaling")(
+        "cosines and sines are not multiplied by the declared amplitude",
+        "multiply cosines and sines by it: it is squared in the scores",
+        {
+            "base": {"rotary": "halves", "rotary_amplitude": 1.25},
+            "fits": lambda point: _turns(point) and point.rotary_amplitude != 1.0,
+            "changes": {"rotary_amplitude": 1.0},
+        },
+    ),
     *_rotary(
         "rotary-twice",
         fix="turn queries and keys once: keys that come turned from a cache are not turned again",

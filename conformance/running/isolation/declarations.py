@@ -92,6 +92,7 @@ def _declared(kind: str, features: list[str], data: Head, fit: Fit) -> Declarati
         for name, value in field(data, "semantics", dict).items()
         if name != "score_mod"
     }
+    point = {name: tuple(v) if type(v) is list else v for name, v in point.items()}
     masks = texts(data, "masks")
     declared = declare(
         kind,
@@ -154,4 +155,6 @@ def _of_kind(hint: Any, value: Any, name: str) -> Any:
 def _is(kind: Any, value: Any) -> bool:
     if get_origin(kind) is Literal:
         return type(value) is str
+    if get_origin(kind) is tuple:  # of numbers and words
+        return type(value) is list and all(type(each) in (str, int, float) for each in value)
     return type(value) in ((int, float) if kind is float else (kind,))

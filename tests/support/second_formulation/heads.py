@@ -53,13 +53,46 @@ def _channel(
     pair, leads = (c % half, c < half) if point.rotary == "halves" else (c // 2, c % 2 == 0)
     partner = (c + half) % turning if point.rotary == "halves" else c + 1 - 2 * (c % 2)
     if row is None:
-        angle = number(place) * power(point.rotary_base, number(-2.0 * pair) / number(turning))
-        cosine, sine = cos(angle), sin(angle)
+        angle = number(place) * _frequency(pair, turning, point)
+        amplitude = number(point.rotary_amplitude)
+        cosine, sine = amplitude * cos(angle), amplitude * sin(angle)
     else:
         cosine, sine = number(row[pair].real), number(row[pair].imag)
     if leads:
         return head[c] * cosine - head[partner] * sine
     return head[partner] * sine + head[c] * cosine
+
+
+def _frequency(pair: int, turning: int, point: Any) -> Number:
+    """The angle that one position adds to a pair of so many channels."""
+    name, *numbers = point.rotary_scaling or ("none",)
+    base = point.rotary_base
+    if name == "ntk":  # as transformers computes it, with plain floats in the exponent alone
+        base = float(base) * numbers[0] ** (turning / max(turning - 2, 1))
+    own = power(base, number(-2.0 * pair) / number(turning))
+    if name in ("none", "ntk"):
+        return own
+    slow = own / number(numbers[0])
+    if name == "linear":
+        return slow
+    if name == "llama3":
+        wavelength = 2 * math.pi / float(base) ** (-2.0 * pair / turning)
+        _, low, high, length = numbers
+        if wavelength > length / low:
+            return slow
+        if wavelength < length / high:
+            return own
+        smooth = (number(length / (2 * math.pi)) * own - number(low)) / number(high - low)
+        return (number(1.0) - smooth) * slow + smooth * own
+    _, fast, slowest, length = numbers
+    ends = [
+        turning * math.log(length / (times * 2 * math.pi)) / (2 * math.log(base))
+        for times in (fast, slowest)
+    ]
+    first, last = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), turning - 1)
+    ramp = (pair - first) / (last - first or 0.001)
+    part = number(min(max(ramp, 0.0), 1.0))
+    return slow * part + own * (number(1.0) - part)
 
 
 def slope(num_heads: int, h: int) -> Number:
