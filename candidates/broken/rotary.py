@@ -210,7 +210,8 @@ class Scaled(Turned):
         return place.double()[:, None] * (own / self.factor * (1.0 - stays) + own * stays)
 
     def turn(self, heads: Tensor, place: Tensor) -> Tensor:
-        return super().turn(self.amplitude * heads, place)
+        turning = torch.arange(heads.shape[-1]) < heads.shape[-1] // 2 * 2
+        return super().turn(torch.where(turning, self.amplitude * heads, heads), place)
 
 
 @core("position.scaling", "position.rotary", **SCALED)
@@ -241,4 +242,4 @@ class AmplitudeOfQueriesAlone(Scaled):
     def prepare(
         self, query: Tensor, key: Tensor, here: Tensor, there: Tensor
     ) -> tuple[Tensor, Tensor]:
-        return self.turn(query, here), self.turn(key, there) / self.amplitude
+        return self.turn(query, here), Turned.turn(self, key, there)

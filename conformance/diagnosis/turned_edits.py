@@ -101,6 +101,10 @@ def is_turned(inputs: Inputs) -> bool:
     return inputs.point.rotary != "none"
 
 
+def _is_stretched(inputs: Inputs) -> bool:
+    return is_turned(inputs) and inputs.point.rotary_amplitude != 1.0
+
+
 def _is_turned_and_normalised(inputs: Inputs) -> bool:
     return is_turned(inputs) and _is_normalised(inputs)
 
@@ -139,6 +143,11 @@ def turned_edits() -> Iterator[NamedMistake]:
         named = "" if len(sides) > 1 else f" of the {sides[0]}"
         edits = tuple(_at_places(side, places) for side in sides)
         yield _mistake(f"by positions{named} that are {words}", edits=edits)
+    for role in ("query", "key"):
+        short = Edit(f"stretched_{role}", golden.Rewired(torch.clone, (f"normalised_{role}",)))
+        said = f"with an amplitude that the {role} lacks, as if it were that of the scores"
+        fix = "multiply the cosines and sines of queries and of keys by the amplitude"
+        yield _mistake(said, fix, edits=(short,), where=_is_stretched)
     yield from _of_tables()
     yield from _normalised()
 

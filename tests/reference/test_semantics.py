@@ -70,12 +70,12 @@ REFUSED: list[tuple[str, Any, str]] = [
     (
         "rotary_scaling",
         ("llama3", 8.0, 4.0, 1.0, 64),
-        "('llama3', 8.0, 4.0, 1.0, 64), whose low is not below high",
+        "rotary_scaling is ('llama3', 8.0, 4.0, 1.0, 64), whose low is not below high",
     ),
     (
         "rotary_scaling",
         ("yarn", 4.0, 1.0, 32.0, 64),
-        "('yarn', 4.0, 1.0, 32.0, 64), whose beta_slow is not below beta_fast",
+        "rotary_scaling is ('yarn', 4.0, 1.0, 32.0, 64), whose beta_slow is not below beta_fast",
     ),
     ("rotary_amplitude", 0.0, "rotary_amplitude is 0.0, not positive and finite"),
     ("rotary_fraction", 0.0, "rotary_fraction is 0.0, not in (0, 1]"),
