@@ -182,7 +182,8 @@ class TurnedLayer(nn.Module):
         def heads(role: str, count: int) -> Tensor:
             matrix, bias = getattr(own, role), getattr(own, f"{role}_bias")
             made: Tensor = nn.functional.linear(hidden_states, matrix, bias)
-            return made.unflatten(-1, (count, -1)).transpose(1, 2)
+            cut: Tensor = made.unflatten(-1, (count, -1))
+            return cut.transpose(1, 2)
 
         query, key, value = (
             heads(role, count)

@@ -31,7 +31,8 @@ def rotate_heads(
     positions = positions.to(heads.device)
     frequencies = rotary_frequencies(heads.shape[-1], semantics).to(heads.device)
     stretched = stretch_heads(heads, positions, tables, semantics)
-    return turn_heads(stretched, angles_at(positions, frequencies, tables), semantics)
+    angles = angles_at(positions, frequencies, tables)
+    return heads if angles is None else turn_heads(stretched, angles, semantics)
 
 
 def angles_at(
