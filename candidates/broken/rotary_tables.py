@@ -91,7 +91,7 @@ class SinesForCosines(TurnedCore):
 
 @core("position.rotary", "position.tables", **TABLES, geometry={"value_head_size": "head_size"})
 class ValuesByTheTables(TurnedCore):
-    """Values are turned like keys."""
+    """Values meet the tables of the call, too."""
 
     def values(self, value: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
         return self.turn(value, *tables)
