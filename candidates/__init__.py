@@ -33,6 +33,7 @@ __conformance__ = [
     "numpy_attention",
     "public_signatures",
     "structured_attention",
+    "rotary_tables",
     "onnx_attention",
     *(["torch_cuda"] if torch.cuda.is_available() else []),
     *(["triton_attention"] if _TRITON else []),

@@ -37,11 +37,13 @@ from .normalisation import normalise_heads, normalised_gradient, norms
 from .positions import frequencies, rotate, sinusoidal_positions
 from .program import Edit, Program, Rewired, Run, Stage, always, reads, reads_besides
 from .rotary import (
+    angles_at,
     rotary_angles,
     rotary_frequencies,
     rotary_pairs,
     rotary_size,
     rotate_heads,
+    rows_at,
     turn_heads,
 )
 from .semantics import STANDARD, Semantics, scale_value
@@ -67,6 +69,7 @@ __all__ = [
     "alibi_bias",
     "alibi_slopes",
     "always",
+    "angles_at",
     "at_point",
     "attend",
     "attended_keys",
@@ -98,6 +101,7 @@ __all__ = [
     "rotary_size",
     "rotate",
     "rotate_heads",
+    "rows_at",
     "run_of_attention",
     "run_of_layer",
     "scale_value",

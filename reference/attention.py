@@ -39,8 +39,9 @@ class Attention:
     the same before they are normalised and turned; query i stands at key ``positions[i]``. Where
     ignored keys have no influence, ``key``, ``given_key`` and ``value`` are zero at what no query
     reads. ``alibi`` is the bias by distance, ``sinks [H]`` the given logits of keys without a
-    value, each None where there is none. ``scores`` are the scaled dot products, ``capped`` the
-    same after the softcap, ``modified`` after ``score_mod``, ``logits`` what enters the softmax,
+    value, ``rotary_tables [B or 1, Lk, R/2]`` those of the call, each None where there is none.
+    ``scores`` are the scaled dot products, ``capped`` the same after the softcap, ``modified``
+    after ``score_mod``, ``logits`` what enters the softmax,
     ``weights`` what leaves it, each ``[B, H, Lq, Lk]``. ``allowed`` is the table of attended keys
     and ``empty`` marks the rows ``[B, H, Lq]`` that have none. ``semantics`` is the point at which
     all this was evaluated, ``run`` the program that did.
@@ -55,6 +56,7 @@ class Attention:
     bias: Tensor | None
     alibi: Tensor | None
     sinks: Tensor | None
+    rotary_tables: Tensor | None
     scale: float
     softcap: float | None
     allowed: Tensor
@@ -103,6 +105,8 @@ def scaled_dot_product_attention(
     softcap: float | None = None,
     window: tuple[int, int] | None = None,
     sinks: Tensor | None = None,
+    rotary_tables: Tensor | None = None,
+    turned_keys: int = 0,
     semantics: Semantics = STANDARD,
 ) -> Tensor:
     """Attention over ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk, D]``, ``value [B, Hkv, Lk, Dv]``.
@@ -112,7 +116,10 @@ def scaled_dot_product_attention(
     ``scale`` overrides the point's rule. ``sinks [H]`` are logits, one for each head, that join the
     softmax over the keys like a key that every query attends and whose value is zero: they take
     weight away, and a query without any other key returns zeros whatever its rule. Another softmax
-    axis knows none. Returns float64 ``[B, H, Lq, Dv]``.
+    axis knows none. ``rotary_tables``, for points with rotary positions, are complex128 ``[B or 1,
+    Lk, R/2]``, the cosine and, as the imaginary part, the sine of each pair of channels at the
+    place of each key; or in float64 its angle. So many first ``turned_keys`` are given turned to
+    whoever answers, as from a cache. Returns float64 ``[B, H, Lq, Dv]``.
 
     Raises ValueError or TypeError that names the argument whose shape or value is wrong.
     """
@@ -128,6 +135,8 @@ def scaled_dot_product_attention(
         softcap=softcap,
         window=window,
         sinks=sinks,
+        rotary_tables=rotary_tables,
+        turned_keys=turned_keys,
         semantics=semantics,
     ).output
 
@@ -145,6 +154,8 @@ def attend(
     softcap: float | None = None,
     window: tuple[int, int] | None = None,
     sinks: Tensor | None = None,
+    rotary_tables: Tensor | None = None,
+    turned_keys: int = 0,
     semantics: Semantics = STANDARD,
 ) -> Attention:
     """Like :func:`scaled_dot_product_attention`, with every intermediate value."""
@@ -161,6 +172,8 @@ def attend(
         softcap=softcap,
         window=window,
         sinks=sinks,
+        rotary_tables=rotary_tables,
+        turned_keys=turned_keys,
     )
     return evaluation_of(run, semantics)
 
@@ -186,11 +199,14 @@ def given_options(
     softcap: float | None = None,
     window: tuple[int, int] | None = None,
     sinks: Tensor | None = None,
+    rotary_tables: Tensor | None = None,
+    turned_keys: int = 0,
 ) -> dict[str, Any]:
     """The options of a call as the program is given them, checked for scores of a shape."""
     _check_numbers(scale, softcap, window)
     _check_sinks(sinks, shape[1])
     _check_masks(shape, keep, bias, lengths)
+    _check_tables(rotary_tables, shape, turned_keys)
     return {
         "keep": keep,
         "given_bias": None if bias is None else bias.double(),
@@ -200,6 +216,10 @@ def given_options(
         "softcap": softcap,
         "window": window,
         "given_sinks": None if sinks is None else sinks.double(),
+        # By the second name for keys that nothing reaches on their way.
+        "rotary_tables": rotary_tables,
+        "given_tables": rotary_tables,
+        "turned_keys": turned_keys,
     }
 
 
@@ -210,7 +230,7 @@ def evaluation_of(run: Run, semantics: Semantics) -> Attention:
     unchanged = run["turned_key"] is run["given_key"]
     of_every_head = run["key"]
     if not unchanged:
-        given = run.edited(Edit("turned_key", lambda given_key: given_key))
+        given = run.edited(Edit("joined_key", lambda given_key: given_key))
         of_every_head = given["key"]
     run.forget_but(RESULTS)
     return Attention(
@@ -218,6 +238,7 @@ def evaluation_of(run: Run, semantics: Semantics) -> Attention:
         given_query=run["given_query"],
         given_key=of_every_head,
         alibi=run["distance_bias"],
+        rotary_tables=run["rotary_tables"],
         semantics=semantics,
         run=run,
     )
@@ -312,6 +333,19 @@ def _check_sinks(sinks: Tensor | None, num_heads: int) -> None:
     check_argument(floating, "sinks", f"has dtype {sinks.dtype}, not a floating-point one")
     known = not bool((sinks.isnan() | sinks.isposinf()).any())
     check_argument(known, "sinks", "has entries that are neither finite nor minus infinity")
+
+
+def _check_tables(tables: Tensor | None, shape: tuple[int, int, int, int], turned: int) -> None:
+    known = turned == 0 or (tables is not None and 0 < turned <= shape[3])
+    check_argument(known, "turned_keys", f"is {turned}: of {shape[3]} keys none has such a table")
+    if tables is None:
+        return
+    check_tensor(tables, "rotary_tables", "B Lk R/2")
+    known = tables.is_complex() or tables.is_floating_point()
+    check_argument(known, "rotary_tables", f"has dtype {tables.dtype}: neither complex nor real")
+    check_size(tables, "rotary_tables", 1, shape[3], "the length of key")
+    items = tables.shape[0] in (1, shape[0])
+    check_argument(items, "rotary_tables", f"has {tables.shape[0]} items, not 1 or {shape[0]}")
 
 
 def _check_numbers(

@@ -15,8 +15,8 @@ from .checks import check_argument
 from .forward import Sizes, by_causality, by_window, cap
 from .heads import merge_heads, split_heads
 from .normalisation import normalise_heads, normalised_gradient
-from .program import Edit, Program, always
-from .rotary import rotary_frequencies, turn_heads
+from .program import Edit, Program, Rewired, always
+from .rotary import rotary_frequencies, rotate_heads, stretch_heads, turn_heads
 from .semantics import STANDARD, Semantics, scale_value
 
 # A function has a slope of each score alone if weighing the scores weighs the slopes, to within
@@ -109,16 +109,36 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
                 given_query.device
             ),
         )
+        stretch = partial(stretch_heads, semantics=point)
         yield Edit(
-            "query",
-            lambda normalised_query, query_angles: turn(normalised_query, query_angles),
+            "stretched_query",
+            Rewired(stretch, ("normalised_query", "query_places", "rotary_tables")),
         )
         yield Edit(
-            "turned_key", lambda normalised_key, key_angles: turn(normalised_key, key_angles)
+            "stretched_key", Rewired(stretch, ("normalised_key", "key_places", "rotary_tables"))
+        )
+        yield Edit("query", Rewired(turn, ("stretched_query", "query_angles")))
+        yield Edit("turned_key", Rewired(turn, ("stretched_key", "key_angles")))
+        yield Edit(
+            "joined_key",
+            change=lambda turned_key, given_key, given_tables, turned_keys: _behind_turned(
+                turned_key, given_key, given_tables, turned_keys, point
+            ),
+            when=lambda turned_keys: turned_keys > 0,
         )
     if point.group_order == "tile":
-        yield Edit("shared_key", lambda turned_key, sizes: _tiled(turned_key, sizes))
+        yield Edit("shared_key", lambda joined_key, sizes: _tiled(joined_key, sizes))
         yield Edit("shared_value", lambda value_heads, sizes: _tiled(value_heads, sizes))
+
+
+def _behind_turned(
+    turned_key: Tensor, given_key: Tensor, tables: Tensor, count: int, point: Semantics
+) -> Tensor:
+    """The keys, of which the first are given normalised and turned: nothing else reaches them."""
+    first = normalise_heads(given_key[..., :count, :], point)
+    first = rotate_heads(first, torch.arange(count, device=first.device), point, tables)
+    lead = turned_key.shape[: turned_key.dim() - first.dim()]
+    return torch.cat([first.expand(*lead, *first.shape), turned_key[..., count:, :]], dim=-2)
 
 
 def _tiled(heads: Tensor, sizes: Sizes) -> Tensor:
@@ -329,13 +349,18 @@ def _of_backward(point: Semantics) -> Iterator[Edit]:
     """What flows back through heads that are prepared, shared otherwise, and through scores."""
     if point.rotary != "none":
         turn = partial(turn_heads, semantics=point)
+        stretch = partial(stretch_heads, semantics=point)
         yield Edit(
             "turned_query_gradient",
-            lambda query_gradient, query_angles: turn(query_gradient, -query_angles),
+            lambda query_gradient, query_angles, query_places, rotary_tables: stretch(
+                turn(query_gradient, -query_angles), query_places, rotary_tables
+            ),
         )
         yield Edit(
             "turned_key_gradient",
-            lambda key_gradient, key_angles: turn(key_gradient, -key_angles),
+            lambda key_gradient, key_angles, key_places, rotary_tables: stretch(
+                turn(key_gradient, -key_angles), key_places, rotary_tables
+            ),
         )
     if point.qk_norm != "none":
         back = partial(normalised_gradient, semantics=point)

@@ -7,8 +7,8 @@ another point of ``Semantics`` of it.
 
 Given are the heads ``given_query [B, H, Lq, D]``, ``given_key [B, Hkv, Lk, D]`` and ``given_value
 [B, Hkv, Lk, Dv]`` in float64, and the options of a call: ``keep``, ``lengths``, ``given_bias``,
-``causal``, ``window``, ``given_scale``, ``softcap`` and ``given_sinks``, each as
-:func:`reference.scaled_dot_product_attention` takes it.
+``causal``, ``window``, ``given_scale``, ``softcap``, ``given_sinks``, ``rotary_tables`` and
+``turned_keys``, each as :func:`reference.scaled_dot_product_attention` takes it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from .program import Program, Stage
+from .program import Program, Rewired, Stage
+from .rotary import angles_at
 
 
 class Sizes(NamedTuple):
@@ -100,9 +101,9 @@ def unread(read: Tensor) -> Tensor:
     return ~read.any(dim=-2).unsqueeze(-1)
 
 
-def angles(positions: Tensor, frequencies: Tensor | None) -> Tensor | None:
-    """The angle of each pair of channels at each position: float64 ``[..., L, R/2]``, or None."""
-    return None if frequencies is None else positions.double()[..., None] * frequencies
+def places_of_keys(given_key: Tensor) -> Tensor:
+    """Where the keys stand ``[Lk]``: the first at 0."""
+    return torch.arange(given_key.shape[-2], device=given_key.device)
 
 
 def shared(heads: Tensor, num_heads: int) -> Tensor:
@@ -203,17 +204,20 @@ _FORWARD: Final = (
     Stage("normalised_key", "BGKD", lambda given_key: given_key),
     # Of each pair of channels that is turned: points without rotary positions have none.
     Stage("frequencies", "R", lambda: None),
-    Stage("query_angles", "QR", lambda positions, frequencies: angles(positions, frequencies)),
+    Stage("query_places", "Q", lambda positions: positions),
+    Stage("key_places", "K", places_of_keys),
     Stage(
-        "key_angles",
-        "KR",
-        lambda given_key, frequencies: angles(
-            torch.arange(given_key.shape[-2], device=given_key.device), frequencies
-        ),
+        "query_angles", "QR", Rewired(angles_at, ("query_places", "frequencies", "rotary_tables"))
     ),
-    Stage("query", "BHQD", lambda normalised_query: normalised_query),
-    Stage("turned_key", "BGKD", lambda normalised_key: normalised_key),
-    Stage("shared_key", "BHKD", lambda turned_key, sizes: shared(turned_key, sizes.num_heads)),
+    Stage("key_angles", "KR", Rewired(angles_at, ("key_places", "frequencies", "rotary_tables"))),
+    # As long as the entries of the tables of a call, if there are any.
+    Stage("stretched_query", "BHQD", lambda normalised_query: normalised_query),
+    Stage("stretched_key", "BGKD", lambda normalised_key: normalised_key),
+    Stage("query", "BHQD", lambda stretched_query: stretched_query),
+    Stage("turned_key", "BGKD", lambda stretched_key: stretched_key),
+    # With those keys of a cache that are given turned.
+    Stage("joined_key", "BGKD", lambda turned_key: turned_key),
+    Stage("shared_key", "BHKD", lambda joined_key, sizes: shared(joined_key, sizes.num_heads)),
     Stage("value_heads", "BGKV", lambda given_value: given_value),
     Stage("shared_value", "BHKV", lambda value_heads, sizes: shared(value_heads, sizes.num_heads)),
     Stage("unread_keys", "BHK1", lambda attended: unread(attended)),

@@ -138,6 +138,8 @@ def multi_head_attention(
     softcap: float | None = None,
     window: tuple[int, int] | None = None,
     sinks: Tensor | None = None,
+    rotary_tables: Tensor | None = None,
+    turned_keys: int = 0,
     semantics: Semantics = STANDARD,
 ) -> MultiHeadAttention:
     """The layer on ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]``, ``value [B, Lk, Ev]``, in float64.
@@ -163,6 +165,8 @@ def multi_head_attention(
         softcap=softcap,
         window=window,
         sinks=sinks,
+        rotary_tables=rotary_tables,
+        turned_keys=turned_keys,
     )
     return layer_evaluation_of(run, semantics)
 

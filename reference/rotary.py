@@ -8,22 +8,76 @@ positions alone.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Final
+
 import torch
 from torch import Tensor
 
 from .semantics import Semantics
 
 
-def rotate_heads(heads: Tensor, positions: Tensor, semantics: Semantics) -> Tensor:
+def rotate_heads(
+    heads: Tensor, positions: Tensor, semantics: Semantics, tables: Tensor | None = None
+) -> Tensor:
     """Turn ``heads [B, H, L, D]``, whose tokens stand at ``positions [L]``; float64.
 
-    Without rotary positions they stay as they are.
+    Without rotary positions they stay as they are. ``tables`` are those of a call.
     """
     heads = heads.double()
     if semantics.rotary == "none":
         return heads
-    angles = rotary_angles(positions.to(heads.device), heads.shape[-1], semantics)
-    return turn_heads(heads, angles, semantics)
+    positions = positions.to(heads.device)
+    frequencies = rotary_frequencies(heads.shape[-1], semantics).to(heads.device)
+    stretched = stretch_heads(heads, positions, tables, semantics)
+    angles = angles_at(positions, frequencies, tables)
+    return heads if angles is None else turn_heads(stretched, angles, semantics)
+
+
+def angles_at(
+    positions: Tensor, frequencies: Tensor | None, tables: Tensor | None
+) -> Tensor | None:
+    """The angle of each pair of channels at each position: float64 ``[..., L, R/2]``, or None.
+
+    That of a complex table is the angle of its cosine and sine, real ones hold angles; rows that it
+    lacks are counted from its other end.
+    """
+    if frequencies is None or tables is None:
+        return None if frequencies is None else positions.double()[..., None] * frequencies
+    rows = rows_at(tables, positions)
+    return rows.angle() if rows.is_complex() else rows
+
+
+def rows_at(tables: Tensor, positions: Tensor) -> Tensor:
+    """The rows of tables ``[B or 1, N, R/2]`` at positions: ``[B or 1, 1, L, R/2]``.
+
+    Positions ``[L]`` are those of all heads and items, others ``[B, H, L]`` or ``[H, L]``.
+    """
+    every = tables.unsqueeze(-3)
+    index = positions.long() % max(tables.shape[-2], 1)
+    if index.dim() == 1:
+        return every[..., index, :]
+    index = index[(None,) * (every.dim() - 1 - index.dim())]
+    return torch.take_along_dim(every, index.unsqueeze(-1), dim=-2)
+
+
+def stretch_heads(
+    heads: Tensor, positions: Tensor, tables: Tensor | None, semantics: Semantics
+) -> Tensor:
+    """Heads whose channels that turn are as much longer as the entries of a table are than one."""
+    lengths: Tensor | float = semantics.rotary_amplitude
+    if tables is not None and tables.is_complex():
+        lengths = rows_at(tables, positions).abs()
+    elif lengths == 1.0:
+        return heads
+    first, second = rotary_pairs(heads.shape[-1], semantics)
+    stretched = heads.expand(*(heads[..., first] * lengths).shape[:-1], -1).clone()
+    stretched[..., first], stretched[..., second] = (
+        heads[..., first] * lengths,
+        heads[..., second] * lengths,
+    )
+    return stretched
 
 
 def turn_heads(heads: Tensor, angles: Tensor, semantics: Semantics) -> Tensor:
@@ -65,4 +119,65 @@ def rotary_frequencies(head_size: int, semantics: Semantics) -> Tensor:
     """The angle that one position adds to each pair: float64 ``[R/2]``."""
     size = rotary_size(head_size, semantics)
     exponents = torch.arange(0, size, 2, dtype=torch.float64) / max(size, 1)
-    return float(semantics.rotary_base) ** -exponents
+    if semantics.rotary_scaling is None:
+        return float(semantics.rotary_base) ** -exponents
+    name, *numbers = semantics.rotary_scaling
+    return _SCALINGS[str(name)](float(semantics.rotary_base), size, exponents, *map(float, numbers))
+
+
+def _linear(base: float, _size: int, exponents: Tensor, factor: float) -> Tensor:
+    """All positions are closer (Chen et al. 2023)."""
+    return base**-exponents / factor
+
+
+def _ntk(base: float, size: int, exponents: Tensor, factor: float) -> Tensor:
+    """A larger base: the slowest pair is as much slower, the fastest stays (bloc97, 2023)."""
+    larger: Tensor = (base * factor ** (size / max(size - 2, 1))) ** -exponents
+    return larger
+
+
+def _yarn(
+    base: float,
+    size: int,
+    exponents: Tensor,
+    factor: float,
+    fast: float,
+    slow: float,
+    over: float,
+) -> Tensor:
+    """Pairs that turn often within the length stay, slow ones are linear (Peng et al. 2023)."""
+
+    def pair_that_turns(times: float) -> float:
+        return size * math.log(over / (times * 2 * math.pi)) / (2 * math.log(base))
+
+    low = max(math.floor(pair_that_turns(fast)), 0)
+    high = min(math.ceil(pair_that_turns(slow)), size - 1)
+    reach = high - low if high != low else _NO_RAMP
+    slower = ((torch.arange(len(exponents)).double() - low) / reach).clamp(0.0, 1.0)
+    own = base**-exponents
+    return own / factor * slower + own * (1.0 - slower)
+
+
+def _llama3(
+    base: float,
+    _size: int,
+    exponents: Tensor,
+    factor: float,
+    low: float,
+    high: float,
+    over: float,
+) -> Tensor:
+    """Pairs that turn more than high times within the length stay, below low they are linear."""
+    own = base**-exponents
+    stays = ((over * own / (2 * math.pi) - low) / (high - low)).clamp(0.0, 1.0)
+    return own / factor * (1.0 - stays) + own * stays
+
+
+# What a ramp between one pair and itself is divided by.
+_NO_RAMP: Final = 0.001
+_SCALINGS: Final[dict[str, Callable[..., Tensor]]] = {
+    "linear": _linear,
+    "ntk": _ntk,
+    "yarn": _yarn,
+    "llama3": _llama3,
+}

@@ -126,6 +126,10 @@ class Semantics:
         at ``i + Lk - Lq`` where causality is aligned bottom-right, else at i, whether or not a call
         is causal. Query and key are turned after they are normalised and before they meet; values
         are not.
+    rotary_scaling, rotary_amplitude
+        Other frequencies for longer contexts: ``("linear", factor)``, ``("ntk", factor)``,
+        ``("yarn", factor, beta_fast, beta_slow, original_length)`` or ``("llama3", factor, low,
+        high, original_length)``; and what cosines and sines are multiplied by (YaRN's factor).
     alibi
         Attention with linear biases (Press et al. 2022): the distance of both positions, counted as
         for rotary ones, times the slope of the head is taken off the logits, whatever the scale.
@@ -162,6 +166,8 @@ class Semantics:
     rotary: Rotary = "none"
     rotary_base: float = 10000.0
     rotary_fraction: float = 1.0
+    rotary_scaling: tuple[str | float, ...] | None = None
+    rotary_amplitude: float = 1.0
     alibi: bool = False
     score_mod: Callable[..., Any] | None = None
     query_bias: bool = True
@@ -192,6 +198,12 @@ class Semantics:
         base, fraction, epsilon = self.rotary_base, self.rotary_fraction, self.qk_norm_epsilon
         check_argument(0 < base < math.inf, "rotary_base", f"is {base}, not positive and finite")
         check_argument(0 < fraction <= 1, "rotary_fraction", f"is {fraction}, not in (0, 1]")
+        amplitude = self.rotary_amplitude
+        finite = 0 < amplitude < math.inf
+        check_argument(finite, "rotary_amplitude", f"is {amplitude}, not positive and finite")
+        _check_scaling(self.rotary_scaling)
+        ramped = self.rotary_scaling is not None and self.rotary_scaling[0] == "yarn"
+        check_argument(base > 1 or not ramped, "rotary_base", f"is {base}, which makes no ramp")
         positive = 0 <= epsilon < math.inf
         check_argument(positive, "qk_norm_epsilon", f"is {epsilon}, negative or not finite")
         known = self.score_mod is None or callable(self.score_mod)
@@ -246,6 +258,34 @@ def _not_among(value: object, choices: Sequence[str]) -> str:
     meant = [name for name in (_ALSO_CALLED.get(word), *close) if name in choices]
     hint = f"; did you mean {meant[0]!r}?" if meant else ""
     return f"is {value!r}, not one of {', '.join(choices)}{hint}"
+
+
+# The numbers of each scaling of rotary frequencies.
+_SCALINGS: Final = {
+    "linear": ("factor",),
+    "ntk": ("factor",),
+    "yarn": ("factor", "beta_fast", "beta_slow", "original_length"),
+    "llama3": ("factor", "low", "high", "original_length"),
+}
+
+
+def _check_scaling(scaling: object) -> None:
+    if scaling is None:
+        return
+    name, *numbers = scaling if isinstance(scaling, tuple) and scaling else ("",)
+    wanted = _SCALINGS.get(name if isinstance(name, str) else "", ())
+    fits = len(numbers) == len(wanted) and all(
+        type(each) in (int, float) and 0 < each < math.inf for each in numbers
+    )
+    ways = " or ".join(f"({', '.join([repr(each), *words])})" for each, words in _SCALINGS.items())
+    known = bool(wanted) and fits
+    check_argument(known, "rotary_scaling", f"is {scaling!r}: give {ways}, of positive numbers")
+    if len(numbers) > 1:
+        least = {"yarn": 2, "llama3": 1}[str(name)]
+        most = 3 - least
+        apart = numbers[least] < numbers[most]
+        words = f"whose {wanted[least]} is not below {wanted[most]}"
+        check_argument(apart, "rotary_scaling", f"is {scaling!r}, {words}")
 
 
 def _check_scale(scale: object) -> None:

@@ -21,6 +21,12 @@ PARTIAL: Final[dict[str, Any]] = {
     **ROTARY,
     "semantics": Semantics(rotary="interleaved", rotary_fraction=0.5),
 }
+SCALED: Final[dict[str, Any]] = {
+    **ROTARY,
+    "semantics": Semantics(
+        rotary="halves", rotary_scaling=("llama3", 8.0, 1.0, 4.0, 64), rotary_amplitude=1.25
+    ),
+}
 TOP_LEFT: Final[dict[str, Any]] = {**ROTARY, "causal": "top-left"}
 
 
@@ -189,3 +195,51 @@ class PlacesOverLength(Turned):
 
     def angles(self, place: Tensor, size: int) -> Tensor:
         return super().angles(place, size) / (place.max().clamp(min=0) + 1)
+
+
+class Scaled(Turned):
+    """Frequencies of a longer context, as in Llama 3."""
+
+    factor, low, high, original = 8.0, 1.0, 4.0, 64
+    amplitude = 1.25
+
+    def angles(self, place: Tensor, size: int) -> Tensor:
+        own = self.base ** -(torch.arange(0, size, 2).double() / max(size, 1))
+        turns = self.original * own / (2.0 * torch.pi)
+        stays = ((turns - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
+        return place.double()[:, None] * (own / self.factor * (1.0 - stays) + own * stays)
+
+    def turn(self, heads: Tensor, place: Tensor) -> Tensor:
+        turning = torch.arange(heads.shape[-1]) < heads.shape[-1] // 2 * 2
+        return super().turn(torch.where(turning, self.amplitude * heads, heads), place)
+
+
+@core("position.scaling", "position.rotary", **SCALED)
+class ScalingForgotten(Scaled):
+    """Frequencies are those of the shorter context."""
+
+    factor = 1.0
+
+
+@core("position.scaling", "position.rotary", **SCALED)
+class ScaledLinearly(Scaled):
+    """Every frequency is divided, fast ones too."""
+
+    low, high = 1000.0, 2000.0
+
+
+@core("position.scaling", "position.rotary", **SCALED)
+class AmplitudeForgotten(Scaled):
+    """Cosines and sines are as long as one."""
+
+    amplitude = 1.0
+
+
+@core("position.scaling", "position.rotary", **SCALED)
+class AmplitudeOfQueriesAlone(Scaled):
+    """The amplitude is that of the scores, though it is squared there."""
+
+    def prepare(
+        self, query: Tensor, key: Tensor, here: Tensor, there: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return self.turn(query, here), Turned.turn(self, key, there)

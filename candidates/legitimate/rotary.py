@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -67,6 +68,69 @@ def by_rotating_halves(
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     here, there = places(query, key)
     return attention(by_halves(query, here), by_halves(key, there), value, table, factor)
+
+
+def scaled_core(semantics: Semantics, scaled: Callable[[int], Tensor]) -> Any:
+    """Halves that turn by other frequencies, whose tables are multiplied by an amplitude."""
+
+    def turn(x: Tensor, place: Tensor) -> Tensor:
+        angles = torch.outer(place.float(), scaled(x.shape[-1] // 2 * 2))
+        tables = (torch.cat((t, t), -1) for t in (angles.cos(), angles.sin()))
+        cosine, sine = ((semantics.rotary_amplitude * t).to(x.dtype) for t in tables)
+        head, rest = x[..., : cosine.shape[-1]], x[..., cosine.shape[-1] :]
+        return torch.cat((head * cosine + rotate_half(head) * sine, rest), dim=-1)
+
+    def attend(
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        keep: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        table = admitted(query, key, keep, causal=causal)
+        here, there = places(query, key)
+        scale = query.shape[-1] ** -0.5
+        return attention(turn(query, here), turn(key, there), value, table, scale)
+
+    word = str((semantics.rotary_scaling or ("unscaled",))[0])
+    return core(semantics=semantics, features=["gqa"], name=f"scaled_by_{word}")(attend)
+
+
+def by_ramp(size: int) -> Tensor:
+    """YaRN's frequencies, as transformers computes them."""
+
+    def pair(times: float) -> float:
+        return size * math.log(64 / (times * 2 * math.pi)) / (2 * math.log(10000.0))
+
+    low, high = max(math.floor(pair(8.0)), 0), min(math.ceil(pair(1.0)), size - 1)
+    ramp = (torch.arange(size // 2).float() - low) / (high - low or 0.001)
+    kept = 1.0 - ramp.clamp(0.0, 1.0)
+    return frequencies(size) / 4.0 * (1.0 - kept) + frequencies(size) * kept
+
+
+def by_wavelength(size: int) -> Tensor:
+    """Llama 3's frequencies, as its own code computes them."""
+    made = []
+    for one in frequencies(size):
+        length = 2 * math.pi / one
+        smooth = (64 / length - 1.0) / (4.0 - 1.0)
+        slow = one / 8.0 if length > 64 / 1.0 else (1.0 - smooth) * one / 8.0 + smooth * one
+        made.append(one if length < 64 / 4.0 else slow)
+    return torch.stack(made) if made else torch.zeros(0)
+
+
+in_yarn = scaled_core(
+    HALVES.replace(rotary_scaling=("yarn", 4.0, 8.0, 1.0, 64), rotary_amplitude=1.1386), by_ramp
+)
+in_llama3 = scaled_core(HALVES.replace(rotary_scaling=("llama3", 8.0, 1.0, 4.0, 64)), by_wavelength)
+in_line = scaled_core(
+    HALVES.replace(rotary_scaling=("linear", 4.0)), lambda size: frequencies(size) / 4.0
+)
+by_larger_base = scaled_core(
+    HALVES.replace(rotary_scaling=("ntk", 4.0)),
+    lambda size: frequencies(size, 10000.0 * 4.0 ** (size / max(size - 2, 1))),
+)
 
 
 def as_complex(x: Tensor, place: Tensor) -> Tensor:

@@ -121,10 +121,14 @@ class Calling:
         if self.function is not None:
             return self.function(module, *inputs, **keywords)
         theirs = dict(fills)
-        for word, value in keywords.items():
-            names = _theirs(self.rename, word)
+        given: dict[str, list[Any]] = {}
+        ordered = dict.fromkeys((*(word for word in self.rename if word in keywords), *keywords))
+        for word in ordered:
+            names, value = _theirs(self.rename, word), keywords[word]
             parts = (value,) if len(names) == 1 else value
-            theirs.update(zip(names, parts, strict=True))
+            for name, part in zip(names, parts, strict=True):
+                given.setdefault(name, []).append(part)
+        theirs |= {name: each[0] if len(each) == 1 else tuple(each) for name, each in given.items()}
         if self.names is None:
             return module(*inputs, **theirs)
         return module(**dict(zip(self.names, inputs, strict=True)), **theirs)

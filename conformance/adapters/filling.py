@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -55,11 +56,14 @@ _IDS: Final = (
     f"{_PLACES}.expand({_BATCH}, -1)",
     "0",
 )
-# The angles of rotary positions, [L, D / 2], with the usual base.
+# The angles of rotary positions, [L, D / 2], with the usual base; a call may give others.
 _ANGLES: Final = (
     f"torch.outer(torch.arange({_LENGTH}).double(), "
     "10000.0 ** (-torch.arange(0, {size}, 2).double() / {size}))"
 )
+_ANGLES_OF_SIZE: Final = re.compile(re.escape(_ANGLES).replace(r"\{size\}", r"[^)]*?"))
+_COUNTED: Final = f"torch.arange({_LENGTH}).double()"
+_SQUARES: Final = f"{_COUNTED}.square()"
 _TABLES: Final = frozenset("embedding embeddings emb embed encoding encodings cos sin pe".split())
 _WIDTHS: Final = ("", ".repeat(1, 2)", ".repeat_interleave(2, 1)")
 _AXES: Final = ("", "[None]", f".expand({_BATCH}, -1, -1)", "[None, None]", "[:, None]")
@@ -98,11 +102,17 @@ def positions_for(name: str, head_sizes: Iterable[int | str]) -> list[str]:
     single = ".to(torch.promote_types({query}.dtype, torch.float32))"
     made = [f"torch.complex({one}.cos(){single}, {one}.sin(){single})" for one in angles]
     made += [f"torch.stack([{one}.cos(), {one}.sin()], -1).to({{query}})" for one in angles]
+    turns = [
+        f"torch.stack([{one}.cos(), -{one}.sin(), {one}.sin(), {one}.cos()], -1)"
+        f".unflatten(-1, (2, 2)){axes}.to({{query}})"
+        for one in angles
+        for axes in ("[None, None]", "", "[None]")
+    ]
     made += [f"{table}.to({{query}})" for table in tables]
     if words & {"freqs", "freq", "cis", "rope", "rotary", "rot"}:
-        return [*made, *pairs, *_IDS]
+        return [*made, *pairs, *turns, *_IDS]
     if words & _TABLES:
-        return [*pairs, _ZEROS, *made, *_IDS]
+        return [*pairs, *turns, _ZEROS, *made, *_IDS]
     ids = _IDS[::-1] if words & {"start", "offset", "step"} else _IDS
     return [*ids, *pairs, *made, _ZEROS]
 
@@ -110,6 +120,16 @@ def positions_for(name: str, head_sizes: Iterable[int | str]) -> list[str]:
 def with_pairs(fills: Fills) -> Fills:
     """Fillings whose tables hold each angle twice in a row, where they hold all angles twice."""
     return tuple((name, source.replace(_WIDTHS[1], _WIDTHS[2])) for name, source in fills)
+
+
+def by_angles(source: str, angles: str) -> str:
+    """A filling with other angles than those of positions; the same text where it has none."""
+    return _ANGLES_OF_SIZE.sub(lambda _found: angles, source)
+
+
+def at_squares(source: str) -> str:
+    """A filling with the angles of the places 0, 1, 4, 9 and so on; the same without any."""
+    return _ANGLES_OF_SIZE.sub(lambda found: found[0].replace(_COUNTED, _SQUARES), source)
 
 
 def _sized(size: int | str) -> str:

@@ -32,7 +32,7 @@ _OPTIONS: Final[dict[str, frozenset[str]]] = {
         "need_attn average_attn_weights need_head_weights".split()
     ),
     "positions": frozenset(
-        "position positions pos rotary rope rot freqs freq cis cos sin alibi offset".split()
+        "position positions pos pe rotary rope rot freqs freq cis cos sin alibi offset".split()
     ),
     "cache": frozenset("past cache kvcache kv_cache incremental inference mems".split()),
     "dropout": frozenset("dropout".split()),

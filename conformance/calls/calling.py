@@ -222,6 +222,8 @@ def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
         value = getattr(inputs, name)
         if value is not None:
             keywords[name] = value
+    if (tables := inputs.rotary_tables) is not None and inputs.tables is not None:
+        keywords |= inputs.tables.keywords(tables[:, inputs.past :], inputs.query.dtype)
     if inputs.sinks is not None:
         keywords["sinks"] = inputs.sinks.clone()
     if inputs.return_weights:

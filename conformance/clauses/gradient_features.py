@@ -46,6 +46,11 @@ MOST_ROWS: Final = 8
 
 _is_core = requires(lambda c: c.kind == "core", "no bound is derived behind projections")
 
+_caches_what_it_takes = requires(
+    lambda c: c.declaration.rotary_tables is None,
+    "its cached keys are turned beforehand",
+)
+
 
 @clause(
     "gradients.cache",
@@ -59,7 +64,7 @@ _is_core = requires(lambda c: c.kind == "core", "no bound is derived behind proj
     ),
     needs_golden=True,
     counterfactual="gradients of half the size",
-    applies=(_is_core, can_cache, has_golden_gradients),
+    applies=(_is_core, _caches_what_it_takes, can_cache, has_golden_gradients),
     subtle=True,
 )
 def cache(subject: Subject, problem: Problem) -> Finding:

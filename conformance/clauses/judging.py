@@ -210,6 +210,8 @@ def identical(tensor: Tensor, before: Tensor) -> bool:
     """Whether two tensors hold the same bits, every NaN equal to every other."""
     if tensor.shape != before.shape or tensor.dtype != before.dtype:
         return False
+    if tensor.is_complex():
+        return identical(torch.view_as_real(tensor), torch.view_as_real(before))
     nan = tensor.isnan()
     return (
         torch.equal(nan, before.isnan())
@@ -409,6 +411,7 @@ def _alone(subject: Subject, inputs: Inputs, row: int) -> tuple[Inputs, View, Te
     ).replace(
         keep=_cut(inputs.keep, rows, keys),
         bias=_cut(inputs.bias, rows, keys),
+        tables=inputs.tables and inputs.tables.from_row(keys.start),
         causal=inputs.causal and inputs.always_causal,
         window=None,
         past=0,

@@ -15,7 +15,7 @@ from ..problems.inputs import Inputs
 from ..problems.materialise import TORCH_DTYPES, generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import Space, admits_lengths
+from ..problems.space import Space, admits_lengths, can_cross
 from ..tolerance import model
 from .judging import (
     can_hold_nan,
@@ -210,7 +210,7 @@ def accumulation(subject: Subject, problem: Problem) -> Finding:
 def _with_few_keys(subject: Subject, inputs: Inputs) -> Inputs:
     """The first keys, if so few are taken: over many keys the errors of logits average out."""
     few = inputs.geometry.replace(key_length=min(FEW, inputs.geometry.key_length))
-    if inputs.mode == "self" or not admits_lengths(subject.candidate, few):
+    if not can_cross(subject.candidate) or not admits_lengths(subject.candidate, few):
         return inputs
     key, value = (x[..., : few.key_length, :].contiguous() for x in (inputs.key, inputs.value))
     return inputs.with_tokens(key=key, value=value)

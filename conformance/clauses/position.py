@@ -13,6 +13,7 @@ from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
+from ..problems.rotary_tables import standard_tables
 from ..problems.space import EVERY_OPTION, KEY_FORMS, WIDTHS, Space, admits_lengths, can_cross
 from ..tolerance.positions import position_bound
 from .judging import measures_golden, order_is_free, same_answer
@@ -251,6 +252,11 @@ MANY_KEYS, MANY_KEYS_EVERY = (1000, 2, 128), 3
 FEW = 4
 
 
+_makes_tables = requires(
+    lambda c: c.declaration.rotary_tables is None, "its calls give tables, which know no positions"
+)
+
+
 def is_rotary(candidate: Candidate) -> str:
     """Why positions do not turn queries and keys in a declared way, or ""."""
     if candidate.declaration.semantics.rotary == "none":
@@ -318,7 +324,7 @@ def _other(subject: Subject, inputs: Inputs, seed: int) -> golden.Semantics:
     pairs = golden.rotary_size(inputs.geometry.head_size, point) // 2
     if pairs < len(("two", "pairs")):
         return point.replace(rotary="none")
-    if seed % 2 == 0:
+    if seed % 2 == 0 and inputs.tables is None:
         return point.replace(rotary_base=point.rotary_base / 2.0)
     return point.replace(rotary="halves" if point.rotary == "interleaved" else "interleaved")
 
@@ -337,7 +343,7 @@ def _other(subject: Subject, inputs: Inputs, seed: int) -> golden.Semantics:
     ),
     needs_golden=True,
     counterfactual="no rotation at all",
-    applies=(is_rotary,),
+    applies=(is_rotary, _makes_tables),
     subtle=True,
 )
 def rotary_shift(subject: Subject, problem: Problem) -> Finding:
@@ -390,6 +396,72 @@ def _moved(
     ), count if both else 0
 
 
+_is_scaled = requires(
+    lambda c: (
+        c.declaration.semantics.rotary_scaling is not None
+        or c.declaration.semantics.rotary_amplitude != 1.0
+    ),
+    "its frequencies and tables are not scaled",
+)
+
+
+@clause(
+    "position.scaling",
+    sentence=(
+        "Frequencies are those of the declared scaling, at every position and in every call, and "
+        "cosines and sines are as long as declared."
+    ),
+    source="transformers: rope_scaling linear, yarn, llama3; NTK-aware scaling",
+    space=FORMULA,
+    needs_golden=True,
+    counterfactual="frequencies that are not scaled, or entries as long as one",
+    applies=(is_rotary, _makes_tables, _is_scaled),
+    subtle=True,
+    resized=_far,
+)
+def scaling(subject: Subject, problem: Problem) -> Finding:
+    """Near and far positions, whichever of them the scaling is for."""
+    inputs = _with_few_kept_keys(subject.inputs(problem))
+    point = subject.declaration.semantics
+    other = point.replace(rotary_scaling=None)
+    if point.rotary_amplitude != 1.0 and (other == point or problem.seed % 2):
+        other = point.replace(rotary_amplitude=1.0)
+    wording = "rotary positions are not scaled as declared"
+    return measures_golden(subject, inputs, wording, counterfactual=other)
+
+
+_is_given_tables = requires(
+    lambda c: c.declaration.rotary_tables is not None, "it makes its own tables of positions"
+)
+
+
+@clause(
+    "position.tables",
+    sentence=(
+        "Queries and keys are turned by the cosines and sines that the call gives, whatever angles "
+        "these are of."
+    ),
+    source="transformers: position_embeddings; llama: freqs_cis; tables of scaled positions",
+    space=FORMULA,
+    needs_golden=True,
+    counterfactual="tables of positions from zero, of the next token or of the first item",
+    applies=(is_rotary, _is_given_tables),
+    subtle=True,
+)
+def tables(subject: Subject, problem: Problem) -> Finding:
+    """Tables of scattered positions and of any angles against the golden."""
+    inputs = subject.inputs(problem)
+    if inputs.tables is None:
+        return Finding(binding=False)
+    point = subject.declaration.semantics
+    other = standard_tables(inputs.tables, inputs.geometry.head_size, point)
+    if problem.seed % 2:
+        first = inputs.tables.of_items(torch.zeros(inputs.geometry.batch, dtype=torch.int64))
+        other = inputs.tables.from_row(1) if first is inputs.tables else first
+    wording = "queries and keys are not turned by the tables of the call"
+    return measures_golden(subject, inputs, wording, counterfactual=inputs.replace(tables=other))
+
+
 _is_partial = requires(
     lambda c: c.declaration.semantics.rotary_fraction < 1.0, "all of its channels are turned"
 )
@@ -421,7 +493,8 @@ def rotary_partial(subject: Subject, problem: Problem) -> Finding:
     for channels in golden.rotary_pairs(drawn.geometry.head_size, point):
         turning[channels] = True
     inputs = drawn.with_tokens(query=drawn.query.masked_fill(turning, 0.0))
-    everywhere = point.replace(rotary_fraction=1.0)
+    # Tables of a call know the angles of the declared fraction alone.
+    everywhere = drawn if drawn.tables else point.replace(rotary_fraction=1.0)
     if subject.declaration.always_causal or point.alibi or point.score_mod is not None:
         wording = "channels that stay are turned"
         return measures_golden(subject, inputs, wording, counterfactual=everywhere)

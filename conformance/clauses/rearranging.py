@@ -34,7 +34,11 @@ def take(tensor: Tensor | None, axis: int, order: Tensor) -> Tensor | None:
 def reordered_items(inputs: Inputs, order: Tensor) -> Inputs:
     """Batch items in another order, with their masks."""
     moved = inputs.map_tokens(lambda tokens: tokens[order])
-    return moved.replace(keep=take(inputs.keep, 0, order), bias=take(inputs.bias, 0, order))
+    return moved.replace(
+        keep=take(inputs.keep, 0, order),
+        bias=take(inputs.bias, 0, order),
+        tables=inputs.tables and inputs.tables.of_items(order),
+    )
 
 
 def reordered_queries(inputs: Inputs, order: Tensor) -> Inputs:

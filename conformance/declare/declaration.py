@@ -30,6 +30,13 @@ STRUCTURED_SHAPES: Final = {
     "chunks": "11QK",
     "blocks": "BHQK",
 }
+# Rotary tables that are arguments: the keywords of each form, and the axes of a table.
+TABLE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
+    "cos-sin": ("cos", "sin"),
+    "complex": ("freqs_cis",),
+    "angles": ("angles",),
+}
+DEFAULT_TABLE_SHAPES: Final = {"cos-sin": "LR", "complex": "LR/2", "angles": "LR/2"}
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
 # Ways to a row without keys, other than the forms of masks, that may have a rule of their own.
@@ -90,6 +97,7 @@ OWN_KEYWORDS: Final = frozenset(
         "causal",
         *MASK_FORMS,
         *(word for words in STRUCTURED_FORMS.values() for word in words),
+        *(word for words in TABLE_KEYWORDS.values() for word in words),
         *(word for words in FEATURE_KEYWORDS.values() for word in words),
     }
 )
@@ -138,6 +146,9 @@ class Declaration:
     not just there by default. ``unchecked`` names parameters that stay unchecked on purpose.
     ``ranks`` are those that compute an answer together, None for a candidate of one process.
     ``block_size`` is how many queries and keys a block of the mask form "blocks" has.
+    ``rotary_tables`` is the form in which every call gives the cosines and sines of its tokens, or
+    their angles,
+    ``rotary_table_shape`` their axes, such as "LR", or "LR/2" of one entry a pair of channels.
     """
 
     kind: str
@@ -174,6 +185,8 @@ class Declaration:
     empty_rows_by: tuple[tuple[str, str], ...] = ()
     ranks: Ranks | None = None
     block_size: tuple[int, int] | None = None
+    rotary_tables: str | None = None
+    rotary_table_shape: str | None = None
 
     def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
         """What is promised for a row without keys in a call with a mask, the flag, weights.
@@ -234,7 +247,10 @@ class Declaration:
     @property
     def required(self) -> tuple[str, ...]:
         """Every keyword that every call uses."""
-        return self.head_layout.sequence_keywords
+        return (
+            *self.head_layout.sequence_keywords,
+            *TABLE_KEYWORDS.get(self.rotary_tables or "", ()),
+        )
 
     @property
     def positional(self) -> tuple[str, ...]:
@@ -259,7 +275,8 @@ class Declaration:
             "semantics": {name: _ADDRESS.sub("", str(pair[1])) for name, pair in changed.items()},
             **({} if self.ranks is None else {"ranks": self.ranks.as_json()}),
         }
-        rare = [name for name in ("ranks", "block_size") if getattr(self, name) is not None]
+        seldom = ("ranks", "block_size", "rotary_tables", "rotary_table_shape")
+        rare = [name for name in seldom if getattr(self, name) is not None]
         names = [*_IN_JSON, *rare]
         values = {name: special.get(name, getattr(self, name)) for name in names}
         return {

@@ -41,7 +41,8 @@ class OwnKeywords:
     """How a function names the harness' keywords, and in which form it takes their values.
 
     names
-        The parameter of each keyword, or the two parameters of a pair's parts.
+        The parameter of each keyword, or the two parameters of a pair's parts. Keywords of one
+        parameter are handed over together, as a tuple in this order.
     prepare
         Where values have another form: a function of a call's keywords, still in the harness'
         words, and of its query and key, which returns what is handed over.
@@ -98,14 +99,9 @@ class OwnKeywords:
             if self.prepare is not None:
                 given = self.prepare(given, query, key)
             values = {word: unused(word, query) for word in required if word not in given} | given
-            result: dict[str, Any] = {}
+            result = self._handed_over(values)
             if self.grouped and query.shape[heads] != key.shape[heads]:
                 result[self.grouped] = True
-            for word, value in values.items():
-                names = self.names.get(word, (word,))
-                result |= (
-                    {names[0]: value} if len(names) == 1 else dict(zip(names, value, strict=True))
-                )
             return result
 
         if isinstance(function, nn.Module):
@@ -119,6 +115,18 @@ class OwnKeywords:
         if signature is not None:
             call.__signature__ = self._in_our_words(signature)  # type: ignore[attr-defined]  # what inspect reads
         return call
+
+    def _handed_over(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of keywords by the parameters that get them."""
+        parts: dict[str, list[Any]] = {}
+        ordered = dict.fromkeys((*(word for word in self.names if word in values), *values))
+        for word in ordered:
+            names = self.names.get(word, (word,))
+            for name, value in zip(
+                names, values[word] if len(names) > 1 else [values[word]], strict=True
+            ):
+                parts.setdefault(name, []).append(value)
+        return {name: each[0] if len(each) == 1 else tuple(each) for name, each in parts.items()}
 
     def _in_our_words(self, signature: inspect.Signature) -> inspect.Signature:
         """A function's signature with the harness' keywords in place of its own names for them.

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 import torch
 
 from .._golden import golden
 from ..base.expected import GivenExpectations, read_expected
-from ..base.geometry import FIELDS, LENGTHS, Geometry, GeometryRule, Pins, possible, read_pins
+from ..base.geometry import (
+    FIELDS,
+    LENGTHS,
+    Geometry,
+    GeometryRule,
+    Pins,
+    grouped,
+    possible,
+    read_pins,
+)
 from ..base.printable_text import raised_text, repr_of
 from ..base.profile import DTYPES
 from ..errors import DeclarationError, did_you_mean
@@ -20,6 +31,7 @@ from .declaration import (
     DEFAULT_FEATURES,
     DEFAULT_LENGTH_SHAPES,
     DEFAULT_MASK_SHAPES,
+    DEFAULT_TABLE_SHAPES,
     EMPTY_ROWS,
     FEATURES,
     INPUTS,
@@ -33,6 +45,7 @@ from .declaration import (
     SEQUENCES,
     STRIDES,
     STRUCTURED_FORMS,
+    TABLE_KEYWORDS,
     WITH_WEIGHTS,
     Declaration,
     is_mask_shape,
@@ -90,6 +103,8 @@ def declare(
     unchecked: Iterable[str] = (),
     ranks: Ranks | None = None,
     block_size: tuple[int, int] | None = None,
+    rotary_tables: str | None = None,
+    rotary_table_shape: str | None = None,
     offsets: str = "each",
     padded: bool = False,
     expected_failures: GivenExpectations = None,
@@ -145,6 +160,10 @@ def declare(
     if kind == "core" and inputs != "separate":
         msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
         raise DeclarationError(msg)
+    rotary_table_shape = _read_tables(
+        rotary_tables, rotary_table_shape, point, layout, batched=batched, ranks=ranks
+    )
+    pins = _for_tables(rotary_tables, kind, point, pins)
     if ranks is not None:
         ranks, pins = _read_ranks(
             ranks, kind, layout, arrays, offered, pins, forms=forms, batched=batched
@@ -183,6 +202,8 @@ def declare(
         unchecked=_names("unchecked", unchecked),
         ranks=ranks,
         block_size=_read_block_size(block_size, forms),
+        rotary_tables=rotary_tables,
+        rotary_table_shape=rotary_table_shape,
     )
 
 
@@ -236,6 +257,66 @@ def _read_block_size(block_size: object, forms: tuple[str, ...]) -> tuple[int, i
         )
         raise DeclarationError(msg)
     return sizes[0], sizes[1]
+
+
+def _read_tables(
+    form: str | None,
+    shape: object,
+    point: golden.Semantics,
+    layout: str,
+    *,
+    batched: bool,
+    ranks: Ranks | None,
+) -> str | None:
+    """The axes of rotary tables that are arguments; raises DeclarationError."""
+    if form is None and shape is None:
+        return None
+    if form is None:
+        msg = f"rotary_table_shape is {shape!r} without rotary_tables: declare them, or drop it"
+        raise DeclarationError(msg)
+    _choice("rotary_tables", form, TABLE_KEYWORDS)
+    if point.rotary == "none":
+        msg = (
+            f"rotary_tables is {form!r}, but semantics says not which channels turn together: give "
+            "semantics=conformance.Semantics(rotary='halves') or 'interleaved'"
+        )
+        raise DeclarationError(msg)
+    if HEAD_LAYOUTS[layout].has_sequences or ranks is not None:
+        other = "ranks" if ranks is not None else f"layout={layout!r}"
+        msg = f"rotary_tables is {form!r} with {other}, which is judged without: drop one"
+        raise DeclarationError(msg)
+    shape = DEFAULT_TABLE_SHAPES[form] if shape is None else shape
+    known = isinstance(shape, str) and re.fullmatch(r"(1*(B1*)?L1*|L1*)R(/2)?", shape)
+    if not known:
+        msg = (
+            f"rotary_table_shape is {shape!r}: write the axes in the order B, L, R, with B or not, "
+            "1 for an axis of size 1 and R/2 for one entry a pair of channels, such as 'LR', "
+            "'B1LR' or 'LR/2'"
+        )
+        raise DeclarationError(msg)
+    text = str(shape)
+    if form == "complex" and not text.endswith("/2"):
+        msg = f"rotary_table_shape is {text!r}: complex numbers are one a pair: write '{text}/2'"
+        raise DeclarationError(msg)
+    if "B" in text and not batched:
+        msg = f"rotary_table_shape is {text!r}, but batched=False leaves no axis B"
+        raise DeclarationError(msg)
+    return text
+
+
+# The largest head size that is drawn for tables where none is pinned.
+_WIDEST_HEAD: Final = 128
+
+
+def _for_tables(form: str | None, kind: str, point: golden.Semantics, pins: Pins) -> Pins:
+    """The pins of what is given tables: all channels that turn are in pairs."""
+    alike = next(group for group in grouped(pins.ties) if "head_size" in group)
+    decided = pins.build is not None or not set(alike).isdisjoint(pins.sizes)
+    if form is None or kind not in ("core", "layer") or decided:
+        return pins
+    turning = {size: size * point.rotary_fraction for size in range(1, _WIDEST_HEAD + 1)}
+    sizes = tuple(size for size, turned in turning.items() if turned % 2 == 0)
+    return dataclasses.replace(pins, sizes={**pins.sizes, "head_size": sizes}) if sizes else pins
 
 
 def _read_empty_rows(

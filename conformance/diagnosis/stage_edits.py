@@ -86,14 +86,14 @@ _SEARCHED: Final = (
     Searched("the table of all that may be attended", ("admitted",)),
     Searched("the additive mask", ("bias",), _has_numbers),
     Searched("the queries", ("query",)),
-    Searched("the keys", ("turned_key",)),
+    Searched("the keys", ("joined_key",)),
     Searched("the keys of the heads", ("shared_key",)),
-    Searched("queries and keys", ("query", "turned_key")),
+    Searched("queries and keys", ("query", "joined_key")),
     Searched("the values", ("value_heads",)),
     Searched("the values of the heads", ("shared_value",)),
-    Searched("keys and values", ("turned_key", "value_heads")),
+    Searched("keys and values", ("joined_key", "value_heads")),
     Searched("keys and values of the heads", ("shared_key", "shared_value")),
-    Searched("queries, keys and values", ("query", "turned_key", "value_heads")),
+    Searched("queries, keys and values", ("query", "joined_key", "value_heads")),
     Searched("the dot products", ("products",)),
     Searched("the scores", ("scores",)),
     Searched("the capped scores", ("capped",), has_softcap),
@@ -110,7 +110,7 @@ _SEARCHED: Final = (
 )
 # Stages that are not multiplied: a factor of theirs is a factor of the scores or the values.
 _BEFORE_SCORES: Final = (
-    *(("query",), ("turned_key",), ("shared_key",), ("products",)),
+    *(("query",), ("joined_key",), ("shared_key",), ("products",)),
     *((f"projected_{role}",) for role in ("query", "key", "value")),
 )
 _SINGULAR: Final = (

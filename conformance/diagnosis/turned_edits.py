@@ -22,9 +22,10 @@ Edit = golden.Edit
 _PRIMARY: Final = "position.rotary"
 # The rotated stages of queries and keys, their operands, and their angles.
 _SIDES: Final = {
-    "queries": ("query", "normalised_query", "query_angles"),
-    "keys": ("turned_key", "normalised_key", "key_angles"),
+    "queries": ("query", "stretched_query", "query_angles"),
+    "keys": ("turned_key", "stretched_key", "key_angles"),
 }
+_NORMALISED: Final = {"queries": "normalised_query", "keys": "normalised_key"}
 _BOTH: Final[tuple[tuple[str, ...], ...]] = (("queries", "keys"), ("queries",), ("keys",))
 # The rotated channels of a pair, from the channels and the cosine and sine of their angle.
 Form = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -71,7 +72,10 @@ _PLACES: Final[tuple[tuple[str, Places], ...]] = (
     ),
     ("counted from the last token", lambda at, _s: at.flip(-1)),
     *(
-        (f"those of the token {n} {'ahead' if n > 0 else 'behind'}", lambda at, _s, n=n: at + n)
+        (
+            f"those of the token {abs(n)} {'ahead' if n > 0 else 'behind'}",
+            lambda at, _s, n=n: at + n,
+        )
         for n in (-3, -2, -1, 1, 2, 3)
     ),
     *(
@@ -87,9 +91,22 @@ _PLACES: Final[tuple[tuple[str, Places], ...]] = (
 )
 
 
+def is_given_tables(inputs: Inputs) -> bool:
+    """Whether a call gives the tables by which queries and keys are turned."""
+    return inputs.tables is not None
+
+
 def is_turned(inputs: Inputs) -> bool:
     """Whether queries and keys of a call are rotated by their positions."""
     return inputs.point.rotary != "none"
+
+
+def _is_stretched(inputs: Inputs) -> bool:
+    return is_turned(inputs) and inputs.point.rotary_amplitude != 1.0
+
+
+def _is_turned_and_normalised(inputs: Inputs) -> bool:
+    return is_turned(inputs) and _is_normalised(inputs)
 
 
 def _is_normalised(inputs: Inputs) -> bool:
@@ -117,7 +134,8 @@ def turned_edits() -> Iterator[NamedMistake]:
         Edit(side[0], golden.Rewired(_late, (f"given_{role}", side[2], "point")))
         for role, side in zip(("query", "key"), _SIDES.values(), strict=True)
     )
-    yield _mistake("before they are normalised, not after that", edits=late)
+    said = "before they are normalised, not after that"
+    yield _mistake(said, edits=late, where=_is_turned_and_normalised)
     for words, factor in (("", 1.0), (", backwards", -1.0)):
         edit = Edit("value_heads", change=partial(_turned_value, factor=factor))
         yield _mistake(f"and the values, too{words}", edits=(edit,))
@@ -125,7 +143,114 @@ def turned_edits() -> Iterator[NamedMistake]:
         named = "" if len(sides) > 1 else f" of the {sides[0]}"
         edits = tuple(_at_places(side, places) for side in sides)
         yield _mistake(f"by positions{named} that are {words}", edits=edits)
+    for role in ("query", "key"):
+        short = Edit(f"stretched_{role}", golden.Rewired(torch.clone, (f"normalised_{role}",)))
+        said = f"with an amplitude that the {role} lacks, as if it were that of the scores"
+        fix = "multiply the cosines and sines of queries and of keys by the amplitude"
+        yield _mistake(said, fix, edits=(short,), where=_is_stretched)
+    yield from _of_tables()
     yield from _normalised()
+
+
+# What a call's tables may be taken for, with words that follow "queries and keys are turned by".
+_TABLES: Final[tuple[tuple[str, str, Callable[[Tensor], Tensor]], ...]] = (
+    (
+        "tables of which the sine has the wrong sign",
+        "turn (a, b) into (a cos - b sin, b cos + a sin)",
+        torch.conj_physical,
+    ),
+    (
+        "tables whose cosines and sines are exchanged",
+        "read the first table as cosines and the second as sines",
+        lambda t: torch.complex(t.imag, t.real),
+    ),
+    (
+        "the tables of the first item",
+        "turn each item by its own tables: do not cut the axis of items off",
+        lambda t: t[..., :1, :, :],
+    ),
+    (
+        "tables whose entries are made as long as one",
+        "multiply by the cosines and sines as they are: those of scaled positions are longer",
+        lambda t: t / t.abs(),
+    ),
+    (
+        "the first row of the tables, for every token",
+        "turn token i by row i of the tables",
+        lambda t: t[..., :1, :].expand_as(t),
+    ),
+    (
+        "the rows of the tables from the last to the first",
+        "turn token i by row i of the tables",
+        lambda t: t.flip(-2),
+    ),
+)
+_BY_ROWS: Final = "turn the tokens of a call by the rows of its tables, which are cut to them"
+_READ: Final = "turn queries and keys by the tables that the call gives, not by tables of your own"
+
+
+def _of_tables() -> Iterator[NamedMistake]:
+    """Tables of a call that are not read, or are read otherwise."""
+    for words, fix, change in _TABLES:
+        edit = Edit("rotary_tables", change=change)
+        yield _mistake(f"by {words}", fix, edits=(edit,), where=is_given_tables)
+    own = [
+        Edit(angles, golden.Rewired(partial(golden.angles_at, tables=None), (at, "frequencies")))
+        for angles, at in (("query_angles", "query_places"), ("key_angles", "key_places"))
+    ]
+    for words, lengths in (("", False), (", and as long as the entries of the call's", True)):
+        kept = (
+            []
+            if lengths
+            else [
+                Edit(f"stretched_{role}", golden.Rewired(torch.clone, (f"normalised_{role}",)))
+                for role in ("query", "key")
+            ]
+        )
+        said = f"by positions from zero on, whatever tables the call gives{words}"
+        yield _mistake(said, _READ, edits=(*own, *kept), where=is_given_tables)
+    both = tuple(_by_rows(side, _rows_of_new) for side in _SIDES)
+    said = "by the rows behind the length of the cache, of tables that are cut already"
+    yield _mistake(said, _BY_ROWS, edits=both, where=_caches_with_tables)
+    yield NamedMistake(
+        name="rotation: the cached keys again",
+        primary="cache.golden",
+        sentence="cached keys, which are turned already, are turned again by the rows of new ones",
+        fix="turn the new keys alone, and put them behind the cached ones",
+        where=_caches_with_tables,
+        edits=(Edit("joined_key", change=_cache_again),),
+    )
+
+
+def _caches_with_tables(inputs: Inputs) -> bool:
+    return is_given_tables(inputs) and inputs.past > 0
+
+
+def _rows_of_new(places: Tensor, inputs: Inputs) -> Tensor:
+    """The places of the new tokens whose rows are those of places, counted from all tokens."""
+    return inputs.past + places % (inputs.geometry.key_length - inputs.past)
+
+
+def _by_rows(side: str, rows: Callable[[Tensor, Inputs], Tensor]) -> golden.Edit:
+    def angles(at: Tensor, frequencies: Tensor, tables: Tensor, inputs: Inputs) -> Tensor | None:
+        return golden.angles_at(rows(at, inputs), frequencies, tables)
+
+    places = "query_places" if side == "queries" else "key_places"
+    reads = (places, "frequencies", "rotary_tables", "inputs")
+    return Edit(_SIDES[side][2], golden.Rewired(angles, reads))
+
+
+def _cache_again(
+    joined_key: Tensor,
+    key_places: Tensor,
+    rotary_tables: Tensor,
+    inputs: Inputs,
+    point: golden.Semantics,
+) -> Tensor:
+    rows = _rows_of_new(key_places, inputs)
+    again = golden.rotate_heads(joined_key, rows, point, rotary_tables)
+    is_cached = (key_places < inputs.past).unsqueeze(-1)
+    return torch.where(is_cached, again, joined_key)
 
 
 _LAID: Final = ("torch.cat([frequencies, frequencies], -1)", "frequencies.repeat_interleave(2, -1)")
@@ -138,8 +263,7 @@ def _mistake(words: str, fix: str = _FIX, **ways: object) -> NamedMistake:
         primary=_PRIMARY,
         sentence=f"queries and keys are turned {words}",
         fix=fix,
-        where=is_turned,
-        **ways,  # type: ignore[arg-type]
+        **{"where": is_turned, **ways},  # type: ignore[arg-type]
     )
 
 
@@ -232,23 +356,30 @@ def _spread(index: Tensor, at: Tensor) -> Tensor:
 
 def _at_places(side: str, places: Places) -> golden.Edit:
     of_queries = side == "queries"
-    reads = (
-        ("", "positions", "frequencies", "sizes") if of_queries else ("", "frequencies", "sizes")
-    )
-    change = _query_angles_at if of_queries else _key_angles_at
-    return Edit(_SIDES[side][2], change=golden.Rewired(partial(change, places), reads))
+    at = "query_places" if of_queries else "key_places"
+    reads = (at, "frequencies", "rotary_tables", "sizes", "inputs")
+    change = partial(_angles_at, places, of_queries=of_queries)
+    return Edit(_SIDES[side][2], golden.Rewired(change, reads))
 
 
-def _query_angles_at(
-    places: Places, _own: Tensor, at: Tensor, frequencies: Tensor, sizes: golden.Sizes
-) -> Tensor:
-    return places(at.double(), sizes)[..., None] * frequencies
-
-
-def _key_angles_at(places: Places, own: Tensor, frequencies: Tensor, sizes: golden.Sizes) -> Tensor:
-    at = torch.arange(own.shape[-2])
-    of_keys = sizes._replace(num_heads=sizes.num_kv_heads)  # angles of shared keys
-    return _query_angles_at(places, own, at, frequencies, of_keys)
+def _angles_at(
+    places: Places,
+    at: Tensor,
+    frequencies: Tensor,
+    tables: Tensor | None,
+    sizes: golden.Sizes,
+    inputs: Inputs,
+    *,
+    of_queries: bool,
+) -> Tensor | None:
+    """Angles at other places; the rows of tables are counted, and end, within those of the call."""
+    if not of_queries:  # what is shared has no other heads
+        sizes = sizes._replace(num_heads=sizes.num_kv_heads)
+    first = 0 if tables is None else inputs.past
+    other = places(at.double() - first, sizes)
+    if tables is not None:
+        other = first + other % max(inputs.geometry.key_length - first, 1)
+    return golden.angles_at(other, frequencies, tables)
 
 
 # Norms of the heads as they are given, along an axis.
@@ -265,7 +396,7 @@ _NORMS: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
 
 def _normalised() -> Iterator[NamedMistake]:
     for sides in _BOTH:
-        names = [_SIDES[side][1] for side in sides]
+        names = [_NORMALISED[side] for side in sides]
         every: list[tuple[str, Callable[[Tensor], Tensor]]] = [("left as they are", torch.clone)]
         for noun, along in axes_of("BHLD".replace("L", "K")):
             every += [

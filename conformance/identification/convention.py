@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..adapters.filling import by_angles
 from ..base.results import Replaceable
 
 
@@ -121,6 +122,8 @@ class Convention(Replaceable):
         Keywords with fixed values, as source.
     masks
         For each form and shape, where it goes.
+    angles
+        Whether the tables among the options are made of angles that each call gives.
     causal, scale, softcap, window, dropout, weights
         Their parameters (for weights "" means: returned anyway), None where there is none.
     causal_gives
@@ -134,6 +137,7 @@ class Convention(Replaceable):
     layout: Layout
     names: tuple[str, ...] | None = None
     options: tuple[tuple[str, str], ...] = ()
+    angles: bool = False
     masks: tuple[MaskUse, ...] = ()
     causal: str | None = None
     causal_gives: str = "True"
@@ -166,7 +170,8 @@ class Convention(Replaceable):
     @property
     def keywords(self) -> tuple[str, ...]:
         """The harness's keywords that the adapter takes, with their defaults."""
-        keywords = [f"{form}=None" for form in self.forms]
+        keywords = ["angles"] if self.angles else []
+        keywords += [f"{form}=None" for form in self.forms]
         keywords += ["causal=False"] if self.causal else []
         for word in ("scale", "softcap", "window", "dropout"):
             keywords += [f"{word}=None"] if getattr(self, word) else []
@@ -213,12 +218,19 @@ def adapter_body(convention: Convention, callee: str) -> list[str]:
     return [f"    {line}" for line in [*lines, *_call_lines(convention, callee)]]
 
 
+def _given(convention: Convention) -> tuple[tuple[str, str], ...]:
+    """The keywords with fixed values, of which tables may be made of a call's angles."""
+    if not convention.angles:
+        return convention.options
+    return tuple((name, by_angles(value, "angles")) for name, value in convention.options)
+
+
 def _options(convention: Convention) -> list[str]:
     names = convention.inputs_names
     key = names[min(1, len(names) - 1)]
     entries = ", ".join(
         f'"{name}": {value.replace("{query}", names[0]).replace("{key}", key)}'
-        for name, value in convention.options
+        for name, value in _given(convention)
     )
     return [f"options = {{{entries}}}"] if entries or convention.keywords else []
 

@@ -76,7 +76,7 @@ from .implementation import Implementation, implementation_of
 from .job import OutOfTimeError, read_case, while_time_to_name
 from .record import UNDETERMINED, Findings
 from .statements import Beyond
-from .writing import declaration_text, declared_name
+from .writing import declaration_text, declared_name, read_tables
 
 # The facts that a verdict rests on, in the order in which they are told.
 _TOLD: Final = (
@@ -484,6 +484,10 @@ def _of_case(
         return _NoDeclaration(f"it computes {'; '.join(case.beyond)}", is_meant=meant)
     said = dict.fromkeys(one.sentence for one in made)
     read = _declared(entry, implementation, case, tuple(said))
+    unread = read_tables(case, idle=True)
+    if unread:
+        idle = f"no answer changes with the tables that {' and '.join(unread)} takes"
+        read = dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, idle))))
     if size is None:
         return read
     alone = f"its scale is that of heads of {size} channels whatever their size: it was asked there"

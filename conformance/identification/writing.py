@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 
 from .._golden import golden
+from ..adapters.filling import at_squares
 from ..adapters.multihead import is_multihead
 from ..base.geometry import LENGTHS
 from ..declare.declaration import DEFAULT_FEATURES, mixed_in
@@ -36,9 +37,10 @@ def declared_name(implementation: Implementation) -> str:
 
 def declaration_text(implementation: Implementation, case: Investigation) -> str:
     """A file that imports the implementation, adapts the call and declares the observation."""
-    convention = case.caller.convention
+    convention = case.caller.convention.replace(angles=bool(read_tables(case)))
     name = declared_name(implementation)
     promises = promises_of(case)
+    promises |= {"rotary_tables": "'angles'"} if convention.angles else {}
     if implementation.form == "module":
         promises |= _lengths(case)
         promises |= {"unchecked": repr(case.unchecked)} if case.unchecked else {}
@@ -53,6 +55,24 @@ def declaration_text(implementation: Implementation, case: Investigation) -> str
     if function is not None:
         lines = [*function.source(), "", "", *lines]
     return "\n".join([*_top(implementation, case, lines), "", "", *lines, *only, ""])
+
+
+def read_tables(case: Investigation, *, idle: bool = False) -> list[str]:
+    """The parameters that get tables of positions whose angles turn queries and keys.
+
+    Or those, where they are ``idle``, whose angles change no answer.
+    """
+    caller = case.caller
+    others = {name: at_squares(source) for name, source in caller.convention.options}
+    tables = [name for name, source in caller.convention.options if others[name] != source]
+    inputs = caller.draw()
+    own = caller.answer(inputs) if tables else None
+    if own is None:
+        return []
+    changed = caller.under(options=tuple(others.items())).answer(inputs)
+    is_idle = changed is not None and torch.equal(own.output, changed.output)
+    turned = promised(case).rotary != "none"
+    return tables if (is_idle if idle else turned and not is_idle) else []
 
 
 def written_in(text: str, folder: Path) -> str:

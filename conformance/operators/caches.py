@@ -56,8 +56,8 @@ def _behind(result: Tensor, past: int) -> Tensor:
     return result.roll(-past, -2)
 
 
-def _keys(values: Tensor, turned_key: Tensor, past: int) -> Tensor:
-    return torch.cat([turned_key[..., :past, :], values[..., past:, :]], dim=-2)
+def _keys(values: Tensor, joined_key: Tensor, past: int) -> Tensor:
+    return torch.cat([joined_key[..., :past, :], values[..., past:, :]], dim=-2)
 
 
 def _values(keys: Tensor, value_heads: Tensor, past: int) -> Tensor:

@@ -18,6 +18,8 @@ _SCORING = (
     "rotary",
     "rotary_base",
     "rotary_fraction",
+    "rotary_scaling",
+    "rotary_amplitude",
     "causal_alignment",
     "scale",
     "scale_factor",

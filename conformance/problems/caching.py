@@ -4,7 +4,8 @@ The golden gets all keys of a problem; a candidate gets the first ``past`` of th
 ``past_key [B, Hkv, P, D]`` and ``past_value [B, Hkv, P, Dv]``, the others as usual. A layer's
 cached heads are its projections of the first tokens, rounded once to the working dtype: the bound
 of its own projections holds for them, too. They are what comes out of the projections, before
-anything else (a rotation by positions, say) is done to heads.
+anything else (a rotation by positions, say) is done to heads; but what is turned by the tables of
+its calls gets them turned: no call has a table for the tokens of another.
 """
 
 from __future__ import annotations
@@ -133,8 +134,10 @@ def _keys(inputs: Inputs, kept: slice | Tensor) -> Inputs:
         return None if mask is None else mask[..., kept]
 
     key, value = inputs.key[..., kept, :], inputs.value[..., kept, :]
+    first = kept.start or 0 if isinstance(kept, slice) else 0
     return inputs.replace(
         geometry=inputs.geometry.replace(key_length=key.shape[-2]),
+        tables=inputs.tables and inputs.tables.from_row(first),
         key=key,
         value=value,
         keep=columns(inputs.keep),
@@ -154,14 +157,14 @@ def handed_over(inputs: Inputs) -> Inputs:
 def cached_heads(inputs: Inputs) -> tuple[Tensor, Tensor]:
     """``past_key [B, Hkv, P, D]`` and ``past_value [B, Hkv, P, Dv]`` in the working dtype."""
     key, value = (tensor[..., : inputs.past, :] for tensor in (inputs.key, inputs.value))
-    if not inputs.is_layer or inputs.weights is None:
-        return key, value
     point, heads = inputs.point, inputs.geometry.num_kv_heads
-    weights = inputs.weights.taking_part(point)
     with torch.no_grad():
-        keys = golden.project(key, weights.k, weights.k_bias)
-        values = golden.project(value, weights.v, weights.v_bias)
-        return (
-            golden.split_heads(keys, heads, point).to(inputs.query.dtype),
-            golden.split_heads(values, heads, point).to(inputs.query.dtype),
-        )
+        if inputs.is_layer and inputs.weights is not None:
+            weights = inputs.weights.taking_part(point)
+            key = golden.split_heads(golden.project(key, weights.k, weights.k_bias), heads, point)
+            values = golden.project(value, weights.v, weights.v_bias)
+            value = golden.split_heads(values, heads, point).to(inputs.query.dtype)
+        if inputs.tables is not None:
+            key, places = golden.normalise_heads(key, point), torch.arange(key.shape[-2])
+            key = golden.rotate_heads(key, places, point, inputs.rotary_tables)
+        return key.to(inputs.query.dtype), value

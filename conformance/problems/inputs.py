@@ -16,6 +16,7 @@ from ..base.results import Replaceable
 from ..declare.declaration import SEQUENCES
 from ..declare.head_layouts import HEAD_LAYOUTS, HeadLayout
 from ..tolerance.visible_keys import owners
+from .rotary_tables import RotaryTables
 
 # The options of a call that are None where they are left out.
 OPTIONAL: Final = ("bias", "scale", "softcap", "window")
@@ -31,6 +32,8 @@ class CallOptions(TypedDict):
     softcap: float | None
     window: tuple[int, int] | None
     sinks: Tensor | None
+    rotary_tables: Tensor | None
+    turned_keys: int
 
 
 def most_cached(key_length: int) -> int:
@@ -110,6 +113,8 @@ class Inputs(Replaceable):
         The declared point, which says how a layer projects what it would have cached.
     sinks
         For each head ``[H]`` the logit of one more key, whose value is zero; working dtype.
+    tables
+        The rotary tables of what takes such arguments, for all keys; None elsewhere.
     block_size
         How many queries and keys a block of a mask has that is handed over by blocks.
     device, head_layout
@@ -145,6 +150,7 @@ class Inputs(Replaceable):
     empty_cache: bool = False
     point: golden.Semantics = golden.STANDARD
     sinks: Tensor | None = None
+    tables: RotaryTables | None = None
     device: str = "cpu"
     head_layout: HeadLayout = HEAD_LAYOUTS["BHSD"]
     block_size: tuple[int, int] = (1, 1)
@@ -179,7 +185,17 @@ class Inputs(Replaceable):
             softcap=self.softcap,
             window=self.window,
             sinks=self.sinks,
+            rotary_tables=self.rotary_tables,
+            turned_keys=0 if self.tables is None else self.past,
         )
+
+    @property
+    def rotary_tables(self) -> Tensor | None:
+        """The rotary tables of all keys as the golden takes them; None where a call gives none."""
+        sizes = self.geometry
+        if self.tables is None:
+            return None
+        return self.tables.of(sizes.batch, sizes.key_length, self.query.dtype)
 
     @cached_property
     def weights_in_float64(self) -> golden.ProjectionWeights | None:

@@ -20,6 +20,7 @@ from .inputs import Inputs
 from .mask_patterns import LENGTH_PATTERNS, PATTERNS
 from .problem import MaskPlan, Overrides, Problem
 from .recipes import RECIPES, normal
+from .rotary_tables import draw_tables
 from .structured_masks import STRUCTURED_MASKS, Structure
 
 
@@ -135,6 +136,8 @@ REPEATED: Final = ("expanded", "expanded-heads")
 # The stream of the sinks, and their standard deviation: some outweigh a few dozen keys.
 SINKS: Final = 40
 SINK_SPREAD: Final = 2.0
+# The stream of rotary tables.
+TABLES: Final = 41
 
 
 def generator_for(problem: Problem, purpose: int = 0) -> Generator:
@@ -166,6 +169,13 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         softcap=problem.softcap,
         window=problem.window,
         sinks=_sinks(problem),
+        tables=draw_tables(
+            candidate.declaration,
+            problem.geometry.batch,
+            problem.geometry.key_length,
+            problem.geometry.head_size,
+            generator_for(problem, TABLES),
+        ),
         generic=_is_generic(problem, candidate),
         always_causal=candidate.declaration.always_causal,
         past=cached_length(problem, candidate),

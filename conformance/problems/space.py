@@ -333,7 +333,7 @@ def allowed_sizes(group: tuple[str, ...], candidate: Candidate) -> Sequence[int]
 def can_cross(candidate: Candidate) -> bool:
     """Whether query and key may have different lengths."""
     declared = candidate.declaration
-    if declared.inputs == "self" or declared.pins.ties_lengths:
+    if declared.inputs == "self" or declared.rotary_tables or declared.pins.ties_lengths:
         return False
     return candidate.kind == "core" or "cross" in declared.features
 

@@ -114,6 +114,10 @@ MEAN_STORES: Final = 1
 # stored once. Cosine and sine are stored in the working dtype, too.
 ROTATION_STORES: Final = 3
 TABLE_STORES: Final = 1
+# Frequencies for longer contexts: a quotient, a ramp between two of them and their sum.
+SCALING_ROUNDINGS: Final = 8
+# An angle and a length of a given cosine and sine, the cosine and sine of it, and their products.
+GIVEN_TABLE_ROUNDINGS: Final = 8
 # Angles are counted in float32 at least: in bfloat16 positions past 256 could not be told apart.
 COARSEST_ANGLE: Final = 2.0**-24
 # Biases by distance: the slope as a stored number, and its product with a distance.

@@ -63,7 +63,8 @@ class Rotation:
     """Channels that turn together, int64 ``[R/2]`` both, and their angles: float64 ``[L, R/2]``.
 
     ``cosine`` and ``sine`` are exact, the errors bound those of a correct table, ``cosine_angle``
-    and ``sine_angle`` their part before the table is stored.
+    and ``sine_angle`` their part before the table is stored, ``table_stores`` times. Tables that a
+    call gives are stored by nobody.
     """
 
     first: Tensor
@@ -74,6 +75,7 @@ class Rotation:
     sine_error: Tensor
     cosine_angle: Tensor
     sine_angle: Tensor
+    table_stores: int = model.TABLE_STORES
 
     def spread(self, heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
         """Return ``|a| cosine + |b| sine`` for each channel a, its partner b: ``[B, H, L, D]``."""
@@ -95,6 +97,33 @@ class Rotation:
         for chosen in (self.first, self.second):
             kept[..., chosen] = heads[..., chosen]
         return kept
+
+
+def rotation_of(
+    attention: golden.Attention, positions: Tensor, size: int, contract: Contract
+) -> Rotation:
+    """The rotation of heads of a size, whose tokens stand at ``positions [L]``."""
+    if attention.rotary_tables is None:
+        return rotation(positions, size, attention.semantics, contract)
+    first, second = golden.rotary_pairs(size, attention.semantics)
+    given = golden.rows_at(attention.rotary_tables, positions)
+    if not given.is_complex():
+        frequency = torch.ones(given.shape[-1], dtype=torch.float64)
+        return _by_angles(given, frequency, attention.semantics, size, contract)
+    cosine, sine = given.real.abs(), given.imag.abs()
+    # The golden takes them apart into an angle and a length, in float64.
+    error = model.GIVEN_TABLE_ROUNDINGS * model.UNIT_ROUNDOFF["float64"] * given.abs()
+    return Rotation(
+        first=first,
+        second=second,
+        cosine=cosine,
+        sine=sine,
+        cosine_error=error,
+        sine_error=error,
+        cosine_angle=error,
+        sine_angle=error,
+        table_stores=0,
+    )
 
 
 def rotation(
@@ -122,27 +151,41 @@ def _rotation(
     A frequency is a power of the base: an error of the exponent counts as often as its logarithm,
     and the first frequency, 1, has none. The error of an angle grows with the position.
     """
-    first, second = golden.rotary_pairs(head_size, semantics)
     frequency = golden.rotary_frequencies(head_size, semantics)
     angles = golden.rotary_angles(positions, head_size, semantics)
+    return _by_angles(angles, frequency, semantics, head_size, contract)
+
+
+def _by_angles(
+    angles: Tensor,
+    frequency: Tensor,
+    semantics: golden.Semantics,
+    head_size: int,
+    contract: Contract,
+) -> Rotation:
+    """The rotation of pairs of channels by angles, which are multiples of frequencies."""
+    pairs, amplitude = golden.rotary_pairs(head_size, semantics), semantics.rotary_amplitude
     # A working dtype that is finer than float32 needs finer angles.
     unit = max(contract.accumulator_roundoff, min(contract.unit_roundoff, model.COARSEST_ANGLE))
     relative = model.FREQUENCY_ROUNDINGS * frequency.log().abs() + model.ANGLE_ROUNDINGS
+    if semantics.rotary_scaling is not None:
+        relative = relative + model.SCALING_ROUNDINGS
     error = unit * relative * angles.abs()
-    cosine, sine = angles.cos(), angles.sin()
-    own = model.SINE_ROUNDINGS * unit
+    cosine, sine = amplitude * angles.cos(), amplitude * angles.sin()
+    own = (model.SINE_ROUNDINGS + (amplitude != 1.0)) * unit * amplitude
     stored = model.TABLE_STORES * contract.unit_roundoff
 
     def moved(slope: Tensor) -> Tensor:
-        return (slope.abs() * error + 0.5 * error.square()).clamp_max(2.0) + own
+        moves = slope.abs() * error + 0.5 * amplitude * error.square()
+        return moves.clamp_max(2.0 * amplitude) + own
 
     def table(value: Tensor, by_angle: Tensor) -> Tensor:
         return by_angle + stored * (value.abs() + by_angle)
 
     cosine_angle, sine_angle = moved(sine), moved(cosine)
     return Rotation(
-        first=first,
-        second=second,
+        first=pairs[0],
+        second=pairs[1],
         cosine=cosine.abs(),
         sine=sine.abs(),
         cosine_error=table(cosine, cosine_angle),
@@ -153,14 +196,9 @@ def _rotation(
 
 
 def rotated_error(
-    heads: Tensor,
-    error: Tensor | None,
-    positions: Tensor,
-    semantics: golden.Semantics,
-    contract: Contract,
+    heads: Tensor, error: Tensor | None, turn: Rotation, contract: Contract
 ) -> Tensor:
     """How far turned heads may be off, given ``heads [B, H, L, D]`` before and their errors."""
-    turn = rotation(positions, heads.shape[-1], semantics, contract)
     reached = heads.abs() if error is None else heads.abs() + error
     stores = model.ROTATION_STORES * contract.unit_roundoff
     # The table's own errors, and what storing the products and their sum adds to all of them.
@@ -179,8 +217,7 @@ def rotated_variance(
     heads: Tensor,
     variance: Tensor | None,
     shared: Tensor | None,
-    positions: Tensor,
-    semantics: golden.Semantics,
+    turn: Rotation,
     contract: Contract,
 ) -> tuple[Tensor, Tensor]:
     """Return the variance of turned heads, and the non-random part of their error.
@@ -190,9 +227,8 @@ def rotated_variance(
     stored entry is independent, one for both channels of its pair: a product with both has at most
     twice the variance.
     """
-    turn = rotation(positions, heads.shape[-1], semantics, contract)
     squares = turn.turned_alone(heads.square(), turn.cosine.square(), turn.sine.square())
-    stores = model.ROTATION_STORES + 2 * model.TABLE_STORES
+    stores = model.ROTATION_STORES + 2 * turn.table_stores
     stored = squares.mul_(stores * contract.unit_roundoff**2)
     if variance is not None:
         stored += turn.spread(variance, turn.cosine.square(), turn.sine.square())

@@ -11,7 +11,7 @@ from conformance._golden import golden
 
 from . import model
 from .contract import Contract, gamma
-from .positions import rotated_error, rotated_variance
+from .positions import rotated_error, rotated_variance, rotation_of
 from .spread import Carried
 
 
@@ -166,7 +166,8 @@ def _error(
     if semantics.qk_norm != "none":
         error = normalised_error(heads, error, semantics, contract)
     if semantics.rotary != "none":
-        error = rotated_error(normalised, error, positions, semantics, contract)
+        turn = rotation_of(attention, positions, heads.shape[-1], contract)
+        error = rotated_error(normalised, error, turn, contract)
     return error
 
 
@@ -242,9 +243,8 @@ def _variance(
         factor = norm_of(heads, semantics, contract).factor
         variance, shared = normalised_variance(heads, variance, semantics, contract)
     if semantics.rotary != "none":
-        variance, shared = rotated_variance(
-            normalised, variance, shared, positions, semantics, contract
-        )
+        turn = rotation_of(attention, positions, heads.shape[-1], contract)
+        variance, shared = rotated_variance(normalised, variance, shared, turn, contract)
     return variance, shared, factor
 
 

@@ -22,7 +22,7 @@ from . import model
 from .backward_pass import BackwardPass, backward_pass
 from .contract import Contract, gamma
 from .gradient import Gradient
-from .positions import rotated_error
+from .positions import rotated_error, rotation_of
 from .prepared import Norm, divisor_drift, is_prepared, norm_of, normalised_error
 from .spread import EXACT, Carried
 from .storing import UnstoredGradient, grouped_worst, stored
@@ -77,7 +77,7 @@ def turned_heads(
 
     ``carried`` are the errors of these heads themselves, projected by a layer.
     """
-    semantics, length = attention.semantics, attention.given_key.shape[-2]
+    length = attention.given_key.shape[-2]
     key, key_error = gradients.key[..., :length, :], worst.key[..., :length, :]
     group = attention.query.shape[1] // num_kv_heads
     if group > 1:
@@ -85,8 +85,8 @@ def turned_heads(
     of_query = (attention.given_query, carried.query, attention.positions)
     of_key = (attention.given_key, carried.key, torch.arange(length))
     return (
-        _turned_back(*of_query, gradients.query, worst.query, semantics, contract),
-        _turned_back(*of_key, key, key_error, semantics, contract),
+        _turned_back(*of_query, gradients.query, worst.query, attention, contract),
+        _turned_back(*of_key, key, key_error, attention, contract),
     )
 
 
@@ -99,7 +99,7 @@ def pulled_back(attention: golden.Attention, gradients: BackwardPass) -> tuple[T
 
     def prepare(positions: Tensor) -> Callable[[Tensor], Tensor]:
         return lambda heads: golden.rotate_heads(
-            golden.normalise_heads(heads, semantics), positions, semantics
+            golden.normalise_heads(heads, semantics), positions, semantics, attention.rotary_tables
         )
 
     return (
@@ -131,17 +131,21 @@ def _turned_back(
     positions: Tensor,
     gradient: Tensor,
     error: Tensor,
-    semantics: golden.Semantics,
+    attention: golden.Attention,
     contract: Contract,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of heads ``[B, H, L, D]`` before their preparation, and its error."""
+    semantics = attention.semantics
     if not is_prepared(semantics):
         return gradient, error
     error = error + _once(gradient.abs() + error, contract)
     if semantics.rotary != "none":
-        error = rotated_error(gradient, error, positions, semantics, contract)
+        turn = rotation_of(attention, positions, gradient.shape[-1], contract)
+        error = rotated_error(gradient, error, turn, contract)
         gradient = pulled(
-            unprepared, gradient, lambda heads: golden.rotate_heads(heads, positions, semantics)
+            unprepared,
+            gradient,
+            lambda heads: golden.rotate_heads(heads, positions, semantics, attention.rotary_tables),
         )
     if semantics.qk_norm != "none":
         error = _error_behind_norm(

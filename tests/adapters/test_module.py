@@ -546,3 +546,38 @@ def test_module_without_an_output_is_put_in_each_dtype() -> None:
     assert [(result.dtype, result.status) for result in results] == [
         (dtype, "passed") for dtype in dtypes for _ in slugs
     ]
+
+
+class PairOfTables(nn.Module):
+    """One projection for all; what its pair of tables is, it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(4, 4) for _ in range(4))
+        self.seen: list[Any] = []
+
+    def forward(self, x: Tensor, position_embeddings: tuple[Tensor, Tensor]) -> Tensor:
+        """Attend with one head."""
+        self.seen.append(position_embeddings)
+        cos, sin = position_embeddings
+
+        def turn(heads: Tensor) -> Tensor:
+            one, two = heads.chunk(2, dim=-1)
+            return heads * cos + torch.cat((-two, one), dim=-1) * sin
+
+        weights = (turn(self.q_proj(x)) @ turn(self.k_proj(x)).mT / 2.0).softmax(dim=-1)
+        return self.o_proj(weights @ self.v_proj(x))
+
+
+def test_a_pair_of_tables_is_one_parameter() -> None:
+    """Keywords of the same name are handed over as a tuple, in the order of their names."""
+    layer = conformance.module(
+        PairOfTables(),
+        inputs="self",
+        num_heads=1,
+        semantics=conformance.Semantics(rotary="halves"),
+        rotary_tables="cos-sin",
+        keywords={"cos": "position_embeddings", "sin": "position_embeddings"},
+    )
+    report = conformance.check(layer, profile="quick", only=["position.tables"])
+    assert report.candidates[0].verdict.startswith("conforms")

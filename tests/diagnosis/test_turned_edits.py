@@ -10,9 +10,18 @@ import torch
 from examples import core, problem
 from torch import Tensor
 
+from candidates.broken.rotary_tables import (
+    LengthsOfOne,
+    OwnTables,
+    RowsOneLater,
+    SinesForCosines,
+    TablesByHalves,
+    TablesOfTheFirstItem,
+)
 from conformance import Semantics
 from conformance._golden import golden
 from conformance.clauses.subject import Subject
+from conformance.declare.candidate import Candidate
 from conformance.diagnosis.battery import answer_to
 from conformance.diagnosis.stage_edits import fitting
 from conformance.diagnosis.turned_edits import turned_edits
@@ -116,3 +125,25 @@ def test_another_norm_is_told(norm: Callable[[Tensor], Tensor], words: str) -> N
     """Along another axis than the channels, or by another power of their mean square."""
     point = Semantics(qk_norm="rms")
     assert f"queries and keys are {words}" in said(lambda heads, _places: norm(heads), point)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        (OwnTables, "by positions from zero on, whatever tables the call gives"),
+        (SinesForCosines, "by tables whose cosines and sines are exchanged"),
+        (LengthsOfOne, "by tables whose entries are made as long as one"),
+        (TablesOfTheFirstItem, "by the tables of the first item"),
+        (RowsOneLater, "by positions of the keys that are those of the token 1 behind"),
+        (TablesByHalves, "with the frequency of index c // 2 in channel c, in the other pairs"),
+    ],
+)
+def test_what_is_made_of_given_tables_is_told(mistake: Candidate, words: str) -> None:
+    """Tables that are not read, or are read otherwise, by the words of the change."""
+    subject = Subject(mistake, "float32")
+    drawn = problem(num_heads=2, num_kv_heads=2, batch=3, query_length=6, key_length=6, seed=6)
+    drawn = drawn.replace(geometry=drawn.geometry.replace(head_size=8, value_head_size=8))
+    answer = answer_to(subject, subject.inputs(drawn), drawn)
+    assert answer is not None
+    told = [one.sentence for one in fitting(list(turned_edits()), answer)]
+    assert f"queries and keys are turned {words}" in told

@@ -182,6 +182,28 @@ def test_a_table_without_effect_leaves_the_verdict_open() -> None:
     assert right.unjudged == ""
 
 
+@pytest.mark.parametrize("kind", [bare_modules.OfComplexTables, bare_modules.OfMatrices])
+def test_tables_of_the_caller_are_asked_at_any_angles(kind: type[nn.Module]) -> None:
+    """What turns by the table that it is given does so whatever positions that is of."""
+    (read,) = opened(kind)
+    assert read.declaration.rotary_tables == "angles"
+    report = conformance.check(read, profile="quick", only=["position.tables"])
+    assert report.candidates[0].verdict.startswith("conforms")
+
+
+def test_what_makes_its_own_table_of_one_that_is_given_is_told() -> None:
+    """The verdict stays open: of a table that changes nothing, and of one that turns keys alone."""
+    word, reason = verdict(bare_modules.OfOwnTables)
+    assert (word, reason) == (
+        "inconclusive",
+        "no answer changes with the tables that freqs_cis takes",
+    )
+    (read,) = opened(bare_modules.KeysByTables)
+    report = conformance.check(read, profile="quick", only=["position.tables"])
+    assert report.candidates[0].verdict == "inconclusive"
+    assert "position.tables would fail" in report.candidates[0].reason
+
+
 @pytest.mark.parametrize("kind", [bare_modules.TriangleNotTaken, bare_modules.OfTriangle])
 def test_a_mask_for_a_way_not_taken_is_no_table_without_effect(kind: type[nn.Module]) -> None:
     """Where later keys are hidden anyway, a stored triangle has nothing left to do."""

@@ -40,6 +40,8 @@ BASES: dict[str, dict[str, Any]] = {
     "mask_operation": {"mask_fill": -5.0},
     "qk_norm_epsilon": {"qk_norm": "rms"},
     "rotary_base": {"rotary": "halves"},
+    "rotary_scaling": {"rotary": "halves"},
+    "rotary_amplitude": {"rotary": "interleaved"},
     "rotary_fraction": {"rotary": "interleaved"},
 }
 # A refused call has no answer: the golden one is that of both, as the choice is documented to give.

@@ -40,6 +40,14 @@ POINTS: Mapping[str, tuple[Semantics, dict[str, Any]]] = {
         Semantics(rotary="interleaved", causal_alignment="top-left"),
         {"causal": True},
     ),
+    "scaled rotary": (
+        Semantics(rotary="halves", rotary_scaling=("linear", 2.0), rotary_amplitude=1.3),
+        {},
+    ),
+    "given tables": (
+        Semantics(rotary="interleaved", rotary_fraction=0.7),
+        {"rotary_tables": torch.complex(drawn(2, 5, 2, seed=10), drawn(2, 5, 2, seed=11))},
+    ),
     "rms norm": (Semantics(qk_norm="rms"), {}),
     "l2 norm and rotary": (Semantics(qk_norm="l2", rotary="halves"), {}),
     "layer norm": (Semantics(qk_norm="layer"), {"scale": 0.9}),

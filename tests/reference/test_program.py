@@ -71,7 +71,8 @@ def test_stages_come_in_an_order_in_which_they_can_be_made(point: object) -> Non
     """At every point each stage reads given values and stages before it."""
     assert isinstance(point, type(STANDARD))
     known = {"given_query", "given_key", "given_value", "keep", "lengths", "given_bias"}
-    known |= {"causal", "window", "given_scale", "softcap", "given_sinks"}
+    known |= {"causal", "window", "given_scale", "softcap", "given_sinks", "rotary_tables"}
+    known |= {"given_tables", "turned_keys"}
     for name, step in forward.FORWARD.edited(point.edits()).steps.items():
         assert step.reached <= known, name
         known.add(name)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import pytest
 import torch
-from golden_problems import Shape, core_case
+from agreement import disagreement
+from golden_problems import Case, Shape, core_case
 from torch import Tensor
 
 from reference import STANDARD, attend, rotary_angles, rotary_pairs, rotary_size, rotate_heads
@@ -104,3 +106,44 @@ def test_values_are_not_turned() -> None:
     query, key, value = core_case(Shape(key_length=1, head_size=4)).inputs
     output = attend(query, key, value, semantics=STANDARD.replace(rotary="halves")).output
     assert torch.equal(output, value.repeat_interleave(2, dim=1).expand(output.shape))
+
+
+TABLES = torch.complex(
+    torch.randn(2, 5, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64),
+    torch.randn(2, 5, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64),
+)
+
+
+def with_tables(case: Case, tables: Tensor) -> Case:
+    """A case whose call gives tables."""
+    return dataclasses.replace(case, tensors={**case.tensors, "rotary_tables": tables})
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_tables_of_a_call_stand_for_those_of_positions(pairing: str) -> None:
+    """Tables of positions give the same answer, others that of the second formulation."""
+    point = STANDARD.replace(rotary=pairing)
+    case = core_case(Shape(query_length=3, key_length=5, head_size=2))
+    golden = case.golden(point).output
+    angles = rotary_angles(torch.arange(5), 2, point)[None]
+    for own in (angles, torch.polar(torch.ones_like(angles), angles)):
+        torch.testing.assert_close(with_tables(case, own).golden(point).output, golden)
+    given = with_tables(case, TABLES)
+    answer = given.golden(point)
+    assert disagreement(answer.output, given.second(point).output, "output") == ""
+    cached = attend(*given.inputs, **given.keywords, semantics=point, turned_keys=2)
+    torch.testing.assert_close(cached.output, answer.output)
+
+
+def test_tables_that_do_not_fit_are_refused() -> None:
+    """One sentence names what is wrong with them."""
+    inputs = core_case(Shape(query_length=3, key_length=5, head_size=2)).inputs
+    point = STANDARD.replace(rotary="halves")
+    for tables, turned, words in (
+        (TABLES[:, :4], 0, "rotary_tables"),
+        (TABLES.real.long(), 0, "neither complex nor real"),
+        (TABLES.expand(2, 5, 1).repeat(2, 1, 1)[:3], 0, "items"),
+        (None, 1, "turned_keys"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            attend(*inputs, semantics=point, rotary_tables=tables, turned_keys=turned)

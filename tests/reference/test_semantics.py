@@ -61,6 +61,23 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("rotary_base", "1e4", "rotary_base is '1e4', not a number"),
     ("rotary_base", 0.0, "rotary_base is 0.0, not positive and finite"),
     ("rotary_base", math.inf, "rotary_base is inf, not positive and finite"),
+    (
+        "rotary_scaling",
+        ("yarn", 4.0),
+        "rotary_scaling is ('yarn', 4.0): give ('linear', factor) or",
+    ),
+    ("rotary_scaling", ["linear", 4.0], "rotary_scaling is ['linear', 4.0]: give ('linear',"),
+    (
+        "rotary_scaling",
+        ("llama3", 8.0, 4.0, 1.0, 64),
+        "rotary_scaling is ('llama3', 8.0, 4.0, 1.0, 64), whose low is not below high",
+    ),
+    (
+        "rotary_scaling",
+        ("yarn", 4.0, 1.0, 32.0, 64),
+        "rotary_scaling is ('yarn', 4.0, 1.0, 32.0, 64), whose beta_slow is not below beta_fast",
+    ),
+    ("rotary_amplitude", 0.0, "rotary_amplitude is 0.0, not positive and finite"),
     ("rotary_fraction", 0.0, "rotary_fraction is 0.0, not in (0, 1]"),
     ("rotary_fraction", 1.5, "rotary_fraction is 1.5, not in (0, 1]"),
     ("alibi", 1, "alibi is 1, not True or False"),

@@ -549,6 +549,63 @@ class TurnedByHead(TurnedByTable):
         return turned_heads
 
 
+class OfComplexTables(Projected):
+    """Neighbours of channels times the complex numbers of its caller, as in Llama's own code."""
+
+    def turn(self, heads: Tensor, freqs_cis: Tensor) -> Tensor:
+        """Heads as complex numbers, times the table."""
+        pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)).contiguous())
+        return torch.view_as_real(pairs * freqs_cis).flatten(-2).to(heads.dtype)
+
+    def forward(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
+        """Turn queries and keys."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        heads = attend(self.turn(query, freqs_cis), self.turn(key, freqs_cis), value)
+        return self.o(heads.transpose(1, 2).flatten(2))
+
+
+class OfOwnTables(OfComplexTables):
+    """Turns by the places of its tokens, whatever the caller gives."""
+
+    def turn(self, heads: Tensor, freqs_cis: Tensor) -> Tensor:
+        """Heads times a table of its own."""
+        del freqs_cis
+        size = heads.shape[-1]
+        frequencies = 10000.0 ** (-torch.arange(0, size, 2) / size)
+        angles = torch.arange(heads.shape[-2])[:, None] * frequencies
+        return super().turn(heads, torch.polar(torch.ones_like(angles), angles))
+
+
+class KeysByTables(OfComplexTables):
+    """Queries are turned by their places, keys by the table of the caller."""
+
+    def forward(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
+        """Turn queries and keys, each by its own table."""
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        places = torch.arange(x.shape[1])[:, None] * 10000.0 ** (
+            -torch.arange(0, query.shape[-1], 2) / query.shape[-1]
+        )
+        own = torch.polar(torch.ones_like(places), places)
+        heads = attend(self.turn(query, own), self.turn(key, freqs_cis), value)
+        return self.o(heads.transpose(1, 2).flatten(2))
+
+
+class OfMatrices(Projected):
+    """Neighbours of channels times matrices of two rows, as in FLUX."""
+
+    def forward(self, x: Tensor, pe: Tensor) -> Tensor:
+        """Turn queries and keys."""
+
+        def turn(heads: Tensor) -> Tensor:
+            pairs = heads.float().unflatten(-1, (-1, 1, 2))
+            made = pe[..., 0] * pairs[..., 0] + pe[..., 1] * pairs[..., 1]
+            return made.reshape(heads.shape).to(heads.dtype)
+
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        heads = attend(turn(query), turn(key), value)
+        return self.o(heads.transpose(1, 2).flatten(2))
+
+
 class ScaledByLength(Projected):
     """A residual sum around scores that are scaled by the number of tokens."""
 

@@ -195,46 +195,68 @@ def _turns(point: golden.Semantics) -> bool:
     return point.rotary != "none"
 
 
-def _turned(stage: str, more: Callable[..., Tensor]) -> golden.Edit:
-    def change(heads: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
-        return golden.rotate_heads(heads, more(torch.arange(heads.shape[-2]), inputs), point)
-
-    return Edit(stage, change=change)
-
-
-def _keys(more: Callable[[Tensor], Tensor]) -> golden.Edit:
-    return _turned("turned_key", lambda places, _inputs: more(places))
+# Behind a rotation, in front of it, and the places and angles that it is made with.
+_OF_QUERIES: Final = ("query", "normalised_query", "query_places", "query_angles")
+_OF_KEYS: Final = ("turned_key", "normalised_key", "key_places", "key_angles")
+_Places = Callable[[Tensor, Inputs], Tensor]
 
 
-def _queries(more: Callable[[Tensor], Tensor]) -> golden.Edit:
-    def change(query: Tensor, positions: Tensor, point: golden.Semantics) -> Tensor:
-        return golden.rotate_heads(query, more(positions), point)
+def _at(side: tuple[str, ...], more: _Places) -> golden.Edit:
+    """Heads that are turned as if they stood so many places later."""
 
-    return Edit("query", change=change)
+    def angles(places: Tensor, frequencies: Tensor, tables: Tensor | None, inputs: Inputs) -> Any:
+        return golden.angles_at(places + more(places, inputs), frequencies, tables)
+
+    reads = (side[2], "frequencies", "rotary_tables", "inputs")
+    return Edit(side[3], golden.Rewired(angles, reads))
 
 
-def _from_the_other_end(query: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
+def _left(side: tuple[str, ...]) -> golden.Edit:
+    """Heads that are not turned."""
+    return Edit(side[0], golden.Rewired(torch.clone, (side[1],)))
+
+
+def _backwards(side: tuple[str, ...]) -> golden.Edit:
+    return Edit(side[3], change=torch.neg)
+
+
+def _turned_more(stage: str, side: tuple[str, ...]) -> golden.Edit:
+    """Heads that are turned, as those of a side are, by their places.
+
+    Tables of a call are those of its own tokens, not of the cached ones.
+    """
+
+    def change(
+        heads: Tensor, places: Tensor, tables: Tensor | None, inputs: Inputs, point: Any
+    ) -> Tensor:
+        turned = golden.rotate_heads(heads, places, point, tables)
+        if tables is None:
+            return turned
+        return torch.where((places < inputs.past)[:, None], heads, turned)
+
+    reads = ("", side[2], "rotary_tables", "inputs", "point")
+    return Edit(stage, change=golden.Rewired(change, reads))
+
+
+def _one_later(places: Tensor, _inputs: Inputs) -> Tensor:
+    return torch.ones_like(places)
+
+
+def _from_the_other_end(places: Tensor, inputs: Inputs) -> Tensor:
+    """Queries stand where the other alignment has them."""
     shift = inputs.geometry.key_length - inputs.geometry.query_length
-    shift = -shift if point.causal_alignment == "bottom-right" else shift
-    return golden.rotate_heads(query, torch.full((query.shape[-2],), float(shift)), point)
+    shift = -shift if inputs.point.causal_alignment == "bottom-right" else shift
+    return torch.full_like(places, shift)
 
 
-# Rotate new tokens back to positions counted from zero.
-_NEW_KEYS: Final = _turned(
-    "turned_key", lambda places, inputs: torch.where(places >= inputs.past, -inputs.past, 0)
-)
-_NEW_QUERIES: Final = Edit(
-    "query",
-    change=lambda query, positions, inputs, point: golden.rotate_heads(
-        query, torch.where(positions >= inputs.past, -inputs.past, 0), point
-    ),
-)
+def _new_from_zero(places: Tensor, inputs: Inputs) -> Tensor:
+    """From the right positions of new tokens to those that are counted from zero."""
+    return torch.where(places >= inputs.past, -inputs.past, 0)
 
 
 def _cached(sign: int) -> golden.Edit:
-    return _turned(
-        "turned_key", lambda places, inputs: torch.where(places < inputs.past, sign * places, 0)
-    )
+    """Cached keys that are turned by their places once more, or back."""
+    return _at(_OF_KEYS, lambda at, inputs: torch.where(at < inputs.past, sign * at, 0))
 
 
 def _linear(other: Callable[..., Tensor]) -> golden.Edit:
@@ -305,39 +327,57 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
     ),
     *_rotary("rotary-query-only", fix="turn the keys as well, each by its own position")(
         "queries are turned and keys are not",
-        _keys(torch.neg),
+        _left(_OF_KEYS),
     ),
     *_rotary("rotary-key-only", fix="turn the queries as well, each by its own position")(
         "keys are turned and queries are not",
-        _queries(torch.neg),
+        _left(_OF_QUERIES),
     ),
     *_rotary(
         "rotary-backwards",
         fix="turn queries and keys by the same sign: a cos - b sin, b cos + a sin for both",
     )(
         "queries and keys are turned in opposite directions",
-        _keys(lambda places: -2 * places),
-        _queries(lambda places: -2 * places),
+        _backwards(_OF_KEYS),
+        _backwards(_OF_QUERIES),
+    ),
+    *named("rotary-scaling-missing", "position.scaling")(
+        "the frequencies of the rotary positions are not scaled",
+        "scale them as declared, once, where they are made",
+        {
+            "base": {"rotary": "halves", "rotary_scaling": ("linear", 4.0)},
+            "fits": lambda point: _turns(point) and point.rotary_scaling is not None,
+            "changes": {"rotary_scaling": None},
+        },
+    ),
+    *named("rotary-amplitude-missing", "position.scaling")(
+        "cosines and sines are not multiplied by the declared amplitude",
+        "multiply cosines and sines by it: it is squared in the scores",
+        {
+            "base": {"rotary": "halves", "rotary_amplitude": 1.25},
+            "fits": lambda point: _turns(point) and point.rotary_amplitude != 1.0,
+            "changes": {"rotary_amplitude": 1.0},
+        },
     ),
     *_rotary(
         "rotary-twice",
         fix="turn queries and keys once: keys that come turned from a cache are not turned again",
     )(
         "queries and keys are turned twice",
-        (_queries(torch.clone), _keys(torch.clone)),
+        (_turned_more("query", _OF_QUERIES), _turned_more("turned_key", _OF_KEYS)),
     ),
     *_rotary(
         "rotary-value-too", fix="turn queries and keys alone, and leave the values as they are"
     )(
         "values are turned like keys",
-        _turned("value_heads", lambda places, _inputs: places),
+        _turned_more("value_heads", _OF_KEYS),
     ),
     *_rotary(
         "rotary-off-by-one", fix="count the positions of queries and of keys from the same number"
     )(
         "positions of queries and keys are counted from different numbers",
-        _keys(torch.ones_like),
-        _queries(torch.ones_like),
+        _at(_OF_KEYS, _one_later),
+        _at(_OF_QUERIES, _one_later),
     ),
     *_rotary(
         "rotary-offset",
@@ -345,7 +385,7 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         "declared bottom-right, else i",
     )(
         "queries are counted from the other end of the keys, as if nothing were cached",
-        Edit("query", change=_from_the_other_end),
+        _at(_OF_QUERIES, _from_the_other_end),
     ),
     *_rotary(
         "rotary-new-tokens-from-zero",
@@ -353,7 +393,7 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         fix="add the number of cached keys to the positions of new queries and keys",
     )(
         "with a cache the positions of new queries and keys are counted from 0",
-        (_NEW_QUERIES, _NEW_KEYS),
+        (_at(_OF_QUERIES, _new_from_zero), _at(_OF_KEYS, _new_from_zero)),
     ),
     *_rotary(
         "rotary-new-keys-from-zero",
@@ -361,7 +401,7 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         fix="add the number of cached keys to the positions of the new keys as well",
     )(
         "with a cache the positions of the new keys are counted from 0, those of queries are not",
-        _NEW_KEYS,
+        _at(_OF_KEYS, _new_from_zero),
     ),
     *_rotary(
         "rotary-cache-not-turned",

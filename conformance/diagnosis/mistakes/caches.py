@@ -191,7 +191,7 @@ CACHES: Final[tuple[NamedMistake, ...]] = (
                 golden.Rewired(_cache_in_turns, (heads, "sizes", "inputs")),
                 when=lambda sizes: sizes.num_heads != sizes.num_kv_heads,
             )
-            for role, heads in (("key", "turned_key"), ("value", "value_heads"))
+            for role, heads in (("key", "joined_key"), ("value", "value_heads"))
         ),
     ),
 )

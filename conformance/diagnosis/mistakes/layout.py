@@ -35,7 +35,7 @@ Edit = golden.Edit
 _GOLDEN: Final = "numerics.golden"
 _OWN_HEAD: Final = "let head h read its own query, key and value"
 _OWN_ITEM: Final = "let each batch item read its own query, key and value"
-_STAGES: Final = {"query": "query", "key": "turned_key", "value": "value_heads"}
+_STAGES: Final = {"query": "query", "key": "joined_key", "value": "value_heads"}
 _HEADS: Final = {"query": "head", "key": "key/value head", "value": "key/value head"}
 # Orders along an axis, in the words of the operators.
 _REVERSED: Final = "those of the {} counted from the end"

@@ -23,7 +23,8 @@ from .wire import field
 # Keywords of ``declare`` with the same name in a declaration.
 _SAME: Final = (
     "causal always_causal inputs batched dtypes devices accumulate tf32 scores precision position "
-    "max_length layout arrays operator mixed memory strides unchecked block_size"
+    "max_length layout arrays operator mixed memory strides unchecked block_size "
+    "rotary_tables rotary_table_shape"
 ).split()
 Fit = Callable[[Geometry], Geometry]
 
@@ -91,6 +92,7 @@ def _declared(kind: str, features: list[str], data: Head, fit: Fit) -> Declarati
         for name, value in field(data, "semantics", dict).items()
         if name != "score_mod"
     }
+    point = {name: tuple(v) if type(v) is list else v for name, v in point.items()}
     masks = texts(data, "masks")
     declared = declare(
         kind,
@@ -153,4 +155,6 @@ def _of_kind(hint: Any, value: Any, name: str) -> Any:
 def _is(kind: Any, value: Any) -> bool:
     if get_origin(kind) is Literal:
         return type(value) is str
+    if get_origin(kind) is tuple:  # of numbers and words
+        return type(value) is list and all(type(each) in (str, int, float) for each in value)
     return type(value) in ((int, float) if kind is float else (kind,))

@@ -45,7 +45,8 @@ class Sizes:
 class Problem:
     """Query ``[B][H][Lq][D]``, key ``[B][Hkv][Lk][D]`` and value ``[B][Hkv][Lk][Dv]`` as lists.
 
-    ``keep`` and ``bias`` have four levels, each of length one or of the score's length.
+    ``keep`` and ``bias`` have four levels, each of length one or of the score's length;
+    ``rotary_tables`` are ``[B][Lk][R/2]``, a cosine and a sine in each complex number.
     """
 
     sizes: Sizes
@@ -60,6 +61,7 @@ class Problem:
     scale: float | None = None
     softcap: float | None = None
     sinks: list[Any] | None = None
+    rotary_tables: list[Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +143,9 @@ def kv_head(problem: Problem, point: Any, h: int) -> int:
 
 def _score(problem: Problem, point: Any, scale: Number, place: Place) -> Number:
     b, h, i, j = place
-    query = prepared(problem.query[b][h][i], position(problem, point, i), point)
-    key = prepared(problem.key[b][kv_head(problem, point, h)][j], j, point)
+    of_item = None if problem.rotary_tables is None else problem.rotary_tables[b]
+    query = prepared(problem.query[b][h][i], position(problem, point, i), point, of_item)
+    key = prepared(problem.key[b][kv_head(problem, point, h)][j], j, point, of_item)
     product = dot(query, key)
     bias = _bias(problem, point, place)
     if point.bias_order == "before-scale" and not bias.is_minus_infinity:

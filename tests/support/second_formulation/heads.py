@@ -14,9 +14,12 @@ def position(problem: Any, point: Any, i: int) -> int:
     return i + shift if point.causal_alignment == "bottom-right" else i
 
 
-def prepared(head: list[Any], place: int, point: Any) -> list[Number]:
-    """One head of one token, normalised and turned by its position."""
-    return _turned(_normalised([number(channel) for channel in head], point), place, point)
+def prepared(
+    head: list[Any], place: int, point: Any, tables: list[Any] | None = None
+) -> list[Number]:
+    """One head of one token, normalised and turned by its position, or its row of some tables."""
+    normalised = _normalised([number(channel) for channel in head], point)
+    return _turned(normalised, place, point, None if tables is None else tables[place])
 
 
 def _normalised(head: list[Number], point: Any) -> list[Number]:
@@ -34,23 +37,62 @@ def _normalised(head: list[Number], point: Any) -> list[Number]:
     return [channel / divisor for channel in head]
 
 
-def _turned(head: list[Number], place: int, point: Any) -> list[Number]:
+def _turned(head: list[Number], place: int, point: Any, row: list[Any] | None) -> list[Number]:
     if point.rotary == "none":
         return head
     turning = int(len(head) * point.rotary_fraction) // 2 * 2
-    return [_channel(head, c, turning, place, point) for c in range(len(head))]
+    return [_channel(head, c, turning, place, point, row) for c in range(len(head))]
 
 
-def _channel(head: list[Number], c: int, turning: int, place: int, point: Any) -> Number:
+def _channel(
+    head: list[Number], c: int, turning: int, place: int, point: Any, row: list[Any] | None
+) -> Number:
     if c >= turning:
         return head[c]
     half = turning // 2
     pair, leads = (c % half, c < half) if point.rotary == "halves" else (c // 2, c % 2 == 0)
     partner = (c + half) % turning if point.rotary == "halves" else c + 1 - 2 * (c % 2)
-    angle = number(place) * power(point.rotary_base, number(-2.0 * pair) / number(turning))
+    if row is None:
+        angle = number(place) * _frequency(pair, turning, point)
+        amplitude = number(point.rotary_amplitude)
+        cosine, sine = amplitude * cos(angle), amplitude * sin(angle)
+    else:
+        cosine, sine = number(row[pair].real), number(row[pair].imag)
     if leads:
-        return head[c] * cos(angle) - head[partner] * sin(angle)
-    return head[partner] * sin(angle) + head[c] * cos(angle)
+        return head[c] * cosine - head[partner] * sine
+    return head[partner] * sine + head[c] * cosine
+
+
+def _frequency(pair: int, turning: int, point: Any) -> Number:
+    """The angle that one position adds to a pair of so many channels."""
+    name, *numbers = point.rotary_scaling or ("none",)
+    base = point.rotary_base
+    if name == "ntk":  # as transformers computes it, with plain floats in the exponent alone
+        base = float(base) * numbers[0] ** (turning / max(turning - 2, 1))
+    own = power(base, number(-2.0 * pair) / number(turning))
+    if name in ("none", "ntk"):
+        return own
+    slow = own / number(numbers[0])
+    if name == "linear":
+        return slow
+    if name == "llama3":
+        wavelength = 2 * math.pi / float(base) ** (-2.0 * pair / turning)
+        _, low, high, length = numbers
+        if wavelength > length / low:
+            return slow
+        if wavelength < length / high:
+            return own
+        smooth = (number(length / (2 * math.pi)) * own - number(low)) / number(high - low)
+        return (number(1.0) - smooth) * slow + smooth * own
+    _, fast, slowest, length = numbers
+    ends = [
+        turning * math.log(length / (times * 2 * math.pi)) / (2 * math.log(base))
+        for times in (fast, slowest)
+    ]
+    first, last = max(math.floor(ends[0]), 0), min(math.ceil(ends[1]), turning - 1)
+    ramp = (pair - first) / (last - first or 0.001)
+    part = number(min(max(ramp, 0.0), 1.0))
+    return slow * part + own * (number(1.0) - part)
 
 
 def slope(num_heads: int, h: int) -> Number:
