@@ -328,3 +328,17 @@ def test_a_class_that_no_call_answers_is_refused_by_its_own_fault() -> None:
     """Of an object that no target names, too."""
     with pytest.raises(conformance.UsageError, match="no tensor is right"):
         conformance.check(bare_modules.Refusing, profile="quick", only=FEW)
+
+
+@pytest.mark.parametrize("kind", [bare_modules.InWindows, bare_modules.OfPlaces])
+def test_attention_of_places_is_judged(kind: type[nn.Module]) -> None:
+    """In windows of a picture, and of all places of a picture with its channels last."""
+    model, core = opened(kind)
+    assert (model.kind, core.kind) == ("model", "core")
+    assert verdict(kind)[0].startswith("conforms")
+
+
+def test_heads_that_weights_mix_are_another_kind() -> None:
+    """The specification has none such: the verdict says so, and nothing fails."""
+    word, reason = verdict(bare_modules.MixesHeads)
+    assert (word, "heads are mixed by further weights" in reason) == ("inconclusive", True)
