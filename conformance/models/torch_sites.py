@@ -50,7 +50,8 @@ _MOVES: Final = frozenset(
 _SUMMING: Final = frozenset({"add", "sub", "sum", "cat"})
 # The search upwards from a softmax stops at these: they make tokens, not scores.
 _WALLS: Final = frozenset("linear embedding layer_norm rms_norm conv1d conv2d".split())
-# These mix heads where what they make is as large as what they take, as in talking heads.
+# These mix heads where what they make is as large as what they take, as in talking heads, and
+# products do where one operand is a weight.
 _MIXERS: Final = frozenset({"linear", "conv1d", "conv2d"})
 _MIXED: Final = (
     "its heads are mixed by further weights before or behind its softmax (talking heads), and the "
@@ -205,6 +206,8 @@ class _Finder:
                 return None
             mixed = self._of_products(softmax)
             raise UnreadableError(_MIXED if mixed else "its scores are no product of two tensors")
+        if all(map(self._mixes, firsts)) and self._of_products(softmax):
+            raise UnreadableError(_MIXED)
         # What queries make with tables of positions is added, as other biases are.
         of_tokens = [one for one in firsts if self._is_of_tokens(one)]
         beside = [one for one in firsts if one not in of_tokens] if len(of_tokens) == 1 else []
@@ -329,7 +332,7 @@ class _Finder:
         if second is not None:
             msg = f"its weights change their places before {shown_call(second[0].call)}"
             raise UnreadableError(msg)
-        if self._mean(softmax, _BETWEEN - _SUMMING | _MOVES | _MIXERS) is not None:
+        if self._mean(softmax, _BETWEEN - _SUMMING | _MOVES, mixing=True) is not None:
             raise UnreadableError(_MIXED)
 
     def _of_products(self, softmax: Call) -> bool:
@@ -339,7 +342,7 @@ class _Finder:
             call = self._values[waiting.pop()].made_by
             if call is None or (call.name in _WALLS and not self._mixes(call)):
                 continue
-            if call.name in _PRODUCTS:
+            if call.name in _PRODUCTS and not self._mixes(call):
                 return True
             fresh = {*call.reads, *(before for before, _ in call.renewed)} - visited
             visited |= fresh
@@ -348,20 +351,26 @@ class _Finder:
 
     def _mixes(self, call: Call) -> bool:
         """Whether a call may mix heads by weights: it makes as many numbers as it takes."""
-        sizes = {self._tensor(number).numel() for number in (*call.reads[:1], *call.results)}
-        return call.name in _MIXERS and len(sizes) == 1
+        of_tokens = [number for number in call.reads if self._values[number].above - {None}]
+        if call.name not in _MIXERS | _PRODUCTS or len(of_tokens) != 1 or len(call.reads) == 1:
+            return False
+        return len({self._tensor(number).numel() for number in (*of_tokens, *call.results)}) == 1
 
-    def _mean(self, softmax: Call, between: frozenset[str]) -> tuple[Product, int, bool] | None:
+    def _mean(
+        self, softmax: Call, between: frozenset[str], *, mixing: bool = False
+    ) -> tuple[Product, int, bool] | None:
         """The product with values behind certain calls, and which operand the weights are.
 
-        Then whether queries and keys of the weights have changed places before.
+        Also behind what mixes heads by weights, if asked. Then whether queries and keys of the
+        weights have changed places before.
         """
         waiting, visited = list(softmax.results), set(softmax.results)
         turned: set[int] = set()
         unread: UnreadableError | None = None
         while waiting:
             for call in self._readers.get(waiting.pop(), []):
-                if call.name in _PRODUCTS:
+                mixes = self._mixes(call)
+                if call.name in _PRODUCTS and not mixes:
                     try:
                         product = self._edges.product(call)
                     except UnreadableError as error:  # perhaps the weights meet values elsewhere
@@ -371,8 +380,7 @@ class _Finder:
                         if operand in visited:
                             return product, at, operand in turned
                 swaps = len(call.reads) == 1 and swaps_last(call, self._tensor(call.reads[0]).dim())
-                passed = call.name in between and (call.name not in _MIXERS or self._mixes(call))
-                if passed or swaps:
+                if call.name in between or swaps or (mixes and mixing):
                     results = [*call.results, *(after for _, after in call.renewed)]
                     waiting += [number for number in results if number not in visited]
                     visited.update(results)

@@ -229,7 +229,13 @@ def test_what_cannot_be_cut_is_listed_with_the_reason() -> None:
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         return conv2d((query @ key.mT).softmax(-1), torch.randn(HEADS, HEADS, 1, 1)) @ value
 
+    def talking_as_a_product(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        mixed = torch.einsum("bhij,hg->bgij", query @ key.mT, torch.randn(HEADS, HEADS))
+        return mixed.softmax(-1) @ value
+
     for attend, reason in (
+        (talking_as_a_product, "heads are mixed by further weights"),
         (talking, "heads are mixed by further weights"),
         (talking_behind, "heads are mixed by further weights"),
         (gated, r"mul .* reads a tensor from elsewhere|mul between"),
