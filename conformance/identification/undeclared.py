@@ -552,8 +552,12 @@ def _declared(
     warnings = [f"{one.text} ({one.observed})" for one in mistaken]
     own = (one.observed for one in mistaken if one not in case.observed)
     reading = Reading(mistakes=(*made, *own))
+    semantics = candidate.declaration.semantics
+    if semantics.score_mod is not None:  # the same function, which says what it does
+        semantics = semantics.replace(score_mod=case.point.score_mod or semantics.score_mod)
     candidate = dataclasses.replace(
         candidate,
+        declaration=dataclasses.replace(candidate.declaration, semantics=semantics),
         target=entry.target,
         reading=reading,
         warnings=(*warnings, *candidate.warnings),
