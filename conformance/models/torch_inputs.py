@@ -387,15 +387,14 @@ def _meanings(module: nn.Module, name: str, entry: Mapping[str, Any]) -> list[_M
             return [*meanings, *_made(idle if word == "mask" else _tables_for(module, name))]
     if _TABLES & {*words_of(name)}:
         return _made(_tables_for(module, name))
-    if sides := sides_for(name):
-        return _made(sides)
     features = _features(module)
     pictures = [*_pictures(module), *_pictures_of(features)]
     if any(word in joined for word in ("pixel", "image", "input_features")):
         return pictures or features
     embeds = any(isinstance(part, nn.Embedding) for part in module.modules())
     ids = [_IDS] if embeds else []
-    return [*ids, *features, *pictures, *_MASKS, *_made(_tables_for(module, name))]
+    sides = _made(sides_for(name))
+    return [*sides, *ids, *features, *pictures, *_MASKS, *_made(_tables_for(module, name))]
 
 
 def _made(sources: Iterable[str]) -> list[_Meaning]:

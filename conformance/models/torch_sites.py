@@ -350,11 +350,14 @@ class _Finder:
         return False
 
     def _mixes(self, call: Call) -> bool:
-        """Whether a call may mix heads by weights: it makes as many numbers as it takes."""
-        of_tokens = [number for number in call.reads if self._values[number].above - {None}]
-        if call.name not in _MIXERS | _PRODUCTS or len(of_tokens) != 1 or len(call.reads) == 1:
+        """Whether a call may mix heads by weights, of which there are as many before as behind."""
+        read = [self._values[number] for number in call.reads]
+        of_tokens = [value.tensor.numel() for value in read if value.above - {None}]
+        stored = (value.tensor for value in read if value.made_by is None)
+        square = any(one.dim() > 1 and one.shape[0] == one.shape[1] for one in stored)
+        if call.name not in _MIXERS | _PRODUCTS or len(of_tokens) != 1 or not square:
             return False
-        return len({self._tensor(number).numel() for number in (*of_tokens, *call.results)}) == 1
+        return [self._tensor(number).numel() for number in call.results] == of_tokens
 
     def _mean(
         self, softmax: Call, between: frozenset[str], *, mixing: bool = False

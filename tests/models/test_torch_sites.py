@@ -220,18 +220,21 @@ def test_what_cannot_be_cut_is_listed_with_the_reason() -> None:
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         return (query @ key[:, :1].mT).softmax(-1) @ value
 
+    by_head = torch.randn(HEADS, HEADS)
+    by_place = by_head[:, :, None, None]
+
     def talking(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
-        mixed = linear((query @ key.mT).movedim(1, -1), torch.randn(HEADS, HEADS)).movedim(-1, 1)
+        mixed = linear((query @ key.mT).movedim(1, -1), by_head).movedim(-1, 1)
         return mixed.softmax(-1) @ value
 
     def talking_behind(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
-        return conv2d((query @ key.mT).softmax(-1), torch.randn(HEADS, HEADS, 1, 1)) @ value
+        return conv2d((query @ key.mT).softmax(-1), by_place) @ value
 
     def talking_as_a_product(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
-        mixed = torch.einsum("bhij,hg->bgij", query @ key.mT, torch.randn(HEADS, HEADS))
+        mixed = torch.einsum("bhij,hg->bgij", query @ key.mT, by_head)
         return mixed.softmax(-1) @ value
 
     for attend, reason in (
@@ -288,6 +291,21 @@ def test_products_with_tables_are_biases_of_the_product_of_tokens(*, scaled_toge
     (mask,) = site.masks
     assert (mask.role, mask.axes) == ("bias", "BHQK")
     assert mask.factor == (1 / 4 if scaled_together else 1.0)
+
+
+def test_tables_of_as_many_places_as_channels_mix_no_heads() -> None:
+    """Products with positions are biases, however many numbers they make."""
+    table = torch.rand(SIZE, SIZE)
+
+    def relative(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        places = torch.einsum("bhqd,kd->bhqk", query, table * 2.0)
+        return (query @ key.mT + places).softmax(-1) @ value
+
+    inputs = {"x": torch.randn(BATCH, SIZE, HEADS * SIZE), "mask": torch.ones(BATCH, SIZE).bool()}
+    (site,), uncut = find_torch_sites(record(Holder(relative).eval(), inputs))
+    assert not uncut
+    assert [mask.role for mask in site.masks] == ["bias"]
 
 
 def test_a_softmax_that_weighs_nothing_is_no_attention() -> None:
