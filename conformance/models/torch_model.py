@@ -533,7 +533,9 @@ def _rule(plain: ModuleRecording, site: TorchSite) -> Rule:
     """Whether an attention hides later keys where the caller hides nothing, and in which window."""
     if site.causal or site.alignment:
         return Rule(causal=True)
-    inside = torch_activations(plain, site)
+    # Whose items and heads are one axis may have one head: its masks are the same.
+    alone = site if site.heads else dataclasses.replace(site, heads=1, kv_heads=1)
+    inside = torch_activations(plain, alone)
     if inside is None:
         return Rule(causal=None)
     return rule_of(inside.shown)

@@ -881,3 +881,30 @@ class MixesHeads(Projected):
         scores = query @ key.mT / query.shape[-1] ** 0.5
         mixed = self.mix(scores.movedim(1, -1)).movedim(-1, 1)
         return self.o((mixed.softmax(-1) @ value).transpose(1, 2).flatten(2))
+
+
+class OneHead(nn.Module):
+    """Each head is a module of its own, so that no tensor has an axis of heads."""
+
+    def __init__(self, embed_dim: int = WIDTH) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(embed_dim, embed_dim) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to a query's own place and earlier ones, ``[B, L, E]``."""
+        later = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
+        return x + attend(self.q(x), self.k(x), self.v(x), later)
+
+
+class NormedSmall(Projected):
+    """Heads of two channels, normalised with torch's own epsilon, which few numbers show."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS * 2) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.q_norm, self.k_norm = (nn.LayerNorm(embed_dim // num_heads) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend with normalised queries and keys."""
+        query, key, value = (heads_of(one(x), self.num_heads) for one in (self.q, self.k, self.v))
+        joined = attend(self.q_norm(query), self.k_norm(key), value)
+        return self.o(joined.transpose(1, 2).flatten(2))
