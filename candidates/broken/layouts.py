@@ -333,7 +333,7 @@ class GradientsEndWithSequenceWithoutKeys(_GradientsUnwritten):
 class PaddedCore(VarlenCore):
     """Sequences with rows between them that belong to none; a mistake replaces a step."""
 
-    def __call__(
+    def __call__(  # type: ignore[override]  # with more offsets
         self,
         query: Tensor,
         key: Tensor,

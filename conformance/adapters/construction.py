@@ -71,6 +71,8 @@ _VALUES: Final = (
     (frozenset({"layer"}), 0),
 )
 _WINDOW: Final = 4
+# In place of a number that a constructor refuses, though it is its default.
+_FEW: Final = 2
 # What has two sides.
 _PICTURES: Final = frozenset("image img picture grid map resolution patch".split())
 _LARGE_HEAD: Final = 32
@@ -683,12 +685,18 @@ def _of_sizes_left_out(
     sizes: Sizes,
     choices: Mapping[str, Sequence[Any]],
 ) -> tuple[nn.Module, str] | None:
-    """An instance with the sizes that a constructor says may be None, where it refuses that."""
+    """An instance with other values than a constructor's defaults, where it refuses these.
+
+    Sizes that it says may be None, or another of its numbers.
+    """
     given = {name: values[0] for name, values in choices.items()}
     said = {one.name: sizes.value(one.name) for one in named if one.default is None}
     further = {name: value for name, value in said.items() if value == sizes.width}
-    with contextlib.suppress(ConstructionError):
-        return _constructed(kind, {**given, **further}) if further else None
+    numbers = [one.name for one in named if type(one.default) is int and one.name not in given]
+    for more in (further, *({name: _FEW} for name in numbers)):
+        with contextlib.suppress(ConstructionError):
+            if more:
+                return _constructed(kind, {**given, **more})
     return None
 
 

@@ -68,8 +68,18 @@ _TABLES: Final = frozenset("embedding embeddings emb embed encoding encodings co
 _WIDTHS: Final = ("", ".repeat(1, 2)", ".repeat_interleave(2, 1)")
 _AXES: Final = ("", "[None]", f".expand({_BATCH}, -1, -1)", "[None, None]", "[:, None]")
 _ZEROS: Final = "torch.zeros_like({query})"
-# The sides of the picture that the tokens are: a column of them.
-_SIDES: Final = {"h": _LENGTH, "height": _LENGTH, "w": "1", "width": "1"}
+# The sides of the picture that the tokens are: a column of them, or a square.
+_SIDE: Final = f"round({_LENGTH} ** 0.5)"
+_HEIGHTS: Final = (_LENGTH, _SIDE)
+_WIDTHS_OF_PICTURES: Final = ("1", _SIDE)
+_BOTH_SIDES: Final = tuple(
+    f"({one}, {other})" for one, other in zip(_HEIGHTS, _WIDTHS_OF_PICTURES, strict=True)
+)
+_SIDES: Final = {
+    **dict.fromkeys(("h", "height"), _HEIGHTS),
+    **dict.fromkeys(("w", "width"), _WIDTHS_OF_PICTURES),
+    **dict.fromkeys(("size", "hw", "resolution"), _BOTH_SIDES),
+}
 
 
 def masks_that_hide_nothing() -> Iterator[str]:
@@ -77,6 +87,12 @@ def masks_that_hide_nothing() -> Iterator[str]:
     yield "None"
     for shape, (maker, dtype) in itertools.product(_MASK_SHAPES, _MASK_VALUES):
         yield f"{{query}}.{maker}({shape}{dtype})"
+
+
+def sides_for(name: str) -> tuple[str, ...]:
+    """The sides of the picture that tokens are, one or both as a name says; () for other names."""
+    lowered, words = name.lower(), words_of(name)
+    return _SIDES.get(lowered) or next((_SIDES[w] for w in words if w in _SIDES), ())
 
 
 def positions_for(name: str, head_sizes: Iterable[int | str]) -> list[str]:
@@ -147,8 +163,8 @@ def fillings(
     groups: dict[str, list[tuple[str, list[str]]]] = {}
     for parameter in wanted:
         option = option_of(parameter)
-        if parameter.name in guessed and parameter.name.lower() in _SIDES:
-            kind, choices = "sides", [_SIDES[parameter.name.lower()]]
+        if parameter.name in guessed and (sides := sides_for(parameter.name)):
+            kind, choices = "sides", [*sides]
         elif parameter.name in guessed:
             kind = f"any {parameter.name}"
             choices = [*list(masks_that_hide_nothing())[1:], *_IDS]

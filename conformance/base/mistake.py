@@ -18,12 +18,13 @@ UNREPEATABLE: Final = "answers-not-repeatable"
 NO_MISTAKE: Final = "no known mistake explains it"
 # What those who declare nothing may mean: a residual sum of a block, three tensors packed a head,
 # the one table of weights of interpretable attention (Lim et al. 2019, Temporal Fusion), scores of
-# content and position that are scaled as one (Dai et al. 2019, Transformer-XL), and a norm of all
-# heads of a token together (Groeneveld et al. 2024, OLMo). Hidden logits are filled with numbers
-# from -1e4 (GPT-2, BERT) on that half precision or a tutorial could hold.
+# content and position that are scaled as one (Dai et al. 2019, Transformer-XL), a norm of all heads
+# of a token together (Groeneveld et al. 2024, OLMo), and any epsilon of a norm. Hidden logits are
+# filled with numbers from -1e4 (GPT-2, BERT) on that half precision or a tutorial could hold.
 CHOSEN_UNDECLARED: Final = frozenset(
     "residual-added value-added packed-by-head weights-averaged-over-heads "
-    "bias-before-scale qk-norm-all-heads".split()
+    "bias-before-scale qk-norm-all-heads qk-norm-epsilon qk-norm-epsilon-of-queries "
+    "qk-norm-epsilon-of-keys".split()
 ) | frozenset(
     f"{hidden}-fill-{number}"
     for hidden in ("mask", "causal")

@@ -15,6 +15,7 @@ from .._golden import golden
 from ..base.mistake import CHOSEN_UNDECLARED
 from ..clauses.subject import Subject
 from ..diagnosis.dissection.layer_weights import WIDER, LayerCalls, most_tokens
+from ..diagnosis.dissection.logits import LogitFit
 from ..diagnosis.dissection.reading import Reading, read
 from ..diagnosis.layer_edits import NORMS, normed_tokens
 from ..diagnosis.mistaken_answer import Combination
@@ -50,6 +51,8 @@ _READ: Final[dict[str, int]] = {"query_length": 17, "key_length": 24}
 _MOST_TOKENS: Final = 12
 # Queries of a reading in which caps show are so much larger.
 _STRETCHED: Final = 4.0
+# Or by as much as spreads their logits so far: caps of 50 show there.
+_SPREAD: Final = 4.0
 _READ_SEED: Final = 31
 _SPLITS: Final = ("blocks", "interleaved", "reinterpret")
 _MERGES: Final = ("blocks", "interleaved", "reinterpret", "tokens")
@@ -111,7 +114,8 @@ def read_plain(
     if standard is not None:
         return _with_epsilon(standard, weights.caller, judge)
     read = _tried(weights.caller) if fixed else _read(weights)
-    return weights.behind(first_fitting(read, observed, weights.judge(judge), was_read=not fixed))
+    judge = weights.judge(judge)
+    return weights.behind(first_fitting(read, observed, judge, weights, was_read=not fixed))
 
 
 def _read(weights: Weights) -> Iterator[Proposal]:
@@ -133,11 +137,13 @@ def first_fitting(
     proposals: Iterable[Proposal],
     observed: Sequence[ProbeAnswer],
     judge: PointJudge,
+    weights: Weights | None = None,
     *,
     was_read: bool = False,
 ) -> PlainReading | None:
-    """The first proposal that fits every probe.
+    """The first proposal that fits every probe, and of a scale by no rule larger logits, too.
 
+    What bends large logits alone, such as a cap, is another scale of small ones.
     Of another rule for its scale those that fit as well: few sizes tell all rules apart.
     """
     fits: list[Proposal] = []
@@ -148,8 +154,12 @@ def first_fitting(
         tried.add(proposal)
         if fits and not _are_alike(fits[0], proposal):
             break
+        point = proposal.point
+        by_rule = isinstance(point.scale, str) and point.scale_factor == 1.0
+        large = None if weights is None or by_rule else weights.large
         samples = [
-            observation.read_as(causal=proposal.always is not None) for observation in observed
+            observation.read_as(causal=proposal.always is not None)
+            for observation in (*observed, *([] if large is None else [large]))
         ]
         if judge.fits(proposal.point, samples):
             fits.append(proposal)
@@ -205,14 +215,24 @@ class Weights:
     @cached_property
     def stretched(self) -> Reading | None:
         """A reading of larger logits; None where there is none."""
+        return next((reading for reading, _ in self._readings(self._larger)), None)
+
+    @cached_property
+    def large(self) -> ProbeAnswer | None:
+        """The answer from which larger logits are read; None where there is none."""
+        return self.caller.answer(self._larger) if self.readings else None
+
+    @cached_property
+    def _larger(self) -> Inputs:
+        """The inputs that weights are read from, with queries that make larger logits."""
         inputs, weights = self._inputs, self._inputs.weights
+        spread = [float(LogitFit(one, right_rows=True).logits.std()) for one, _ in self.readings]
+        factor = max([_STRETCHED, *(_SPREAD / own for own in spread[:1] if own > 0.0)])
         if weights is None:
-            larger = inputs.with_tokens(query=_STRETCHED * inputs.query)
-        else:
-            bias = None if weights.q_bias is None else _STRETCHED * weights.q_bias
-            changed = replace(weights, q=_STRETCHED * weights.q, q_bias=bias)
-            larger = inputs.replace(weights=changed, generic=False)
-        return next((reading for reading, _ in self._readings(larger)), None)
+            return inputs.with_tokens(query=factor * inputs.query)
+        bias = None if weights.q_bias is None else factor * weights.q_bias
+        changed = replace(weights, q=factor * weights.q, q_bias=bias)
+        return inputs.replace(weights=changed, generic=False)
 
     @cached_property
     def _inputs(self) -> Inputs:
@@ -310,7 +330,7 @@ def read_further(
                     return
 
     judge = weights.judge(judge)
-    first = first_fitting(proposals(), observed, judge, was_read=True)
+    first = first_fitting(proposals(), observed, judge, weights, was_read=True)
     return weights.behind(_with_epsilon(first, weights.caller, judge))
 
 

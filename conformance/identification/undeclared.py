@@ -180,7 +180,8 @@ def _unread(
 
     ``unknown`` says why it is no whole model, if asked.
     """
-    inside = _inside(built, entry.target)
+    opened = _opened(built, entry.target)
+    inside = opened if opened is not None and opened.engine.sites else None
     if read.is_meant and inside is not None:
         return _of_model(inside, entry)
     # Nobody means what takes the place of a projection without effect, or of a causal rule.
@@ -191,9 +192,10 @@ def _unread(
         plain = _plain(entry, built, read.why, request)
         if unknown and not understand(built, request)[1].answered:
             _check_is_layer(entry, built, unknown)
-    except UsageError:
-        if inside is not None:
-            return _of_model(inside, entry, "; ".join(unmeant))
+    except UsageError as error:
+        lacks = getattr(error.__cause__, "lacking", "")
+        if opened is not None and (inside is not None or (opened.uncut and not lacks)):
+            return _of_model(opened, entry, "; ".join(unmeant))
         if unknown:
             _check_is_layer(entry, built, unknown)
         raise
@@ -208,7 +210,8 @@ def _unread(
     if inside is not None and not known and not unmeant:
         return _of_model(inside, entry)
     mistakes = (said or unmeant[0],) if unmeant else ()
-    reading = Reading(unread="" if unmeant else said or read.why, mistakes=mistakes)
+    why = opened.uncut[0].sentence if opened is not None and opened.uncut else read.why
+    reading = Reading(unread="" if unmeant else said or why, mistakes=mistakes)
     return [dataclasses.replace(plain, reading=reading)]
 
 
@@ -263,13 +266,12 @@ def _whole_model(built: nn.Module, target: str) -> tuple[TorchModel | None, str]
         return None, f"reading it as one failed ({fault_of(error)})"
 
 
-def _inside(built: nn.Module, target: str) -> TorchModel | None:
-    """The module as a model, where it has an attention that can be judged alone."""
+def _opened(built: nn.Module, target: str) -> TorchModel | None:
+    """The module as a model, whatever it is; None where it cannot be called as one."""
     try:
-        made = open_torch_model(built, target, surely=True)
+        return open_torch_model(built, target, surely=True)
     except Exception:  # noqa: BLE001 (whatever we fail at in reading, it is still judged)
         return None
-    return made if made is not None and made.engine.sites else None
 
 
 def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Candidate]:
@@ -330,8 +332,10 @@ def _awake(made: TorchModel, target: str) -> tuple[TorchModel, str]:
     if not idle_inputs(module, calling, length):
         return made, ""
     copied = awake(module)
-    other = None if idle_inputs(copied, calling, length) else _inside(copied, target)
-    return (made, "") if other is None else (other, "with random numbers in weights that are zero")
+    other = None if idle_inputs(copied, calling, length) else _opened(copied, target)
+    if other is None or not other.engine.sites:
+        return made, ""
+    return (other, "with random numbers in weights that are zero")
 
 
 def _as_it_works(candidate: Candidate, doubts: str) -> Candidate:
@@ -552,8 +556,12 @@ def _declared(
     warnings = [f"{one.text} ({one.observed})" for one in mistaken]
     own = (one.observed for one in mistaken if one not in case.observed)
     reading = Reading(mistakes=(*made, *own))
+    semantics = candidate.declaration.semantics
+    if semantics.score_mod is not None:  # the same function, which says what it does
+        semantics = semantics.replace(score_mod=case.point.score_mod or semantics.score_mod)
     candidate = dataclasses.replace(
         candidate,
+        declaration=dataclasses.replace(candidate.declaration, semantics=semantics),
         target=entry.target,
         reading=reading,
         warnings=(*warnings, *candidate.warnings),

@@ -15,6 +15,7 @@ from ..graphs.protocol import Array
 from .operands import MaskInput
 from .site import Site, Step, unpaired
 from .sites import Sites
+from .torch_edges import PARTED
 
 _HEADS: Final = "BHLD"
 _MASK: Final = "BHQK"
@@ -218,7 +219,13 @@ def _spreads_over(shape: Sequence[int], scores: Sequence[int]) -> bool:
 
 
 def as_heads(value: Array, letters: str, heads: int | None) -> Array | None:
-    """A tensor with its axes in the order of heads."""
+    """A tensor with its axes in the order of heads; blocks of tokens are items."""
+    if PARTED in letters:
+        value = np.moveaxis(value, letters.index(PARTED), 0)
+        letters = letters.replace(PARTED, "")
+        value = np.moveaxis(value, 1 + letters.index("B"), 0)
+        rest = letters.replace("B", "")
+        value, letters = value.reshape(-1, *value.shape[2:]), f"B{rest}"
     if "M" in letters:  # heads and features in one axis, the last
         if letters != "BLM" or not heads or value.shape[-1] % heads:
             return None

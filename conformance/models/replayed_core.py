@@ -17,6 +17,7 @@ from ..graphs.weights.wiring import UnreadableError
 from ..tolerance import model as constants
 from .recording import Call, ModuleRecording, Ref, Size, Value, mapped, size_at, tensors_in
 from .site import is_standard
+from .torch_edges import PARTED
 from .torch_sites import KERNEL, PARTS, SizeElsewhere, TorchMask, TorchSite
 
 # Sizes of the trial calls, different from the recorded ones if possible: see _trial.
@@ -58,7 +59,7 @@ class ReplayedCore:
         made: dict[int, Tensor] = {}
         for part, tensor in heads.items():
             edge = site.edges[part]
-            own = arrange(tensor, "BHLD", edge.letters)
+            own = arrange(tensor, "BHLD", edge.letters.replace(PARTED, "1"))
             made[edge.number] = own.clone() if self._changes else own
         if site.sinks is not None:
             own_sinks = self._values[site.sinks].tensor
@@ -77,7 +78,8 @@ class ReplayedCore:
                 entering = made[site.entering_sinks]
                 made[site.entering_sinks] = torch.full_like(entering, -math.inf)
         answer = made[site.output_value]
-        return restore(answer, site.output_letters, "BHLD", {**sizes, "L": sizes["Q"]})
+        letters = site.output_letters.replace(PARTED, "1")
+        return restore(answer, letters, "BHLD", {**sizes, "L": sizes["Q"]})
 
     def _mask(
         self, mask: TorchMask, given: dict[str, Tensor], sizes: Mapping[str, int], dtype: Any

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..tolerance.model import SAME_READ
 from .recording import ModuleRecording, Value
-from .torch_edges import CASTS, RESHAPES
+from .torch_edges import CASTS, PARTED, RESHAPES
 from .torch_sites import PARTS, TorchSite
 
 _MOVES: Final = (
@@ -143,7 +143,7 @@ def _merges_rows(places: Tensor, heads: Tensor, letters: str) -> bool:
     """Tell whether rows of merged heads hold numbers of several tokens, whatever the axes."""
     if bool((places < 0).all()) or heads.shape[letters.index("L")] == 1:
         return False
-    owners = [axis for axis, letter in enumerate(letters) if letter in "BL"]
+    owners = [axis for axis, letter in enumerate(letters) if letter in f"B{PARTED}L"]
     numbers = torch.arange(heads.numel()).reshape(heads.shape)
     token = torch.zeros_like(numbers)
     for axis in owners:

@@ -24,7 +24,12 @@ _LAYS: Final = (
     | frozenset("transpose permute mT chunk split unbind getitem stack narrow squeeze".split())
     | frozenset("unsqueeze expand movedim select tensor_split mean".split())
 )
-_FULL: Final = (set("BHLD"), set("FLD"))
+# The axis of blocks, such as windows, that the tokens of an item are cut into: its heads attend in
+# each block alone, as in an item.
+PARTED: Final = "I"
+# How many axes tensors of heads have: with items and heads as one, as two, and with blocks.
+RANKS: Final = (3, 4, 5)
+_FULL: Final = (set("BHLD"), set("FLD"), set("BIHLD"))
 
 
 def shown_call(call: Call) -> str:
@@ -212,17 +217,17 @@ class Edges:
 
 def leading(rank: int) -> str:
     """The letters of the axes before queries and keys, in scores of so many axes."""
-    return "BH" if rank == len("BHLD") else "F"
+    return {4: "BH", 5: "BIH"}.get(rank, "F")
 
 
 def kinds_of(product: Product, weights: int) -> str:
-    """Return the axes of the weights: ``BHQK`` or ``FQK`` in some order."""
+    """Return the axes of the weights: ``BHQK``, ``FQK`` or ``BIHQK`` in some order."""
     own, other = product.letters[weights], product.letters[1 - weights]
     result = product.letters[2]
     summed = [axis for axis in own if axis not in result]
     queries = [axis for axis in own if axis in result and axis not in other]
     lead = [axis for axis in own if axis in result and axis in other]
-    if len(summed) != 1 or len(queries) != 1 or len(lead) not in (1, 2):
+    if len(summed) != 1 or len(queries) != 1 or len(own) not in RANKS:
         msg = f"the axes of its product {shown_call(product.call)} cannot be told"
         raise UnreadableError(msg)
     names = {summed[0]: "K", queries[0]: "Q", **dict(zip(lead, leading(len(own)), strict=True))}

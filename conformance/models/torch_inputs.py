@@ -21,7 +21,13 @@ from torch import Tensor, nn
 
 from ..adapters.calling import roles_by_name
 from ..adapters.construction import HEAD_SIZE
-from ..adapters.filling import Fills, filled, masks_that_hide_nothing, positions_for
+from ..adapters.filling import (
+    Fills,
+    filled,
+    masks_that_hide_nothing,
+    positions_for,
+    sides_for,
+)
 from ..adapters.packing import HEAD_NAMES, positive_attribute
 from ..base.parameter_names import may_be_left_out, option_of, words_of
 from ..errors import UsageError
@@ -42,6 +48,8 @@ _PICTURES: Final = (32, 16, 64, 224, 28, 8)
 _DURATIONS: Final = (40, 16, 64, 100, 3000)
 _MOST_WIDTHS: Final = 8
 _MOST_SIZES: Final = 2
+# The side of pictures that have channels last: of few tokens, and of even windows.
+_SIDE: Final = 4
 # Plausible sides of pictures.
 _SHORTEST: Final = 3
 _LONGEST: Final = 512
@@ -371,12 +379,14 @@ def _meanings(module: nn.Module, name: str, entry: Mapping[str, Any]) -> list[_M
             return [*meanings, *_made(idle if word == "mask" else _tables_for(module, name))]
     if _TABLES & {*words_of(name)}:
         return _made(_tables_for(module, name))
-    pictures, features = _pictures(module), _features(module)
+    features = _features(module)
+    pictures = [*_pictures(module), *_pictures_of(features)]
     if any(word in joined for word in ("pixel", "image", "input_features")):
         return pictures or features
     embeds = any(isinstance(part, nn.Embedding) for part in module.modules())
     ids = [_IDS] if embeds else []
-    return [*ids, *features, *pictures, *_MASKS, *_made(_tables_for(module, name))]
+    sides = _made(sides_for(name))
+    return [*sides, *ids, *features, *pictures, *_MASKS, *_made(_tables_for(module, name))]
 
 
 def _made(sources: Iterable[str]) -> list[_Meaning]:
@@ -449,6 +459,12 @@ def _pictures(module: nn.Module) -> list[_Meaning]:
                 shapes += [(size,) for size in _DURATIONS]
             break
     return [_Meaning("image", ("batch", *shape), "float32") for shape in shapes]
+
+
+def _pictures_of(features: Sequence[_Meaning]) -> list[_Meaning]:
+    """Pictures whose places are tokens, with channels behind them."""
+    shapes = ((*one.shape[:1], _SIDE, _SIDE, *one.shape[-1:]) for one in features[:_MOST_SIZES])
+    return [_Meaning("image", shape, "float32") for shape in shapes]
 
 
 def _own_sizes(module: nn.Module) -> list[int]:

@@ -49,6 +49,7 @@ from .recording import ModuleRecording, record, tensors_in
 from .replayed_core import ReplayedCore, digest, runnable
 from .site import Uncut
 from .token_rows import mixed_part, turns_values
+from .torch_edges import PARTED
 from .torch_inputs import TorchCalling, as_array, source_calling, torch_calling
 from .torch_sites import PARTS, TorchSite, find_torch_sites
 from .whole_model import WholeModel
@@ -352,6 +353,8 @@ def torch_activations(recording: ModuleRecording, site: TorchSite) -> Activation
     if site.factor is not None and parts["query"] is not None:
         parts["query"] = parts["query"] * as_array(values[site.factor].tensor)
     answer = as_heads(as_array(values[site.output_value].tensor), site.output_letters, site.heads)
+    if PARTED in site.output_letters and any("B" in mask.axes for mask in site.masks):
+        return None
     masks = [(mask, as_array(values[mask.number].tensor)) for mask in site.masks]
     causal = "top-left" if site.causal else site.alignment
     sinks = None if site.sinks is None else as_array(values[site.sinks].tensor)
@@ -527,7 +530,9 @@ def _rule(plain: ModuleRecording, site: TorchSite) -> Rule:
     """Return the causal rule and window of an attention when the caller hides nothing."""
     if site.causal or site.alignment:
         return Rule(causal=True)
-    inside = torch_activations(plain, site)
+    # Whose items and heads are one axis may have one head: its masks are the same.
+    alone = site if site.heads else dataclasses.replace(site, heads=1, kv_heads=1)
+    inside = torch_activations(plain, alone)
     if inside is None:
         return Rule(causal=None)
     return rule_of(inside.shown)

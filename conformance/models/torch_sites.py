@@ -12,11 +12,23 @@ import torch
 from torch import Tensor
 
 from ..adapters.graph_forward import spelled
+from ..declare.declaration import is_mask_shape
 from ..graphs.weights.wiring import UnreadableError
 from .operands import MaskInput
 from .recording import Call, ModuleRecording, Ref, Value, mapped
 from .site import Uncut, unpaired
-from .torch_edges import CASTS, Edges, Product, TorchEdge, kinds_of, leading, shown_call, swaps_last
+from .torch_edges import (
+    CASTS,
+    PARTED,
+    RANKS,
+    Edges,
+    Product,
+    TorchEdge,
+    kinds_of,
+    leading,
+    shown_call,
+    swaps_last,
+)
 
 KERNEL: Final = "scaled_dot_product_attention"
 PARTS: Final = ("query", "key", "value")
@@ -38,6 +50,13 @@ _MOVES: Final = frozenset(
 _SUMMING: Final = frozenset({"add", "sub", "sum", "cat"})
 # The upward search from a softmax stops at these: they make tokens, not scores.
 _WALLS: Final = frozenset("linear embedding layer_norm rms_norm conv1d conv2d".split())
+# These mix heads where what they make is as large as what they take, as in talking heads, and
+# products do where one operand is a weight.
+_MIXERS: Final = frozenset({"linear", "conv1d", "conv2d"})
+_MIXED: Final = (
+    "its heads are mixed by further weights before or behind its softmax (talking heads), and the "
+    "specification is of heads that attend apart"
+)
 _UNUSUAL: Final = (ValueError, KeyError, IndexError, TypeError, AttributeError)
 _FACTORS: Final = frozenset({"mul", "div", "neg"})
 _SPREADS: Final = CASTS | {"view", "reshape", "expand", "unsqueeze", "getitem", "repeat"}
@@ -98,9 +117,8 @@ class TorchSite:
         All axes if another mask has the same form or the mask's axes are in another order.
         """
         letters = spelled(mask.axes)
-        places = ["BHQK".index(letter) for letter in letters if letter != "1"]
         alone = sum(other.role == mask.role for other in self.masks) == 1
-        if alone and places == sorted(places):
+        if alone and is_mask_shape(letters):
             return letters
         return "".join(letter if letter in letters else "1" for letter in "BHQK")
 
@@ -156,14 +174,15 @@ class _Finder:
             msg = "its operands are no tensors"
             raise UnreadableError(msg)
         rank = self._tensor(operands[0].number).dim()
-        if rank not in (3, 4):
-            msg = f"its heads have {rank} axes: 3 or 4 are expected"
+        if rank not in RANKS:
+            msg = f"its heads have {rank} axes: 3 to 5 are expected"
             raise UnreadableError(msg)
-        letters = "BHLD" if rank == len("BHLD") else "FLD"
+        letters = f"{leading(rank)}LD"
         operand = {part: (own[part].number, letters) for part in PARTS}
         named = replace(call, arguments=(), keywords={part: own[part] for part in PARTS} | own)
         calls = dict.fromkeys(PARTS, named)
-        return self._site(index, (call,), calls, operand, call.results[0], letters, "BHQK"[-rank:])
+        scores = f"{leading(rank)}QK" if rank > len("FQK") else "HQK"
+        return self._site(index, (call,), calls, operand, call.results[0], letters, scores)
 
     def _of_softmax(self, softmax: Call, index: int, answers: set[int]) -> TorchSite | None:
         second = self._mean(softmax, _BETWEEN)
@@ -178,8 +197,10 @@ class _Finder:
         if not firsts:
             if softmax.name == "exp":
                 return None
-            msg = "its scores are no product of two tensors"
-            raise UnreadableError(msg)
+            mixed = self._of_products(softmax)
+            raise UnreadableError(_MIXED if mixed else "its scores are no product of two tensors")
+        if all(map(self._mixes, firsts)) and self._of_products(softmax):
+            raise UnreadableError(_MIXED)
         # Products of queries with tables of positions are added like biases.
         of_tokens = [one for one in firsts if self._is_of_tokens(one)]
         beside = [one for one in firsts if one not in of_tokens] if len(of_tokens) == 1 else []
@@ -207,7 +228,7 @@ class _Finder:
         for part, axes in axes_of.items():
             kind = "Q" if part in ("query", "answer") else "K"
             wanted = {*leading(len(axes)), kind, "D"}
-            if len(axes) not in (3, 4) or set(axes) != wanted:
+            if len(axes) not in RANKS or set(axes) != wanted:
                 msg = f"the axes of its products are none of items, heads and positions ({axes})"
                 raise UnreadableError(msg)
         as_positions = str.maketrans("QK", "LL")
@@ -304,33 +325,48 @@ class _Finder:
         if second is not None:
             msg = f"its weights change their places before {shown_call(second[0].call)}"
             raise UnreadableError(msg)
+        if self._mean(softmax, _BETWEEN - _SUMMING | _MOVES, mixing=True) is not None:
+            raise UnreadableError(_MIXED)
 
     def _of_products(self, softmax: Call) -> bool:
         """Tell whether the softmax is computed from a product of two tensors, however moved."""
         waiting, visited = list(softmax.reads), set(softmax.reads)
         while waiting:
             call = self._values[waiting.pop()].made_by
-            if call is None or call.name in _WALLS:
+            if call is None or (call.name in _WALLS and not self._mixes(call)):
                 continue
-            if call.name in _PRODUCTS:
+            if call.name in _PRODUCTS and not self._mixes(call):
                 return True
             fresh = {*call.reads, *(before for before, _ in call.renewed)} - visited
             visited |= fresh
             waiting += sorted(fresh)
         return False
 
-    def _mean(self, softmax: Call, between: frozenset[str]) -> tuple[Product, int, bool] | None:
-        """Find the product with the values: the product, the operand of the weights, and a flag.
+    def _mixes(self, call: Call) -> bool:
+        """Whether a call may mix heads by weights, of which there are as many before as behind."""
+        read = [self._values[number] for number in call.reads]
+        of_tokens = [value.tensor.numel() for value in read if value.above - {None}]
+        stored = (value.tensor for value in read if value.made_by is None)
+        square = any(one.dim() > 1 and one.shape[0] == one.shape[1] for one in stored)
+        if call.name not in _MIXERS | _PRODUCTS or len(of_tokens) != 1 or not square:
+            return False
+        return [self._tensor(number).numel() for number in call.results] == of_tokens
 
-        The flag tells whether query and key axes of the weights were exchanged before. Only calls
-        named in ``between`` may lie between.
+    def _mean(
+        self, softmax: Call, between: frozenset[str], *, mixing: bool = False
+    ) -> tuple[Product, int, bool] | None:
+        """The product with values behind certain calls, and which operand the weights are.
+
+        Also behind what mixes heads by weights, if asked. Then whether queries and keys of the
+        weights have changed places before.
         """
         waiting, visited = list(softmax.results), set(softmax.results)
         turned: set[int] = set()
         unread: UnreadableError | None = None
         while waiting:
             for call in self._readers.get(waiting.pop(), []):
-                if call.name in _PRODUCTS:
+                mixes = self._mixes(call)
+                if call.name in _PRODUCTS and not mixes:
                     try:
                         product = self._edges.product(call)
                     except UnreadableError as error:  # perhaps the weights meet values elsewhere
@@ -340,7 +376,7 @@ class _Finder:
                         if operand in visited:
                             return product, at, operand in turned
                 swaps = len(call.reads) == 1 and swaps_last(call, self._tensor(call.reads[0]).dim())
-                if call.name in between or swaps:
+                if call.name in between or swaps or (mixes and mixing):
                     results = [*call.results, *(after for _, after in call.renewed)]
                     waiting += [number for number in results if number not in visited]
                     visited.update(results)
@@ -598,6 +634,9 @@ class _Slice:
             raise UnreadableError(msg)
         own = scores[len(scores) - len(shape) :]
         axes = "".join("1" if size == 1 else axis for axis, size in zip(own, shape, strict=True))
+        if PARTED in axes:
+            msg = "a mask differs between the blocks that its tokens are cut into"
+            raise UnreadableError(msg)
         name = f"value {number}"
         mask = TorchMask(name=name, role=role, axes=axes, number=number, factor=factor)
         self._masks.setdefault(number, mask)

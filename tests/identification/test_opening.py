@@ -350,3 +350,31 @@ def test_a_class_that_no_call_answers_is_refused_by_its_own_fault() -> None:
     """Of an object that no target names, too."""
     with pytest.raises(conformance.UsageError, match="no tensor is right"):
         conformance.check(bare_modules.Refusing, profile="quick", only=FEW)
+
+
+@pytest.mark.parametrize("kind", [bare_modules.InWindows, bare_modules.OfPlaces])
+def test_attention_of_places_is_judged(kind: type[nn.Module]) -> None:
+    """In windows of a picture, and of all places of a picture with its channels last."""
+    model, core = opened(kind)
+    assert (model.kind, core.kind) == ("model", "core")
+    assert verdict(kind)[0].startswith("conforms")
+
+
+def test_heads_that_weights_mix_are_another_kind() -> None:
+    """The specification has none such: the verdict says so, and nothing fails."""
+    word, reason = verdict(bare_modules.MixesHeads)
+    assert (word, "heads are mixed by further weights" in reason) == ("inconclusive", True)
+
+
+def test_one_head_shows_its_causality() -> None:
+    """Though no axis says how many heads there are."""
+    made = open_torch_model(bare_modules.OneHead(), "one head", surely=True)
+    assert made is not None
+    (entry,) = made.model.described
+    assert (entry["heads"], entry["causal"]) == (None, True)
+
+
+def test_an_epsilon_that_nobody_declared_is_no_mistake() -> None:
+    """Where heads are small another epsilon explains the answers as well."""
+    readings = [one.reading for one in opened(bare_modules.NormedSmall)]
+    assert all(reading is not None and not reading.mistakes for reading in readings)

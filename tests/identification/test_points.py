@@ -83,6 +83,7 @@ def test_fields_are_read(name: str, fields: dict[str, Any]) -> None:
     ("name", "expression", "always"),
     [
         ("unscaled_cap", "3 * torch.tanh(score / 3)", "top-left"),
+        ("high_cap", "50 * torch.tanh(score / 50)", None),
         (
             "local",
             "score.masked_fill((query - key > 10) | (key - query > 10), -torch.inf)",

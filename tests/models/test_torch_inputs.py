@@ -359,3 +359,21 @@ def test_one_tensor_is_no_list_of_them() -> None:
     """Its items would be taken for the biases of all."""
     calling, _ = torch_calling(OfSeveral().eval(), {})
     assert [entry.name for entry in calling.inputs] == ["x"]
+
+
+class OfOneLetter(nn.Module):
+    """Its tokens are called as a side of a picture may be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, w: Tensor) -> Tensor:
+        """As a module is called."""
+        return self.linear(w) * 1.0
+
+
+def test_what_is_called_as_a_side_may_be_tokens() -> None:
+    """Where nothing else is."""
+    calling, _ = torch_calling(OfOneLetter(), {})
+    assert [entry.role for entry in calling.inputs] == ["features"]

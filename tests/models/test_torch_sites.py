@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, scaled_dot_product_attention, softmax
+from torch.nn.functional import conv2d, linear, pad, scaled_dot_product_attention, softmax
 
+from conformance.declare.declaration import is_mask_shape
 from conformance.models.recording import record
 from conformance.models.site import Uncut
 from conformance.models.torch_sites import TorchSite, find_torch_sites
@@ -137,9 +138,24 @@ def turned(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     return value.mT @ weights.transpose(-1, -2)
 
 
+def in_blocks_of_one(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    query, key, value = (part[:, None].transpose(2, 3) for part in (query, key, value))
+    scores = (query @ key.mT * 0.5).masked_fill(~mask[:, None, None, None], -math.inf)
+    return scores.softmax(-1) @ value
+
+
+def positions_first(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
+    scores = torch.einsum("bihd,bjhd->ijbh", query, key) * 0.5
+    hidden = ~torch.ones(LENGTH, LENGTH).tril().bool()[:, :, None, None]
+    weights = scores.masked_fill(hidden, -math.inf).softmax(1)
+    return torch.einsum("ijbh,bjhd->bihd", weights, value)
+
+
 @pytest.mark.parametrize(
     ("attend", "role", "axes"),
     [
+        (in_blocks_of_one, "drop", "B111K"),
+        (positions_first, "drop", "QK11"),
         (kernel, "keep", "B11K"),
         (turned, "drop", "B11K"),
         (written, "drop", "B11K"),
@@ -163,6 +179,7 @@ def test_each_way_to_write_attention_is_read(attend: Attend, role: str, axes: st
     (site,) = sites
     assert (site.heads, site.kv_heads, site.head_size) == (HEADS, HEADS, SIZE)
     assert [(mask.role, mask.axes) for mask in site.masks] == [(role, axes)]
+    assert all(is_mask_shape(site.mask_letters(mask)) for mask in site.masks)
 
 
 def _repeated(heads: Tensor) -> Tensor:
@@ -185,7 +202,10 @@ def test_repeated_heads_are_taken_apart(repeat: Callable[[Tensor], Tensor]) -> N
 
 
 def test_what_cannot_be_cut_is_listed_with_the_reason() -> None:
-    """Weights times another tensor, scores of two products, one key for values of four heads."""
+    """Weights times another tensor, scores of two products, one key for values of four heads.
+
+    And heads that weights mix.
+    """
 
     def gated(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
@@ -200,7 +220,27 @@ def test_what_cannot_be_cut_is_listed_with_the_reason() -> None:
         query, key, value = (part.transpose(1, 2) for part in (query, key, value))
         return (query @ key[:, :1].mT).softmax(-1) @ value
 
+    by_head = torch.randn(HEADS, HEADS)
+    by_place = by_head[:, :, None, None]
+
+    def talking(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        mixed = linear((query @ key.mT).movedim(1, -1), by_head).movedim(-1, 1)
+        return mixed.softmax(-1) @ value
+
+    def talking_behind(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        return conv2d((query @ key.mT).softmax(-1), by_place) @ value
+
+    def talking_as_a_product(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        mixed = torch.einsum("bhij,hg->bgij", query @ key.mT, by_head)
+        return mixed.softmax(-1) @ value
+
     for attend, reason in (
+        (talking_as_a_product, "heads are mixed by further weights"),
+        (talking, "heads are mixed by further weights"),
+        (talking_behind, "heads are mixed by further weights"),
         (gated, r"mul .* reads a tensor from elsewhere|mul between"),
         (summed, "made of several products"),
         (one_key_head, "have 4, 1, 4 heads"),
@@ -251,6 +291,21 @@ def test_products_with_tables_are_biases_of_the_product_of_tokens(*, scaled_toge
     (mask,) = site.masks
     assert (mask.role, mask.axes) == ("bias", "BHQK")
     assert mask.factor == (1 / 4 if scaled_together else 1.0)
+
+
+def test_tables_of_as_many_places_as_channels_mix_no_heads() -> None:
+    """Products with positions are biases, however many numbers they make."""
+    table = torch.rand(SIZE, SIZE)
+
+    def relative(query: Tensor, key: Tensor, value: Tensor, _mask: Tensor) -> Tensor:
+        query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+        places = torch.einsum("bhqd,kd->bhqk", query, table * 2.0)
+        return (query @ key.mT + places).softmax(-1) @ value
+
+    inputs = {"x": torch.randn(BATCH, SIZE, HEADS * SIZE), "mask": torch.ones(BATCH, SIZE).bool()}
+    (site,), uncut = find_torch_sites(record(Holder(relative).eval(), inputs))
+    assert not uncut
+    assert [mask.role for mask in site.masks] == ["bias"]
 
 
 def test_a_softmax_that_weighs_nothing_is_no_attention() -> None:

@@ -888,3 +888,80 @@ class ScaledForOneSize(nn.Module):
         """Scale by the root of 64."""
         attended: Tensor = (Q @ K.mT / 8).softmax(dim=-1) @ V
         return attended
+
+
+class InWindows(Projected):
+    """An attention in each window of a picture, whose sides are given; a window of one is none."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS, ws: int = 1) -> None:
+        super().__init__(embed_dim, num_heads)
+        if ws == 1:
+            raise ValueError(ws)
+        self.ws = ws
+
+    def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
+        """Attend in windows, ``[B, windows, H, L, D]``."""
+        rows, columns = (side // self.ws for side in size)
+        shape = (rows, self.ws, columns, self.ws)
+        windows = x.unflatten(1, shape).transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        parts = (one(windows).unflatten(-1, (HEADS, -1)).transpose(2, 3) for one in self.parts)
+        joined = attend(*parts).transpose(2, 3).flatten(3)
+        placed = joined.unflatten(2, (self.ws, self.ws)).unflatten(1, (rows, columns))
+        return self.o(placed.transpose(2, 3).reshape(x.shape))
+
+    @property
+    def parts(self) -> tuple[nn.Linear, ...]:
+        """What makes query, key and value."""
+        return self.q, self.k, self.v
+
+
+class OfPlaces(Projected):
+    """The attention of the places of a picture that has its channels last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to all places, ``[B, height, width, E]``."""
+        _, height, width, _ = x.shape
+        tokens = x.flatten(1, 2)
+        return self.inside(tokens, tokens, tokens).unflatten(1, (height, width))
+
+
+class MixesHeads(Projected):
+    """Heads whose scores are mixed by weights, as in talking heads."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.mix = nn.Linear(num_heads, num_heads, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mix the scores before their softmax."""
+        query, key, value = (heads_of(one(x)) for one in (self.q, self.k, self.v))
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        mixed = self.mix(scores.movedim(1, -1)).movedim(-1, 1)
+        return self.o((mixed.softmax(-1) @ value).transpose(1, 2).flatten(2))
+
+
+class OneHead(nn.Module):
+    """Each head is a module of its own, so that no tensor has an axis of heads."""
+
+    def __init__(self, embed_dim: int = WIDTH) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(embed_dim, embed_dim) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend to a query's own place and earlier ones, ``[B, L, E]``."""
+        later = torch.ones(x.shape[1], x.shape[1]).triu(1).bool()
+        return x + attend(self.q(x), self.k(x), self.v(x), later)
+
+
+class NormedSmall(Projected):
+    """Heads of two channels, normalised with torch's own epsilon, which few numbers show."""
+
+    def __init__(self, embed_dim: int = WIDTH, num_heads: int = HEADS * 2) -> None:
+        super().__init__(embed_dim, num_heads)
+        self.q_norm, self.k_norm = (nn.LayerNorm(embed_dim // num_heads) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend with normalised queries and keys."""
+        query, key, value = (heads_of(one(x), self.num_heads) for one in (self.q, self.k, self.v))
+        joined = attend(self.q_norm(query), self.k_norm(key), value)
+        return self.o(joined.transpose(1, 2).flatten(2))

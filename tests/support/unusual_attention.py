@@ -62,6 +62,11 @@ def unscaled_cap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return logits.masked_fill(apart(q, k) > 0, -math.inf).softmax(-1) @ v
 
 
+def high_cap(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """A cap of 50 on products with a scale of their own, as in Gemma 2: small logits hide it."""
+    return (50.0 * torch.tanh(q @ k.mT / 16.0 / 50.0)).softmax(-1) @ v
+
+
 def local(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Only keys at most ten from a query's own index."""
     return scores_of(q, k).masked_fill(apart(q, k).abs() > 10, -math.inf).softmax(-1) @ v

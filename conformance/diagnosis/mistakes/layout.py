@@ -98,7 +98,7 @@ def _with_keys_between(output: Tensor, inputs: Inputs) -> Tensor:
     return output.masked_fill(rows[:, None, :, None], torch.nan)
 
 
-def _of_gaps(name: str) -> Callable[..., tuple[NamedMistake, ...]]:
+def _of_gaps(name: str) -> Callable[..., list[NamedMistake]]:
     return named(
         name,
         "varlen.golden",
