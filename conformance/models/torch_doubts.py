@@ -73,19 +73,19 @@ def growing_biases(engine: TorchEngine) -> list[str]:
     values = engine.recording.values
     found = []
     for site in engine.sites:
-        biases = [
-            mask.factor * values[mask.number].tensor.detach().double().flatten(0, -3)
+        tables = [
+            mask.factor * values[mask.number].tensor.detach().double()
             for mask in site.masks
             if mask.role == "bias" and mask.axes[-2:] == "QK" and not values[mask.number].above
         ]
-        if any(_grows_with_distance(one) for one in biases):
+        if any(_grows_with_distance(one.reshape(-1, *one.shape[-2:])) for one in tables):
             found.append(f"#{site.index}")
     said = "its logits grow with the distance to a key: a bias of the wrong sign"
     return [f"attention {one}: {said}" for one in found]
 
 
 def _grows_with_distance(biases: Tensor) -> bool:
-    """Tell whether biases ``[…, Lq, Lk]`` are positive multiples of the distance, by head."""
+    """Tell whether biases ``[H, Lq, Lk]`` are positive multiples of the distance, by head."""
     queries, keys = biases.shape[-2:]
     if queries != keys or queries < 3:  # noqa: PLR2004 (two distances)
         return False
