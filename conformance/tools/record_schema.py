@@ -24,7 +24,7 @@ _OPENING: Final = (
 
 
 def record_schema() -> dict[str, Any]:
-    """A schema (draft 2020-12) that has a definition for each type of an entry."""
+    """A schema (draft 2020-12) with a definition for every type of entry."""
     definitions: dict[str, Any] = {}
     _entry(Record, definitions)
     record = definitions.pop("Record")

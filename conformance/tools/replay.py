@@ -49,8 +49,8 @@ class FailedClause:
 class Replayed:
     """The result of a replayed failure: ``outcome`` is "passes", "fails" or "differs".
 
-    ``clause`` is the report's entry with the new violation and counterexample. ``after``
-    says which earlier calls the failure needs, "" where it needs none.
+    ``clause`` is the report's entry with the new violation and counterexample. ``after`` names the
+    earlier calls that the failure needs, "" if it needs none.
     """
 
     candidate: str
@@ -98,7 +98,7 @@ def failed_clauses(
 
 
 def first_of(failures: Sequence[FailedClause]) -> FailedClause:
-    """The failed MUST of one candidate that shows its first cause best, else its first failure.
+    """The failed MUST that shows a candidate's first cause best, without a MUST the first failure.
 
     Raises UsageError where several candidates failed.
     """
@@ -203,8 +203,8 @@ def replay(
 ) -> Iterator[Replayed]:
     """Replay each case, with one worker a candidate; ``target`` replaces the report's.
 
-    What passes alone is replayed in a fresh worker after all earlier calls of the run, on which
-    the failure may depend.
+    A case that passes alone is replayed in a fresh worker after all earlier calls of the run: the
+    failure may depend on them.
 
     Raises UsageError for a target that does not resolve any more, HarnessError when no worker runs.
     """
@@ -236,7 +236,7 @@ def _after_the_run(
 def _after_one_call(
     passed: Sequence[FailedClause], target: str | None, timeout: float
 ) -> dict[int, Replayed]:
-    """Those that fail after the one call that their diagnosis blames, each in a new worker."""
+    """The cases that fail after the one call that their diagnosis blames, a new worker a case."""
     dependent: dict[int, Replayed] = {}
     for case in passed:
         after = next(iter(case.clause.get("diagnosis") or [{}])).get("after")
@@ -252,7 +252,7 @@ def _after_one_call(
 def _after_all(
     passed: Sequence[FailedClause], target: str | None, timeout: float, progress: Progress
 ) -> dict[int, Replayed]:
-    """Those that fail after all earlier calls of the run, or the last few of them."""
+    """The cases that fail after all earlier calls of the run, or after the last few calls."""
     dependent: dict[int, Replayed] = {}
     waiting = {id(case.clause): case for case in passed}
     with opened(passed, target, timeout, whole=True) as (supervisor, index):
@@ -289,7 +289,7 @@ def _earlier(clause: Record, *, before_failure: bool) -> dict[str, Any]:
 
 
 def _shortened(case: FailedClause, again: Replayed, target: str | None, timeout: float) -> Replayed:
-    """The failure after as few earlier examples of its clause as show it, each in a new worker."""
+    """The failure after the fewest earlier examples of its clause that show it."""
     every = _earlier(case.clause, before_failure=True)["count"]
     for count in sorted({min(few, every) for few in FEW_EARLIER} | {every}):
         with opened([case], target, timeout, whole=True) as (supervisor, index):
@@ -301,10 +301,10 @@ def _shortened(case: FailedClause, again: Replayed, target: str | None, timeout:
 
 
 def foreign(failures: Sequence[FailedClause], target: str | None = None) -> list[str]:
-    """What of a report would be run and is not plainly the user's own, a sentence for each.
+    """A sentence for every target and source of a report that is not plainly the user's own.
 
-    A report may come from anywhere, and what it names is imported and called. ``target`` is what
-    the user named instead.
+    A report may come from anywhere, and its targets are imported and called. ``target`` is the
+    user's own choice instead.
     """
     sentences: dict[str, None] = {}
     for case in failures:
@@ -319,9 +319,10 @@ def foreign(failures: Sequence[FailedClause], target: str | None = None) -> list
 def opened(
     own: Sequence[FailedClause], target: str | None, timeout: float, *, whole: bool = False
 ) -> Iterator[tuple[Supervisor, int]]:
-    """A worker that has loaded the candidate of some cases, and the candidate's number there.
+    """A worker that has loaded the candidate of some cases, and the candidate's number.
 
-    With ``whole`` it has every clause, the profile and the seed of the report, and trial calls.
+    With ``whole`` the worker has every clause, the profile and the seed of the report, and trial
+    calls.
     """
     name, options = own[0].candidate["name"], _options(own, target)
     if whole:
@@ -372,7 +373,7 @@ def _options(own: Sequence[FailedClause], target: str | None) -> RunOptions:
 
 
 def _of_run(run: Record) -> dict[str, Any]:
-    """The options that decide the problems of a run, as far as its report has them."""
+    """The options that decide the problems of a run, as far as the report has valid values."""
     options: dict[str, Any] = {}
     if run.get("profile") in PROFILES:
         options["profile"] = run["profile"]

@@ -28,10 +28,10 @@ _PLACES: Final = ("inputs", "calls", "layers", *_COMPARED_NAMES)
 def named_arrays(
     data: dict[str, Any], array_of: Callable[[dict[str, Any]], Array | None]
 ) -> Arrays:
-    """The tensors in the description of a failure, which then refers to their files.
+    """Take the tensors out of a failure's description, which then refers to their files.
 
-    ``array_of`` gives the elements of a table, None where they were not kept. Each table gets its
-    ``file`` and the name of its ``array`` there.
+    ``array_of`` returns the elements of a table, None for elements that were not kept. Every table
+    of the description receives its ``file`` and the name of its ``array`` in the file.
     """
     arrays: Arrays = {}
     for file, name, entry in _tables(data):

@@ -1,7 +1,7 @@
-"""The job of ``bundle`` in the worker: examine a counterexample again and keep every tensor whole.
+"""The worker's job of ``bundle``: examine a counterexample again and keep its tensors whole.
 
-The tensors are written to a folder of the command. Before each call of the candidate all that is
-known is written, too, so that a call that kills its process leaves its arguments behind.
+The tensors are written to a folder of the command. All known facts are written before every call of
+the candidate, too: a call that kills its process leaves its arguments behind.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class DetailedRecording(Recording):
         self.watch(self)
 
     def add_built(self, forward: Forward, inputs: Inputs) -> None:
-        """Keep what a layer was built for, and record the calls of the module inside it."""
+        """Keep a layer's builder arguments, and record the calls of the module inside the layer."""
         recorded = any(made is forward for made, _ in self.built)
         super().add_built(forward, inputs)
         if isinstance(forward, AdaptedModule) and not recorded:
@@ -148,7 +148,6 @@ def add_details(
 
 
 def _right(subject: Subject, call: RecordedCall) -> Data:
-    """The golden answer to a call and its bound, and whether the candidate's is beyond it."""
     candidate = subject.candidate
     if call.output is None or not candidate.golden_known or candidate.kind == "positions":
         return {}
@@ -214,7 +213,7 @@ def _same(first: Tensor, second: Tensor) -> bool:
 
 
 def _gradients(call: RecordedCall, pulled: list[RecordedBackward]) -> Data:
-    """The gradients that flowed back through a call, by the names of its arguments."""
+    """The gradients that flowed back through a call, by the number of the argument."""
     passes = [backward for backward in pulled if backward.answer is call.answer]
     own_axes = call.inputs.head_layout.is_own
     if len(passes) != 1 or not own_axes or passes[0].upstream.device.type != "cpu":
@@ -240,7 +239,7 @@ def _leaves(call: RecordedCall) -> list[int]:
 
 
 def construction(assumptions: tuple[str, ...]) -> Data:
-    """The arguments with which a class was constructed once, as its assumptions say."""
+    """The keyword arguments of the class's constructor, read from the candidate's assumptions."""
     for assumption in assumptions:
         if assumption.startswith(_CONSTRUCTED):
             call = ast.parse(assumption.removeprefix(_CONSTRUCTED), mode="eval").body
@@ -260,8 +259,9 @@ def bundle_job(
 ) -> dict[str, Any]:
     """Examine a problem again and write its tensors to the folder of ``argument``.
 
-    The rest of ``argument``, the answer and what is raised are those of the job of ``replay``; in
-    the answer's ``counterexample`` tensors have the ``file`` and the ``array`` in which they are.
+    The rest of ``argument``, the answer and the errors raised are those of the job of ``replay``;
+    in the answer's ``counterexample`` every tensor names its ``file`` and its ``array`` in the
+    file.
     """
     clause, subject, problem = rebuilt(plan, argument)
     folder = Path(argument["folder"])

@@ -54,7 +54,7 @@ def _plain(text: Any) -> str:
 
 
 def _lines(text: Any) -> list[str]:
-    """A candidate's words as they are, for a block that shows them so."""
+    """A candidate's words for a verbatim block: without marks of Markdown escaped."""
     return printable(str(text)).splitlines() or [""]
 
 

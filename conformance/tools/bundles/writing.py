@@ -1,4 +1,4 @@
-"""``conformance bundle``: a failure of a report as a folder that shows it without the harness."""
+"""``conformance bundle``: write a folder that shows a report's failure without the harness."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def _examined(
 
 
 def _of_lost(case: FailedClause, folder: Path, lost: WorkerLost) -> Record:
-    """The clause with what was written before the call that did not return."""
+    """The clause with the facts written before the call that did not return."""
     noted = folder / _UNDER_WAY
     if not noted.exists():
         msg = f"no bundle can be written for {case.clause['id']}: the candidate {lost}"

@@ -50,7 +50,7 @@ class Tried:
         return self.answer({}) is not None
 
     def answer(self, more: Mapping[str, Tensor]) -> Tensor | None:
-        """The first tensor that it returns, None where it raises or returns none."""
+        """The first tensor that the module returns, None for an exception or no tensor."""
         tensors = self._tensors(more)
         return tensors[0] if tensors else None
 
@@ -85,9 +85,9 @@ def absent(module: nn.Module) -> dict[str, None]:
 
 
 def first_mask(tried: Tried, name: str) -> tuple[Tensor, dict[int, str]] | None:
-    """The first form of a mask that the module takes and that has an influence, with its axes.
+    """The first form of a mask that the module takes and that changes its answer, with its axes.
 
-    The mask hides a part, and in either polarity every row keeps a key.
+    The mask hides some keys, and in either polarity every row keeps a key.
     """
     for letters in _letters(name):
         for mask, other in _pairs(letters, tried, name):
@@ -225,7 +225,6 @@ def _tokens(
 
 
 def _with_masks(tried: Tried, calling: Calling, names: tuple[str, ...]) -> ExportCall:
-    """The masks that the module takes, each in the first form that has an influence."""
     inputs, axes = dict(tried.inputs), _token_axes(names, tried.sizes, calling)
     for name in mask_parameters(tried.module.forward):
         if name in names:

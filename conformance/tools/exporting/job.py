@@ -87,7 +87,7 @@ def _built(value: Any, target: str) -> Any:
 
 
 def keep_source(target: str, module: nn.Module, folder: Path) -> Path:
-    """Write a file that builds the module with the weights it has, for ``--source``."""
+    """Write a file that builds the module with its present weights, for ``--source``."""
     torch.save(module.state_dict(), folder / STATE)
     where, name = split_target(target)
     if is_path(where):

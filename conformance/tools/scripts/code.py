@@ -1,4 +1,4 @@
-"""A failure's calls and its check as lines of Python for a script that stands alone.
+"""A failure's calls and its check as lines of Python for a script without further files.
 
 Tensors are literals, or are read from the files of a bundle.
 """
@@ -75,7 +75,7 @@ def _call_code(
 
 
 def _module_call(number: int, call: Record) -> Iterator[str]:
-    """A call of the user's own module, with the arguments that it got."""
+    """The lines that call the user's own module with the recorded arguments."""
     made = call["module_call"]
     names, keywords = [], []
     for place, value in enumerate(made["arguments"]):
@@ -91,7 +91,7 @@ def _module_call(number: int, call: Record) -> Iterator[str]:
 
 
 def _module_argument(value: Any, name: str) -> tuple[list[str], str]:
-    """The lines that make an argument, and how it is spelled in the call."""
+    """The lines that make an argument, and its expression in the call."""
     if isinstance(value, Mapping):
         return [f"{name} = {tensor_code(value)}"], name
     return [], literal(value)
@@ -160,7 +160,7 @@ def _tupled(value: Any) -> Any:
 
 
 def check_lines(clause: Record, data: Record) -> Iterator[str]:
-    """The check, as code that returns whether the failure is still there."""
+    """The check as code, which returns whether the failure is still present."""
     violation, kind = clause["violation"], clause["violation"]["kind"]
     if kind in COMPARED:
         yield from _comparison(data)

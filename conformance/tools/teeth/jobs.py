@@ -1,4 +1,4 @@
-"""The catalogue of a run: its options, its entries from wherever they come, and how they run.
+"""The catalogue of a run: its options, its entries from all sources, and their execution.
 
 In the worker they are plans without reduction and diagnosis.
 """
@@ -50,14 +50,14 @@ REPOSITORY: Final = "candidates.broken"
 
 @dataclass(frozen=True, kw_only=True)
 class TeethOptions(RunOptions):
-    """Which mistakes and which correct candidates, everything a worker needs to start over.
+    """The mistakes and the correct candidates of a run, with all that a worker needs to start over.
 
-    ``targets`` name mistakes; without any it is the whole catalogue: the shipped mistakes, those of
-    installed distributions and, in a checkout of the repository, ``candidates.broken``.
+    ``targets`` name mistakes; without targets the whole catalogue runs: the shipped mistakes, the
+    mistakes of installed distributions and, in a checkout of the repository, ``candidates.broken``.
     ``correct`` names further correct candidates; the others run with the whole catalogue only.
     ``mistakes`` and ``not_mistakes`` are globs of names. Without ``thorough`` the many correct
     candidates of the repository are left out. ``known`` are the entries that another worker has
-    loaded: each is made when it is run.
+    loaded: an entry's candidate is then made when the entry is run.
     """
 
     correct: tuple[str, ...] = ()
@@ -146,7 +146,7 @@ def _mistakes(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
 
 
 def _correct(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
-    """The correct candidates: those of the options, and all of them with the whole catalogue."""
+    """The correct candidates of the options, and with the whole catalogue all others as well."""
     if options.whole:
         yield from _catalogued_correct(options, tell)
     for target in options.correct:
@@ -308,10 +308,10 @@ class Pace:
 
 
 def run_entries(pool: WorkerPool, loaded: list[LoadedEntry], pace: Pace, report: EntryDone) -> None:
-    """Run every entry; ``report`` gets the results of each, and whether they are all of them.
+    """Run every entry; ``report`` gets an entry's results, and whether the results are complete.
 
-    It also gets those of an entry that an interrupt cuts off. Raises HarnessError when a worker
-    cannot go on.
+    An entry that an interrupt cuts off is reported, too. Raises HarnessError when a worker cannot
+    go on.
     """
     pool.work(
         range(len(loaded)),
@@ -335,7 +335,7 @@ def _run(
     loaded: list[LoadedEntry],
     first: bool,
 ) -> Iterator[EntryResults]:
-    """The results of an entry; a mistake that need be caught only once ends with that clause."""
+    """The results of an entry; with ``first`` a mistake's run ends with the first catch."""
     entry = loaded[index]
     results: list[ClauseResult] = []
     for result in supervisor.run_candidate(index):
@@ -381,7 +381,7 @@ class Bench:
     _current: tuple[Candidate, CandidateRun] | None = field(default=None, init=False)
 
     def plan(self, entry: CatalogueEntry) -> list[PlannedClause]:
-        """The clauses of an entry, those first that are expected to catch it."""
+        """The planned clauses of an entry, the clauses expected to catch its mistake first."""
         named = (entry.primary, *entry.also)
         planned = self.run_of(entry.candidate).planned()
         return sorted(
@@ -404,7 +404,7 @@ class Bench:
 class TeethPlan:
     """One entry of the catalogue with the clauses planned for it, as a worker's plan.
 
-    ``known`` is what another worker has made of it: nothing is made before it is run.
+    ``known`` is the entry as another worker loaded it: then no candidate is made before the run.
     """
 
     entry: CatalogueEntry

@@ -1,7 +1,7 @@
-"""Writes test vectors: an index, and for each case a description and a file of bytes.
+"""Writes test vectors: an index, and for every case a description and a file of bytes.
 
 A case is a call that a clause makes on the fixed edge problems. The golden stands in for a
-candidate that promises every option, and records its calls.
+candidate that promises every option, and records the calls.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Stored:
 
 
 def stored(tensor: Tensor) -> Stored:
-    """The bytes of a tensor; of bfloat16 its 16 bits, of bool a byte each, 0 or 1."""
+    """The bytes of a tensor; of bfloat16 its 16 bits, of bool a byte an element, 0 or 1."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     plain = tensor.detach().contiguous()
     if plain.dtype == torch.bfloat16:
@@ -103,7 +103,7 @@ MOST_BYTES: Final = 48 * 1024
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VectorCase:
-    """A call of a clause in one dtype at one causal alignment, with its golden answer."""
+    """A clause's call in one dtype at one causal alignment, with its golden answer."""
 
     clause: Clause
     dtype: str
@@ -134,7 +134,7 @@ class VectorCase:
         return sum(len(tensor.data) for tensor in self.tensors.values()) <= MOST_BYTES
 
     def shows_something(self) -> bool:
-        """Whether some element of the answer counts, and all that count are finite."""
+        """Whether some element of the answer is judged, and all judged elements are finite."""
         answer = self.golden
         shape = answer.output.shape
         counted = answer.judged.expand(shape)
