@@ -57,10 +57,10 @@ def check_distinct(files: Mapping[str, Path | None]) -> None:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Require that a file can be written there; raises UsageError. Leaves nothing behind.
+    """Require that a file can be written at a path; raises UsageError. Leaves nothing behind.
 
-    A file that is there must be empty, or what a command wrote for the same option: no source, and
-    no report of another tool, is ever replaced.
+    An existing file must be empty, or written by a command for ``option``: sources, and reports of
+    other tools, are never replaced.
     """
     with _said_of(option, path):
         path = path.resolve()
@@ -124,9 +124,9 @@ def _is_special(path: Path) -> bool:
 
 
 def check_folder(folder: Path, option: str = "--output") -> None:
-    """Require a new or empty folder whose parent is there; raises UsageError.
+    """Require a new or empty folder whose parent exists; raises UsageError.
 
-    The working folder is none: the new one takes its place, and the shell would stand in no folder.
+    The working folder is refused: a new folder takes its place, and the shell would stand in none.
     """
     with _said_of(option, folder):
         goal, here = folder.resolve(), Path.cwd()
@@ -153,9 +153,9 @@ def scratch() -> str | None:
 
 @contextlib.contextmanager
 def staged(folder: Path, option: str = "--output") -> Iterator[Path]:
-    """A temporary folder that becomes the requested one when all is written.
+    """A temporary folder that becomes the requested folder when everything is written.
 
-    Raises UsageError where that cannot be; whatever goes wrong, nothing is left behind.
+    Raises UsageError if the folder cannot be made; after any failure nothing is left behind.
     """
     check_folder(folder, option)
     goal = folder.resolve()
@@ -206,7 +206,7 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
 
 
 def _fits(value: Any) -> bool:
-    """Whether every whole number of a value has the 64 bits that TOML gives it."""
+    """Whether every integer in a value fits the 64 bits of TOML."""
     if isinstance(value, (dict, list)):
         return all(map(_fits, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, int) or -(2**63) <= value < 2**63
@@ -217,7 +217,7 @@ COPIED_FROM: Final = "CONFORMANCE_COPIED_FROM"
 
 
 def in_repository(path: Path) -> str:
-    """A path as a repository shows it, else from the working folder, else in full."""
+    """A path relative to its repository, else to the working folder, else in full."""
     path, here = path.resolve(), Path.cwd()
     copied_from = os.environ.get(COPIED_FROM)
     if copied_from is not None and path.is_relative_to(here):
@@ -227,9 +227,9 @@ def in_repository(path: Path) -> str:
 
 
 def user_path(text: str) -> Path:
-    """A path as the user wrote it, which may begin with ``~``.
+    """A path as the user wrote it, with a leading ``~`` expanded.
 
-    Raises UsageError where that names the home of nobody.
+    Raises UsageError for the home of an unknown user.
     """
     try:
         return Path(text).expanduser()

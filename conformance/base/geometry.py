@@ -84,7 +84,7 @@ class Pins:
 
     @cached_property
     def ties(self) -> tuple[tuple[str, str], ...]:
-        """The pairs of fields that have one size, the one that others follow first."""
+        """The pairs of fields of equal size, the field that the other follows first."""
         return tuple((other, name) for name, other in self.equal_to.items())
 
     def lead(self, group: tuple[str, ...]) -> str:
@@ -108,9 +108,9 @@ class Pins:
         return geometry if self.build is None else self.build(geometry)
 
     def obeyed(self, geometry: Geometry, names: Collection[str]) -> bool:
-        """Whether some sizes of a geometry are pinned ones, and as large as what they equal.
+        """Whether the named sizes of a geometry obey their pins and equalities.
 
-        What a builder would make is not looked at.
+        The builder is not called.
         """
         return all(
             getattr(geometry, name) in sizes for name, sizes in self.sizes.items() if name in names
@@ -121,7 +121,7 @@ class Pins:
         )
 
     def admit_lengths(self, geometry: Geometry) -> bool:
-        """Whether a geometry may have its batch and lengths as they are."""
+        """Whether the pins leave a geometry's batch and lengths unchanged."""
         pinned = self.apply(geometry)
         return all(getattr(pinned, name) == getattr(geometry, name) for name in COUNTED)
 
@@ -145,7 +145,7 @@ NO_PINS: Final = Pins({}, {}, None)
 
 @lru_cache(maxsize=1024)  # the same few ties come back for every problem
 def grouped(ties: tuple[tuple[str, str], ...]) -> tuple[tuple[str, ...], ...]:
-    """Every field of a geometry, those that have one size in one group, what they follow first."""
+    """The fields of a geometry in groups of equal size, the field that others follow first."""
     groups: dict[str, tuple[str, ...]] = {name: (name,) for name in FIELDS}
     for name, other in ties:
         merged = tuple(dict.fromkeys((*groups[name], *groups[other])))
@@ -229,7 +229,7 @@ def possible(pins: Pins) -> Pins:
 
 
 def why_impossible(geometry: Geometry) -> str:
-    """Why no tensors have these sizes, such as "its head_size is 0"; "" where some have."""
+    """The reason why no tensors have these sizes, such as "its head_size is 0", or ""."""
     for name in FIELDS:
         size, least = getattr(geometry, name), 0 if name in COUNTED else 1
         if type(size) is not int or size < least:
@@ -239,9 +239,9 @@ def why_impossible(geometry: Geometry) -> str:
 
 
 def _checked(build: Callable[[Geometry], Geometry]) -> Callable[[Geometry], Geometry]:
-    """A user's function, whose every call raises DeclarationError for what is no geometry.
+    """A user's function whose calls raise DeclarationError for a result that is no geometry.
 
-    Called once here, so that a wrong function is reported when it is declared.
+    The function is called once here: a wrong function is reported at its declaration.
     """
 
     def checked(geometry: Geometry) -> Geometry:

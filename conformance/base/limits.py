@@ -20,10 +20,10 @@ VARIABLE: Final = "CONFORMANCE_TODAY"
 
 
 def today() -> date:
-    """Today's date in UTC, the same on every machine of a gate.
+    """Today's date in UTC, equal on all machines of a gate.
 
-    The environment variable ``CONFORMANCE_TODAY`` sets another: tests use it, and whoever wants to
-    know what will be red next month. Raises UsageError when it is no day.
+    The environment variable ``CONFORMANCE_TODAY`` sets another date, for tests and for a look at
+    next month's failures. Raises UsageError for a value that is no date.
     """
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
@@ -102,12 +102,12 @@ def spoken(seconds: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline:
-    """When a run must have ended.
+    """The moment at which a run must have ended.
 
     At ``limit`` seconds no further example is begun; a call that still runs a little later, at
     ``last``, is stopped with its process. Seconds for which workers waited for a processor do not
-    count, up to four times the limit: ``starved`` has them by worker. A candidate's part of a
-    run's limit has ``before``, what they had waited when it began, and the ``whole`` limit.
+    count, up to four times the limit: ``starved`` holds them by worker. A candidate's part of a
+    run's limit has ``before``, the seconds waited when the part began, and the ``whole`` limit.
     """
 
     limit: float
@@ -156,7 +156,7 @@ class Deadline:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """What is made meanwhile is never collected, nor looked through for what could be."""
+    """Never collect or search the objects made meanwhile."""
     gc.disable()
     try:
         yield
@@ -172,10 +172,10 @@ _RUNS_ENDED: Final = itertools.count(1)
 
 @contextlib.contextmanager
 def unsearched() -> Iterator[None]:
-    """What is there before is not looked through meanwhile for what could be collected.
+    """Exclude the objects made before from the searches of the garbage collector meanwhile.
 
-    A process that has imported torch spends a fifth of a second on that. What earlier runs left in
-    cycles is passed over as well: once in some runs everything is looked through at the end.
+    In a process that has imported torch a search takes a fifth of a second. Cycles of earlier runs
+    are passed over as well: every ``RUNS_UNSEARCHED`` runs all objects are searched at the end.
     """
     ours = gc.get_freeze_count() == 0  # else somebody else has seen to it
     if ours:

@@ -11,7 +11,7 @@ DEFAULT_WIDTH: Final = 80  # of a terminal that does not know its own
 
 
 def chosen_columns() -> int | None:
-    """The columns that the environment asks for with COLUMNS, None where it does not."""
+    """The columns that the environment variable COLUMNS asks for, None without it."""
     columns = os.environ.get("COLUMNS", "")
     if not columns.isdecimal() or len(columns) > _MOST_DIGITS:
         return None

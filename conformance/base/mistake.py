@@ -1,4 +1,4 @@
-"""A mistake of the catalogue: what is wrong, which clause must catch it, and how to make it."""
+"""A mistake of the catalogue: its sentence, its primary clause, and its broken candidate."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BETWEEN: Final = re.compile(r"(?<! )\+(?=[a-z])")
 
 
 def parts_of(name: str) -> list[str]:
-    """The names of the mistakes that are made together, of which a name consists."""
+    """The names of the mistakes made together, from their joint name."""
     return _BETWEEN.split(name)
 
 

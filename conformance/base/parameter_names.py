@@ -55,11 +55,11 @@ _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def role_of(path: str) -> tuple[str, bool]:
-    """The roles that a dotted parameter name speaks of, and whether it does so clearly.
+    """The roles in a dotted parameter name, and whether the name states them clearly.
 
     ``"attn.q_proj.weight"`` gives ``("q", True)``, ``"Wqkv.weight"`` ``("qkv", True)``. Names that
-    only say "a projection" (``proj``, ``fc``, ``W``) are often the output's: ``("o", False)``.
-    A name that says nothing gives ``("", False)``.
+    only say "a projection" (``proj``, ``fc``, ``W``) are often the output's: ``("o", False)``. A
+    name that says nothing gives ``("", False)``.
     """
     components = [part for part in path.split(".") if not (part.isdigit() or part == "*")]
     if len(components) > 1 and components[-1] in ("weight", "bias"):
@@ -73,7 +73,7 @@ def role_of(path: str) -> tuple[str, bool]:
 
 
 def roles_in(path: str) -> str:
-    """The roles that any word of a name's last part speaks of: those of ``q_up`` are ``"q"``."""
+    """The roles in any word of a name's last part: of ``q_up`` they are ``"q"``."""
     components = [part for part in path.split(".") if part not in ("weight", "bias")]
     words = (word for part in components[-2:] for word in _split(part) if not _is_filler(word))
     return "".join(dict.fromkeys("".join(map(_read_word, words))))
@@ -108,7 +108,7 @@ def _clear_role(component: str) -> str:
 
 
 def _is_filler(word: str) -> bool:
-    """Whether a word, or what it is the plural of, tells no role."""
+    """Whether a word, or its singular, tells no role."""
     return word in _FILLERS or word.removesuffix("s") in _FILLERS
 
 
@@ -182,11 +182,11 @@ def undeclared_options(
     inputs: int = len("qkv"),
     masks: Container[str] = (),
 ) -> Iterator[OptionParameter]:
-    """The parameters that speak of an option and are not declared.
+    """The parameters that look like options and are not declared.
 
-    ``declared`` are the names that calls may give, ``accepted`` globs of those that may stay
-    unchecked. The first ``inputs`` take query, key and value by their places. ``masks`` are what
-    calls give as masks that hide nothing, though no name says so.
+    ``declared`` are the names that calls may give, ``accepted`` globs of names that may stay
+    unchecked. The first ``inputs`` parameters take query, key and value by their places. ``masks``
+    are names to which calls give masks that hide nothing, though no name says so.
     """
     accepted = tuple(accepted)
     for place, parameter in enumerate(signature.parameters.values()):

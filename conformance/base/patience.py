@@ -1,7 +1,7 @@
-"""How long to wait for a process: one that hangs is told from one that a busy machine starves.
+"""The time to wait for a process: a hanging process is told from a starving one.
 
-The limit of a call is wall time, as one waits for it: a process that sleeps or waits for itself
-uses nothing else. Where the limit is reached, the kernel says what its threads do.
+The limit of a call is wall time: a process that sleeps or waits for itself uses nothing else. At
+the limit, the kernel tells the states of the threads.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def process_state(pid: int) -> ProcessState | None:
 
 
 def starved_seconds(process: int | None = None) -> float:
-    """Seconds for which this thread, or a process, has waited for a processor since it began.
+    """Seconds for which this thread, or a process, has waited for a processor since its start.
 
-    Of a process it is the first thread that counts. 0.0 where the system does not say: Linux alone
-    does, in nanoseconds (its documentation of ``schedstat``).
+    Of a process the first thread counts. 0.0 if the system does not say: Linux alone does, in
+    nanoseconds (its documentation of ``schedstat``).
     """
     where = "thread-self" if process is None else str(process)
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -88,13 +88,13 @@ def _status(thread: int) -> str:
 
 
 class Patience:
-    """How long to wait for the answer of a process: ``limit`` seconds, and longer while it starves.
+    """The time to wait for a process's answer: ``limit`` seconds, and longer while it starves.
 
-    It starves while some thread of it or of its children could run, though no single thread has
-    used as much processor time as the limit. Then the limit is one of processor time, and the wait
-    ends after twenty times the limit at the latest. A process that sleeps, is stopped or deadlocked
-    has no such thread, and a busy loop uses the time. Where ``state`` gives None the limit is wall
-    time.
+    A process starves while some thread of the process or its children could run, though no single
+    thread has used as much processor time as the limit. Then the limit is one of processor time,
+    and the wait ends after twenty times the limit at the latest. A process that sleeps, is stopped
+    or deadlocked has no runnable thread, and a busy loop uses the time. If ``state`` gives None the
+    limit is wall time.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Texts from a candidate: made harmless to a terminal, and what its code raised in words."""
+"""Texts from a candidate, made harmless to a terminal, and exceptions in words."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ Frames = Sequence[traceback.FrameSummary]
 def raised_text(error: BaseException) -> str:
     """``raised ValueError: heads must be even (attention.py:12)``: the whole message in one line.
 
-    Cut to 4 KB. The place is the line of the library or of the user's own code that raised; where
-    that is a library's, the line of the user's own that led there is named as well.
+    Cut to 4 KB. The place is the line that raised, in a library or the user's own code; for a line
+    of a library, the user's own line that led to it is named as well.
     """
     text = " ".join(message_of(error).split())
     cause = error.__cause__
@@ -106,7 +106,7 @@ def capped(text: str) -> str:
 
 
 def ending_text(status: int | None) -> str:
-    """How a process ended, by its exit status (below 0 the signal that ended it; None: unknown)."""
+    """The end of a process in words, by its exit status (below 0 a signal; None: unknown)."""
     if status is None:
         return "lost its process"
     if status >= 0:
@@ -126,12 +126,12 @@ def few(words: Sequence[str], most: int = 3) -> str:
 
 
 def name_of(value: object) -> str:
-    """The name of an object's class, which may be as long as whoever made it likes."""
+    """The name of an object's class, cut to a bounded length."""
     return type(value).__name__[:_LONGEST_NAME]
 
 
 def repr_of(value: object) -> str:
-    """The first 60 signs of an object's repr, its class where that raises."""
+    """The first 60 signs of an object's repr, or its class if the repr raises."""
     try:
         return f"{value!r:.60}"
     except Exception:  # noqa: BLE001 (an object of the candidate's own may not even print)

@@ -23,8 +23,8 @@ _WRITTEN: Final = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
 class Shard:
     """Shard ``index`` of ``count``, counted from 1.
 
-    The examples of a clause have positions 0, 1, 2 … in the order in which one machine would run
-    them; those at ``index - 1``, ``index - 1 + count`` … belong to this shard.
+    The examples of a clause have positions 0, 1, 2 … in the order of a run on one machine; the
+    positions ``index - 1``, ``index - 1 + count`` … belong to this shard.
     """
 
     index: int
@@ -65,12 +65,13 @@ def read_shard(text: str) -> Shard:
 class Profile:
     """``examples`` problems a clause, of lengths up to ``longest``.
 
-    ``reductions`` limits how often a failing problem is tried smaller, over the whole candidate,
-    and ``edges`` how many hand-picked problems there are (None: all). Clauses about combinations
-    ask for any ``strength`` values of different parameters together, ``turns`` times: from the
-    second time on with drawn sizes and values. A profile that ``explores`` goes on with freshly
-    drawn problems, round after round, for as long as the run may take. With ``most`` a clause gets
-    that many problems, the hand-picked ones first; none is drawn where there are any.
+    ``reductions`` limits the trials of smaller failing problems, over the whole candidate, and
+    ``edges`` the number of hand-picked problems (None: all). Clauses about combinations ask for any
+    ``strength`` values of different parameters together, ``turns`` times: from the second time on
+    with drawn sizes and values. A profile that ``explores`` goes on with freshly drawn problems,
+    round after round, for as long as the run may take. With ``most`` a clause gets at most that
+    number of problems, the hand-picked problems first; if a clause has hand-picked problems, none
+    is drawn.
     """
 
     name: str

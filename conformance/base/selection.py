@@ -12,7 +12,7 @@ def selects(word: str, slug: str) -> bool:
 
 
 def is_selected(slug: str, only: Collection[str], skip: Collection[str]) -> bool:
-    """Whether ``only`` (all where it is empty) admits a clause and ``skip`` leaves it."""
+    """Whether ``only`` (if not empty) matches a clause and ``skip`` does not."""
     admitted = not only or any(selects(word, slug) for word in only)
     return admitted and not any(selects(word, slug) for word in skip)
 

@@ -1,6 +1,6 @@
-"""Runs code only as far as it leaves nothing behind: no file, no process, nothing on the network.
+"""Runs code and refuses its effects: files written, processes started, the network used.
 
-What it would do is asked of Python's audit events, not of its text; reading is no effect.
+Effects are known from Python's audit events, not from the code's text; reading is no effect.
 """
 
 from __future__ import annotations

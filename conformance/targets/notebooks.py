@@ -1,4 +1,4 @@
-"""The code cells of a notebook as Python, each with the name that frames have for its place."""
+"""The code cells of a notebook as Python, each with the name that frames give its place."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _code_cells(path: Path, listed: list[dict[str, Any]]) -> Iterator[Cell]:
 
 
 def _python_of(text: str) -> str:
-    """The text of a cell without what IPython alone understands, on the same lines."""
+    """The text of a cell without IPython's own syntax, on unchanged line numbers."""
     try:
         ast.parse(text)
     except (SyntaxError, ValueError):

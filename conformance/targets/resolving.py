@@ -1,6 +1,6 @@
 """Turns the target strings of the command line and of pytest into candidates.
 
-Where a target declares none, it says what to write or to run: lines that can be pasted.
+For a target without a candidate the error says what to write or to run, in lines to paste.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ Resolved = Candidate | Undeclared
 
 
 def find(target: str, graph_options: GraphOptions = NO_GRAPH_OPTIONS) -> list[Resolved]:
-    """Everything that one target names, the layers not yet built.
+    """Every candidate that a target names, declared or not; layers are not yet built.
 
     ``graph_options`` are the user's for graphs; other targets take none.
 
@@ -102,9 +102,10 @@ def find(target: str, graph_options: GraphOptions = NO_GRAPH_OPTIONS) -> list[Re
 
 
 def promised_core(target: str, promises: Mapping[str, Any]) -> Candidate:
-    """The function that a target names as a core with promises that somebody else makes for it.
+    """The target's function as a core with the caller's promises.
 
-    What its file declares, or does to those who declare, counts for nothing. Raises UsageError.
+    Declarations in the function's file, and changes that it makes to decorators, have no effect.
+    Raises UsageError.
     """
     decorate, name = promising(target, promises)
     value = object_of(target)
@@ -117,7 +118,7 @@ def promised_core(target: str, promises: Mapping[str, Any]) -> Candidate:
 
 
 def promising(target: str, promises: Mapping[str, Any]) -> tuple[Decorator, str]:
-    """What declares the function that a target names with promises, and its name."""
+    """The decorator that declares the target's function with promises, and the function's name."""
     keywords = {"name": split_target(target)[1], **promises}
 
     def made() -> Decorator:
@@ -130,7 +131,7 @@ def promising(target: str, promises: Mapping[str, Any]) -> tuple[Decorator, str]
 
 
 def _undeclared(target: str) -> str:
-    """What the first module of a target that defines anything has, with what to do for each."""
+    """Advice on each definition of the target's first module that defines anything."""
     module = object_of(target)
     if not isinstance(module, ModuleType):
         files = user_path(target).glob("*.py")
@@ -145,7 +146,7 @@ def _undeclared(target: str) -> str:
 
 
 def object_of(target: str) -> Any:
-    """The object or the module that a target names, None for a folder, a file or another name.
+    """The target's object or module, None for a folder, a file or another kind of name.
 
     Raises UsageError with one sentence for a target that is missing or that fails on import.
     """
@@ -184,7 +185,7 @@ def load(target: str) -> Any:
 
 
 def unique_names(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Each candidate once, the second of a name called ``name-2`` and so on."""
+    """The candidates without repetitions, the second of a name called ``name-2`` and so on."""
     taken: set[str] = set()
     first: dict[tuple[int, ...], Candidate] = {}
     for candidate in candidates:
@@ -201,7 +202,7 @@ def unique_names(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _once(entries: Iterable[tuple[Resolved, str]]) -> Iterator[Resolved]:
-    """Each object once, however many names it has, located at the first of them."""
+    """The objects without repetitions, located at the first of their names."""
     yielded: set[int] = set()
     for entry, place in entries:
         own = id(entry.value) if isinstance(entry, Undeclared) else id(entry)
@@ -244,7 +245,7 @@ def _attention(target: str, number: int) -> list[tuple[Resolved, str]]:
 
 
 def _graphs(target: str, graph_options: GraphOptions) -> list[tuple[Candidate, str]]:
-    """The candidate of an ONNX file that is one attention, or a model and those in it."""
+    """The candidate of an ONNX file with a single attention, or a model and its attentions."""
     from ..models.candidates import model_candidates  # noqa: PLC0415 (onnx: only for graphs)
     from ..models.recognition import model_sites  # noqa: PLC0415 (the same)
 
@@ -357,10 +358,10 @@ def _noted(
 
 
 def _from_folder(folder: Path) -> Iterator[tuple[Resolved, str]]:
-    """Every file and package of a plain folder that may declare a candidate.
+    """The candidates of a plain folder's files and packages.
 
-    None that belongs to tests or is hidden, and none that never mentions ``conformance``: what a
-    folder holds besides candidates may be scripts, which an import would run.
+    Hidden files, tests and files that never mention ``conformance`` are passed over: files beside
+    the candidates may be scripts, which an import would run.
     """
     for path in sorted(folder.iterdir()):
         is_package = path.is_dir() and (path / "__init__.py").is_file()
@@ -392,7 +393,7 @@ def _from_entry_point(entry: EntryPoint) -> Iterable[tuple[Resolved, str]]:
 def candidates_in(
     module: ModuleType, where: str, name: str | None
 ) -> Iterable[tuple[Resolved, str]]:
-    """The candidates of a module, or of what it calls a name, each with its target."""
+    """The candidates of a module, or of the module's attribute ``name``, each with its target."""
     if name is None:
         return _declared_in(module, where)
     result, _ = guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))

@@ -1,6 +1,6 @@
-"""What a target string says by itself, and whether code that it names is the user's own.
+"""The parts of a target string, and whether the code that the string names is the user's own.
 
-Nothing is imported or called here: a report may come from anywhere, and names what a replay runs.
+Nothing is imported or called here: a report may come from anywhere, and a replay runs its targets.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _SITE: Final = re.compile(r"#(\d{1,9})$")
 
 
 def is_graph(target: str) -> bool:
-    """Whether a target is an ONNX file, or one attention of it: ``model.onnx#2``."""
+    """Whether a target is an ONNX file, or an attention of the file: ``model.onnx#2``."""
     return split_site(target)[0].lower().endswith(".onnx")
 
 
 def split_site(target: str) -> tuple[str, int | None]:
-    """A graph's file or an object, and which of its attentions is meant; None for the whole."""
+    """A target without ``#N``, and the number of the attention; None for the whole."""
     match = _SITE.search(target)
     whole = target if match is None else target[: match.start()]
     if match is None or not (whole.lower().endswith(".onnx") or ":" in whole):
@@ -48,7 +48,7 @@ def split_site(target: str) -> tuple[str, int | None]:
 
 
 def path_of(target: str) -> Path | None:
-    """The file or folder that a target lies in, as it is now; None for what is no path here."""
+    """The existing file or folder that contains a target; None for a target that is no path."""
     whole = split_site(target)[0]
     for name in (whole.rpartition(":")[0] or whole, whole):
         path = user_path(name)
@@ -58,7 +58,7 @@ def path_of(target: str) -> Path | None:
 
 
 def seen_from(path: str, folder: Path) -> str:
-    """A path as it is written in a file of a folder, on any machine."""
+    """A path relative to a folder, with slashes, for a file written into the folder."""
     return Path(os.path.relpath(user_path(path).resolve(), folder.resolve())).as_posix()
 
 
@@ -116,7 +116,7 @@ def _why_not_own(file: Path | None, name: str | None, imports: int = _MOST_IMPOR
 
 
 def _file_of(path: Path) -> Path | None:
-    """The Python file that a path names, or the one that stands for a package."""
+    """The Python file at a path, of a package its ``__init__.py``."""
     path = path / "__init__.py" if path.is_dir() else path
     return path.resolve() if path.is_file() else None
 
@@ -151,13 +151,13 @@ def _module_below(path: Path) -> Path | None:
 
 
 def _is_below(file: Path, folder: Path) -> bool:
-    """Whether a file lies below a folder and belongs to nothing that was installed there."""
+    """Whether a file lies below a folder and belongs to no installed package."""
     installed = any(file.is_relative_to(place) for place in _INSTALLED)
     return file.is_relative_to(folder.resolve()) and not installed
 
 
 def _why_undeclared(file: Path, name: str | None, imports: int) -> str:
-    """Why what a file calls a name is no candidate that it declares, or ""."""
+    """The reason why a file's name is no candidate declared in the file, or ""."""
     try:
         text = source_of_file(file)
         tree = ast.parse(text)
@@ -202,7 +202,7 @@ def _brings_own(statement: ast.ImportFrom, file: Path, name: str, imports: int) 
 
 
 def names_defined_in(where: str) -> list[str]:
-    """The names that a file, a notebook or a module defines at its top; none where it has none."""
+    """The names defined at the top of a file, a notebook or a module; none without a file."""
     try:
         file = _file_of(user_path(where)) if is_path(where) else _file_of_module(where, Path.cwd())
     except UsageError:  # a home that is nobody's

@@ -134,7 +134,7 @@ class VectorCase:
         return sum(len(tensor.data) for tensor in self.tensors.values()) <= MOST_BYTES
 
     def shows_something(self) -> bool:
-        """Whether some element of the answer is judged, and all judged elements are finite."""
+        """Whether elements are judged or rows are empty, and all judged elements are finite."""
         answer = self.golden
         shape = answer.output.shape
         counted = answer.judged.expand(shape)
