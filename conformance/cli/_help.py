@@ -84,7 +84,7 @@ class Group(click.Group):
                 self.add_command(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, each below what it is for, in the order of their use."""
+        """Write the commands with their summaries, by purpose, in the order of their use."""
         _ = ctx
         longest = max(map(len, self.commands))
         for title, commands in self.purposes.items():
@@ -106,7 +106,7 @@ class Group(click.Group):
 
 
 def _write_examples(examples: Sequence[tuple[str, str]], formatter: click.HelpFormatter) -> None:
-    """Write command lines that can be copied whole, each below what it does."""
+    """Write command lines, unbroken for copying, each below its purpose."""
     if not examples:
         return
     with formatter.section("Examples"):

@@ -47,7 +47,7 @@ def printing(shown: IO[str] | None = None) -> Iterator[None]:
 
 
 class ProgressShown(Protocol):
-    """What a command tells while it works, all of it on standard error."""
+    """Shows a command's progress and announcements on standard error."""
 
     def __call__(self, step: str, done: int, total: int, left: float | None = None) -> None:
         """Say how far the work is."""
@@ -63,7 +63,6 @@ class _NoBar:
         """Say nothing of the progress."""
 
     def announce(self, line: str) -> None:
-        """Write a line, in which a candidate's name may stand, whatever that is."""
         announce(line)
 
 
@@ -96,7 +95,7 @@ class _Bar:
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[ProgressShown]:
-    """A bar on standard error where that is a terminal, else announcements alone."""
+    """A bar on standard error if that is a terminal, else announcements alone."""
     if not sys.stderr.isatty():
         yield _NoBar()
         return
@@ -114,7 +113,7 @@ def progress_bar() -> Iterator[ProgressShown]:
 
 
 def announce(line: str) -> None:
-    """Write a line to standard error, in which a candidate's name may stand, whatever that is."""
+    """Write a line to standard error, with control signs, as in a candidate's name, escaped."""
     with no_commands(sys.stderr):
         click.echo(fitted_to(sys.stderr, printable(line)), err=True)
 
@@ -174,7 +173,7 @@ def _option(view: View) -> Decorator:
 def check_files(views: Files, others: Mapping[str, Path | None] | None = None) -> None:
     """Require before a run that every file can be written, and none twice; raises UsageError.
 
-    ``others`` are further options that name files to be written, such as ``--json``.
+    ``others`` are further options that name output files, such as ``--json``.
     """
     files = {**(others or {}), **views}
     check_distinct(files)
@@ -208,9 +207,9 @@ def write_views(record: Mapping[str, Any], views: Files, json_path: Path | None 
 
 
 def keep_so_far(json_path: Path, record: Mapping[str, Any]) -> None:
-    """Write the record of a run that goes on, where it is to be at the end.
+    """Write the record of an unfinished run to the file of the finished record.
 
-    A file that cannot be written now is reported at the end, if it still cannot.
+    An error of writing is not raised here: the end of the run reports a file that stays unwritable.
     """
     is_file = json_path.is_file() or not json_path.exists()
     if is_file and json_path != STANDARD_OUTPUT:

@@ -99,7 +99,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 """
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the one that is completed, and what is there of that."""
+        """The words before the completed word, and the typed part of the completed word."""
         line = os.environ["COMP_WORDS"]
         words = split_arg_string(line)
         begun = words.pop() if words and not line[-1:].isspace() else ""

@@ -26,10 +26,10 @@ _KEPT: Final[ContextVar[list[Tensor] | None]] = ContextVar("kept", default=None)
 
 
 def table(tensor: Tensor) -> dict[str, Any]:
-    """Shape and dtype of a tensor, and its values as nested lists if there are few of them.
+    """Shape and dtype of a tensor, and its values as nested lists if they are few.
 
-    Values of half and single precision become the Python floats that are equal to them. Where
-    tensors are kept whole, ``array`` is the number of the tensor instead.
+    Values of half and single precision become equal Python floats. If tensors are kept whole,
+    ``array`` is the number of the tensor instead.
     """
     shown: dict[str, Any] = {
         "shape": list(tensor.shape),
@@ -198,7 +198,7 @@ def _place(comparison: Comparison) -> str:
 
 
 def _mostly(comparison: Comparison) -> str:
-    """What the bound consists of, for an error near enough to it that this matters."""
+    """The largest part of the bound in words, for an error near enough to the bound."""
     if not comparison.parts or comparison.margin >= GROSS:
         return ""
     stage, share = next(iter(comparison.parts.items()))
@@ -268,7 +268,7 @@ def _all_finite(tensor: Tensor) -> bool:
 
 
 def _not_finite(pair: _Pair) -> Comparison | None:
-    """What is wrong where an answer is not finite though it should be; None where nothing is."""
+    """A comparison of wrong elements that are not finite; None if there are none."""
     got, expected, judged = pair.got, pair.expected, pair.judged
     broken = judged & ~torch.isfinite(got) & torch.isfinite(expected)
     if bool(broken.any()):
@@ -370,9 +370,9 @@ Side = Sequence[tuple[Tensor, View | None]]
 def with_relation(
     violation: Violation | None, recording: Recording | None, *, expected: Side, got: Side
 ) -> Violation | None:
-    """A violation that says which answers each side is the sum of, where calls are recorded.
+    """A violation with the answers whose sum each side is, if their calls are recorded.
 
-    Each side is a list of answers, as the candidate returned them, with the view that is compared.
+    A side is a list of answers, as the candidate returned them, with the compared views.
     """
     if violation is None or recording is None or not violation.compared:
         return violation

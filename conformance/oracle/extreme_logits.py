@@ -1,4 +1,4 @@
-"""Moves one kept key far below the hidden ones, or the hidden ones far above it."""
+"""Moves the logits of one kept key far below the hidden keys, or the hidden ones far above."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def single_key_inputs(
 
 
 def along_one_channel(drawn: Inputs, *, live: int) -> Inputs:
-    """The queries, and one key, of a core with nothing but their first channel.
+    """The inputs of a core with the queries, and one key, zero outside their first channel.
 
-    Products of these are no sums, so that nothing on the way to a logit exceeds it but the product
+    The products are then no sums: nothing on the way to a logit exceeds the logit but the product
     before the scale.
     """
     query, key = torch.zeros_like(drawn.query), drawn.key.clone()

@@ -28,8 +28,8 @@ class ClauseCase:
     """The ``clause`` of a test: calling it checks the clause and ends the test accordingly.
 
     ``candidate`` is the candidate's name; ``id``, ``level`` and ``requirement`` are the clause's;
-    ``result`` is what came out, None before. The case that ``speaks_for_gradients`` is no skip
-    where the answer has none and nobody excluded them: the verdict is then open.
+    ``result`` is the outcome, None before the check. A case that ``speaks_for_gradients`` is no
+    skip for an answer without gradients that nobody excluded: the verdict is then open.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class UncheckedCase(ClauseCase):
 
 
 def _findings(result: ClauseResult) -> list[tuple[str, object]]:
-    """The facts of a result for the test report, without those that are missing."""
+    """The known facts of a result for the test report."""
     named = [str(entry.get("name") or "") for entry in result.diagnosis]
     facts = {
         "margin": result.margin,

@@ -79,10 +79,10 @@ class ClauseItem(pytest.Item):
 def collect_suite(
     config: pytest.Config, options: SuiteOptions, *, whole: bool = False
 ) -> list[ClauseCase]:
-    """The cases of a suite; with ``whole`` it is the only one that files of expectations speak of.
+    """The cases of a suite; ``whole``: files of expectations concern no other suite.
 
-    Clauses that do not apply are left out unless pytest is asked to be verbose.
-    Raises CollectError with one sentence for targets and options that cannot be used.
+    Clauses that do not apply are left out unless pytest is asked to be verbose. Raises CollectError
+    with one sentence for unusable targets and options.
     """
     try:
         return _collect(config, options, whole=whole)
