@@ -146,7 +146,7 @@ def _is_name(value: object) -> bool:
 
 
 def _date(day: object) -> date | None:
-    """The day that a date or a text names; raises DeclarationError for anything else."""
+    """The day in a date or a text; raises DeclarationError for anything else."""
     if day is None or (isinstance(day, date) and not isinstance(day, datetime)):
         return day
     try:
@@ -222,7 +222,7 @@ def list_line(text: str) -> int | None:
 
 
 def _headers(lines: Sequence[str]) -> Iterator[int]:
-    """The lines of the headers; one that stands in a text of several lines is none."""
+    """The lines of the headers, without lookalikes inside texts of several lines."""
     begin = 0
     for number, line in enumerate(lines, 1):
         if _HEADER.match(line) and _complete(lines[begin : number - 1]):
@@ -248,7 +248,7 @@ def _keys(lines: Sequence[str], header: int, end: int) -> dict[str, int]:
 
 
 def _complete(lines: Sequence[str]) -> bool:
-    """Whether some lines are TOML by themselves: no text or list goes on behind them."""
+    """Whether lines are complete TOML: no text or list goes on behind them."""
     try:
         tomllib.loads("\n".join([*lines, ""]))
     except (ValueError, RecursionError):
@@ -261,7 +261,7 @@ _NEEDED: Final = ("clause", "reason")
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; raises UsageError. Its newlines stay as they are."""
+    """The text of a file, newlines unchanged; raises UsageError."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:

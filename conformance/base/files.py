@@ -1,4 +1,4 @@
-"""Files and folders that are written in one step: readers see the old one, or the whole new one."""
+"""Files and folders written in one step: readers see the old content or the whole new content."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LOOKED_AT: Final = 65_536
 
 
 def check_distinct(files: Mapping[str, Path | None]) -> None:
-    """Require that no two options name one file: the second would replace the first one's file."""
+    """Require different files for the options: the second would replace the first one's file."""
     taken: dict[Path, str] = {}
     for option, path in files.items():
         if path is None:
@@ -185,14 +185,14 @@ def _said_of(what: str, path: Path) -> Iterator[None]:
 
 
 def _umask() -> int:
-    """The permissions that new files do not get; only setting the mask returns it."""
+    """The permissions withheld from new files; only setting the mask returns it."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
 
 
 def parse_toml(text: str, path: Path) -> dict[str, Any]:
-    """The table that a TOML text holds; raises UsageError, which names the file it is from."""
+    """The table of a TOML text; raises UsageError with the name of the text's file."""
     try:
         data = tomllib.loads(text)
         if all(map(_fits, data.values())):

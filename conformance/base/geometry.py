@@ -88,18 +88,18 @@ class Pins:
         return tuple((other, name) for name, other in self.equal_to.items())
 
     def lead(self, group: tuple[str, ...]) -> str:
-        """The field whose size those of one size get: a pinned one, or the first."""
+        """The field whose size a group of equal size takes: a pinned field, or the first."""
         return next((name for name in group if name in self.sizes), group[0])
 
     def allowed(self, group: tuple[str, ...]) -> tuple[int, ...] | None:
-        """The sizes that are left to fields of one size; None when none of them is pinned."""
+        """The sizes left to a group of fields of equal size; None without a pinned field."""
         pinned = [self.sizes[name] for name in group if name in self.sizes]
         if not pinned:
             return None
         return tuple(size for size in pinned[0] if all(size in others for others in pinned[1:]))
 
     def apply(self, geometry: Geometry) -> Geometry:
-        """The nearest geometry that obeys the pins: sizes that are one, then the builder."""
+        """The nearest geometry that obeys the pins: equal sizes first, then the builder."""
         sizes: dict[str, int] = {}
         for group in grouped(self.ties):
             wanted = getattr(geometry, self.lead(group))
@@ -154,7 +154,7 @@ def grouped(ties: tuple[tuple[str, str], ...]) -> tuple[tuple[str, ...], ...]:
 
 
 def nearest_size(wanted: int, allowed: Sequence[int] | None, least: int = 1) -> int:
-    """The nearest of the allowed sizes (None: all) that is not below ``least``, if there is one."""
+    """The nearest of the allowed sizes (None: all) not below ``least``, if any."""
     if not allowed:
         return max(wanted, least)
     if isinstance(allowed, range):  # all up to a longest, which may be millions
@@ -208,7 +208,7 @@ def _askable(pins: Pins) -> Pins:
 
 
 def possible(pins: Pins) -> Pins:
-    """The pins; raises DeclarationError where no geometry obeys them."""
+    """The pins; raises DeclarationError if no geometry obeys the pins."""
     groups = {name: group for group in grouped(pins.ties) for name in group}
     for group in groups.values():
         if pins.allowed(group) == ():

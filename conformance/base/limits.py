@@ -1,4 +1,4 @@
-"""What a run may take, as people write it: time, memory, machines; and what day it is."""
+"""The limits of a run as people write them (time, memory, machines), and today's date."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def read_bytes(text: str, option: str = "--max-memory") -> int:
 
 
 def left_over(not_run: int, not_finished: int) -> str:
-    """``7 clauses were not run, 1 not to the end``: what a limit has left over, in words."""
+    """``7 clauses were not run, 1 not to the end``: the rest that a limit left, in words."""
     parts = [(not_run, "not run"), (not_finished, "not to the end" if not_run else "cut short")]
     counts = [(number, words) for number, words in parts if number] or parts[:1]
     (first, words), *more = counts
@@ -134,12 +134,12 @@ class Deadline:
         return self._end + min(self.limit / _GRACE_PARTS, _MOST_GRACE)
 
     def left(self) -> float:
-        """Seconds in which something may still be begun; 0 when there are none."""
+        """Seconds left for beginning further work; 0 after the limit."""
         return max(0.0, self._end - time.monotonic())
 
     @property
     def search(self) -> float:
-        """Seconds that the searches for names may take of it."""
+        """Seconds of the limit that the searches for names may take."""
         return _SHARE_OF_SEARCH * self.limit
 
     def part(self, share: float) -> Deadline:
@@ -198,7 +198,7 @@ _COUNTED: Final = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one worker takes of a machine: amounts by Ray's names, and the kind of its GPU."""
+    """A worker's part of a machine: amounts by Ray's names, and the kind of its GPU."""
 
     amounts: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
     accelerator: str = ""
@@ -246,7 +246,6 @@ def read_share(texts: Sequence[str]) -> Share:
 
 
 def _read_amount(name: str, value: str) -> float:
-    """A finite amount that Ray can give; raises UsageError."""
     if name == "memory":
         return float(read_bytes(value, f"{PER_WORKER} {name}="))
     try:
@@ -265,5 +264,5 @@ def _read_amount(name: str, value: str) -> float:
 
 
 def is_slow(seconds: float) -> bool:
-    """Whether a call takes so long that few can be made."""
+    """Whether a call takes so long that only few calls can be made."""
     return seconds * FAST_CALLS_A_SECOND >= 1.0

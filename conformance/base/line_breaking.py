@@ -33,9 +33,9 @@ def broken_into_lines(text: str, width: int) -> list[str]:
 
 
 def fitted_to(file: IO[str], text: str) -> str:
-    """A text whose lines a terminal need not break; for any other file, which is searched, whole.
+    """A text broken to a terminal's width; for any other file, which is searched, unbroken.
 
-    Indented lines may be there to be pasted: they stay as they are.
+    Indented lines may be meant for pasting, and stay unbroken.
     """
     width = width_of_terminal(file)
     if width is None:

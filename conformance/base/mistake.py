@@ -92,7 +92,7 @@ class Mistake:
 
 
 def mistakes_in(value: Any) -> Iterator[Mistake]:
-    """The mistakes that an object is, or holds: a Mistake, a list of them, a module of either."""
+    """The mistakes of an object: a Mistake, a list of mistakes, a module of either."""
     if isinstance(value, Mistake):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -113,7 +113,7 @@ def _is_filler(word: str) -> bool:
 
 
 def _read_word(word: str) -> str:
-    """The roles one word names: ``queries`` is q, ``wo`` is o, ``kv`` is kv."""
+    """The roles in one word: ``queries`` is q, ``wo`` is o, ``kv`` is kv."""
     if word in _WORDS:
         return _WORDS[word]
     if set(word) <= set("qkv") and len(set(word)) == len(word):
@@ -136,10 +136,10 @@ def _read_stem(stem: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class OptionParameter:
-    """A parameter that no call of the harness gives: its name, and what that speaks of.
+    """A parameter that no call of the harness gives: its name, and the option in the name.
 
-    ``option`` is "mask", "cache", "input", "causal", "scale" and so on. ``accepted`` says that it
-    may stay unchecked.
+    ``option`` is "mask", "cache", "input", "causal", "scale" and so on. ``accepted`` says that the
+    parameter may stay unchecked.
     """
 
     name: str
@@ -158,7 +158,7 @@ def option_of(parameter: inspect.Parameter) -> str:
 
 
 def may_be_left_out(parameter: inspect.Parameter) -> bool:
-    """Whether its default gives nothing: None, or the empty tensor of modules that are scripted."""
+    """Whether the default gives nothing: None, or the empty tensor of scripted modules."""
     shape = getattr(parameter.default, "shape", ())
     return parameter.default is None or (isinstance(shape, tuple) and 0 in shape)
 
@@ -216,7 +216,6 @@ def signature_in_docstring(function: Callable[..., Any]) -> inspect.Signature | 
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[inspect.Parameter]:
-    """What a signature takes, in order."""
     kind = inspect.Parameter
     placed = [*arguments.posonlyargs, *arguments.args]
     lacking: list[ast.expr | None] = [None] * (len(placed) - len(arguments.defaults))
@@ -235,7 +234,7 @@ def _parameters(arguments: ast.arguments) -> Iterator[inspect.Parameter]:
 
 
 def _value(default: ast.expr | None) -> Any:
-    """The value of a literal, the text of any other expression; empty where there is none."""
+    """The value of a literal, the text of any other expression; empty without a default."""
     if default is None:
         return inspect.Parameter.empty
     try:

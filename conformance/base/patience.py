@@ -26,17 +26,16 @@ _CEILING: Final = 20.0  # times the limit
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessState:
-    """What a process and its children do.
+    """The activity of a process and its children.
 
-    ``seconds`` of processor time are by process and thread. Under thread 0 stand those of all
-    children that have ended.
+    ``seconds`` of processor time are by process and thread; thread 0 stands for all ended children.
     """
 
     seconds: Mapping[tuple[int, int], float]
     is_runnable: bool
 
     def used_since(self, before: ProcessState) -> float:
-        """Seconds of the busiest thread: what the same work takes on an idle machine.
+        """Seconds of the busiest thread: the time of equal work on an idle machine.
 
         The sum over many threads would be large after a moment.
         """
@@ -45,7 +44,7 @@ class ProcessState:
 
 
 def process_state(pid: int) -> ProcessState | None:
-    """What a process and its children do now; None where the system does not say.
+    """The activity of a process and its children now; None if the system does not say.
 
     Only Linux has a status for each thread, under the thread's own number.
     """
@@ -116,7 +115,7 @@ class Patience:
         return min(_SLICE, left) if left > 0.0 else _SAMPLE
 
     def is_over(self) -> bool:
-        """Whether the process hangs; to be called after each pause, as it counts the samples."""
+        """Whether the process hangs; call it after every pause, as each call counts as a sample."""
         waited = self._clock() - self._began
         if self._is_first:  # most answers come before the first pause ends, and cost nothing
             self._before, self._is_first = self._state(), False

@@ -16,9 +16,9 @@ _KEPT: Final = "\n\t"
 
 
 def printable(text: str) -> str:
-    r"""The text with what is not printable, such as an escape sequence or a NUL, as ``\x1b``.
+    r"""The text with unprintable signs, such as an escape sequence or a NUL, as ``\x1b``.
 
-    Newlines and tabs stay. Doing it twice changes nothing: backslashes stay as they are.
+    Newlines and tabs stay. A second application changes nothing: backslashes stay as they are.
     """
     if text.isprintable():
         return text
@@ -120,7 +120,7 @@ def ending_text(status: int | None) -> str:
 
 
 def few(words: Sequence[str], most: int = 3) -> str:
-    """The first of some words, and how many more there are."""
+    """The first of some words, and the number of the rest."""
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return f"{', '.join(words[:most])}{more}"
 
@@ -151,9 +151,9 @@ def traceback_text(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """What an exception says, notes included; "" where it cannot even say that.
+    """An exception's message, notes included; "" if the exception cannot print itself.
 
-    Of what torch says of an error of CUDA the first sentence: general advice follows.
+    Of torch's message on an error of CUDA the first sentence: general advice follows.
     """
     try:
         own = str(error)

@@ -1,6 +1,6 @@
-"""What a run is asked for: the named profiles, the dtypes, the part of one of several machines.
+"""The request for a run: profile, dtypes, the part of one of several machines.
 
-And the options for the graphs among its targets.
+The options for the graphs among its targets belong to it, too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WHOLE: Final = Shard(index=1, count=1)
 
 
 def read_shard(text: str) -> Shard:
-    """The shard that ``I/N`` names; raises UsageError."""
+    """The shard of a text ``I/N``; raises UsageError."""
     written = _WRITTEN.fullmatch(text.strip())
     if written is None:
         msg = f"--shard {text!r} is no shard: write I/N, such as 2/4 for the second of four"
@@ -103,7 +103,7 @@ DEFAULT_PROFILE: Final = "quick"
 
 
 def profile_named(name: Any) -> Profile:
-    """The profile of a name; raises UsageError for any other."""
+    """The profile of a name; raises UsageError for an unknown name."""
     if not isinstance(name, str) or name not in PROFILES:
         known = [known for known in PROFILES if known == PROFILES[known].name]
         msg = f"there is no profile {name!r}{did_you_mean(str(name), known)}"
@@ -116,12 +116,12 @@ class GraphOptions:
     """The options for the graphs among the targets.
 
     source
-        The target of the module that they were exported from.
+        The target of the module from which the graphs were exported.
     state_dict, declaration
-        Paths of the file with its weights, and of the file that declares roles and promises.
+        Paths of the file with the module's weights, and of the file with roles and promises.
     seconds, memory
-        How long a candidate of the run may give no answer, and how many bytes it may take; None
-        where the run does not say.
+        The seconds that a candidate may give no answer, and the bytes that it may take; None
+        without a limit of the run.
     """
 
     source: str | None = None
@@ -131,7 +131,7 @@ class GraphOptions:
     memory: int | None = None
 
     def names(self) -> list[str]:
-        """The options that were used, as they are spelled."""
+        """The used options, in their spelling on the command line."""
         options = {
             "--source": self.source,
             "--state-dict": self.state_dict,
@@ -140,7 +140,7 @@ class GraphOptions:
         return [option for option, value in options.items() if value is not None]
 
     def beside(self) -> dict[str, str | None]:
-        """What a record keeps, so that a replay opens the same."""
+        """The options for the record, from which a replay opens equal graphs."""
         return {
             "source": self.source,
             "state_dict": self.state_dict,

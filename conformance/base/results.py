@@ -89,7 +89,6 @@ class Replaceable:
 
 @lru_cache(maxsize=256)
 def _fields(kind: type[Replaceable]) -> tuple[str, ...]:
-    """The names of what a dataclass is made of."""
     return tuple(field.name for field in dataclasses.fields(kind) if field.init)
 
 

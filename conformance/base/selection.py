@@ -1,4 +1,4 @@
-"""Which clauses a run takes: names, families and globs of ``--only`` and ``--skip``."""
+"""The clauses that a run takes: names, families and globs of ``--only`` and ``--skip``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 
 def selects(word: str, slug: str) -> bool:
-    """Whether a word of a selection means a clause: its name, its family or a glob of names."""
+    """Whether a word of a selection matches a clause: its name, its family or a glob."""
     return fnmatchcase(slug, word) or slug.startswith(f"{word}.")
 
 

@@ -34,9 +34,9 @@ _WHOLE: Final = 200  # characters of a first sentence, which is broken into line
 
 
 class Command(click.Command):
-    """A command whose many options are listed by purpose, and which ends with examples.
+    """A command whose help lists its options by purpose and ends with examples.
 
-    ``examples`` are command lines and what each of them does.
+    ``examples`` are pairs of a command line and its effect.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Command(click.Command):
         self.examples = examples
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, each below what it is for."""
+        """Write the options by purpose."""
         shown = [
             (str(parameter.name), record)
             for parameter in self.get_params(ctx)
@@ -67,7 +67,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """The commands by what they are for, and examples."""
+    """The commands by purpose, and examples."""
 
     def __init__(
         self,

@@ -127,7 +127,7 @@ def json_option(text: str) -> Decorator:
 
 
 class NumberRange(click.FloatRange):
-    """A number in a range: click takes NaN for one, which no limit holds."""
+    """A number in a range, without NaN: click admits NaN, and no limit holds a NaN."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

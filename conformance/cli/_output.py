@@ -32,7 +32,7 @@ _HOURS: Final = 6000
 def printing(shown: IO[str] | None = None) -> Iterator[None]:
     """Let the reader of the output leave early, as ``head`` does, without a change of exit code.
 
-    What is ``shown`` there meanwhile may be a candidate's text: GitHub's log obeys none of it.
+    ``shown`` output may contain a candidate's text: GitHub's log obeys no command in the text.
     """
     try:
         with contextlib.nullcontext() if shown is None else no_commands(shown):
@@ -53,7 +53,7 @@ class ProgressShown(Protocol):
         """Say how far the work is."""
 
     def announce(self, line: str) -> None:
-        """Say something that stays there."""
+        """Write a line that stays on the terminal."""
 
 
 class _NoBar:
@@ -67,9 +67,9 @@ class _NoBar:
 
 
 class _Bar:
-    """A bar at the bottom of a terminal; what is announced stands above it.
+    """A bar at the bottom of a terminal; announcements stand above the bar.
 
-    Both go through the bar's console: what another writes while the bar is drawn breaks it.
+    Both go through the bar's console: other writes break the drawn bar.
     """
 
     def __init__(self, bar: Progress) -> None:
@@ -119,7 +119,7 @@ def announce(line: str) -> None:
 
 
 def time_left(seconds: float | None) -> str:
-    """``about 4 min left``, as roughly as it is known; "" where it is not."""
+    """``about 4 min left``, as roughly as known; "" if unknown."""
     if seconds is None:
         return ""
     if seconds < _MINUTES:
@@ -139,7 +139,7 @@ Made = TypeVar("Made")
 
 
 def view_options(*views: View) -> Decorator:
-    """An option for each view; the command gets ``views``, a dict from used options to paths.
+    """An option a view; the command gets ``views``, a dict from used options to paths.
 
     Without arguments all of :data:`conformance.views.VIEWS`.
     """
@@ -218,7 +218,7 @@ def keep_so_far(json_path: Path, record: Mapping[str, Any]) -> None:
 
 
 def as_written(files: str, use: Callable[[], Made]) -> Made:
-    """What is made of records of files; raises UsageError for one whose parts are inconsistent.
+    """The result of ``use`` on records of files; raises UsageError for inconsistent parts.
 
     Reading a record checks the parts that all records have; tensors and the like fail in use.
     """

@@ -323,14 +323,14 @@ _MOST_ENDED: Final = 3
 
 
 def check_watching() -> None:
-    """Require what tells of changes; raises UsageError."""
+    """Require the package that reports changes of files; raises UsageError."""
     if importlib.util.find_spec("watchfiles") is None:
         msg = "--watch needs watchfiles: pip install 'attention-conformance[watch]'"
         raise UsageError(msg)
 
 
 class _FileChangedError(KeyboardInterrupt):
-    """A file changed while a run judged what it was before."""
+    """A file changed during a run on its earlier content."""
 
 
 class Changes:
@@ -431,7 +431,7 @@ class Changes:
 def run_again(run: Callable[[float], int], changes: Changes) -> int:
     """Run at once and after every change, until Ctrl-C; the exit code of the last run's verdict.
 
-    Bad input ends no watch: the next change may mend it. What is interrupted then has no verdict.
+    Bad input ends no watch: the next change may mend it. An interrupted run has no verdict.
     """
     with changes:
         while True:

@@ -1,6 +1,6 @@
 """``conformance completion``: clauses, mistakes, targets and files, in three shells.
 
-What completes a word runs at each press: it reads files and imports no torch.
+Completion runs at every press of the key: it reads files and imports no torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def written_slugs() -> list[str]:
 def complete_clauses(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> Completed:
-    """The families, and of one that is begun its clauses."""
+    """The families of clauses, and the clauses of a family already typed."""
     slugs = written_slugs()
     families = dict.fromkeys(slug.partition(".")[0] for slug in slugs)
     return _beginning(incomplete, slugs if "." in incomplete else [*families, *slugs])

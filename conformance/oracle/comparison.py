@@ -1,7 +1,7 @@
-"""Compares an answer with what is expected, within an elementwise bound.
+"""Compares an answer with the expected answer, within an elementwise bound.
 
-How the two sides are made of the candidate's answers is kept as plain data; tensors become tables,
-written out where a person would read them. A bundle keeps them whole: :func:`kept_whole`.
+The derivation of both sides from the candidate's answers is kept as plain data. Tensors become
+tables, written out if small enough to read. A bundle keeps them whole: :func:`kept_whole`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ GROSS: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CounterfactualDifference:
-    """Elements of a counterfactual answer: which lie outside the bound, which are judged; bool."""
+    """Elements of a counterfactual answer: outside the bound, and judged; bool tensors."""
 
     moved: Tensor
     judged: Tensor
@@ -172,7 +172,7 @@ NEITHER_FINITE: Final = "neither of two answers is finite"
 
 
 def disagreement(comparison: Comparison) -> str:
-    """Why an answer is not the expected one, in one sentence; "" when it is."""
+    """The reason why an answer is not the expected one, in one sentence, or ""."""
     if not comparison.kind:
         return ""
     place = _place(comparison)
@@ -268,7 +268,7 @@ def _all_finite(tensor: Tensor) -> bool:
 
 
 def _not_finite(pair: _Pair) -> Comparison | None:
-    """A comparison of wrong elements that are not finite; None if there are none."""
+    """A comparison at an element that should be finite and is not; None without such elements."""
     got, expected, judged = pair.got, pair.expected, pair.judged
     broken = judged & ~torch.isfinite(got) & torch.isfinite(expected)
     if bool(broken.any()):
@@ -295,7 +295,7 @@ def errors_in_bounds(error: Tensor, bound: Tensor, judged: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two answers under comparison, from which one element is picked."""
+    """Two answers under comparison; one element is picked."""
 
     got: Tensor
     expected: Tensor
@@ -354,7 +354,7 @@ def moves(expected: Tensor, other: Tensor, bound: Tensor, judged: Tensor | None 
 
 @contextmanager
 def watching_counterfactuals() -> Iterator[list[CounterfactualDifference]]:
-    """Collect which elements each counterfactual moves in the meantime."""
+    """Collect the elements that counterfactuals move in the meantime."""
     differences: list[CounterfactualDifference] = []
     token = _watched.set(differences)
     try:
@@ -394,7 +394,7 @@ def _side(recording: Recording, answers: Side) -> list[dict[str, Any]]:
 
 
 def _elements(output: Tensor, view: View) -> dict[str, Any]:
-    """Which elements of an answer a view shows, in order; nothing when it shows it as it is."""
+    """The indices of the answer's elements in a view, in order; nothing for the plain answer."""
     numbered = torch.arange(output.numel()).reshape(output.shape)
     viewed = view(numbered)
     return {} if torch.equal(viewed, numbered) else {"elements": viewed.flatten().tolist()}

@@ -60,8 +60,8 @@ def along_one_channel(drawn: Inputs, *, live: int) -> Inputs:
 def lowered_key(drawn: Inputs, *, live: int, target: float) -> Inputs:
     """One key's logits near ``-target``.
 
-    In self-attention the enlarged token is a query too and its own logit is squared: that is as
-    low as its sign allows.
+    In self-attention the enlarged token is a query too and its own logit is squared: the logit is
+    then as low as its sign allows.
     """
     chosen = torch.arange(drawn.geometry.key_length) == live
     if drawn.mode != "self":

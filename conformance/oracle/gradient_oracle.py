@@ -200,7 +200,7 @@ class GradientOracle:
 def _each_query_alone(
     inputs: Inputs, point: golden.Semantics, factors: Tensor, heads: Tensor
 ) -> Inputs:
-    """Each query of a core as an item ``[B * Lq, H, 1, D]``; its factors are in its values."""
+    """The queries of a core as items ``[B * Lq, H, 1, D]``, with their factors in the values."""
     sizes = inputs.geometry
     count, items = sizes.query_length, sizes.batch * sizes.query_length
 

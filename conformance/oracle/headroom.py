@@ -1,4 +1,4 @@
-"""What a candidate can compute at all: every intermediate of the golden is representable."""
+"""The rows that a candidate can compute at all: every intermediate value is representable."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Golden:
 
     @cached_property
     def least_bound(self) -> Tensor | None:
-        """A part of the bound that is soon derived; None where there is none."""
+        """A part of the bound that is quickly derived; None without a quick part."""
         if isinstance(self.evaluation, golden.Attention):
             return least_core_bound(self.evaluation, self.contract)
         return least_layer_bound(self.evaluation, self.contract)
@@ -180,7 +180,6 @@ class Oracle:
 
     @cached_property
     def _limit(self) -> float:
-        """The largest number that a candidate can compute with."""
         return finite_limit(self.declaration, self.dtype)
 
     def contract(self, scale: float) -> Contract:

@@ -1,4 +1,4 @@
-"""The sharpest measure of an answer: exact where possible, and every bound that holds."""
+"""The sharpest measure of an answer: exact where possible, within every bound that holds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def fitted_scale_error(oracle: Oracle, inputs: Inputs, answer: Tensor) -> float 
 
 
 def _newton(lacking: Callable[[float], Tensor], first: Tensor) -> float | None:
-    """The factor, less one, that leaves the smallest error; None if that is still too large.
+    """The factor, less one, of the smallest error; None if the error is still too large.
 
     ``first`` is the error at a factor of one.
     """

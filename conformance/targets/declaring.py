@@ -1,4 +1,4 @@
-"""What to write, or to run, where a target declares no candidate: lines that can be pasted."""
+"""Advice for a target without a declared candidate: lines to paste, and commands to run."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _notes(parameters: list[inspect.Parameter], inputs: dict[str, str], needed: 
 
 
 def _inputs(parameters: list[inspect.Parameter]) -> dict[str, str]:
-    """Which of query, key and value each parameter takes: by name, else the first three."""
+    """The roles query, key and value by parameter: by name, else the first three."""
     placed = [entry for entry in parameters if entry.kind in POSITIONAL]
     named = {role_of(entry.name)[0]: entry.name for entry in reversed(placed)}
     if named.keys() >= _ROLES.keys():
@@ -141,7 +141,7 @@ def _inputs(parameters: list[inspect.Parameter]) -> dict[str, str]:
 
 
 def _given(inputs: dict[str, str], parameters: list[inspect.Parameter]) -> Iterator[str]:
-    """The arguments of the call: by place where they come first, else by name."""
+    """The arguments of the call: by place if the inputs come first, else by name."""
     if [entry.name for entry in parameters[: len(inputs)]] == list(inputs):
         yield from inputs.values()
     else:
@@ -163,7 +163,6 @@ def _of_class(name: str, kind: type, where: str) -> str:
 
 
 def _own(module: ModuleType, fits: Callable[[Any], bool]) -> list[str]:
-    """The public names of a module for what it defines itself."""
     return [
         name
         for name, value in vars(module).items()
@@ -240,7 +239,6 @@ def _arrays_of(kind: type) -> str:
 
 
 def _fixed(of: str, called: str, promises: str) -> list[str]:
-    """The lines that declare a layer with its own weights."""
     return [
         f"# matrices [out, in], a head's rows together, {of}",
         "q, k, v, o = …",

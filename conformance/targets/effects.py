@@ -21,7 +21,7 @@ _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
 
 
 class EffectError(PermissionError):
-    """What code would do, which is not done."""
+    """The code's effect, in words; the effect was refused."""
 
 
 class _Watch(threading.local):
@@ -34,9 +34,9 @@ _HOOKS: Final[list[object]] = []
 
 @contextlib.contextmanager
 def without_effects() -> Iterator[None]:
-    """Refuse what this thread would write, start, send or ask, with EffectError.
+    """Refuse with EffectError any write, process, network use or prompt of this thread.
 
-    An import may read what it likes; its compiled form is not kept.
+    Reading during an import is allowed; the compiled form of a module is not kept.
     """
     if not _HOOKS:  # a hook stays as long as the process
         _HOOKS.append(_refuse)

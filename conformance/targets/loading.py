@@ -1,4 +1,4 @@
-"""Imports what a target or an entry point names; the user's own errors become one sentence."""
+"""Imports the object of a target or an entry point; the user's own errors become one sentence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def registered(group: str) -> list[EntryPoint]:
 
 
 def home(entry: EntryPoint) -> str:
-    """The distribution that an entry point comes from, with its version."""
+    """The distribution of an entry point, with its version."""
     if entry.dist is None:
         return "an unknown distribution"
     return f"{entry.dist.metadata['Name']} {entry.dist.version}"
@@ -71,10 +71,10 @@ _LIBRARIES: Final = tuple(
 
 
 def guarded(what: str, action: Callable[[], Any]) -> Any:
-    """Do something that runs the user's code; whatever it raises becomes a UsageError.
+    """Run an action in the user's code; an exception becomes a UsageError.
 
     SystemExit is the user's too (a script that parses arguments when imported), a real Ctrl-C is
-    not. Builtins that it replaces are put back: see :func:`replaced_builtins`.
+    not. Replaced builtins are put back: see :func:`replaced_builtins`.
     """
     try:
         return _with_own_builtins(action)
@@ -120,7 +120,7 @@ def named(name: str) -> Callable[..., Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """``NameError: name 'x' is not defined (attn.py:3)``: an error with where it was raised."""
+    """``NameError: name 'x' is not defined (attn.py:3)``: an error with its place."""
     text = " ".join(message_of(error).split())
     if isinstance(error, SyntaxError) and error.msg:
         text = error.msg

@@ -49,7 +49,7 @@ _NEVER_RUN: Final = (ast.For, ast.While, ast.AsyncFor, ast.AsyncWith, ast.Await)
 
 @dataclass(frozen=True)
 class _Piece:
-    """A statement of a module, and what frames call its file."""
+    """A statement of a module, and its file name in frames."""
 
     statement: ast.stmt
     file: str
@@ -74,7 +74,7 @@ class _Piece:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it names a value that no code of anybody's makes."""
+        """Whether the piece names a value made without calls."""
         calls = (ast.Call, *_COMPREHENSIONS)
         return isinstance(self.statement, _ASSIGNMENTS) and not any(
             isinstance(node, calls) for node in _outside(self.statement)
@@ -108,7 +108,7 @@ class Part:
 
 @dataclass
 class _Running:
-    """A module that is run piece by piece, and what failed: sentences by the names they bind."""
+    """A module run piece by piece, and sentences on failed pieces, by the names that they bind."""
 
     module: ModuleType
     failed: dict[str, str] = field(default_factory=dict)
@@ -143,9 +143,9 @@ def import_named(dotted: str, name: str | None) -> Part:
 
 
 def import_for(path: Path, name: str | None) -> Part:
-    """The module of a file, a notebook or a package, with at least what a name in it needs.
+    """The module of a file, a notebook or a package, with at least the part that a name needs.
 
-    Raises UsageError where that fails.
+    Raises UsageError if the part cannot be run.
     """
     path = path.resolve()
     first = None if name is None else name.partition(".")[0]
@@ -344,7 +344,7 @@ def _not_there(pieces: list[_Piece], name: str, where: str, unread: list[str]) -
 
 
 def _declaring(pieces: list[_Piece]) -> list[_Piece]:
-    """What defines or imports, and what candidates are declared with."""
+    """The definitions, imports, blocks and plain values, and the pieces that declare candidates."""
     ours = {
         bound
         for piece in pieces
@@ -388,10 +388,10 @@ def _needed(pieces: list[_Piece], names: set[str]) -> list[_Piece]:
 
 
 def _run(run: _Running, pieces: list[_Piece], *, watched: bool = False) -> None:
-    """Run the pieces one by one; a failure is kept, with something that raises it when used.
+    """Run the pieces and keep their failures; names of failed imports raise when used.
 
-    ``watched`` ones without effects. Raises DeclarationError: what contradicts itself is not left
-    out.
+    ``watched`` pieces run without effects. Raises DeclarationError: a contradictory declaration is
+    not left out.
     """
     for piece in pieces:
         defines = isinstance(piece.statement, (*_IMPORTS, *_DEFINITIONS))
@@ -471,7 +471,7 @@ def _aliases(node: ast.AST) -> list[ast.alias]:
 
 
 def _bound(statement: ast.AST) -> set[str]:
-    """The names of its module that a statement binds or changes."""
+    """The module's names that a statement binds or changes."""
     names = set()
     for node in _outside(statement):
         if isinstance(node, _DEFINITIONS):  # a decorator may change what it is called with

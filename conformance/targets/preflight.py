@@ -156,5 +156,5 @@ def _weights(geometry: Geometry, semantics: golden.Semantics) -> golden.Projecti
 
 
 def _callee(forward: Any) -> Any:
-    """What shows the signature: a module's ``forward``, since its ``__call__`` takes anything."""
+    """The function with the signature: a module's ``forward``, as ``__call__`` takes anything."""
     return forward.forward if isinstance(forward, torch.nn.Module) else forward

@@ -62,10 +62,10 @@ _ACCEPTED: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Undeclared:
-    """A module, or a function with parameters, of which nothing is declared.
+    """A module, or a function with parameters, without a declaration.
 
-    ``site`` is the number of the attention of a whole model that the target names. ``notes`` say
-    what of its file is missing.
+    ``site`` is the number of the target's attention in a whole model. ``notes`` say what of its
+    file is missing.
     """
 
     value: Any
@@ -74,7 +74,7 @@ class Undeclared:
     notes: tuple[str, ...] = ()
 
     def located(self, target: str) -> Undeclared:
-        """The object with the target that it comes from."""
+        """The object with its target."""
         return self if self.target == target else replace(self, target=target)
 
 
@@ -234,7 +234,6 @@ def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Resolved, 
 
 
 def _attention(target: str, number: int) -> list[tuple[Resolved, str]]:
-    """One attention of a module that is a whole model."""
     value = object_of(target)
     if callable(value) and not _is_candidate(value):
         value = _called(value, target)
@@ -291,14 +290,13 @@ def _file(name: str | None, option: str) -> Path | None:
 
 
 def _source(target: str) -> ExportSource:
-    """The module that a target names as a source."""
     from ..adapters.source import source_of  # noqa: PLC0415
 
     return source_of(_source_object(target), target)
 
 
 def _source_object(target: str) -> Any:
-    """What ``--source`` names; a function without arguments is called once."""
+    """The object of ``--source``; a function without arguments is called once."""
     value = object_of(target)
     if value is None or isinstance(value, ModuleType):
         msg = f"--source {target} names no object: write package.module:object"
@@ -309,7 +307,7 @@ def _source_object(target: str) -> Any:
 
 
 def checked_name(name: str) -> str:
-    """A dotted name as it is; raises UsageError for what is none."""
+    """A dotted name unchanged; raises UsageError for a text that is no dotted name."""
     if all(part.isidentifier() for part in name.split(".")):
         return name
     msg = f"there is no file, module or registered candidate {name!r}"
@@ -372,7 +370,7 @@ def _from_folder(folder: Path) -> Iterator[tuple[Resolved, str]]:
 
 
 def _mentions_us(file: Path) -> bool:
-    """Whether a file has our name in it; one that cannot be read is refused by its import."""
+    """Whether a file contains our name; an unreadable file counts, and its import refuses it."""
     try:
         return b"conformance" in file.read_bytes()
     except OSError:
@@ -454,7 +452,7 @@ def _has(module: ModuleType, name: str, where: str) -> bool:
 
 
 def candidates_of(value: Any, target: str) -> Iterator[tuple[Resolved, str]]:
-    """What an object is or makes; raises UsageError when it is nothing that can be judged."""
+    """The candidates that an object is or makes; raises UsageError for an object without any."""
     made = value if _is_candidate(value) else _called(value, target)
     if isinstance(made, type) and not is_module(made):
         raise UsageError(how_to_call(made, target))
@@ -473,13 +471,13 @@ def _is_candidate(value: Any) -> bool:
 
 
 def is_module(value: Any) -> bool:
-    """Whether it is a torch module, or a class of them."""
+    """Whether a value is a torch module, or a class of torch modules."""
     is_class = isinstance(value, type) and issubclass(value, torch.nn.Module)
     return is_class or isinstance(value, torch.nn.Module)
 
 
 def _called(value: Any, target: str) -> Any:
-    """What a function without arguments returns; the function itself where it takes inputs."""
+    """The result of a function without arguments; a function with inputs itself."""
     if not callable(value):
         msg = f"{target} is {repr_of(value)}, which is not callable: name {_ACCEPTED}"
         raise UsageError(msg)

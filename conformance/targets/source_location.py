@@ -42,7 +42,7 @@ def _of_graph(target: str) -> FileAndLine | None:
 
 
 def _of_object(value: Any) -> FileAndLine | None:
-    """Where a function or a class is written; not for the harness' own, which wraps the user's."""
+    """File and line of a function or a class; None for the harness' own, which wrap the user's."""
     try:
         result = inspect.unwrap(value)
         while isinstance(result, functools.partial):
@@ -57,7 +57,7 @@ def _of_object(value: Any) -> FileAndLine | None:
 
 
 def _of_target(target: str) -> FileAndLine | None:
-    """Where the object of a target is bound, else its file."""
+    """The place that binds the object of a target, else the target's file."""
     try:
         where, name = split_target(split_site(target)[0])
         file = where if is_path(where) else str(sys.modules[where].__file__)
@@ -79,7 +79,6 @@ def _line_of(path: Path, name: str | None) -> int | None:
 
 
 def _bound(node: ast.stmt) -> set[str]:
-    """The names that a statement binds."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return {alias.asname or alias.name for alias in node.names}
     return defined_names(node)

@@ -63,9 +63,9 @@ def seen_from(path: str, folder: Path) -> str:
 
 
 def split_target(target: str) -> tuple[str, str | None]:
-    """``where:object`` in its two parts; a drive letter is no separator.
+    """The parts of ``where:object``; a drive letter is no separator.
 
-    Raises UsageError where a part is empty.
+    Raises UsageError if a part is empty.
     """
     where, colon, name = target.rpartition(":")
     if not colon or (len(where) == 1 and name[:1] in ("/", "\\")):
@@ -83,7 +83,7 @@ def is_path(where: str) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is a file or folder; none has a name that is too long, or holds a NUL."""
+    """Whether a file or folder exists; false for a name that is too long, or holds a NUL."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -91,12 +91,12 @@ def exists(path: Path) -> bool:
 
 
 def why_foreign(target: str) -> str:
-    """Why a target that somebody else may have written is not run without a word, or "".
+    """The reason why a target, perhaps written by a stranger, is not run without consent, or "".
 
-    The user's own are graphs, which are data, registered candidates, and what a Python file below
-    the working folder declares: a name that the file itself defines, where it mentions conformance;
-    a class, where it mentions torch alone. Whatever is installed is not. A path that is not there
-    runs nothing.
+    The user's own are graphs, which are data, registered candidates, and declarations of Python
+    files below the working folder: names defined in a file that mentions conformance, and classes
+    in a file that mentions torch alone. Installed packages are not the user's. A missing path runs
+    nothing.
     """
     if is_graph(target):
         return ""
@@ -177,7 +177,7 @@ def _why_undeclared(file: Path, name: str | None, imports: int) -> str:
 
 
 def defined_names(statement: ast.AST) -> set[str]:
-    """The names that a statement defines itself, not what it imports."""
+    """The names that a statement defines itself, without imports."""
     if isinstance(statement, _DEFINITIONS):
         return {statement.name}
     if isinstance(statement, (ast.Assign, ast.AnnAssign)):

@@ -1,4 +1,4 @@
-"""One clause of one candidate as a test: how it runs, and what its status means to pytest."""
+"""A clause of a candidate as a test: its run, and the meaning of its status for pytest."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class ClauseCase:
 class UncheckedCase(ClauseCase):
     """The test of a candidate whose parameters look like masks and are not declared.
 
-    It cannot be passed, as an untestable clause cannot: who wants it green declares them.
+    As an untestable clause, the test cannot pass until the parameters are declared.
     """
 
     def __init__(self, plan: CandidatePlan, said: str) -> None:
@@ -166,7 +166,6 @@ class UncheckedCase(ClauseCase):
 
 
 def _findings(result: ClauseResult) -> list[tuple[str, object]]:
-    """The known facts of a result for the test report."""
     named = [str(entry.get("name") or "") for entry in result.diagnosis]
     facts = {
         "margin": result.margin,
@@ -202,6 +201,6 @@ def _conclude(case: ClauseCase, result: ClauseResult) -> None:
 
 
 def _tolerate(case: ClauseCase, reason: str) -> NoReturn:
-    """xfail; with --runxfail, which makes that return, fail."""
+    """xfail; with --runxfail, under which xfail returns, fail."""
     pytest.xfail(reason)
     pytest.fail(case.explained(), pytrace=False)

@@ -1,4 +1,4 @@
-"""The nodes that pytest collects: the clauses of ``--candidate``, and the cases of a suite."""
+"""The nodes of pytest: the clauses of ``--candidate``, and the cases of a suite."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ClauseItem(pytest.Item):
             self.user_properties.extend(self.case.properties())
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """A clause that failed, by its cause alone: the short summary has one line for it."""
+        """A failed clause, by its cause alone: the short summary has one line for a failure."""
         error = excinfo.value
         if isinstance(error, pytest.fail.Exception) and not error.pytrace:
             return str(error)

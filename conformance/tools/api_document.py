@@ -38,7 +38,7 @@ _TERM: Final = re.compile(r"\S.*\n(?=    )")
 
 
 def render() -> str:
-    """Every public name: its signature, its docstring and, of a class, its public members."""
+    """The text of all public names: signature, docstring and, of a class, public members."""
     chapters = [
         "\n".join([f"## {title}\n", *(_section(name) for name in names.split())])
         for title, names in _CHAPTERS.items()

@@ -1,4 +1,4 @@
-"""What ``conformance explain`` tells of a name: a clause, a family of clauses or a mistake."""
+"""The text of ``conformance explain`` on a clause, a family of clauses or a mistake."""
 
 from __future__ import annotations
 

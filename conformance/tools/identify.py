@@ -32,7 +32,7 @@ def identify(
 ) -> dict[str, Any]:
     """The record of one target.
 
-    ``as_observed`` makes the declaration promise what was found even where it is probably a
+    ``as_observed`` makes the declaration promise the observed behaviour even if that is probably a
     mistake, in place of the standard.
 
     The record's ``reason`` says when an implementation hangs or dies. Raises UsageError for a
@@ -115,7 +115,7 @@ def write_checked(
 def _checked(
     record: dict[str, Any], path: Path, timeout: float, progress: Progress
 ) -> dict[str, Any]:
-    """Verdict, reason and failures: all clauses in one dtype, those of numbers in the others."""
+    """Verdict, reason and failures: all clauses in one dtype, clauses of numbers in the others."""
     right = {fact["fact"]: fact["value"] for fact in record["facts"]}.get("dtypes") or {}
     first, *others = [dtype for dtype in DTYPES if right.get(dtype)] or ["float32"]
     runs: list[dict[str, Any]] = [{"dtypes": (first,)}]

@@ -63,7 +63,7 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateReport:
-    """The verdict on one candidate, its causes and the result of each clause."""
+    """The verdict on a candidate, its causes and the results of the clauses."""
 
     name: str
     target: str
@@ -136,7 +136,6 @@ class Report:
         return "\n".join(lines) or overall(self.record).reason
 
     def _repr_html_(self) -> str:
-        """The causes at a glance, for notebooks."""
         page: str = render_fragment(self.record)
         return page
 

@@ -44,7 +44,7 @@ _DTYPE: Final = "float32"
 
 
 def picture(slug: str) -> str:
-    """The picture of a clause as SVG; the same for the same clause and golden.
+    """The picture of a clause as SVG; equal for equal clause and golden.
 
     Raises LookupError for a clause of which no problem of a picture's size binds.
     """
@@ -126,7 +126,7 @@ def _binding(clause: Clause) -> Iterator[Evidence]:
 
 
 def _tried(clause: Clause, candidate: Candidate, problem: Problem) -> Evidence | None:
-    """The evidence of one example; None where it does not bind or compares nothing."""
+    """The evidence of one example; None if the example does not bind or compares nothing."""
     subject = Subject(candidate, _DTYPE)
     with watching_counterfactuals() as compared:
         oracle = RecordingOracle(subject, compared)
@@ -214,7 +214,6 @@ def _motion(moved: Tensor, judged: Tensor) -> list[str]:
 
 
 def _example(example: Evidence) -> str:
-    """The problem in a few words."""
     problem = example.problem
     parts = [f"values {problem.values}", f"seed {problem.seed}"]
     if problem.mask is not None:

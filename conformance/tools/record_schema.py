@@ -58,7 +58,6 @@ def _entry(kind: Any, definitions: dict[str, Any]) -> None:
 
 
 def _schema_of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a type of :mod:`conformance.base.record`."""
     origin, parts = get_origin(kind), get_args(kind)
     if is_entry(kind):
         if kind.__name__ not in definitions:

@@ -82,7 +82,10 @@ def failed_clauses(
     dtype: str | None = None,
     purpose: str = "replay",
 ) -> list[FailedClause]:
-    """What :func:`cases` names, with or without a counterexample; ``purpose`` is what to do."""
+    """The failures of a reference as in :func:`cases`, with or without counterexamples.
+
+    ``purpose`` says in a message what is to be done with the failures.
+    """
     path, named, slug = _split(reference)
     report = read_record(path)
     entries = _candidates(report, candidate or named, path)
@@ -117,7 +120,7 @@ def _urgency(clause: Record) -> tuple[bool, bool]:
 
 
 def _in_dtype(failures: Sequence[FailedClause], dtype: str) -> list[FailedClause]:
-    """The failures in one dtype; raises UsageError where there are others only."""
+    """The failures in a dtype; raises UsageError if all failures are in other dtypes."""
     chosen = [case for case in failures if case.clause.get("dtype") == dtype]
     if failures and not chosen:
         others = ", ".join(sorted({str(case.clause.get("dtype")) for case in failures}))
@@ -236,7 +239,7 @@ def _after_the_run(
 def _after_one_call(
     passed: Sequence[FailedClause], target: str | None, timeout: float
 ) -> dict[int, Replayed]:
-    """The cases that fail after the one call that their diagnosis blames, a new worker a case."""
+    """The cases that fail after the earlier call blamed by their diagnosis, a new worker a case."""
     dependent: dict[int, Replayed] = {}
     for case in passed:
         after = next(iter(case.clause.get("diagnosis") or [{}])).get("after")
@@ -387,7 +390,7 @@ def _of_run(run: Record) -> dict[str, Any]:
 
 
 def _index(names: list[str], name: str, target: str) -> int:
-    """Which of a target's candidates is meant; raises UsageError when that is not clear."""
+    """The number of the wanted candidate; raises UsageError if the choice is not clear."""
     if name in names:
         return names.index(name)
     if len(names) == 1:
@@ -447,7 +450,7 @@ def argument_of(case: FailedClause) -> dict[str, Any]:
 
 
 def _lost(lost: WorkerLost, clause: Record) -> dict[str, Any]:
-    """The answer where the worker hung or died."""
+    """The answer for a worker that hung or died."""
     same = clause["violation"]["kind"] == lost.kind
     violation = {"kind": lost.kind, "message": f"the candidate {lost}"}
     return {"outcome": "fails" if same else "differs", "violation": violation}

@@ -85,7 +85,6 @@ def _or(words: tuple[str, ...]) -> str:
 
 
 def _documented(requirement: object) -> str:
-    """The first line of a requirement's docstring, where it has one."""
     text = (requirement.__doc__ or "").strip()
     first = text.splitlines()[0].rstrip(".") if text else ""
     return first[:1].lower() + first[1:]
@@ -163,7 +162,7 @@ def write_pictures(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Print the document, or write its pictures; 2 when there is something that cannot be used."""
+    """Print the document, or write its pictures; returns 2 for bad input."""
     try:
         if not arguments:
             sys.stdout.write(render())

@@ -183,7 +183,7 @@ def _largest(high: Tensor, low: Tensor) -> DoubleDouble:
 
 
 def _mean(attention: golden.Attention, value: DoubleDouble) -> DoubleDouble:
-    """The mean of the values that the rule for empty rows chooses; zeros if there is none."""
+    """The mean of the values chosen by the rule for empty rows; zeros without values."""
     chosen = attention.weights > 0
     count = chosen.sum(dim=-1, keepdim=True).clamp_min_(1).double()
     sums = matmul(exact(chosen.double()), _zero_unread(value, chosen))

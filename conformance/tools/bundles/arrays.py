@@ -1,6 +1,6 @@
 """The tensors of a failure as files of arrays that NumPy reads without pickle.
 
-Three files: the problem's own tensors, those of the calls and layers, and what was compared.
+Three files: the tensors of the problem, of the calls and layers, and of the comparison.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _name(path: tuple[str, ...]) -> str:
 
 
 def of_values(entry: Mapping[str, Any]) -> Array | None:
-    """The elements of a table that holds its values; None for other tables.
+    """The elements of a table with values; None for other tables.
 
     Numbers that are not finite may be texts, as in a report.
     """

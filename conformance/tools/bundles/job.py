@@ -1,6 +1,6 @@
 """The worker's job of ``bundle``: examine a counterexample again and keep its tensors whole.
 
-The tensors are written to a folder of the command. All known facts are written before every call of
+The tensors are written to a folder of the command. The known facts are written before every call of
 the candidate, too: a call that kills its process leaves its arguments behind.
 """
 
@@ -57,8 +57,9 @@ class ModuleCall:
 class DetailedRecording(Recording):
     """A recording that also records the calls of a user's module, and reports calls beforehand.
 
-    ``under_way`` is the call that was begun last, ``module_calls`` are the calls of the user's
-    module in each call. ``watch`` is called before each call: the process may not survive it.
+    ``under_way`` is the call begun last, ``module_calls`` are the calls of the user's module by
+    call of the harness. ``watch`` is called before every call: the process may not survive the
+    call.
     """
 
     watch: Watch = lambda _recording: None
@@ -79,7 +80,7 @@ class DetailedRecording(Recording):
             forward.calling = _recorded(forward.calling, self)
 
     def with_under_way(self) -> Recording:
-        """The calls that returned, and the one that has not."""
+        """The returned calls, and the call under way."""
         calls = [*self.calls, *([self.under_way] if self.under_way is not None else [])]
         return Recording(calls=calls, built=self.built)
 
@@ -126,9 +127,9 @@ def under_way(subject: Subject, problem: Problem, recording: DetailedRecording) 
 def add_details(
     data: Data, subject: Subject, recording: DetailedRecording, *, compared: bool
 ) -> None:
-    """Add what only a bundle holds to the description of a failure.
+    """Add to the description of a failure the details of bundles.
 
-    ``compared`` says that numbers were compared: then each call has a golden answer.
+    ``compared`` says that numbers were compared: then every call has a golden answer.
     """
     for number, (call, entry) in enumerate(zip(recording.calls, data["calls"], strict=False)):
         calls = recording.module_calls[number] if number < len(recording.module_calls) else []
@@ -164,7 +165,7 @@ def _right(subject: Subject, call: RecordedCall) -> Data:
 
 
 def _as_module_call(call: RecordedCall, calls: list[ModuleCall]) -> Data:
-    """The call of a user's module that a call of the harness made; nothing if not exactly one.
+    """The module's call inside a call of the harness; nothing if there is not exactly one.
 
     ``swapped`` says that the module's tokens come before its batch.
     """
@@ -234,7 +235,6 @@ def _gradients(call: RecordedCall, pulled: list[RecordedBackward]) -> Data:
 
 
 def _leaves(call: RecordedCall) -> list[int]:
-    """The numbers of the arguments that require gradients."""
     return [number for number, tensor in enumerate(call.arguments[0]) if tensor.requires_grad]
 
 
@@ -310,7 +310,6 @@ def _note(
     recording: DetailedRecording,
     access: dict[str, Any],
 ) -> None:
-    """Write what is known before a call."""
     with kept_whole() as tensors:
         data = {**under_way(subject, problem, recording), "access": access}
     _write(folder, data, tensors)
@@ -329,7 +328,7 @@ def _write(folder: Path, data: dict[str, Any], tensors: list[Tensor]) -> None:
 
 
 def as_array(tensor: Tensor) -> Array:
-    """A tensor as an array; NumPy has no bfloat16, so its bits are taken."""
+    """A tensor as an array; of bfloat16 the bits, as NumPy lacks the dtype."""
     if tensor.dtype == torch.bfloat16:
         return tensor.contiguous().view(torch.uint16).numpy()
     return tensor.numpy()

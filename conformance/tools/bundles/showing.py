@@ -66,7 +66,6 @@ def _sized(tensor: Record) -> str:
 
 
 def _rounded(values: Any) -> str:
-    """Nested lists of numbers, six digits each."""
     if isinstance(values, list):
         return f"[{', '.join(map(_rounded, values))}]"
     is_number = isinstance(values, float)

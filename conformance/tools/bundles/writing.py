@@ -45,7 +45,7 @@ def check_counterexample(data: Mapping[str, Any]) -> None:
 
 
 def _check_tables(value: Any, place: str) -> None:
-    """Every table names a dtype that tensors have, and sizes; what refers to a call, its number."""
+    """Require that tables name a dtype and sizes, and references to calls a number."""
     if isinstance(value, dict):
         for name in ("offset", "call"):
             _check(type(value.get(name, 0)) is int, f"{place} {name}".strip())
@@ -111,7 +111,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Bundled:
-    """A bundle that was written; ``again`` says why its script calls no candidate, or ""."""
+    """A written bundle; ``again`` is the reason why its script calls no candidate, or ""."""
 
     folder: Path
     clause: Record
@@ -120,7 +120,7 @@ class Bundled:
 
 
 def folder_for(case: FailedClause, output: Path | None) -> Path:
-    """Where to write a failure; raises UsageError for a place that is taken or not there."""
+    """The folder for a failure; raises UsageError for a place that is taken or missing."""
     if output is None:
         name = f"bundle-{case.candidate['name']}-{case.clause['id']}"
         output = Path(_NO_NAME.sub("-", name))
@@ -221,7 +221,6 @@ def _has_values(case: FailedClause) -> bool:
 
 
 def _of_report(case: FailedClause, folder: Path, refused: str) -> tuple[Record, str, str]:
-    """The failure as the report holds it."""
     from .arrays import named_arrays, of_values, write_arrays  # noqa: PLC0415 (numpy)
 
     argument_of(case)

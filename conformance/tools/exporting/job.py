@@ -1,4 +1,4 @@
-"""The job of ``conformance export-check`` in the worker: load the module, export it, read it."""
+"""The worker's job of ``conformance export-check``: load a module, export it, read the graph."""
 
 from __future__ import annotations
 
@@ -104,9 +104,10 @@ def load_kept(module: nn.Module, folder: Path) -> None:
 
 
 def rebuilt(target: str, folder: Path, *, root: str) -> nn.Module:
-    """The module of a target with the weights that were kept in a folder.
+    """The module of a target with the weights kept in a folder.
 
-    ``root`` is the folder in which the target was named. Raises UsageError where they do not fit.
+    ``root`` is the folder in which the target was named. Raises UsageError if the weights do not
+    fit.
     """
     put_on_path(Path(root))
     module = module_of(target)
@@ -135,7 +136,7 @@ class NotExported(Exception):  # noqa: N818 (the exporter's fault, or the module
 
 
 def require_exporter() -> None:
-    """Raise UsageError where torch's exporter lacks what it needs."""
+    """Raise UsageError if a dependency of torch's exporter is missing."""
     if importlib.util.find_spec("onnxscript") is None:
         msg = (
             "torch.onnx.export needs onnxscript, which is not installed: pip install "
@@ -253,7 +254,7 @@ class Exportable:
 
 
 def modules_of(options: RunOptions, tell: Tell = lambda _what, _name: None) -> list[Exportable]:
-    """The module that each target names; raises UsageError with one sentence."""
+    """The modules of the targets; raises UsageError with one sentence."""
     require_exporter()
     modules = []
     for target in options.targets:

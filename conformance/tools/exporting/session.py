@@ -95,7 +95,6 @@ def _exported(
 
 
 def _export_once(supervisor: Supervisor, export: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of one export; hanging or crashing is a verdict, too."""
     step = "exporting"
 
     def note_step(what: str, _name: Any) -> None:

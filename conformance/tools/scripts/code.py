@@ -127,7 +127,7 @@ def _argument(name: str, tensor: Record) -> Iterator[str]:
 
 
 def tensor_code(data: Record) -> str:
-    """A tensor as code that makes the same bits; from its storage where it has gaps."""
+    """Code that makes a bitwise equal tensor; from its storage if the tensor has gaps."""
     storage = data.get("storage")
     if storage is None:
         return _plain(data)
@@ -206,13 +206,13 @@ def _source(source: Record, data: Record) -> str:
 
 
 def _rows(data: Record, number: int) -> str:
-    """At which row of a packed answer each query lies."""
+    """The rows of the queries in a packed answer."""
     rows = data["calls"][number].get("rows")
     return "" if rows is None else f", rows={tensor_code(rows)}"
 
 
 def _against_golden(data: Record) -> Iterator[str]:
-    """Every answer against what attention as specified gives."""
+    """The comparison of every answer with the specified attention's answer."""
     yield "wrong = []"
     for number, call in enumerate(data["calls"]):
         if "golden" in call:

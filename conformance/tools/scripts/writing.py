@@ -46,7 +46,7 @@ def with_sources(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _source(data: Record, judged: Any, other_than: Record | None = None) -> dict[str, Any] | None:
-    """The last of the answers that holds what was judged."""
+    """The last answer that holds the judged tensor."""
     if not isinstance(judged, Mapping):
         return None
     elements = content(judged)
@@ -71,7 +71,7 @@ def _answers(data: Record) -> Iterator[tuple[dict[str, Any], Record]]:
 
 
 def content(tensor: Record) -> Any:
-    """What distinguishes tensors: values or digest; None where there is neither."""
+    """The values of a tensor, or their digest; None without either."""
     return tensor.get("values", tensor.get("digest"))
 
 
@@ -180,7 +180,6 @@ def _backend(data: Record) -> str:
 
 
 def _parts(data: Record) -> Iterator[str]:
-    """The further parts of the script."""
     access = data.get("access") or {}
     if is_graph(data):
         yield _graph(access["graph"])
@@ -227,7 +226,6 @@ def _eager_name(name: str) -> str:
 
 
 def _device(data: Record) -> str:
-    """Where the candidate was called."""
     return str((data.get("problem") or {}).get("device") or "cpu")
 
 
@@ -307,13 +305,13 @@ def _every_tensor(data: Record) -> Iterator[Record]:
 
 
 def comment(text: str) -> str:
-    """Text that cannot end the docstring it stands in."""
+    """Text that cannot end its docstring."""
     plain = text.replace("\\", "/").replace('"', "'")
     return " ".join(plain.split())
 
 
 def absolute(target: str) -> str:
-    """A target that means the same in another folder."""
+    """The target with an absolute path, for a script in another folder."""
     where, colon, name = target.rpartition(":")
     path = Path(where if colon else target)
     if not path.exists():

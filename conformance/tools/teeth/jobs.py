@@ -74,13 +74,13 @@ class TeethOptions(RunOptions):
 
     @property
     def whole(self) -> bool:
-        """Whether it is the whole catalogue that is run."""
+        """Whether the whole catalogue is run."""
         return not (self.targets or self.mistakes or self.not_mistakes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedEntry(Loaded):
-    """A mistake, or a correct candidate, as the record needs it; its primary clause comes first."""
+    """A mistake, or a correct candidate, with the facts for the record; primary clause first."""
 
     sentence: str
     fix: str
@@ -99,7 +99,7 @@ LEGITIMATE: Final = "candidates.legitimate"
 class CatalogueEntry:
     """A mistake, or a correct candidate, ready to run.
 
-    ``make`` gives the candidate, once it is run: those of the whole catalogue take seconds to make.
+    ``make`` makes the candidate when it is run: the candidates of the whole catalogue take seconds.
     ``primary`` is "" for candidates that are only known to be broken: any clause may catch them.
     """
 
@@ -119,7 +119,7 @@ class CatalogueEntry:
 
 
 def entries(options: TeethOptions, tell: Tell) -> list[CatalogueEntry]:
-    """Every entry that the options select; raises UsageError for what cannot be used."""
+    """Every entry that the options select; raises UsageError for unusable options."""
     mistakes = [*_mistakes(options, tell)]
     correct = [*_correct(options, tell)]
     chosen = _chosen(_unique(mistakes), options)
@@ -188,7 +188,7 @@ def _repository(name: str, tell: Tell) -> ModuleType | None:
 
 
 def _of_target(target: str) -> Iterator[CatalogueEntry]:
-    """The mistakes of a target; where it has none its candidates, which then are broken ones."""
+    """The mistakes of a target, or without mistakes its candidates, taken as broken."""
     mistakes = list(mistakes_in(object_of(target)))
     if mistakes:
         yield from (_entry(mistake, target) for mistake in mistakes)
@@ -198,7 +198,6 @@ def _of_target(target: str) -> Iterator[CatalogueEntry]:
 
 
 def _sentence(candidate: Candidate) -> str:
-    """The first paragraph of a candidate's docstring on one line."""
     text = inspect.getdoc(candidate.function) or ""
     return " ".join(text.partition("\n\n")[0].split())
 
@@ -275,7 +274,7 @@ def _unique(named: Iterable[CatalogueEntry]) -> list[CatalogueEntry]:
 
 
 def _chosen(mistakes: list[CatalogueEntry], options: TeethOptions) -> list[CatalogueEntry]:
-    """The mistakes that the globs leave; raises UsageError for a glob that matches none."""
+    """The mistakes that the globs leave; raises UsageError for a glob without a match."""
     names = [entry.name for entry in mistakes]
     for option, globs in (("--only", options.mistakes), ("--skip", options.not_mistakes)):
         for glob in globs:

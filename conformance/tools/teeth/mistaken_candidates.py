@@ -84,9 +84,9 @@ def acted(
     evaluate: Evaluate,
     more: tuple[str, ...] = (),
 ) -> Candidate:
-    """A core or a layer that promises all it can at a point, and answers with an evaluation.
+    """A core or a layer with all promises possible at a point, whose answers are an evaluation.
 
-    ``more`` are features beyond those that every such candidate has.
+    ``more`` are features beyond the common ones of acted candidates.
     """
     decorate = (core if kind == "core" else layer)(
         name=name,
@@ -100,7 +100,7 @@ def acted(
 
 
 def correct_candidates() -> list[Candidate]:
-    """The standard itself, acted out in the same way: what no clause may flag."""
+    """The standard itself, acted out in the same way: no clause may flag these candidates."""
     points = {"standard": golden.STANDARD, "standard_top_left": OTHER_POINT}
     return [
         acted(f"{name}_{kind}", kind, point, partial(evaluate_at, point=point))
@@ -243,7 +243,7 @@ def _core_of(answered: Evaluation) -> golden.Attention:
 
 
 def read_masks(forms: Mapping[str, Tensor | None], key_length: int) -> dict[str, Any]:
-    """Any form of mask as the harness itself holds it: a table of kept keys and a finite bias."""
+    """A mask of any form in the harness' own form: a table of kept keys and a finite bias."""
     present = {form: mask for form, mask in forms.items() if mask is not None}
     if not present:
         return {}
@@ -335,7 +335,6 @@ def _sizes(inputs: Inputs) -> tuple[Any, ...]:
 
 @cache
 def _oracle(kind: str, declared: golden.Semantics) -> Oracle:
-    """An oracle at a point; nothing needs a bound of it."""
     candidate = acted("standard", kind, declared, partial(evaluate_at, point=declared))
     return Oracle(candidate.declaration, "float64")
 

@@ -78,7 +78,7 @@ def build_record(
 
 
 def _statuses(results: Iterable[ClauseResult]) -> dict[str, ClauseResult]:
-    """One result a clause, the loudest; those that do not apply are left out."""
+    """A result a clause, the loudest; clauses that do not apply are left out."""
     loudest: dict[str, ClauseResult] = {}
     for result in results:
         if result.status == "not-applicable":
@@ -94,7 +94,6 @@ def _loudness(result: ClauseResult) -> int:
 
 
 def _row(entry: LoadedEntry, run: TeethProgress) -> dict[str, Any]:
-    """What mistakes and correct candidates have in common."""
     statuses = _statuses(run.results[entry.name])
     return {
         "name": entry.name,
@@ -129,7 +128,7 @@ def _mistake(entry: LoadedEntry, run: TeethProgress) -> dict[str, Any]:
 
 
 def _why_missed(entry: LoadedEntry, results: Sequence[ClauseResult]) -> str:
-    """What the primary clause said instead of failing, or ""."""
+    """The primary clause's result instead of a failure, or ""."""
     own = [result for result in results if result.id == entry.primary]
     if not own or any(catches(result) for result in own):
         return ""
@@ -210,9 +209,9 @@ def run_teeth(
 ) -> dict[str, Any]:
     """Run every clause on every entry of the catalogue and return the record.
 
-    ``make_pool`` makes the workers.
-    An interrupt (Ctrl-C) ends the run early: the record holds what was done and says so. Raises
-    UsageError for bad input and HarnessError when no worker can run.
+    ``make_pool`` makes the workers. An interrupt (Ctrl-C) ends the run early: the record holds the
+    results so far and says so. Raises UsageError for bad input and HarnessError when no worker can
+    run.
     """
     started = time.monotonic()
     run = TeethProgress(ready=Ready(environment={}, specification="", sentences={}))

@@ -80,7 +80,7 @@ def _is_list(cases: Any) -> bool:
 
 
 def _faults(folder: Path, entry: Record) -> Iterator[str]:
-    """What is wrong with a case: its description, its data, or where its tensors lie."""
+    """The defects of a case: in its description, its data, or the places of its tensors."""
     name = entry["file"]
     text, fault = _read(folder, name, entry["sha256"])
     if fault:
