@@ -43,7 +43,7 @@ def configuration(folder: Path) -> Configuration:
         return NOTHING
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):  # whoever needs it will say so
+    except (OSError, UnicodeDecodeError):  # the file's own tools report the error
         return NOTHING
     if "conformance" not in text:
         return NOTHING

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from ..errors import UsageError
 
-# How the file of an option begins when it is one that a command wrote; a plain text of a terminal
-# shows it at its end. What is written is checked against these in tests.
+# The beginning of an option's file when a command wrote the file; the plain text of a terminal is
+# known by its end. Tests check the written files against these patterns.
 _TOOL: Final = rb'"tool": \{\s*"name": "attention-conformance"'
 _OURS: Final = {
     # A record of a run, of a catalogue or of identify; a difference names no tool.
@@ -34,8 +34,8 @@ _OURS: Final = {
     "--output": rb'\A"""Found by: conformance identify ',
     "--keep": rb'\A"""The module that these graphs were exported from',
 }
-# The variable that names where a worker makes its temporary folders: whoever has started the worker
-# removes them with it, since one that is killed cannot. Elsewhere each goes with its process.
+# The variable with the place of a worker's temporary folders: the process that started the worker
+# removes the place, since a killed worker cannot. Elsewhere folders go with their process.
 SCRATCH: Final = "CONFORMANCE_SCRATCH"
 # A script begins with the message of its failure; a record names its tool before anything long.
 _LOOKED_AT: Final = 65_536

@@ -52,7 +52,7 @@ _LARGEST_MULTIPLE: Final = 64
 _MOST_NUMBERS: Final = 1 << 28  # two gibibytes in float64, of which a problem needs some
 _POSSIBLE: Final = "every size is a positive integer, and num_heads a multiple of num_kv_heads"
 FIELDS: Final = tuple(field.name for field in dataclasses.fields(Geometry))
-# The sizes of one call; the others are those of the candidate.
+# The sizes of a call; the remaining sizes are the candidate's.
 COUNTED: Final = ("batch", "query_length", "key_length")
 LENGTHS: Final = ("query_length", "key_length")
 # The geometry that shows which sizes a candidate's own geometry function decides.

@@ -35,7 +35,7 @@ def today() -> date:
         raise UsageError(msg) from None
 
 
-# What begins the reason of a clause that was not run, and of one that was not run to its end.
+# The beginnings of the reasons of clauses that were not run, or not run to their end.
 NOT_RUN: Final = "not run: "
 NOT_FINISHED: Final = "not run to its end: "
 # Of calls that are slower than so many a second, a thousand take a minute or more.
@@ -177,7 +177,7 @@ def unsearched() -> Iterator[None]:
     In a process that has imported torch a search takes a fifth of a second. Cycles of earlier runs
     are passed over as well: every ``RUNS_UNSEARCHED`` runs all objects are searched at the end.
     """
-    ours = gc.get_freeze_count() == 0  # else somebody else has seen to it
+    ours = gc.get_freeze_count() == 0  # otherwise a caller has frozen the objects
     if ours:
         gc.freeze()
     try:

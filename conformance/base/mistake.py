@@ -12,9 +12,9 @@ from ..errors import DeclarationError
 
 # The name of a diagnosis that found none.
 UNKNOWN: Final = "unknown-mistake"
-# That of a failure that other attempts do not show.
+# The name of a diagnosis for a failure that further attempts do not show.
 UNREPEATABLE: Final = "answers-not-repeatable"
-# What the sentence of an unknown one begins with.
+# The beginning of an unknown mistake's sentence.
 NO_MISTAKE: Final = "no known mistake explains it"
 # What those who declare nothing may mean: a residual sum of a block, three tensors packed a head,
 # the one table of weights of interpretable attention (Lim et al. 2019, Temporal Fusion), scores of

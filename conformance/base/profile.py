@@ -96,7 +96,7 @@ PROFILES: Final[dict[str, Profile]] = {
     "nightly": Profile(
         name="nightly", examples=150, longest=257, reductions=6000, strength=3, explores=True
     ),
-    "default": _FULL,  # what it was called before there was a default for every entrance
+    "default": _FULL,  # the name before every entrance had its own default
 }
 # The profile of whoever names none.
 DEFAULT_PROFILE: Final = "quick"

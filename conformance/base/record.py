@@ -40,7 +40,7 @@ EXIT_USAGE: Final = 2
 EXIT_HARNESS: Final = 3
 EXIT_INTERRUPTED: Final = 130
 STANDARD_INPUT: Final = Path("-")
-# Report, its candidates, a candidate, its clauses: each entry of these stands on a line.
+# Report, its candidates, a candidate, its clauses: every entry of the four has its own line.
 _ON_LINES: Final = 4
 # Records nest some fifteen levels deep.
 _DEEPEST: Final = 100
@@ -492,7 +492,7 @@ def _wrong(value: Any, kind: Any, where: str) -> str:
             return f"{where} has no {missing[0]!r}"
         own = _fields(kind).items()
         inside = ((value[name], type_, name) for name, (type_, _) in own if name in value)
-    elif origin in (Union, UnionType):  # the message of its first type, unless one of them fits
+    elif origin in (Union, UnionType):  # the message of the first type, unless a type fits
         wrong = [_wrong(value, part, where) for part in parts]
         return "" if "" in wrong else wrong[0]
     elif not _is(value, kind):

@@ -49,7 +49,7 @@ _SIZES: Final = ("batch", "num_heads", "query_length", "key_length", "head_size"
 _ELEMENTS_OF_NO_NUMBER: Final = 8
 # Where a violation of a whole model says which attention is to blame, by its index.
 SITE: Final = "site"
-# Where it says which masks hide by 1, with which it is answered rightly.
+# The fact that names the masks that hide by 1: with them the answer is right.
 INVERTED: Final = "inverted"
 
 # How the reason of a clause ends that is not applicable for want of gradients that nobody excluded.
@@ -60,8 +60,8 @@ BLAMED_ON_PLATFORM: Final = "no fault of the candidate's: "
 
 # What the reason of state.threads holds where nothing could be asked on several.
 ONE_THREAD: Final = "one thread"
-# What is measured of an answer that is another on several threads: how many, and whether equal
-# calls have different ones there.
+# The facts about an answer that differs on several threads: the number of threads, and whether
+# equal calls get different answers on them.
 THREADS: Final = "threads"
 RACE: Final = "race"
 
@@ -71,7 +71,7 @@ def absent_device(name: str) -> str:
     return f"the device {name} is not here"
 
 
-@dataclass(frozen=True, eq=False)  # the classes made of it say what makes them equal
+@dataclass(frozen=True, eq=False)  # subclasses define equality
 class Replaceable:
     """A frozen dataclass that gives copies of itself."""
 

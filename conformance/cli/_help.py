@@ -9,7 +9,7 @@ import click
 
 # Fewer options than this are read in one go.
 _FEW: Final = 9
-# What an option is for, by the name of its parameter: it is the same wherever it occurs.
+# The purpose of an option, by the name of its parameter, for all commands.
 PURPOSES: Final[Mapping[str, tuple[str, ...]]] = {
     "What is judged": (
         *("dtypes", "devices", "source", "state_dict", "declaration", "compiled", "unchecked"),

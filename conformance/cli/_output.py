@@ -32,7 +32,8 @@ _HOURS: Final = 6000
 def printing(shown: IO[str] | None = None) -> Iterator[None]:
     """Let the reader of the output leave early, as ``head`` does, without a change of exit code.
 
-    ``shown`` output may contain a candidate's text: GitHub's log obeys no command in the text.
+    What is written to ``shown`` meanwhile may hold a candidate's text: GitHub's log obeys no
+    command in the text.
     """
     try:
         with contextlib.nullcontext() if shown is None else no_commands(shown):

@@ -43,7 +43,7 @@ def written_slugs() -> list[str]:
 def complete_clauses(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> Completed:
-    """The families of clauses, and the clauses of a family already typed."""
+    """The matching families and clauses; clauses alone once a dot is typed."""
     slugs = written_slugs()
     families = dict.fromkeys(slug.partition(".")[0] for slug in slugs)
     return _beginning(incomplete, slugs if "." in incomplete else [*families, *slugs])
@@ -52,7 +52,7 @@ def complete_clauses(
 def complete_explained(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> Completed:
-    """Clauses and families, and of what is begun the names of mistakes, too."""
+    """Matching clauses and families, and after the first letter mistakes, too."""
     mistakes = _MISTAKES.read_text(encoding="utf-8").split() if incomplete else []
     return [*complete_clauses(context, parameter, incomplete), *_beginning(incomplete, mistakes)]
 

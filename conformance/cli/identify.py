@@ -88,7 +88,7 @@ def identify_command(
 
 
 def _refuse_useless(output: Path, target: str) -> None:
-    """Require a target that a Python declaration can name, and an importable file.
+    """Require a target that a Python declaration can name, and an output file that can be imported.
 
     The file's name must hide no module: the folder of a declaration comes first on the path.
     """

@@ -11,7 +11,7 @@ from ..problems.materialise import mask_sizes
 from ..tolerance import model
 from .oracle import evaluate
 
-# What decides which heads meet, how positions turn them, and what their products are multiplied by.
+# The fields that decide the pairing of heads, their rotation, and the factor of their products.
 _SCORING = (
     "head_split",
     "group_order",

@@ -49,7 +49,7 @@ def separate_cache(gradients: dict[str, Gradient], inputs: Inputs) -> dict[str, 
     for name, each in gradients.items():
         if name in CACHED_NAMES.values():
             separated[f"past_{name}"] = each.of_tokens(slice(0, inputs.past))
-            each = each.of_tokens(slice(inputs.past, None))  # noqa: PLW2901 (what is left of it)
+            each = each.of_tokens(slice(inputs.past, None))  # noqa: PLW2901 (the part without the cache)
         separated[name] = each
     return separated
 

@@ -151,9 +151,8 @@ class LongGolden:
                 semantics=semantics,
                 **shown.options,
             )
-        # Keys that only other rows attend count in the bound of the whole. Where keys are
-        # normalised or there is a sink (one more key), those of the rows alone count: that bound
-        # holds as well.
+        # Keys that only other rows attend count in the bound of the whole. With normalised keys
+        # or a sink (one more key), the keys of the rows alone count: their bound holds as well.
         attended = (
             None if inputs.sinks is not None or semantics.qk_norm != "none" else self._attended
         )

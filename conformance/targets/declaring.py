@@ -30,10 +30,10 @@ from ..errors import (
 from .target_strings import is_path, seen_from
 
 _MOST: Final = 6
-# Of one argument it is no attention, unless that is all of its inputs.
+# A function of one argument is no attention, unless the argument is its only input.
 _FEWEST: Final = 2
 _ROLES: Final = {"q": "query", "k": "key", "v": "value"}
-# What a layer promises of its inputs, by how many it needs.
+# The promise on a layer's inputs, by the number of required inputs.
 _OWN_INPUTS: Final = {1: ', inputs="self"', 2: ', inputs="memory"'}
 _METHODS: Final = ("forward", "__call__")
 _WITH_WEIGHTS: Final = "a new file layer.py, with the right q, k, v, o and num_heads"
@@ -90,7 +90,7 @@ def declaration_lines(function: Callable[..., Any], target: str) -> str:
         lines += ["@conformance.core()", "def declared(query, key, value):"]
         lines += [f"    return {name}({', '.join([*_given(inputs, parameters), *given])})"]
         notes = _notes(parameters, inputs, needed)
-    else:  # its weights are among what it takes
+    else:  # the weights are among the arguments
         needed = required[1:]
         call = ", ".join(["x", *(f"{word}=…" for word in needed)])
         lines += ['@conformance.layer(inputs="self")', "def declared(geometry, weights):"]

@@ -474,7 +474,7 @@ def _bound(statement: ast.AST) -> set[str]:
     """The module's names that a statement binds or changes."""
     names = set()
     for node in _outside(statement):
-        if isinstance(node, _DEFINITIONS):  # a decorator may change what it is called with
+        if isinstance(node, _DEFINITIONS):  # a decorator may change its arguments
             calls = [one for one in node.decorator_list if isinstance(one, ast.Call)]
             given = [value for one in calls for value in one.args if isinstance(value, ast.Name)]
             names |= {node.name, *(value.id for value in given)}

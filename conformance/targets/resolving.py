@@ -488,5 +488,5 @@ def _called(value: Any, target: str) -> Any:
     try:
         signature.bind()
     except TypeError:
-        return value  # it takes inputs: it is no builder
+        return value  # a function with inputs is no builder
     return guarded(f"{target}() raised", value)

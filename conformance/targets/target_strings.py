@@ -128,7 +128,7 @@ def _file_of_module(dotted: str, folder: Path) -> Path | None:
         return None
     try:
         spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):  # it is broken, or already there without a specification
+    except (ImportError, ValueError):  # a broken module, or a loaded one without a specification
         return None
     if spec is None and top not in sys.modules:
         roots = [folder / top, Path.cwd() / top]

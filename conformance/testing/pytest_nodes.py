@@ -36,7 +36,7 @@ class ConformanceDirectory(pytest.Directory):
 
     def collect(self) -> Iterator[pytest.Collector]:
         """One file, whose tests are the clauses."""
-        # No such file is there: pytest names tests after a file, and these ids were always said so.
+        # The file does not exist: pytest names tests after a file, and the ids stay as they were.
         yield ClauseFile.from_parent(self, path=self.path / "suites.py")
 
 

@@ -485,7 +485,7 @@ def _checked(
             record = ask(options, make_pool=_in_process(target))
     if record["interrupted"]:
         raise KeyboardInterrupt
-    # As the command says without --strict, so that every view counts the same.
+    # As the command records without --strict: every view then counts equally.
     return report_of({**record, "fail_on": "must"})
 
 

@@ -231,7 +231,7 @@ MARGIN: Final = 14
 CHARACTER: Final = 6.3  # the width of a character of the labels, about
 TOP: Final = 46  # of a panel's cells: its title and the numbers of its columns
 
-# What each kind of cell looks like; the marks tell them apart without colour.
+# The look of every kind of cell; the marks tell the kinds apart without colour.
 STYLE: Final = """
 text { font: 11px system-ui, sans-serif; fill: #1f2933; }
 .title { font-weight: 600; } .small { font-size: 10px; fill: #52606d; }

@@ -33,7 +33,7 @@ def check_counterexample(data: Mapping[str, Any]) -> None:
     for number, call in enumerate(data.get("calls", [])):
         for name in ("arguments", "keywords"):
             _check(isinstance(call.get(name), dict), f"call {number}: {name}")
-            # They are written into a script as they are.
+            # The names are written into a script without quotes.
             _check(all(map(str.isidentifier, call[name])), f"call {number}: {name}")
         _check(type(call.get("layer", 0)) is int, f"call {number}: layer")
         leaves = (call.get("recorded") or {}).get("leaves") or []

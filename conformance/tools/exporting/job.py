@@ -278,7 +278,7 @@ def export_one(exportable: Exportable, requested: dict[str, Any], tell: Tell) ->
     path = Path(requested["path"])
     outcome = {"verdict": "", "reason": "", "opset": None}
     tell("exporting", path.name)
-    load_kept(exportable.module, path.parent)  # a worker that was lost has built another one
+    load_kept(exportable.module, path.parent)  # after the loss of a worker the module is a new one
     try:
         export(exportable.call, requested["exporter"], requested["opset"], path)
     except NotExported as error:

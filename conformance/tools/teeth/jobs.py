@@ -391,7 +391,7 @@ class Bench:
     def run_of(self, candidate: Candidate) -> CandidateRun:
         """The run of a candidate; a new run where the last was another candidate's."""
         if self._current is None or self._current[0] is not candidate:
-            # That it fails is what counts here, not how small its failure can be made.
+            # The failure alone counts here, not how small it can be made.
             run = CandidateRun(
                 spanning(candidate), profile=self.profile, seed=self.seed, explain=False
             )

@@ -305,7 +305,7 @@ def _evaluation(named: NamedMistake, kind: str, declared: golden.Semantics) -> E
     return evaluate
 
 
-# Of each oracle the sizes that it has answered.
+# The sizes already answered, by oracle.
 _FITTING: Final[WeakKeyDictionary[Oracle, set[tuple[Any, ...]]]] = WeakKeyDictionary()
 
 
