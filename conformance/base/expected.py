@@ -195,7 +195,7 @@ class Lines:
     """The lines of one entry, counted from 1.
 
     ``first`` is the first comment directly above the entry, ``header`` its ``[[expected]]``,
-    ``end`` the line after its last, and ``keys`` the lines of its keys.
+    ``end`` the line after the entry's last, and ``keys`` the lines of its keys.
     """
 
     first: int

@@ -150,7 +150,7 @@ class Deadline:
 
     @property
     def sentence(self) -> str:
-        """The reason of a clause that it cut off."""
+        """The reason of a clause that the limit cut off."""
         return f"the limit of {spoken(self.whole or self.limit)} was reached"
 
 

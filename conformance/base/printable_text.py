@@ -40,7 +40,7 @@ def is_on_github() -> bool:
 
 @contextlib.contextmanager
 def no_commands(file: IO[str], *, active: bool | None = None) -> Iterator[None]:
-    """Keep GitHub's log from taking a candidate's text for a command; by default where it reads."""
+    """Keep GitHub's log from reading a candidate's text as a command; by default on GitHub."""
     if not (is_on_github() if active is None else active):
         yield
         return

@@ -117,7 +117,7 @@ def to_file_or_output(text: str) -> str:
 
 
 def expected_failures_option(text: str) -> Decorator:
-    """``--expected-failures FILE``: the failures that are expected."""
+    """The option ``--expected-failures FILE``."""
     return file_option("--expected-failures", help=text)
 
 

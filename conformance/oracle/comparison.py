@@ -90,28 +90,27 @@ _watched: Final[ContextVar[list[CounterfactualDifference] | None]] = ContextVar(
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Replaceable):
-    """The outcome of one comparison, as numbers; :func:`disagreement` says it in words.
+    """The outcome of one comparison, as numbers; :func:`disagreement` puts it in words.
 
     margin
-        The largest error over its bound; 1 is at the bound. Infinite where an answer is not finite.
+        The largest error over its bound; 1 is at the bound. Infinite if an answer is not finite.
     kind
-        "" when they agree, else ``value`` or ``finite``: the violation's kind.
+        "" for agreement, else ``value`` or ``finite``: the violation's kind.
     index, where
         The worst element, as an index and with the names of its axes (batch, head, query, channel).
     expected, got, error, bound
         Of the worst element.
     counted, compared
-        How many elements are not finite (of kind ``finite``), of how many.
+        The number of elements that are not finite (of kind ``finite``), and of all compared.
     expected_not_finite
-        Whether it is the expected side, itself an answer of the candidate, that is not finite.
+        Whether the expected side, itself an answer of the candidate, is not finite.
     parts
-        The share of each stage of the computation in the bound of the worst element, the largest
-        first (see ``tolerance.contract.STAGES``); empty where no single bound was derived.
+        The share of every stage of the computation in the bound of the worst element, the largest
+        first (see ``tolerance.contract.STAGES``); empty if no single bound was derived.
     scale_error
-        The relative error of the logit scale that explains the errors best, None if none was
-        fitted.
+        The relative error of the logit scale that explains the errors best, None without a fit.
     tables
-        The tensors that were compared, as plain data; empty where they are large.
+        The compared tensors as plain data; empty for large tensors.
     """
 
     margin: float
@@ -308,7 +307,7 @@ class _Pair:
     compares_two_answers: bool = False
 
     def tables(self) -> dict[str, Any]:
-        """What was compared, if a person can read it; ``judged`` where not all of it counts."""
+        """The compared tensors, if few enough to read; ``judged`` if not all elements count."""
         if not has_all_elements(self.got):
             return {}
         shown = {"expected": self.expected, "got": self.got, "bound": self.bound}

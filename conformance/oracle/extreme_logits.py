@@ -33,7 +33,7 @@ def single_key_inputs(
     """One key kept for all rows; its logit near ``-target`` (low), or hidden ones near ``target``.
 
     Returns the inputs and the rows to judge: in self-attention the enlarged tokens are queries too,
-    and their own rows see squared logits, so they are left out.
+    and their own rows are left out, since these rows see squared logits.
     """
     chosen = torch.arange(drawn.geometry.key_length) == live
     keep = chosen.expand(mask_sizes(drawn.mask_shape, drawn.geometry))

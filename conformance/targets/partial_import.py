@@ -364,8 +364,8 @@ def _declaring(pieces: list[_Piece]) -> list[_Piece]:
 def _needed(pieces: list[_Piece], names: set[str]) -> list[_Piece]:
     """The pieces that bind or change names, and all pieces that they use, in order.
 
-    No piece if neither a binding of the names nor a piece with unknown bindings exists. A library
-    is changed, by a seed or a type of numbers, if it is used and plain values alone make the
+    Empty if nothing binds the names and no piece has unknown bindings. A library's settings (a
+    seed, a type of numbers) are changed if the library is used and plain values alone make the
     change.
     """
     imported = {name for one in pieces if isinstance(one.statement, _IMPORTS) for name in one.binds}

@@ -64,8 +64,8 @@ _ACCEPTED: Final = (
 class Undeclared:
     """A module, or a function with parameters, without a declaration.
 
-    ``site`` is the number of the target's attention in a whole model. ``notes`` say what of its
-    file is missing.
+    ``site`` is the number of the target's attention in a whole model. ``notes`` name the missing
+    parts of the target's file.
     """
 
     value: Any

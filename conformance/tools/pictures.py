@@ -150,7 +150,7 @@ def _tried(clause: Clause, candidate: Candidate, problem: Problem) -> Evidence |
 
 
 def _allowed(inputs: Inputs, point: golden.Semantics) -> Tensor:
-    """Which keys each query attends, ``[B, H, Lq, Lk]``."""
+    """The attended keys by query, bool ``[B, H, Lq, Lk]``."""
     evaluated = evaluate(inputs, point)
     core = evaluated if isinstance(evaluated, golden.Attention) else evaluated.core
     return core.allowed.to(torch.bool)
@@ -185,7 +185,7 @@ def _of(table: Tensor, item: int, head: int) -> Tensor:
 
 
 def _shown(example: Evidence) -> tuple[int, int]:
-    """The item and the head to show: where some judged elements move and others stay, if any."""
+    """The item and the head to show: if possible some judged elements move and others stay."""
     items, heads = example.moved.shape[:2]
     places = [(item, head) for item in range(items) for head in range(heads)]
 

@@ -33,7 +33,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class FailedClause:
-    """One failed clause of a report that can be replayed; ``run`` is the report as a whole."""
+    """A failed clause of a report, for a replay; ``run`` is the whole report."""
 
     candidate: Record
     clause: Record
@@ -41,7 +41,7 @@ class FailedClause:
 
     @property
     def problem(self) -> Any:
-        """The problem that failed, as the report holds it."""
+        """The failed problem, in the report's form."""
         return self.clause["counterexample"]["problem"]
 
 
@@ -62,12 +62,12 @@ class Replayed:
 def cases(
     reference: str, candidate: str | None = None, *, dtype: str | None = None
 ) -> list[FailedClause]:
-    """The failures that ``REPORT.json``, ``REPORT.json#CLAUSE`` or ``…#CANDIDATE/CLAUSE`` names.
+    """The failures in ``REPORT.json``, ``REPORT.json#CLAUSE`` or ``…#CANDIDATE/CLAUSE``.
 
-    ``dtype`` leaves those in other dtypes out.
+    With ``dtype`` only the failures in the dtype.
 
-    Raises UsageError with one sentence for what is missing, unreadable, has not failed or has no
-    counterexample.
+    Raises UsageError with one sentence for a report or clause that is missing or unreadable, has
+    not failed or has no counterexample.
     """
     failures = failed_clauses(reference, candidate, dtype=dtype)
     for case in failures:
@@ -147,7 +147,7 @@ def _exists(path: str) -> bool:
 
 
 def report_path(reference: str) -> Path:
-    """The file that ``REPORT.json#CLAUSE`` names."""
+    """The file of a reference such as ``REPORT.json#CLAUSE``."""
     return _split(reference)[0]
 
 

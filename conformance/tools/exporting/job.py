@@ -55,7 +55,7 @@ def module():
 
 
 def module_of(target: str) -> nn.Module:
-    """The module that a target names, in eval mode; raises UsageError with one sentence."""
+    """A target's module, in eval mode; raises UsageError with one sentence."""
     value = object_of(target)
     if value is None or isinstance(value, ModuleType):
         msg = f"{target} names no object: write package.module:object or path/to/file.py:object"

@@ -28,7 +28,7 @@ def is_adapted(data: Record) -> bool:
 
 
 def layers(data: Record) -> Sequence[Record]:
-    """The layers to build; none for a graph, which has its weights."""
+    """The layers to build; none for a graph, whose weights are in its file."""
     return () if is_graph(data) else data.get("layers", ())
 
 
@@ -117,7 +117,7 @@ def _module(number: int, layer: Record) -> Iterator[str]:
 
 
 def _argument(name: str, tensor: Record) -> Iterator[str]:
-    """The lines for one input; a tensor that was passed before is overwritten in its storage."""
+    """The lines for one input; a tensor passed before is overwritten in its storage."""
     if "same_as" not in tensor:
         yield f"{name} = {tensor_code(tensor)}"
         return
