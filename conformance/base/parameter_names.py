@@ -186,7 +186,7 @@ def undeclared_options(
 
     ``declared`` are the names that calls may give, ``accepted`` globs of names that may stay
     unchecked. The first ``inputs`` parameters take query, key and value by their places. ``masks``
-    are names to which calls give masks that hide nothing, though no name says so.
+    are names without a known meaning to which calls give masks that hide nothing.
     """
     accepted = tuple(accepted)
     for place, parameter in enumerate(signature.parameters.values()):

@@ -1,4 +1,4 @@
-"""The record of a run: the types of its JSON document, its reader and its exit code."""
+"""The record of a run: the types of the JSON document, the reader and the exit code."""
 
 from __future__ import annotations
 
@@ -228,10 +228,10 @@ class SiteEntry(TypedDict, total=False):
 class Reading:
     """Facts about an undeclared candidate, whose promises are the harness' own reading.
 
-    ``unread`` is the reason why its answers were not explained, or "". ``mistakes`` are the
-    departures from the promises seen at the reading. ``meant`` are fields of its semantics that
-    other evidence shows to be meant. ``idle_masks`` are parameters to which calls give masks that
-    hide nothing, though nothing says what they are.
+    ``unread`` is the reason why the answers were not explained, or "". ``mistakes`` are the
+    departures from the promises seen at the reading. ``meant`` are fields of the semantics that
+    further evidence shows to be meant. ``idle_masks`` are parameters to which calls give masks
+    without hidden keys, though no name or document explains the parameters.
     """
 
     unread: str = ""

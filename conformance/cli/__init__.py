@@ -1,4 +1,4 @@
-"""The command line: a file for every command, with its options, its start and its output.
+"""The command line: a file a command, with options, start and output of the command.
 
 The package may import every other package. This module holds the group of the commands.
 

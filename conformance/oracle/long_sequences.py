@@ -140,7 +140,7 @@ class LongGolden:
         return JudgedRows(rows=rows, output=answer.output, bound=answer.bound, judged=answer.judged)
 
     def _golden(self, rows: Tensor) -> Golden:
-        """The golden of some rows, with the keys that any row attends."""
+        """The golden of some rows, over the keys attended by any row."""
         inputs, semantics = self.inputs, self.declaration.semantics
         shown = self._shown(rows)
         with torch.no_grad():

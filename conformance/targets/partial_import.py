@@ -362,7 +362,7 @@ def _declaring(pieces: list[_Piece]) -> list[_Piece]:
 
 
 def _needed(pieces: list[_Piece], names: set[str]) -> list[_Piece]:
-    """The pieces that bind or change names, and all pieces that they use, in order.
+    """The pieces that bind or change names, and the pieces used by these pieces, in order.
 
     Empty if nothing binds the names and no piece has unknown bindings. A library's settings (a
     seed, a type of numbers) are changed if the library is used and plain values alone make the

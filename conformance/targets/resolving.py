@@ -87,8 +87,8 @@ def find(target: str, graph_options: GraphOptions = NO_GRAPH_OPTIONS) -> list[Re
 
     ``graph_options`` are the user's for graphs; other targets take none.
 
-    Raises UsageError with one sentence for a target that is missing, that fails on import, that is
-    no candidate or that contradicts its declaration.
+    Raises UsageError with one sentence for a missing target, a failed import, an object that is no
+    candidate or a contradictory declaration.
     """
     with limited(graph_options.seconds, graph_options.memory):
         result = list(_once(_find(target, graph_options)))
@@ -148,7 +148,7 @@ def _undeclared(target: str) -> str:
 def object_of(target: str) -> Any:
     """The target's object or module, None for a folder, a file or another kind of name.
 
-    Raises UsageError with one sentence for a target that is missing or that fails on import.
+    Raises UsageError with one sentence for a missing target or a failed import.
     """
     where, name = split_target(split_site(target)[0])
     if not is_path(where):

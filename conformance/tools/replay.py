@@ -292,7 +292,7 @@ def _earlier(clause: Record, *, before_failure: bool) -> dict[str, Any]:
 
 
 def _shortened(case: FailedClause, again: Replayed, target: str | None, timeout: float) -> Replayed:
-    """The failure after the fewest earlier examples of its clause that show it."""
+    """The failure after as few earlier examples of the clause as possible."""
     every = _earlier(case.clause, before_failure=True)["count"]
     for count in sorted({min(few, every) for few in FEW_EARLIER} | {every}):
         with opened([case], target, timeout, whole=True) as (supervisor, index):

@@ -85,7 +85,7 @@ def absent(module: nn.Module) -> dict[str, None]:
 
 
 def first_mask(tried: Tried, name: str) -> tuple[Tensor, dict[int, str]] | None:
-    """The first form of a mask that the module takes and that changes its answer, with its axes.
+    """The first form of a mask that the module takes and that changes the answer, with axes.
 
     The mask hides some keys, and in either polarity every row keeps a key.
     """

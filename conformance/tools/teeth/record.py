@@ -146,7 +146,7 @@ def _correct(entry: LoadedEntry, run: TeethProgress) -> dict[str, Any]:
 
 
 def _clauses(run: TeethProgress, mistakes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every clause with the mistakes that it catches, and the mistakes that name it as primary."""
+    """Every clause with its caught mistakes, and the mistakes with the clause as primary."""
     ready = run.ready
     return [
         {
