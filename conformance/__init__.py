@@ -141,10 +141,10 @@ def __getattr__(name: str) -> Any:
 
 
 def folder_of_the_script() -> str | None:
-    """What Python has put first on its path: the script's folder, or the working folder.
+    """The first entry of Python's path: the script's folder, or the working folder.
 
-    What lies there beside the script, such as candidates, is no library of the harness. None where
-    there is no such entry, or where the harness itself lies in that folder.
+    Files beside the script, such as candidates, are no libraries of the harness. None without such
+    an entry, or if the harness itself lies in the folder.
     """
     if sys.flags.safe_path or not sys.path:
         return None

@@ -55,7 +55,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command; the exit code of what happened, each error said in one sentence."""
+    """Run one command and return its exit code; every error is said in one sentence."""
     try:
         _open_streams()
         _tolerate_encodings()
@@ -94,7 +94,7 @@ def _answer(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def _polite_end() -> Iterator[None]:
-    """A SIGTERM, or a terminal that goes away, leaves the same partial report as Ctrl-C."""
+    """Let SIGTERM and a closed terminal leave the same partial report as Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -114,8 +114,9 @@ def _polite_end() -> Iterator[None]:
 class _Interrupted(KeyboardInterrupt):
     """A KeyboardInterrupt by another name.
 
-    Where the interpreter sees one of its own leave a text that it executes, as the body of a
-    dataclass is made of, it dies of the signal at the end, whoever caught it and whatever the code.
+    The interpreter dies of the signal at its end, whatever the exit code, if a plain
+    KeyboardInterrupt leaves a text that it executes (the body of a dataclass is made by such a
+    text), even if caught.
     """
 
 
@@ -151,7 +152,7 @@ def _open_streams() -> None:
 
 
 def _tolerate_encodings() -> None:
-    """Print what the terminal cannot show as escapes instead of failing on it."""
+    """Escape the characters that the terminal cannot show, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

@@ -16,7 +16,7 @@ TO_CHECK: Final = f"{BELOW}to check "
 
 
 def lines_to_paste(place: str, lines: Iterable[str], target: str) -> str:
-    """Lines for a place, below a sentence, and the command that checks what they make."""
+    """Lines below a sentence to paste into a place, and the command that checks the result."""
     return f"{BELOW}paste into {place}:{indented(lines)}{BELOW}and run: conformance check {target}"
 
 
@@ -67,10 +67,10 @@ class OtherAttentionError(DeclarationError):
 
 
 class ConstructionError(DeclarationError):
-    """No instance of a class can be made; ``why`` says why, without what to do about it.
+    """No instance of a class can be made; ``why`` is the reason, without advice.
 
-    ``call`` is how it was tried, as Python, "" where it was not; ``guessed`` names the parameters
-    whose names say nothing.
+    ``call`` is the attempt as Python, "" without an attempt; ``guessed`` names the parameters whose
+    names say nothing.
     """
 
     def __init__(self, why: str, call: str = "", guessed: Sequence[str] = ()) -> None:

@@ -1,7 +1,7 @@
-"""The pytest plugin: options, collection, and how results are shown.
+"""The pytest plugin: options, collection, and the display of results.
 
-Every pytest run with this distribution installed imports this module, so it imports nothing heavy:
-what needs torch is imported when a candidate is collected.
+Every pytest run with this distribution installed imports this module, and no heavy ones with it:
+modules that need torch are imported when a candidate is collected.
 """
 
 from __future__ import annotations
@@ -113,9 +113,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[None]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show a clause that failed by its cause alone: pytest writes its exception's name before it.
+    """Show a failed clause by its cause alone, without pytest's name of the exception.
 
-    The short summary has one line a failure, and little room in it.
+    The short summary has one line a failure, with little room.
     """
     report = yield
     error = None if call.excinfo is None else call.excinfo.value

@@ -1,4 +1,4 @@
-"""Plain data that every other package uses: results, the record, sizes, limits, dtypes, texts.
+"""Plain data for all other packages: results, the record, sizes, limits, dtypes, texts.
 
-Of this distribution it imports ``errors`` and ``_golden`` only.
+The package imports ``errors`` and ``_golden`` alone of this distribution.
 """

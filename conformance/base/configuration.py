@@ -19,9 +19,9 @@ _KEYS: Final = ("targets", "profile", "only", "skip", "expected-failures", "max-
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """What a project chose; None, or nothing, where it chose nothing.
+    """The choices of a project; None, or nothing, without a choice.
 
-    Targets that are paths, and the file of expected failures, are as seen from the working folder.
+    Targets that are paths, and the file of expected failures, are relative to the working folder.
     """
 
     targets: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ def configuration(folder: Path) -> Configuration:
         return NOTHING
     try:
         text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):  # whoever needs it will say so
+    except (OSError, UnicodeDecodeError):  # the file's own tools report the error
         return NOTHING
     if "conformance" not in text:
         return NOTHING

@@ -1,6 +1,6 @@
-"""Expected failures: a clause, a reason, and which failure of it is expected until when.
+"""Expected failures: a clause, a reason, the kind of failure and the last day of acceptance.
 
-A file of them is TOML, with a table ``[[expected]]`` for each.
+Files of expected failures are TOML, with a table ``[[expected]]`` an entry.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _TEXTS: Final = ("clause", "reason", "candidate", "dtype", "device")
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where an expectation is written, so that a sentence can say what to change.
+    """The place of an expectation's source, for sentences that say what to change.
 
-    ``file`` is a path, or says in words where else; ``line`` is that of the whole entry and
-    ``keys`` those of its keys, as far as they are known.
+    ``file`` is a path, or a place in words; ``line`` is the line of the whole entry and ``keys``
+    the lines of its keys, as far as known.
     """
 
     file: str
@@ -94,7 +94,7 @@ class ExpectedFailure:
         object.__setattr__(self, "expires", _date(self.expires))
 
     def _check_words(self) -> None:
-        """Require a kind that violations have and a dtype that candidates are judged in."""
+        """Require a known kind of violation and a dtype in which candidates are judged."""
         if self.kind is not None and self.kind not in KINDS:
             hint = did_you_mean(str(self.kind), KINDS)
             msg = f"an expected failure's kind is {self.kind!r}, which is unknown{hint}"
@@ -146,7 +146,7 @@ def _is_name(value: object) -> bool:
 
 
 def _date(day: object) -> date | None:
-    """The day that a date or a text names; raises DeclarationError for anything else."""
+    """The day in a date or a text; raises DeclarationError for anything else."""
     if day is None or (isinstance(day, date) and not isinstance(day, datetime)):
         return day
     try:
@@ -194,8 +194,8 @@ _KEY: Final = re.compile(r"""[ \t]*["']?([A-Za-z_-]+)["']?[ \t]*=""")
 class Lines:
     """The lines of one entry, counted from 1.
 
-    ``first`` is the first comment directly above it, ``header`` its ``[[expected]]``, ``end`` the
-    line after its last, and ``keys`` the line of each of its keys.
+    ``first`` is the first comment directly above the entry, ``header`` its ``[[expected]]``,
+    ``end`` the line after the entry's last, and ``keys`` the lines of its keys.
     """
 
     first: int
@@ -222,7 +222,7 @@ def list_line(text: str) -> int | None:
 
 
 def _headers(lines: Sequence[str]) -> Iterator[int]:
-    """The lines of the headers; one that stands in a text of several lines is none."""
+    """The lines of the headers, without lookalikes inside texts of several lines."""
     begin = 0
     for number, line in enumerate(lines, 1):
         if _HEADER.match(line) and _complete(lines[begin : number - 1]):
@@ -231,7 +231,7 @@ def _headers(lines: Sequence[str]) -> Iterator[int]:
 
 
 def _first(lines: Sequence[str], header: int) -> int:
-    """The first of the comments that stand directly above a header, else the header."""
+    """The first comment directly above a header, else the header."""
     first = header
     while first > 1 and lines[first - 2].lstrip().startswith("#"):
         first -= 1
@@ -248,7 +248,7 @@ def _keys(lines: Sequence[str], header: int, end: int) -> dict[str, int]:
 
 
 def _complete(lines: Sequence[str]) -> bool:
-    """Whether some lines are TOML by themselves: no text or list goes on behind them."""
+    """Whether lines are complete TOML: no text or list goes on behind them."""
     try:
         tomllib.loads("\n".join([*lines, ""]))
     except (ValueError, RecursionError):
@@ -261,7 +261,7 @@ _NEEDED: Final = ("clause", "reason")
 
 
 def read_text(path: Path) -> str:
-    """The text of a file; raises UsageError. Its newlines stay as they are."""
+    """The text of a file, newlines unchanged; raises UsageError."""
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -306,7 +306,7 @@ def _named(path: Path, number: int, place: Place) -> str:
 
 
 def read_entry(data: dict[str, Any], where: str, place: Place | None = None) -> ExpectedFailure:
-    """One entry; raises UsageError that says where it is and what is wrong with it."""
+    """An expected failure from data; raises UsageError with the place and the defect."""
     for key in data:
         if key not in KEYS:
             msg = f"{where} has an unknown key {key!r}{did_you_mean(key, KEYS)}"

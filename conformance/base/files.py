@@ -1,4 +1,4 @@
-"""Files and folders that are written in one step: readers see the old one, or the whole new one."""
+"""Files and folders written in one step: readers see the old content or the whole new content."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from ..errors import UsageError
 
-# How the file of an option begins when it is one that a command wrote; a plain text of a terminal
-# shows it at its end. What is written is checked against these in tests.
+# The beginning of an option's file when a command wrote the file; the plain text of a terminal is
+# known by its end. Tests check the written files against these patterns.
 _TOOL: Final = rb'"tool": \{\s*"name": "attention-conformance"'
 _OURS: Final = {
     # A record of a run, of a catalogue or of identify; a difference names no tool.
@@ -34,15 +34,15 @@ _OURS: Final = {
     "--output": rb'\A"""Found by: conformance identify ',
     "--keep": rb'\A"""The module that these graphs were exported from',
 }
-# The variable that names where a worker makes its temporary folders: whoever has started the worker
-# removes them with it, since one that is killed cannot. Elsewhere each goes with its process.
+# The variable with the place of a worker's temporary folders: the process that started the worker
+# removes the place, since a killed worker cannot. Elsewhere folders go with their process.
 SCRATCH: Final = "CONFORMANCE_SCRATCH"
 # A script begins with the message of its failure; a record names its tool before anything long.
 _LOOKED_AT: Final = 65_536
 
 
 def check_distinct(files: Mapping[str, Path | None]) -> None:
-    """Require that no two options name one file: the second would replace the first one's file."""
+    """Require different files for the options: the second would replace the first one's file."""
     taken: dict[Path, str] = {}
     for option, path in files.items():
         if path is None:
@@ -57,10 +57,10 @@ def check_distinct(files: Mapping[str, Path | None]) -> None:
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Require that a file can be written there; raises UsageError. Leaves nothing behind.
+    """Require that a file can be written at a path; raises UsageError. Leaves nothing behind.
 
-    A file that is there must be empty, or what a command wrote for the same option: no source, and
-    no report of another tool, is ever replaced.
+    An existing file must be empty, or written by a command for ``option``: sources, and reports of
+    other tools, are never replaced.
     """
     with _said_of(option, path):
         path = path.resolve()
@@ -124,9 +124,9 @@ def _is_special(path: Path) -> bool:
 
 
 def check_folder(folder: Path, option: str = "--output") -> None:
-    """Require a new or empty folder whose parent is there; raises UsageError.
+    """Require a new or empty folder whose parent exists; raises UsageError.
 
-    The working folder is none: the new one takes its place, and the shell would stand in no folder.
+    The working folder is refused: a new folder takes its place, and the shell would stand in none.
     """
     with _said_of(option, folder):
         goal, here = folder.resolve(), Path.cwd()
@@ -153,9 +153,9 @@ def scratch() -> str | None:
 
 @contextlib.contextmanager
 def staged(folder: Path, option: str = "--output") -> Iterator[Path]:
-    """A temporary folder that becomes the requested one when all is written.
+    """A temporary folder that becomes the requested folder when everything is written.
 
-    Raises UsageError where that cannot be; whatever goes wrong, nothing is left behind.
+    Raises UsageError if the folder cannot be made; after any failure nothing is left behind.
     """
     check_folder(folder, option)
     goal = folder.resolve()
@@ -185,14 +185,14 @@ def _said_of(what: str, path: Path) -> Iterator[None]:
 
 
 def _umask() -> int:
-    """The permissions that new files do not get; only setting the mask returns it."""
+    """The permissions withheld from new files; only setting the mask returns it."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
 
 
 def parse_toml(text: str, path: Path) -> dict[str, Any]:
-    """The table that a TOML text holds; raises UsageError, which names the file it is from."""
+    """The table of a TOML text; raises UsageError with the name of the text's file."""
     try:
         data = tomllib.loads(text)
         if all(map(_fits, data.values())):
@@ -206,7 +206,7 @@ def parse_toml(text: str, path: Path) -> dict[str, Any]:
 
 
 def _fits(value: Any) -> bool:
-    """Whether every whole number of a value has the 64 bits that TOML gives it."""
+    """Whether every integer in a value fits the 64 bits of TOML."""
     if isinstance(value, (dict, list)):
         return all(map(_fits, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, int) or -(2**63) <= value < 2**63
@@ -217,7 +217,7 @@ COPIED_FROM: Final = "CONFORMANCE_COPIED_FROM"
 
 
 def in_repository(path: Path) -> str:
-    """A path as a repository shows it, else from the working folder, else in full."""
+    """A path relative to its repository, else to the working folder, else in full."""
     path, here = path.resolve(), Path.cwd()
     copied_from = os.environ.get(COPIED_FROM)
     if copied_from is not None and path.is_relative_to(here):
@@ -227,9 +227,9 @@ def in_repository(path: Path) -> str:
 
 
 def user_path(text: str) -> Path:
-    """A path as the user wrote it, which may begin with ``~``.
+    """A path as the user wrote it, with a leading ``~`` expanded.
 
-    Raises UsageError where that names the home of nobody.
+    Raises UsageError for the home of an unknown user.
     """
     try:
         return Path(text).expanduser()

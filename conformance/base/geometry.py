@@ -52,7 +52,7 @@ _LARGEST_MULTIPLE: Final = 64
 _MOST_NUMBERS: Final = 1 << 28  # two gibibytes in float64, of which a problem needs some
 _POSSIBLE: Final = "every size is a positive integer, and num_heads a multiple of num_kv_heads"
 FIELDS: Final = tuple(field.name for field in dataclasses.fields(Geometry))
-# The sizes of one call; the others are those of the candidate.
+# The sizes of a call; the remaining sizes are the candidate's.
 COUNTED: Final = ("batch", "query_length", "key_length")
 LENGTHS: Final = ("query_length", "key_length")
 # The geometry that shows which sizes a candidate's own geometry function decides.
@@ -84,22 +84,22 @@ class Pins:
 
     @cached_property
     def ties(self) -> tuple[tuple[str, str], ...]:
-        """The pairs of fields that have one size, the one that others follow first."""
+        """The pairs of fields of equal size, the field that the other follows first."""
         return tuple((other, name) for name, other in self.equal_to.items())
 
     def lead(self, group: tuple[str, ...]) -> str:
-        """The field whose size those of one size get: a pinned one, or the first."""
+        """The field whose size a group of equal size takes: a pinned field, or the first."""
         return next((name for name in group if name in self.sizes), group[0])
 
     def allowed(self, group: tuple[str, ...]) -> tuple[int, ...] | None:
-        """The sizes that are left to fields of one size; None when none of them is pinned."""
+        """The sizes left to a group of fields of equal size; None without a pinned field."""
         pinned = [self.sizes[name] for name in group if name in self.sizes]
         if not pinned:
             return None
         return tuple(size for size in pinned[0] if all(size in others for others in pinned[1:]))
 
     def apply(self, geometry: Geometry) -> Geometry:
-        """The nearest geometry that obeys the pins: sizes that are one, then the builder."""
+        """The nearest geometry that obeys the pins: equal sizes first, then the builder."""
         sizes: dict[str, int] = {}
         for group in grouped(self.ties):
             wanted = getattr(geometry, self.lead(group))
@@ -108,9 +108,9 @@ class Pins:
         return geometry if self.build is None else self.build(geometry)
 
     def obeyed(self, geometry: Geometry, names: Collection[str]) -> bool:
-        """Whether some sizes of a geometry are pinned ones, and as large as what they equal.
+        """Whether the named sizes of a geometry obey their pins and equalities.
 
-        What a builder would make is not looked at.
+        The builder is not called.
         """
         return all(
             getattr(geometry, name) in sizes for name, sizes in self.sizes.items() if name in names
@@ -121,7 +121,7 @@ class Pins:
         )
 
     def admit_lengths(self, geometry: Geometry) -> bool:
-        """Whether a geometry may have its batch and lengths as they are."""
+        """Whether the pins leave a geometry's batch and lengths unchanged."""
         pinned = self.apply(geometry)
         return all(getattr(pinned, name) == getattr(geometry, name) for name in COUNTED)
 
@@ -145,7 +145,7 @@ NO_PINS: Final = Pins({}, {}, None)
 
 @lru_cache(maxsize=1024)  # the same few ties come back for every problem
 def grouped(ties: tuple[tuple[str, str], ...]) -> tuple[tuple[str, ...], ...]:
-    """Every field of a geometry, those that have one size in one group, what they follow first."""
+    """The fields of a geometry in groups of equal size, the field that others follow first."""
     groups: dict[str, tuple[str, ...]] = {name: (name,) for name in FIELDS}
     for name, other in ties:
         merged = tuple(dict.fromkeys((*groups[name], *groups[other])))
@@ -154,7 +154,7 @@ def grouped(ties: tuple[tuple[str, str], ...]) -> tuple[tuple[str, ...], ...]:
 
 
 def nearest_size(wanted: int, allowed: Sequence[int] | None, least: int = 1) -> int:
-    """The nearest of the allowed sizes (None: all) that is not below ``least``, if there is one."""
+    """The nearest of the allowed sizes (None: all) not below ``least``, if any."""
     if not allowed:
         return max(wanted, least)
     if isinstance(allowed, range):  # all up to a longest, which may be millions
@@ -208,7 +208,7 @@ def _askable(pins: Pins) -> Pins:
 
 
 def possible(pins: Pins) -> Pins:
-    """The pins; raises DeclarationError where no geometry obeys them."""
+    """The pins; raises DeclarationError if no geometry obeys the pins."""
     groups = {name: group for group in grouped(pins.ties) for name in group}
     for group in groups.values():
         if pins.allowed(group) == ():
@@ -229,7 +229,7 @@ def possible(pins: Pins) -> Pins:
 
 
 def why_impossible(geometry: Geometry) -> str:
-    """Why no tensors have these sizes, such as "its head_size is 0"; "" where some have."""
+    """The reason why no tensors have these sizes, such as "its head_size is 0", or ""."""
     for name in FIELDS:
         size, least = getattr(geometry, name), 0 if name in COUNTED else 1
         if type(size) is not int or size < least:
@@ -239,9 +239,9 @@ def why_impossible(geometry: Geometry) -> str:
 
 
 def _checked(build: Callable[[Geometry], Geometry]) -> Callable[[Geometry], Geometry]:
-    """A user's function, whose every call raises DeclarationError for what is no geometry.
+    """A user's function whose calls raise DeclarationError for a result that is no geometry.
 
-    Called once here, so that a wrong function is reported when it is declared.
+    The function is called once here: a wrong function is reported at its declaration.
     """
 
     def checked(geometry: Geometry) -> Geometry:

@@ -1,4 +1,4 @@
-"""What a run may take, as people write it: time, memory, machines; and what day it is."""
+"""The limits of a run as people write them (time, memory, machines), and today's date."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ VARIABLE: Final = "CONFORMANCE_TODAY"
 
 
 def today() -> date:
-    """Today's date in UTC, the same on every machine of a gate.
+    """Today's date in UTC, equal on all machines of a gate.
 
-    The environment variable ``CONFORMANCE_TODAY`` sets another: tests use it, and whoever wants to
-    know what will be red next month. Raises UsageError when it is no day.
+    The environment variable ``CONFORMANCE_TODAY`` sets another date, for tests and for a look at
+    next month's failures. Raises UsageError for a value that is no date.
     """
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
@@ -35,7 +35,7 @@ def today() -> date:
         raise UsageError(msg) from None
 
 
-# What begins the reason of a clause that was not run, and of one that was not run to its end.
+# The beginnings of the reasons of clauses that were not run, or not run to their end.
 NOT_RUN: Final = "not run: "
 NOT_FINISHED: Final = "not run to its end: "
 # Of calls that are slower than so many a second, a thousand take a minute or more.
@@ -83,7 +83,7 @@ def read_bytes(text: str, option: str = "--max-memory") -> int:
 
 
 def left_over(not_run: int, not_finished: int) -> str:
-    """``7 clauses were not run, 1 not to the end``: what a limit has left over, in words."""
+    """``7 clauses were not run, 1 not to the end``: the rest that a limit left, in words."""
     parts = [(not_run, "not run"), (not_finished, "not to the end" if not_run else "cut short")]
     counts = [(number, words) for number, words in parts if number] or parts[:1]
     (first, words), *more = counts
@@ -102,12 +102,12 @@ def spoken(seconds: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Deadline:
-    """When a run must have ended.
+    """The moment at which a run must have ended.
 
     At ``limit`` seconds no further example is begun; a call that still runs a little later, at
     ``last``, is stopped with its process. Seconds for which workers waited for a processor do not
-    count, up to four times the limit: ``starved`` has them by worker. A candidate's part of a
-    run's limit has ``before``, what they had waited when it began, and the ``whole`` limit.
+    count, up to four times the limit: ``starved`` holds them by worker. A candidate's part of a
+    run's limit has ``before``, the seconds waited when the part began, and the ``whole`` limit.
     """
 
     limit: float
@@ -134,12 +134,12 @@ class Deadline:
         return self._end + min(self.limit / _GRACE_PARTS, _MOST_GRACE)
 
     def left(self) -> float:
-        """Seconds in which something may still be begun; 0 when there are none."""
+        """Seconds left for beginning further work; 0 after the limit."""
         return max(0.0, self._end - time.monotonic())
 
     @property
     def search(self) -> float:
-        """Seconds that the searches for names may take of it."""
+        """Seconds of the limit that the searches for names may take."""
         return _SHARE_OF_SEARCH * self.limit
 
     def part(self, share: float) -> Deadline:
@@ -150,13 +150,13 @@ class Deadline:
 
     @property
     def sentence(self) -> str:
-        """The reason of a clause that it cut off."""
+        """The reason of a clause that the limit cut off."""
         return f"the limit of {spoken(self.whole or self.limit)} was reached"
 
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """What is made meanwhile is never collected, nor looked through for what could be."""
+    """Never collect or search the objects made meanwhile."""
     gc.disable()
     try:
         yield
@@ -172,12 +172,12 @@ _RUNS_ENDED: Final = itertools.count(1)
 
 @contextlib.contextmanager
 def unsearched() -> Iterator[None]:
-    """What is there before is not looked through meanwhile for what could be collected.
+    """Exclude the objects made before from the searches of the garbage collector meanwhile.
 
-    A process that has imported torch spends a fifth of a second on that. What earlier runs left in
-    cycles is passed over as well: once in some runs everything is looked through at the end.
+    In a process that has imported torch a search takes a fifth of a second. Cycles of earlier runs
+    are passed over as well: every ``RUNS_UNSEARCHED`` runs all objects are searched at the end.
     """
-    ours = gc.get_freeze_count() == 0  # else somebody else has seen to it
+    ours = gc.get_freeze_count() == 0  # otherwise a caller has frozen the objects
     if ours:
         gc.freeze()
     try:
@@ -198,7 +198,7 @@ _COUNTED: Final = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What one worker takes of a machine: amounts by Ray's names, and the kind of its GPU."""
+    """A worker's part of a machine: amounts by Ray's names, and the kind of its GPU."""
 
     amounts: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
     accelerator: str = ""
@@ -246,7 +246,6 @@ def read_share(texts: Sequence[str]) -> Share:
 
 
 def _read_amount(name: str, value: str) -> float:
-    """A finite amount that Ray can give; raises UsageError."""
     if name == "memory":
         return float(read_bytes(value, f"{PER_WORKER} {name}="))
     try:
@@ -265,5 +264,5 @@ def _read_amount(name: str, value: str) -> float:
 
 
 def is_slow(seconds: float) -> bool:
-    """Whether a call takes so long that few can be made."""
+    """Whether a call takes so long that only few calls can be made."""
     return seconds * FAST_CALLS_A_SECOND >= 1.0

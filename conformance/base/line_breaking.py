@@ -11,7 +11,7 @@ DEFAULT_WIDTH: Final = 80  # of a terminal that does not know its own
 
 
 def chosen_columns() -> int | None:
-    """The columns that the environment asks for with COLUMNS, None where it does not."""
+    """The columns that the environment variable COLUMNS asks for, None without it."""
     columns = os.environ.get("COLUMNS", "")
     if not columns.isdecimal() or len(columns) > _MOST_DIGITS:
         return None
@@ -33,9 +33,9 @@ def broken_into_lines(text: str, width: int) -> list[str]:
 
 
 def fitted_to(file: IO[str], text: str) -> str:
-    """A text whose lines a terminal need not break; for any other file, which is searched, whole.
+    """A text broken to a terminal's width; for any other file, which is searched, unbroken.
 
-    Indented lines may be there to be pasted: they stay as they are.
+    Indented lines may be meant for pasting, and stay unbroken.
     """
     width = width_of_terminal(file)
     if width is None:

@@ -1,4 +1,4 @@
-"""A mistake of the catalogue: what is wrong, which clause must catch it, and how to make it."""
+"""A mistake of the catalogue: its sentence, its primary clause, and its broken candidate."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..errors import DeclarationError
 
 # The name of a diagnosis that found none.
 UNKNOWN: Final = "unknown-mistake"
-# That of a failure that other attempts do not show.
+# The name of a diagnosis for a failure that further attempts do not show.
 UNREPEATABLE: Final = "answers-not-repeatable"
-# What the sentence of an unknown one begins with.
+# The beginning of an unknown mistake's sentence.
 NO_MISTAKE: Final = "no known mistake explains it"
 # What those who declare nothing may mean: a residual sum of a block, three tensors packed a head,
 # the one table of weights of interpretable attention (Lim et al. 2019, Temporal Fusion), scores of
@@ -35,7 +35,7 @@ _BETWEEN: Final = re.compile(r"(?<! )\+(?=[a-z])")
 
 
 def parts_of(name: str) -> list[str]:
-    """The names of the mistakes that are made together, of which a name consists."""
+    """The names of the mistakes made together, from their joint name."""
     return _BETWEEN.split(name)
 
 
@@ -93,7 +93,7 @@ class Mistake:
 
 
 def mistakes_in(value: Any) -> Iterator[Mistake]:
-    """The mistakes that an object is, or holds: a Mistake, a list of them, a module of either."""
+    """The mistakes of an object: a Mistake, a list of mistakes, a module of either."""
     if isinstance(value, Mistake):
         yield value
     elif isinstance(value, (list, tuple)):

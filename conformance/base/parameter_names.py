@@ -55,11 +55,11 @@ _WORD: Final = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
 def role_of(path: str) -> tuple[str, bool]:
-    """The roles that a dotted parameter name speaks of, and whether it does so clearly.
+    """The roles in a dotted parameter name, and whether the name states them clearly.
 
     ``"attn.q_proj.weight"`` gives ``("q", True)``, ``"Wqkv.weight"`` ``("qkv", True)``. Names that
-    only say "a projection" (``proj``, ``fc``, ``W``) are often the output's: ``("o", False)``.
-    A name that says nothing gives ``("", False)``.
+    only say "a projection" (``proj``, ``fc``, ``W``) are often the output's: ``("o", False)``. A
+    name that says nothing gives ``("", False)``.
     """
     components = [part for part in path.split(".") if not (part.isdigit() or part == "*")]
     if len(components) > 1 and components[-1] in ("weight", "bias"):
@@ -73,7 +73,7 @@ def role_of(path: str) -> tuple[str, bool]:
 
 
 def roles_in(path: str) -> str:
-    """The roles that any word of a name's last part speaks of: those of ``q_up`` are ``"q"``."""
+    """The roles in any word of a name's last part: of ``q_up`` they are ``"q"``."""
     components = [part for part in path.split(".") if part not in ("weight", "bias")]
     words = (word for part in components[-2:] for word in _split(part) if not _is_filler(word))
     return "".join(dict.fromkeys("".join(map(_read_word, words))))
@@ -108,12 +108,12 @@ def _clear_role(component: str) -> str:
 
 
 def _is_filler(word: str) -> bool:
-    """Whether a word, or what it is the plural of, tells no role."""
+    """Whether a word, or its singular, tells no role."""
     return word in _FILLERS or word.removesuffix("s") in _FILLERS
 
 
 def _read_word(word: str) -> str:
-    """The roles one word names: ``queries`` is q, ``wo`` is o, ``kv`` is kv."""
+    """The roles in one word: ``queries`` is q, ``wo`` is o, ``kv`` is kv."""
     if word in _WORDS:
         return _WORDS[word]
     if set(word) <= set("qkv") and len(set(word)) == len(word):
@@ -136,10 +136,10 @@ def _read_stem(stem: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class OptionParameter:
-    """A parameter that no call of the harness gives: its name, and what that speaks of.
+    """A parameter that no call of the harness gives: its name, and the option in the name.
 
-    ``option`` is "mask", "cache", "input", "causal", "scale" and so on. ``accepted`` says that it
-    may stay unchecked.
+    ``option`` is "mask", "cache", "input", "causal", "scale" and so on. ``accepted`` says that the
+    parameter may stay unchecked.
     """
 
     name: str
@@ -158,7 +158,7 @@ def option_of(parameter: inspect.Parameter) -> str:
 
 
 def may_be_left_out(parameter: inspect.Parameter) -> bool:
-    """Whether its default gives nothing: None, or the empty tensor of modules that are scripted."""
+    """Whether the default gives nothing: None, or the empty tensor of scripted modules."""
     shape = getattr(parameter.default, "shape", ())
     return parameter.default is None or (isinstance(shape, tuple) and 0 in shape)
 
@@ -182,11 +182,11 @@ def undeclared_options(
     inputs: int = len("qkv"),
     masks: Container[str] = (),
 ) -> Iterator[OptionParameter]:
-    """The parameters that speak of an option and are not declared.
+    """The parameters that look like options and are not declared.
 
-    ``declared`` are the names that calls may give, ``accepted`` globs of those that may stay
-    unchecked. The first ``inputs`` take query, key and value by their places. ``masks`` are what
-    calls give as masks that hide nothing, though no name says so.
+    ``declared`` are the names that calls may give, ``accepted`` globs of names that may stay
+    unchecked. The first ``inputs`` parameters take query, key and value by their places. ``masks``
+    are names without a known meaning to which calls give masks that hide nothing.
     """
     accepted = tuple(accepted)
     for place, parameter in enumerate(signature.parameters.values()):
@@ -216,7 +216,6 @@ def signature_in_docstring(function: Callable[..., Any]) -> inspect.Signature | 
 
 
 def _parameters(arguments: ast.arguments) -> Iterator[inspect.Parameter]:
-    """What a signature takes, in order."""
     kind = inspect.Parameter
     placed = [*arguments.posonlyargs, *arguments.args]
     lacking: list[ast.expr | None] = [None] * (len(placed) - len(arguments.defaults))
@@ -235,7 +234,7 @@ def _parameters(arguments: ast.arguments) -> Iterator[inspect.Parameter]:
 
 
 def _value(default: ast.expr | None) -> Any:
-    """The value of a literal, the text of any other expression; empty where there is none."""
+    """The value of a literal, the text of any other expression; empty without a default."""
     if default is None:
         return inspect.Parameter.empty
     try:

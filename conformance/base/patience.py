@@ -1,7 +1,7 @@
-"""How long to wait for a process: one that hangs is told from one that a busy machine starves.
+"""The time to wait for a process: a hanging process is told from a starving one.
 
-The limit of a call is wall time, as one waits for it: a process that sleeps or waits for itself
-uses nothing else. Where the limit is reached, the kernel says what its threads do.
+The limit of a call is wall time: a process that sleeps or waits for itself uses nothing else. At
+the limit, the kernel tells the states of the threads.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ _CEILING: Final = 20.0  # times the limit
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessState:
-    """What a process and its children do.
+    """The activity of a process and its children.
 
-    ``seconds`` of processor time are by process and thread. Under thread 0 stand those of all
-    children that have ended.
+    ``seconds`` of processor time are by process and thread; thread 0 stands for all ended children.
     """
 
     seconds: Mapping[tuple[int, int], float]
     is_runnable: bool
 
     def used_since(self, before: ProcessState) -> float:
-        """Seconds of the busiest thread: what the same work takes on an idle machine.
+        """Seconds of the busiest thread: the time of equal work on an idle machine.
 
         The sum over many threads would be large after a moment.
         """
@@ -45,7 +44,7 @@ class ProcessState:
 
 
 def process_state(pid: int) -> ProcessState | None:
-    """What a process and its children do now; None where the system does not say.
+    """The activity of a process and its children now; None if the system does not say.
 
     Only Linux has a status for each thread, under the thread's own number.
     """
@@ -64,10 +63,10 @@ def process_state(pid: int) -> ProcessState | None:
 
 
 def starved_seconds(process: int | None = None) -> float:
-    """Seconds for which this thread, or a process, has waited for a processor since it began.
+    """Seconds for which this thread, or a process, has waited for a processor since its start.
 
-    Of a process it is the first thread that counts. 0.0 where the system does not say: Linux alone
-    does, in nanoseconds (its documentation of ``schedstat``).
+    Of a process the first thread counts. 0.0 if the system does not say: Linux alone does, in
+    nanoseconds (its documentation of ``schedstat``).
     """
     where = "thread-self" if process is None else str(process)
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -88,13 +87,13 @@ def _status(thread: int) -> str:
 
 
 class Patience:
-    """How long to wait for the answer of a process: ``limit`` seconds, and longer while it starves.
+    """The time to wait for a process's answer: ``limit`` seconds, and longer while it starves.
 
-    It starves while some thread of it or of its children could run, though no single thread has
-    used as much processor time as the limit. Then the limit is one of processor time, and the wait
-    ends after twenty times the limit at the latest. A process that sleeps, is stopped or deadlocked
-    has no such thread, and a busy loop uses the time. Where ``state`` gives None the limit is wall
-    time.
+    A process starves while some thread of the process or its children could run, though no single
+    thread has used as much processor time as the limit. Then the limit is one of processor time,
+    and the wait ends after twenty times the limit at the latest. A process that sleeps, is stopped
+    or deadlocked has no runnable thread, and a busy loop uses the time. If ``state`` gives None the
+    limit is wall time.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class Patience:
         return min(_SLICE, left) if left > 0.0 else _SAMPLE
 
     def is_over(self) -> bool:
-        """Whether the process hangs; to be called after each pause, as it counts the samples."""
+        """Whether the process hangs; call it after every pause, as each call counts as a sample."""
         waited = self._clock() - self._began
         if self._is_first:  # most answers come before the first pause ends, and cost nothing
             self._before, self._is_first = self._state(), False

@@ -1,4 +1,4 @@
-"""Texts from a candidate: made harmless to a terminal, and what its code raised in words."""
+"""Texts from a candidate, made harmless to a terminal, and exceptions in words."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _KEPT: Final = "\n\t"
 
 
 def printable(text: str) -> str:
-    r"""The text with what is not printable, such as an escape sequence or a NUL, as ``\x1b``.
+    r"""The text with unprintable signs, such as an escape sequence or a NUL, as ``\x1b``.
 
-    Newlines and tabs stay. Doing it twice changes nothing: backslashes stay as they are.
+    Newlines and tabs stay. A second application changes nothing: backslashes stay as they are.
     """
     if text.isprintable():
         return text
@@ -40,7 +40,7 @@ def is_on_github() -> bool:
 
 @contextlib.contextmanager
 def no_commands(file: IO[str], *, active: bool | None = None) -> Iterator[None]:
-    """Keep GitHub's log from taking a candidate's text for a command; by default where it reads."""
+    """Keep GitHub's log from reading a candidate's text as a command; by default on GitHub."""
     if not (is_on_github() if active is None else active):
         yield
         return
@@ -88,8 +88,8 @@ Frames = Sequence[traceback.FrameSummary]
 def raised_text(error: BaseException) -> str:
     """``raised ValueError: heads must be even (attention.py:12)``: the whole message in one line.
 
-    Cut to 4 KB. The place is the line of the library or of the user's own code that raised; where
-    that is a library's, the line of the user's own that led there is named as well.
+    Cut to 4 KB. The place is the line that raised, in a library or the user's own code; for a line
+    of a library, the user's own line that led to it is named as well.
     """
     text = " ".join(message_of(error).split())
     cause = error.__cause__
@@ -106,7 +106,7 @@ def capped(text: str) -> str:
 
 
 def ending_text(status: int | None) -> str:
-    """How a process ended, by its exit status (below 0 the signal that ended it; None: unknown)."""
+    """The end of a process in words, by its exit status (below 0 a signal; None: unknown)."""
     if status is None:
         return "lost its process"
     if status >= 0:
@@ -120,18 +120,18 @@ def ending_text(status: int | None) -> str:
 
 
 def few(words: Sequence[str], most: int = 3) -> str:
-    """The first of some words, and how many more there are."""
+    """The first of some words, and the number of the rest."""
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return f"{', '.join(words[:most])}{more}"
 
 
 def name_of(value: object) -> str:
-    """The name of an object's class, which may be as long as whoever made it likes."""
+    """The name of an object's class, cut to a bounded length."""
     return type(value).__name__[:_LONGEST_NAME]
 
 
 def repr_of(value: object) -> str:
-    """The first 60 signs of an object's repr, its class where that raises."""
+    """The first 60 signs of an object's repr, or its class if the repr raises."""
     try:
         return f"{value!r:.60}"
     except Exception:  # noqa: BLE001 (an object of the candidate's own may not even print)
@@ -151,9 +151,9 @@ def traceback_text(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """What an exception says, notes included; "" where it cannot even say that.
+    """An exception's message, notes included; "" if the exception cannot print itself.
 
-    Of what torch says of an error of CUDA the first sentence: general advice follows.
+    Of torch's message on an error of CUDA the first sentence: general advice follows.
     """
     try:
         own = str(error)

@@ -1,6 +1,6 @@
-"""What a run is asked for: the named profiles, the dtypes, the part of one of several machines.
+"""The request for a run: profile, dtypes, the part of one of several machines.
 
-And the options for the graphs among its targets.
+The options for the graphs among its targets belong to it, too.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _WRITTEN: Final = re.compile(r"(\d{1,6})/(\d{1,6})", re.ASCII)
 class Shard:
     """Shard ``index`` of ``count``, counted from 1.
 
-    The examples of a clause have positions 0, 1, 2 … in the order in which one machine would run
-    them; those at ``index - 1``, ``index - 1 + count`` … belong to this shard.
+    The examples of a clause have positions 0, 1, 2 … in the order of a run on one machine; the
+    positions ``index - 1``, ``index - 1 + count`` … belong to this shard.
     """
 
     index: int
@@ -46,7 +46,7 @@ WHOLE: Final = Shard(index=1, count=1)
 
 
 def read_shard(text: str) -> Shard:
-    """The shard that ``I/N`` names; raises UsageError."""
+    """The shard of a text ``I/N``; raises UsageError."""
     written = _WRITTEN.fullmatch(text.strip())
     if written is None:
         msg = f"--shard {text!r} is no shard: write I/N, such as 2/4 for the second of four"
@@ -65,12 +65,13 @@ def read_shard(text: str) -> Shard:
 class Profile:
     """``examples`` problems a clause, of lengths up to ``longest``.
 
-    ``reductions`` limits how often a failing problem is tried smaller, over the whole candidate,
-    and ``edges`` how many hand-picked problems there are (None: all). Clauses about combinations
-    ask for any ``strength`` values of different parameters together, ``turns`` times: from the
-    second time on with drawn sizes and values. A profile that ``explores`` goes on with freshly
-    drawn problems, round after round, for as long as the run may take. With ``most`` a clause gets
-    that many problems, the hand-picked ones first; none is drawn where there are any.
+    ``reductions`` limits the trials of smaller failing problems, over the whole candidate, and
+    ``edges`` the number of hand-picked problems (None: all). Clauses about combinations ask for any
+    ``strength`` values of different parameters together, ``turns`` times: from the second time on
+    with drawn sizes and values. A profile that ``explores`` goes on with freshly drawn problems,
+    round after round, for as long as the run may take. With ``most`` a clause gets at most that
+    number of problems, the hand-picked problems first; if a clause has hand-picked problems, none
+    is drawn.
     """
 
     name: str
@@ -95,14 +96,14 @@ PROFILES: Final[dict[str, Profile]] = {
     "nightly": Profile(
         name="nightly", examples=150, longest=257, reductions=6000, strength=3, explores=True
     ),
-    "default": _FULL,  # what it was called before there was a default for every entrance
+    "default": _FULL,  # the name before every entrance had its own default
 }
 # The profile of whoever names none.
 DEFAULT_PROFILE: Final = "quick"
 
 
 def profile_named(name: Any) -> Profile:
-    """The profile of a name; raises UsageError for any other."""
+    """The profile of a name; raises UsageError for an unknown name."""
     if not isinstance(name, str) or name not in PROFILES:
         known = [known for known in PROFILES if known == PROFILES[known].name]
         msg = f"there is no profile {name!r}{did_you_mean(str(name), known)}"
@@ -115,12 +116,12 @@ class GraphOptions:
     """The options for the graphs among the targets.
 
     source
-        The target of the module that they were exported from.
+        The target of the module from which the graphs were exported.
     state_dict, declaration
-        Paths of the file with its weights, and of the file that declares roles and promises.
+        Paths of the file with the module's weights, and of the file with roles and promises.
     seconds, memory
-        How long a candidate of the run may give no answer, and how many bytes it may take; None
-        where the run does not say.
+        The seconds that a candidate may give no answer, and the bytes that it may take; None
+        without a limit of the run.
     """
 
     source: str | None = None
@@ -130,7 +131,7 @@ class GraphOptions:
     memory: int | None = None
 
     def names(self) -> list[str]:
-        """The options that were used, as they are spelled."""
+        """The used options, in their spelling on the command line."""
         options = {
             "--source": self.source,
             "--state-dict": self.state_dict,
@@ -139,7 +140,7 @@ class GraphOptions:
         return [option for option, value in options.items() if value is not None]
 
     def beside(self) -> dict[str, str | None]:
-        """What a record keeps, so that a replay opens the same."""
+        """The options for the record, from which a replay opens equal graphs."""
         return {
             "source": self.source,
             "state_dict": self.state_dict,

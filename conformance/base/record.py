@@ -1,4 +1,4 @@
-"""The record of a run: the types of its JSON document, its reader and its exit code."""
+"""The record of a run: the types of the JSON document, the reader and the exit code."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EXIT_USAGE: Final = 2
 EXIT_HARNESS: Final = 3
 EXIT_INTERRUPTED: Final = 130
 STANDARD_INPUT: Final = Path("-")
-# Report, its candidates, a candidate, its clauses: each entry of these stands on a line.
+# Report, its candidates, a candidate, its clauses: every entry of the four has its own line.
 _ON_LINES: Final = 4
 # Records nest some fifteen levels deep.
 _DEEPEST: Final = 100
@@ -226,12 +226,12 @@ class SiteEntry(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What is known of a candidate that nobody declared: its promises are the harness' own reading.
+    """Facts about an undeclared candidate, whose promises are the harness' own reading.
 
-    ``unread`` says why its answers were not explained, "" where they were. ``mistakes`` are what it
-    does otherwise than is promised, as seen when it was read. ``meant`` are fields of its semantics
-    that something else of it shows to be meant. ``idle_masks`` are parameters that calls give as
-    masks that hide nothing, though nothing says what they are.
+    ``unread`` is the reason why the answers were not explained, or "". ``mistakes`` are the
+    departures from the promises seen at the reading. ``meant`` are fields of the semantics that
+    further evidence shows to be meant. ``idle_masks`` are parameters to which calls give masks
+    without hidden keys, though no name or document explains the parameters.
     """
 
     unread: str = ""
@@ -329,9 +329,9 @@ def is_cut(record: Mapping[str, Any]) -> bool:
 def exit_code(record: Mapping[str, Any], *, strict: bool = False) -> int:
     """0 when every candidate conforms, 1 when one does not, 3 when the harness failed.
 
-    A shard without failures gives no verdict, but it is green: the merged record decides. A run
-    that is green except that its file of expected failures could not be written is bad input: the
-    next run would not be green.
+    A shard without failures gives no verdict, but its run is green: the merged record decides. A
+    green run whose file of expected failures could not be written is bad input: the next run would
+    not be green.
     """
     if record["interrupted"]:
         return EXIT_INTERRUPTED
@@ -356,13 +356,13 @@ def exit_code(record: Mapping[str, Any], *, strict: bool = False) -> int:
 def record_text(record: Mapping[str, Any]) -> str:
     """The JSON document of a record, with one line for each clause of a candidate.
 
-    A line for each number below that would take three times the room.
+    Deeper values share the line: a line a number would take three times the room.
     """
     return _indented(record, depth=_ON_LINES) + "\n"
 
 
 def _indented(value: Any, *, depth: int, margin: str = "") -> str:
-    """JSON whose outer containers have a line for each entry, down to some depth."""
+    """JSON whose containers down to ``depth`` have a line an entry."""
     if not depth or not value or not isinstance(value, (dict, list)):
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     inner = f"{margin}  "
@@ -381,10 +381,10 @@ def _indented(value: Any, *, depth: int, margin: str = "") -> str:
 def read_record(path: Path) -> Record:
     """The record of ``conformance check`` in a file; ``-`` is standard input.
 
-    A verdict that is better than its clauses allow is corrected: somebody has edited it.
+    A verdict better than its clauses allow was edited, and is corrected.
 
-    Raises UsageError for what cannot be read, is no record, is one of ``conformance teeth``, or has
-    a schema that this version cannot read.
+    Raises UsageError for a file that cannot be read, is no record, is a record of ``conformance
+    teeth``, or has a schema that this version cannot read.
     """
     data = _parsed(path)
     if not isinstance(data, dict):
@@ -448,7 +448,7 @@ def _parsed(path: Path) -> Any:
 
 
 def _is_deep(value: Any) -> bool:
-    """Whether data nest deeper than any record does, which walks over them could not bear."""
+    """Whether data nest deeper than any record, too deep for recursive functions."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(_DEEPEST):
         level = [
@@ -469,9 +469,9 @@ def _refuse(path: Path, why: str) -> NoReturn:
 
 @functools.cache
 def _fields(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """The type of each key of a TypedDict, and whether every record has it.
+    """The type of every key of a TypedDict, and whether the key is required.
 
-    ``__required_keys__`` is empty where annotations are texts.
+    ``__required_keys__`` is empty if annotations are texts.
     """
     hints = get_type_hints(kind, include_extras=True)
     return {
@@ -492,7 +492,7 @@ def _wrong(value: Any, kind: Any, where: str) -> str:
             return f"{where} has no {missing[0]!r}"
         own = _fields(kind).items()
         inside = ((value[name], type_, name) for name, (type_, _) in own if name in value)
-    elif origin in (Union, UnionType):  # the message of its first type, unless one of them fits
+    elif origin in (Union, UnionType):  # the message of the first type, unless a type fits
         wrong = [_wrong(value, part, where) for part in parts]
         return "" if "" in wrong else wrong[0]
     elif not _is(value, kind):

@@ -49,7 +49,7 @@ _SIZES: Final = ("batch", "num_heads", "query_length", "key_length", "head_size"
 _ELEMENTS_OF_NO_NUMBER: Final = 8
 # Where a violation of a whole model says which attention is to blame, by its index.
 SITE: Final = "site"
-# Where it says which masks hide by 1, with which it is answered rightly.
+# The fact that names the masks that hide by 1: with them the answer is right.
 INVERTED: Final = "inverted"
 
 # How the reason of a clause ends that is not applicable for want of gradients that nobody excluded.
@@ -60,8 +60,8 @@ BLAMED_ON_PLATFORM: Final = "no fault of the candidate's: "
 
 # What the reason of state.threads holds where nothing could be asked on several.
 ONE_THREAD: Final = "one thread"
-# What is measured of an answer that is another on several threads: how many, and whether equal
-# calls have different ones there.
+# The facts about an answer that differs on several threads: the number of threads, and whether
+# equal calls get different answers on them.
 THREADS: Final = "threads"
 RACE: Final = "race"
 
@@ -71,7 +71,7 @@ def absent_device(name: str) -> str:
     return f"the device {name} is not here"
 
 
-@dataclass(frozen=True, eq=False)  # the classes made of it say what makes them equal
+@dataclass(frozen=True, eq=False)  # subclasses define equality
 class Replaceable:
     """A frozen dataclass that gives copies of itself."""
 
@@ -89,7 +89,6 @@ class Replaceable:
 
 @lru_cache(maxsize=256)
 def _fields(kind: type[Replaceable]) -> tuple[str, ...]:
-    """The names of what a dataclass is made of."""
     return tuple(field.name for field in dataclasses.fields(kind) if field.init)
 
 
@@ -130,15 +129,15 @@ class Violation:
 class ClauseResult(Replaceable):
     """The outcome of one clause for one candidate in one dtype on one device.
 
-    ``margin`` is the largest error over its bound of all calls (1 is at the bound), None when no
-    numerical comparison was made. ``seconds`` is wall time. ``blame`` says of a failing graph at
-    which step of its export, and at which stage inside it, the answer first departs (see
-    :mod:`conformance.diagnosis.exports.blame`). ``planned`` says how many examples there would have
-    been where the time was up before, ``trail`` what each example of a shard showed (see
-    :mod:`conformance.running.tally`), ``coverage`` how many combinations of its parameters a clause
-    about combinations has tried (see :mod:`conformance.problems.combinations`). ``explained_by`` is
-    the mistake that makes the clause fail, too, where ``diagnosis`` has no name: it is the name of
-    another failure, acted out on this one's problem.
+    ``margin`` is the largest error over its bound of all calls (1 is at the bound), None without a
+    numerical comparison. ``seconds`` is wall time. ``blame`` names the step of a failing graph's
+    export, and the stage inside the graph, at which the answer first departs (see
+    :mod:`conformance.diagnosis.exports.blame`). ``planned`` is the number of planned examples if
+    the time limit came first, ``trail`` the result of every example of a shard (see
+    :mod:`conformance.running.tally`), ``coverage`` the number of combinations of its parameters
+    that a clause about combinations has tried (see :mod:`conformance.problems.combinations`).
+    ``explained_by`` is the mistake that makes the clause fail, too, if ``diagnosis`` has no name:
+    the name of another failure, acted out on this failure's problem.
     """
 
     id: str
@@ -169,8 +168,8 @@ class ClauseResult(Replaceable):
     def as_json(self) -> dict[str, Any]:
         """The entry of the report; numbers that are not finite become texts.
 
-        It has a ``blame`` where somebody is to blame, and what speaks of a part of a run where it
-        was one. The tensors that were compared stand in the counterexample, where there is one.
+        ``blame`` and the fields about parts of a run are left out if None. The compared tensors are
+        left out of the violation if the counterexample has them.
         """
         data: dict[str, Any] = plain(dataclasses.asdict(self))
         data["seconds"] = round(self.seconds, _DECIMALS)
@@ -213,6 +212,6 @@ def plain(value: Any) -> Any:
 
 
 def elements_shown(sizes: Mapping[str, Any], *, finite: bool) -> int:
-    """How much there is to read of a failure at some sizes, by which the smallest is chosen."""
+    """The number of elements to read in a failure of some sizes; the smallest failure is shown."""
     elements = math.prod(int(sizes.get(name, 1)) for name in _SIZES)
     return elements if finite else _ELEMENTS_OF_NO_NUMBER * elements

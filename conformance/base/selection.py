@@ -1,4 +1,4 @@
-"""Which clauses a run takes: names, families and globs of ``--only`` and ``--skip``."""
+"""The clauses that a run takes: names, families and globs of ``--only`` and ``--skip``."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from fnmatch import fnmatchcase
 
 
 def selects(word: str, slug: str) -> bool:
-    """Whether a word of a selection means a clause: its name, its family or a glob of names."""
+    """Whether a word of a selection matches a clause: its name, its family or a glob."""
     return fnmatchcase(slug, word) or slug.startswith(f"{word}.")
 
 
 def is_selected(slug: str, only: Collection[str], skip: Collection[str]) -> bool:
-    """Whether ``only`` (all where it is empty) admits a clause and ``skip`` leaves it."""
+    """Whether ``only`` (if not empty) matches a clause and ``skip`` does not."""
     admitted = not only or any(selects(word, slug) for word in only)
     return admitted and not any(selects(word, slug) for word in skip)
 

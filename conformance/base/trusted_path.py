@@ -25,7 +25,7 @@ _VARIABLE: Final = "PYTHONPATH"
 
 @cache
 def trusted_path() -> tuple[str, ...]:
-    """What Python looks through by itself, and the folders of this package and of what it needs."""
+    """Python's own search path, and the folders of this package and of its dependencies."""
     told = subprocess.run(  # noqa: S603 (our own program)
         [sys.executable, "-P", "-E", "-c", _PROGRAM],
         stdin=subprocess.DEVNULL,
@@ -43,7 +43,7 @@ def trusted_path() -> tuple[str, ...]:
 
 
 def _place(name: str, folders: list[str] | None = None) -> str:
-    """The folder in which a module is found, in some folders or by this process; "" for none."""
+    """The folder of a module, searched in ``folders`` or by this process; "" if not found."""
     spec = find_spec(name) if folders is None else PathFinder.find_spec(name, folders)
     if spec is None or spec.origin is None:
         return ""
@@ -52,7 +52,7 @@ def _place(name: str, folders: list[str] | None = None) -> str:
 
 
 def whole_path() -> list[str]:
-    """The folders in which this process finds modules, the working folder by its name."""
+    """The folders that this process searches for modules, the working folder by its name."""
     return [each or os.getcwd() for each in sys.path if not each or os.path.isabs(each)]  # noqa: PTH109, PTH117 (texts)
 
 

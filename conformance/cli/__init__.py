@@ -1,10 +1,10 @@
-"""The command line: a file a command, which reads options, starts the work and prints.
+"""The command line: a file a command, with options, start and output of the command.
 
-It may import every other package. This is the group that the commands belong to.
+The package may import every other package. This module holds the group of the commands.
 
-click and not argparse: it composes subcommands whose options repeat, suggests the nearest option
+click and not argparse: click composes subcommands whose options repeat, suggests the nearest option
 for a misspelt one, lets :func:`conformance.__main__.main` decide how an error is shown, and imports
-in some 30 ms. Commands import what they need when they run, so that ``--help`` stays fast.
+in some 30 ms. Commands import their needs when they run: ``--help`` stays fast.
 """
 
 from __future__ import annotations

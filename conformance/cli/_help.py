@@ -9,7 +9,7 @@ import click
 
 # Fewer options than this are read in one go.
 _FEW: Final = 9
-# What an option is for, by the name of its parameter: it is the same wherever it occurs.
+# The purpose of an option, by the name of its parameter, for all commands.
 PURPOSES: Final[Mapping[str, tuple[str, ...]]] = {
     "What is judged": (
         *("dtypes", "devices", "source", "state_dict", "declaration", "compiled", "unchecked"),
@@ -34,9 +34,9 @@ _WHOLE: Final = 200  # characters of a first sentence, which is broken into line
 
 
 class Command(click.Command):
-    """A command whose many options are listed by purpose, and which ends with examples.
+    """A command whose help lists its options by purpose and ends with examples.
 
-    ``examples`` are command lines and what each of them does.
+    ``examples`` are pairs of a command line and its effect.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Command(click.Command):
         self.examples = examples
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, each below what it is for."""
+        """Write the options by purpose."""
         shown = [
             (str(parameter.name), record)
             for parameter in self.get_params(ctx)
@@ -67,7 +67,7 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """The commands by what they are for, and examples."""
+    """The commands by purpose, and examples."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Group(click.Group):
                 self.add_command(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the commands, each below what it is for, in the order of their use."""
+        """Write the commands with their summaries, by purpose, in the order of their use."""
         _ = ctx
         longest = max(map(len, self.commands))
         for title, commands in self.purposes.items():
@@ -106,7 +106,7 @@ class Group(click.Group):
 
 
 def _write_examples(examples: Sequence[tuple[str, str]], formatter: click.HelpFormatter) -> None:
-    """Write command lines that can be copied whole, each below what it does."""
+    """Write command lines, unbroken for copying, each below its purpose."""
     if not examples:
         return
     with formatter.section("Examples"):

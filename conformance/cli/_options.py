@@ -1,4 +1,4 @@
-"""Options that several commands have, those of long runs, and lists separated by commas."""
+"""Options of several commands, options of long runs, and lists separated by commas."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def is_strict(fail_on: str | None, *, strict: bool) -> bool:
 
 
 class ConfiguredCommand(Command):
-    """A command whose options, where they are not given, are what ``[tool.conformance]`` says."""
+    """A command whose omitted options take their values from ``[tool.conformance]``."""
 
     def make_context(
         self,
@@ -117,7 +117,7 @@ def to_file_or_output(text: str) -> str:
 
 
 def expected_failures_option(text: str) -> Decorator:
-    """``--expected-failures FILE``: the failures that are expected."""
+    """The option ``--expected-failures FILE``."""
     return file_option("--expected-failures", help=text)
 
 
@@ -127,7 +127,7 @@ def json_option(text: str) -> Decorator:
 
 
 class NumberRange(click.FloatRange):
-    """A number in a range: click takes NaN for one, which no limit holds."""
+    """A number in a range, without NaN: click admits NaN, and no limit holds a NaN."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -154,8 +154,8 @@ def timeout_option(text: str) -> Decorator:
 def separated(choices: Iterable[str] = ()) -> Callback:
     """The callback of a repeatable option whose values are words separated by commas.
 
-    It gives each word once, in the order in which they were given. A word that is not among the
-    choices, where there are any, or a value without a word is bad input.
+    The result has every word once, in the given order. A word that is not among the choices (if
+    any), or a value without a word, is bad input.
     """
     choice = click.Choice(tuple(choices)) if choices else click.STRING
 

@@ -32,7 +32,8 @@ _HOURS: Final = 6000
 def printing(shown: IO[str] | None = None) -> Iterator[None]:
     """Let the reader of the output leave early, as ``head`` does, without a change of exit code.
 
-    What is ``shown`` there meanwhile may be a candidate's text: GitHub's log obeys none of it.
+    What is written to ``shown`` meanwhile may hold a candidate's text: GitHub's log obeys no
+    command in the text.
     """
     try:
         with contextlib.nullcontext() if shown is None else no_commands(shown):
@@ -47,13 +48,13 @@ def printing(shown: IO[str] | None = None) -> Iterator[None]:
 
 
 class ProgressShown(Protocol):
-    """What a command tells while it works, all of it on standard error."""
+    """Shows a command's progress and announcements on standard error."""
 
     def __call__(self, step: str, done: int, total: int, left: float | None = None) -> None:
         """Say how far the work is."""
 
     def announce(self, line: str) -> None:
-        """Say something that stays there."""
+        """Write a line that stays on the terminal."""
 
 
 class _NoBar:
@@ -63,14 +64,13 @@ class _NoBar:
         """Say nothing of the progress."""
 
     def announce(self, line: str) -> None:
-        """Write a line, in which a candidate's name may stand, whatever that is."""
         announce(line)
 
 
 class _Bar:
-    """A bar at the bottom of a terminal; what is announced stands above it.
+    """A bar at the bottom of a terminal; announcements stand above the bar.
 
-    Both go through the bar's console: what another writes while the bar is drawn breaks it.
+    Both go through the bar's console: other writes break the drawn bar.
     """
 
     def __init__(self, bar: Progress) -> None:
@@ -96,7 +96,7 @@ class _Bar:
 
 @contextlib.contextmanager
 def progress_bar() -> Iterator[ProgressShown]:
-    """A bar on standard error where that is a terminal, else announcements alone."""
+    """A bar on standard error if that is a terminal, else announcements alone."""
     if not sys.stderr.isatty():
         yield _NoBar()
         return
@@ -114,13 +114,13 @@ def progress_bar() -> Iterator[ProgressShown]:
 
 
 def announce(line: str) -> None:
-    """Write a line to standard error, in which a candidate's name may stand, whatever that is."""
+    """Write a line to standard error, with control signs, as in a candidate's name, escaped."""
     with no_commands(sys.stderr):
         click.echo(fitted_to(sys.stderr, printable(line)), err=True)
 
 
 def time_left(seconds: float | None) -> str:
-    """``about 4 min left``, as roughly as it is known; "" where it is not."""
+    """``about 4 min left``, as roughly as known; "" if unknown."""
     if seconds is None:
         return ""
     if seconds < _MINUTES:
@@ -140,7 +140,7 @@ Made = TypeVar("Made")
 
 
 def view_options(*views: View) -> Decorator:
-    """An option for each view; the command gets ``views``, a dict from used options to paths.
+    """An option a view; the command gets ``views``, a dict from used options to paths.
 
     Without arguments all of :data:`conformance.views.VIEWS`.
     """
@@ -174,7 +174,7 @@ def _option(view: View) -> Decorator:
 def check_files(views: Files, others: Mapping[str, Path | None] | None = None) -> None:
     """Require before a run that every file can be written, and none twice; raises UsageError.
 
-    ``others`` are further options that name files to be written, such as ``--json``.
+    ``others`` are further options that name output files, such as ``--json``.
     """
     files = {**(others or {}), **views}
     check_distinct(files)
@@ -208,9 +208,9 @@ def write_views(record: Mapping[str, Any], views: Files, json_path: Path | None 
 
 
 def keep_so_far(json_path: Path, record: Mapping[str, Any]) -> None:
-    """Write the record of a run that goes on, where it is to be at the end.
+    """Write the record of an unfinished run to the file of the finished record.
 
-    A file that cannot be written now is reported at the end, if it still cannot.
+    An error of writing is not raised here: the end of the run reports a file that stays unwritable.
     """
     is_file = json_path.is_file() or not json_path.exists()
     if is_file and json_path != STANDARD_OUTPUT:
@@ -219,7 +219,7 @@ def keep_so_far(json_path: Path, record: Mapping[str, Any]) -> None:
 
 
 def as_written(files: str, use: Callable[[], Made]) -> Made:
-    """What is made of records of files; raises UsageError for one whose parts are inconsistent.
+    """The result of ``use`` on records of files; raises UsageError for inconsistent parts.
 
     Reading a record checks the parts that all records have; tensors and the like fail in use.
     """

@@ -323,20 +323,20 @@ _MOST_ENDED: Final = 3
 
 
 def check_watching() -> None:
-    """Require what tells of changes; raises UsageError."""
+    """Require the package that reports changes of files; raises UsageError."""
     if importlib.util.find_spec("watchfiles") is None:
         msg = "--watch needs watchfiles: pip install 'attention-conformance[watch]'"
         raise UsageError(msg)
 
 
 class _FileChangedError(KeyboardInterrupt):
-    """A file changed while a run judged what it was before."""
+    """A file changed during a run on its earlier content."""
 
 
 class Changes:
-    """Changes of files beside the targets, which a thread waits for; one ends the run it meets.
+    """A thread that waits for changes of files beside the targets; a change ends the current run.
 
-    A verdict on what is no longer there helps nobody, and a candidate that hangs may be mended.
+    A verdict on old code helps nobody, and a hanging candidate may be mended.
     """
 
     def __init__(self, targets: Sequence[str]) -> None:
@@ -384,13 +384,13 @@ class Changes:
             self._ended = self._ended + 1 if self.ended_run else 0
 
     def wait(self) -> None:
-        """Return after the next change, or at once after one that was not waited for yet."""
+        """Return after the next change, or at once after a change since ``forget``."""
         while not self._came.wait(_TIMEOUT / 1000):
             pass
         self._require_watching()
 
     def forget(self) -> None:
-        """What changed so far is judged by the run that begins now."""
+        """Drop the changes so far: the next run judges them."""
         self._came.clear()
 
     def _require_watching(self) -> None:
@@ -419,9 +419,9 @@ class Changes:
             self._came.set()
 
     def _end_run(self, *_: object) -> None:
-        """Called in the main thread, so that nothing is ended but a run.
+        """End the run; called in the main thread, and outside of a run without effect.
 
-        Nor is one that Ctrl-C ends already: from then on further ones are ignored.
+        A run that Ctrl-C already ends is left alone: further signals are then ignored.
         """
         if self._judging and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             self._judging, self.ended_run = False, True
@@ -431,7 +431,7 @@ class Changes:
 def run_again(run: Callable[[float], int], changes: Changes) -> int:
     """Run at once and after every change, until Ctrl-C; the exit code of the last run's verdict.
 
-    Bad input ends no watch: the next change may mend it. What is interrupted then has no verdict.
+    Bad input ends no watch: the next change may mend it. An interrupted run has no verdict.
     """
     with changes:
         while True:
@@ -461,7 +461,7 @@ def _run_once(run: Callable[[float], int]) -> int:
 
 
 def _folders(targets: Sequence[str]) -> Iterator[Path]:
-    """The folders of targets that are paths, and the working folder for those that are not."""
+    """The folders of targets that are paths, and the working folder for other targets."""
     folders: dict[Path, None] = {}
     for target in targets:
         path = path_of(target) or Path.cwd()

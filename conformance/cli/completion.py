@@ -1,6 +1,6 @@
 """``conformance completion``: clauses, mistakes, targets and files, in three shells.
 
-What completes a word runs at each press: it reads files and imports no torch.
+Completion runs at every press of the key: it reads files and imports no torch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def written_slugs() -> list[str]:
 def complete_clauses(
     _context: click.Context, _parameter: click.Parameter, incomplete: str
 ) -> Completed:
-    """The families, and of one that is begun its clauses."""
+    """The matching families and clauses; clauses alone once a dot is typed."""
     slugs = written_slugs()
     families = dict.fromkeys(slug.partition(".")[0] for slug in slugs)
     return _beginning(incomplete, slugs if "." in incomplete else [*families, *slugs])
@@ -52,7 +52,7 @@ def complete_clauses(
 def complete_explained(
     context: click.Context, parameter: click.Parameter, incomplete: str
 ) -> Completed:
-    """Clauses and families, and of what is begun the names of mistakes, too."""
+    """Matching clauses and families, and after the first letter mistakes, too."""
     mistakes = _MISTAKES.read_text(encoding="utf-8").split() if incomplete else []
     return [*complete_clauses(context, parameter, incomplete), *_beginning(incomplete, mistakes)]
 
@@ -99,7 +99,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 """
 
     def get_completion_args(self) -> tuple[list[str], str]:
-        """The words before the one that is completed, and what is there of that."""
+        """The words before the completed word, and the typed part of the completed word."""
         line = os.environ["COMP_WORDS"]
         words = split_arg_string(line)
         begun = words.pop() if words and not line[-1:].isspace() else ""

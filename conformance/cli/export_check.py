@@ -123,7 +123,7 @@ def _opset(word: str) -> int:
 
 @contextlib.contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """The folder of the graphs: the user's, or one that goes away."""
+    """The folder of the graphs: the user's, or a temporary folder."""
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="conformance-exports-") as name:
             yield Path(name)

@@ -1,4 +1,4 @@
-"""``conformance identify``: what an implementation computes, and a declaration for it."""
+"""``conformance identify``: the computation of an implementation, and a declaration for it."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def identify_command(
 
 
 def _refuse_useless(output: Path, target: str) -> None:
-    """Require a target that can have a declaration in Python, and a file that can be imported.
+    """Require a target that a Python declaration can name, and an output file that can be imported.
 
-    Its name must hide nothing: the folder of a declaration comes first on the path.
+    The file's name must hide no module: the folder of a declaration comes first on the path.
     """
     if output == STANDARD_OUTPUT:
         msg = "--output - names no file: the declaration is shown anyway, and its file is imported"

@@ -34,7 +34,7 @@ _NAMED: Final = 3
 def _require_consent(
     failures: Sequence[FailedClause], target: str | None, *, trust: bool, instead: str = ""
 ) -> None:
-    """Require that the user wants to run what a report names; asks where there is a terminal."""
+    """Require the user's consent to run a report's targets; asks at a terminal."""
     from ..tools.replay import foreign  # noqa: PLC0415 (--help must not pay for it)
 
     sentences = [] if trust else foreign(failures, target)

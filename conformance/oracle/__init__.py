@@ -1,4 +1,4 @@
-"""The golden answers, what formats can represent of them, and the comparison with an answer.
+"""The golden answers, their limits of representation, and the comparison with an answer.
 
-It may import ``calls`` and what lies below it.
+The package may import ``calls`` and all packages below ``calls``.
 """

@@ -1,7 +1,7 @@
-"""Compares an answer with what is expected, within an elementwise bound.
+"""Compares an answer with the expected answer, within an elementwise bound.
 
-How the two sides are made of the candidate's answers is kept as plain data; tensors become tables,
-written out where a person would read them. A bundle keeps them whole: :func:`kept_whole`.
+The derivation of both sides from the candidate's answers is kept as plain data. Tensors become
+tables, written out if small enough to read. A bundle keeps them whole: :func:`kept_whole`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _KEPT: Final[ContextVar[list[Tensor] | None]] = ContextVar("kept", default=None)
 
 
 def table(tensor: Tensor) -> dict[str, Any]:
-    """Shape and dtype of a tensor, and its values as nested lists if there are few of them.
+    """Shape and dtype of a tensor, and its values as nested lists if they are few.
 
-    Values of half and single precision become the Python floats that are equal to them. Where
-    tensors are kept whole, ``array`` is the number of the tensor instead.
+    Values of half and single precision become equal Python floats. If tensors are kept whole,
+    ``array`` is the number of the tensor instead.
     """
     shown: dict[str, Any] = {
         "shape": list(tensor.shape),
@@ -77,7 +77,7 @@ GROSS: Final = 10.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CounterfactualDifference:
-    """Elements of a counterfactual answer: which lie outside the bound, which are judged; bool."""
+    """Elements of a counterfactual answer: outside the bound, and judged; bool tensors."""
 
     moved: Tensor
     judged: Tensor
@@ -90,28 +90,27 @@ _watched: Final[ContextVar[list[CounterfactualDifference] | None]] = ContextVar(
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(Replaceable):
-    """The outcome of one comparison, as numbers; :func:`disagreement` says it in words.
+    """The outcome of one comparison, as numbers; :func:`disagreement` puts it in words.
 
     margin
-        The largest error over its bound; 1 is at the bound. Infinite where an answer is not finite.
+        The largest error over its bound; 1 is at the bound. Infinite if an answer is not finite.
     kind
-        "" when they agree, else ``value`` or ``finite``: the violation's kind.
+        "" for agreement, else ``value`` or ``finite``: the violation's kind.
     index, where
         The worst element, as an index and with the names of its axes (batch, head, query, channel).
     expected, got, error, bound
         Of the worst element.
     counted, compared
-        How many elements are not finite (of kind ``finite``), of how many.
+        The number of elements that are not finite (of kind ``finite``), and of all compared.
     expected_not_finite
-        Whether it is the expected side, itself an answer of the candidate, that is not finite.
+        Whether the expected side, itself an answer of the candidate, is not finite.
     parts
-        The share of each stage of the computation in the bound of the worst element, the largest
-        first (see ``tolerance.contract.STAGES``); empty where no single bound was derived.
+        The share of every stage of the computation in the bound of the worst element, the largest
+        first (see ``tolerance.contract.STAGES``); empty if no single bound was derived.
     scale_error
-        The relative error of the logit scale that explains the errors best, None if none was
-        fitted.
+        The relative error of the logit scale that explains the errors best, None without a fit.
     tables
-        The tensors that were compared, as plain data; empty where they are large.
+        The compared tensors as plain data; empty for large tensors.
     """
 
     margin: float
@@ -172,7 +171,7 @@ NEITHER_FINITE: Final = "neither of two answers is finite"
 
 
 def disagreement(comparison: Comparison) -> str:
-    """Why an answer is not the expected one, in one sentence; "" when it is."""
+    """The reason why an answer is not the expected one, in one sentence, or ""."""
     if not comparison.kind:
         return ""
     place = _place(comparison)
@@ -198,7 +197,7 @@ def _place(comparison: Comparison) -> str:
 
 
 def _mostly(comparison: Comparison) -> str:
-    """What the bound consists of, for an error near enough to it that this matters."""
+    """The largest part of the bound in words, for an error near enough to the bound."""
     if not comparison.parts or comparison.margin >= GROSS:
         return ""
     stage, share = next(iter(comparison.parts.items()))
@@ -268,7 +267,7 @@ def _all_finite(tensor: Tensor) -> bool:
 
 
 def _not_finite(pair: _Pair) -> Comparison | None:
-    """What is wrong where an answer is not finite though it should be; None where nothing is."""
+    """A comparison at an element that should be finite and is not; None without such elements."""
     got, expected, judged = pair.got, pair.expected, pair.judged
     broken = judged & ~torch.isfinite(got) & torch.isfinite(expected)
     if bool(broken.any()):
@@ -295,7 +294,7 @@ def errors_in_bounds(error: Tensor, bound: Tensor, judged: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Two answers under comparison, from which one element is picked."""
+    """Two answers under comparison; one element is picked."""
 
     got: Tensor
     expected: Tensor
@@ -308,7 +307,7 @@ class _Pair:
     compares_two_answers: bool = False
 
     def tables(self) -> dict[str, Any]:
-        """What was compared, if a person can read it; ``judged`` where not all of it counts."""
+        """The compared tensors, if few enough to read; ``judged`` if not all elements count."""
         if not has_all_elements(self.got):
             return {}
         shown = {"expected": self.expected, "got": self.got, "bound": self.bound}
@@ -354,7 +353,7 @@ def moves(expected: Tensor, other: Tensor, bound: Tensor, judged: Tensor | None 
 
 @contextmanager
 def watching_counterfactuals() -> Iterator[list[CounterfactualDifference]]:
-    """Collect which elements each counterfactual moves in the meantime."""
+    """Collect the elements that counterfactuals move in the meantime."""
     differences: list[CounterfactualDifference] = []
     token = _watched.set(differences)
     try:
@@ -370,9 +369,9 @@ Side = Sequence[tuple[Tensor, View | None]]
 def with_relation(
     violation: Violation | None, recording: Recording | None, *, expected: Side, got: Side
 ) -> Violation | None:
-    """A violation that says which answers each side is the sum of, where calls are recorded.
+    """A violation with the answers whose sum each side is, if their calls are recorded.
 
-    Each side is a list of answers, as the candidate returned them, with the view that is compared.
+    A side is a list of answers, as the candidate returned them, with the compared views.
     """
     if violation is None or recording is None or not violation.compared:
         return violation
@@ -394,7 +393,7 @@ def _side(recording: Recording, answers: Side) -> list[dict[str, Any]]:
 
 
 def _elements(output: Tensor, view: View) -> dict[str, Any]:
-    """Which elements of an answer a view shows, in order; nothing when it shows it as it is."""
+    """The indices of the answer's elements in a view, in order; nothing for the plain answer."""
     numbered = torch.arange(output.numel()).reshape(output.shape)
     viewed = view(numbered)
     return {} if torch.equal(viewed, numbered) else {"elements": viewed.flatten().tolist()}

@@ -1,4 +1,4 @@
-"""Moves one kept key far below the hidden ones, or the hidden ones far above it."""
+"""Moves the logits of one kept key far below the hidden keys, or the hidden ones far above."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..problems.materialise import mask_sizes
 from ..tolerance import model
 from .oracle import evaluate
 
-# What decides which heads meet, how positions turn them, and what their products are multiplied by.
+# The fields that decide the pairing of heads, their rotation, and the factor of their products.
 _SCORING = (
     "head_split",
     "group_order",
@@ -35,7 +35,7 @@ def single_key_inputs(
     """One key kept for all rows; its logit near ``-target`` (low), or hidden ones near ``target``.
 
     Returns the inputs and the rows to judge: in self-attention the enlarged tokens are queries too,
-    and their own rows see squared logits, so they are left out.
+    and their own rows are left out, since these rows see squared logits.
     """
     chosen = torch.arange(drawn.geometry.key_length) == live
     keep = chosen.expand(mask_sizes(drawn.mask_shape, drawn.geometry))
@@ -47,9 +47,9 @@ def single_key_inputs(
 
 
 def along_one_channel(drawn: Inputs, *, live: int) -> Inputs:
-    """The queries, and one key, of a core with nothing but their first channel.
+    """The inputs of a core with the queries, and one key, zero outside their first channel.
 
-    Products of these are no sums, so that nothing on the way to a logit exceeds it but the product
+    The products are then no sums: nothing on the way to a logit exceeds the logit but the product
     before the scale.
     """
     query, key = torch.zeros_like(drawn.query), drawn.key.clone()
@@ -62,8 +62,8 @@ def along_one_channel(drawn: Inputs, *, live: int) -> Inputs:
 def lowered_key(drawn: Inputs, *, live: int, target: float) -> Inputs:
     """One key's logits near ``-target``.
 
-    In self-attention the enlarged token is a query too and its own logit is squared: that is as
-    low as its sign allows.
+    In self-attention the enlarged token is a query too and its own logit is squared: the logit is
+    then as low as its sign allows.
     """
     chosen = torch.arange(drawn.geometry.key_length) == live
     if drawn.mode != "self":

@@ -33,7 +33,7 @@ class GradientAnswer:
     """The gradients for one output gradient by name, and whether a candidate can represent them.
 
     ``representable`` says that every intermediate value stays clear of the largest number, and
-    ``without_slope`` that a function of scores has no finite slope that torch could find.
+    ``without_slope`` that a function of scores has no finite slope for torch to find.
     """
 
     gradients: dict[str, Gradient]
@@ -49,7 +49,7 @@ def separate_cache(gradients: dict[str, Gradient], inputs: Inputs) -> dict[str, 
     for name, each in gradients.items():
         if name in CACHED_NAMES.values():
             separated[f"past_{name}"] = each.of_tokens(slice(0, inputs.past))
-            each = each.of_tokens(slice(inputs.past, None))  # noqa: PLW2901 (what is left of it)
+            each = each.of_tokens(slice(inputs.past, None))  # noqa: PLW2901 (the part without the cache)
         separated[name] = each
     return separated
 
@@ -88,9 +88,10 @@ class GradientOracle:
     ) -> GradientAnswer:
         """The gradients of a core whose weights are returned and used, too.
 
-        ``of_weights [B, H, Lq, Lk]`` is the gradient of the returned weights. They are the answer
-        for values that are unit vectors: these are further channels of the values here. A candidate
-        adds what both give each weight, and may store one part and the sum.
+        ``of_weights [B, H, Lq, Lk]`` is the gradient of the returned weights. The weights are the
+        answer for values that are unit vectors: the units become further channels of the values
+        here. A candidate adds both contributions to a weight's gradient, and may store one
+        contribution and the sum.
         """
         length, width = inputs.geometry.key_length, inputs.geometry.value_head_size
         units = torch.eye(length, dtype=inputs.value.dtype)
@@ -115,11 +116,11 @@ class GradientOracle:
         return dataclasses.replace(answer, gradients=gradients)
 
     def of_dropped(self, inputs: Inputs, upstream: Tensor, factors: Tensor) -> GradientAnswer:
-        """The gradients of a core whose weights are multiplied by some factors.
+        """The gradients of a core whose weights are multiplied by factors.
 
-        ``factors [B, H, Lq, Lk]`` must be zeros and powers of two, which round nothing. Each query
-        becomes an item of its own, whose values have its factors in them; keys and values add up
-        what each query and head gives them.
+        ``factors [B, H, Lq, Lk]`` must be zeros and powers of two: no product is rounded. Every
+        query becomes a batch item whose values are multiplied by the query's factors; the gradients
+        of keys and values are sums over queries and heads.
         """
         sizes, point = inputs.geometry, self._oracle.point(inputs)
         heads, count = inputs.read_heads(point), sizes.query_length
@@ -199,7 +200,7 @@ class GradientOracle:
 def _each_query_alone(
     inputs: Inputs, point: golden.Semantics, factors: Tensor, heads: Tensor
 ) -> Inputs:
-    """Each query of a core as an item ``[B * Lq, H, 1, D]``; its factors are in its values."""
+    """The queries of a core as items ``[B * Lq, H, 1, D]``, with their factors in the values."""
     sizes = inputs.geometry
     count, items = sizes.query_length, sizes.batch * sizes.query_length
 

@@ -1,4 +1,4 @@
-"""What a candidate can compute at all: every intermediate of the golden is representable."""
+"""The rows that a candidate can compute at all: every intermediate value is representable."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def representable_rows(attention: golden.Attention, limit: float) -> Tensor:
 
 
 def is_below_fills(attention: golden.Attention) -> Tensor:
-    """Rows, bool ``[B, H, Lq]``, that see keys, all of them below what is filled in for others.
+    """Rows, bool ``[B, H, Lq]``, whose visible logits all lie below the fills of hidden keys.
 
-    A wrong computation may come there where the right one does not: then the fill decides.
+    A wrong computation may reach such logits though the right one does not: then the fill decides.
     """
     largest = attention.logits.amax(dim=-1)
     hides = ~attention.allowed.all(dim=-1)
@@ -78,7 +78,7 @@ def _squares(attention: golden.Attention, room: float) -> Tensor:
 
 
 def representable_output(output: Tensor, limit: float) -> Tensor:
-    """Rows ``[..., L]`` of an answer ``[..., L, E]`` that stay clear of it; NaN (no key) does."""
+    """Rows ``[..., L]`` of an answer ``[..., L, E]`` clear of ``limit``; NaN (no key) is clear."""
     room = model.HEADROOM * limit
     if largest_size(output) <= room:
         return torch.ones(output.shape[:-1], dtype=torch.bool)
@@ -126,9 +126,9 @@ def gradients_fit(gradients: dict[str, Gradient], limit: float) -> bool:
 def largest_weight_gradient(
     evaluation: golden.Attention | golden.MultiHeadAttention, upstream: Tensor
 ) -> float:
-    """The largest product of an output gradient with the value of a key that is read, signs apart.
+    """The largest product of absolute output gradients and absolute values of an attended key.
 
-    A backward pass computes it for every pair, and only then multiplies it by a weight.
+    A backward pass computes the product for every pair, before the multiplication by a weight.
     """
     heads = upstream.double().abs()
     if isinstance(evaluation, golden.Attention):

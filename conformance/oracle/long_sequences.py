@@ -1,7 +1,7 @@
 """The golden answer and its bound for sequences too long for tables of all queries by all keys.
 
-A row of attention needs its own query alone: queries are taken a block at a time against all keys.
-What the bound needs of all keys, such as which of them any query attends, is computed once.
+A row of attention needs its own query alone: a block of queries is taken at a time, against all
+keys. The bound's facts about all keys, such as the keys attended by any query, are computed once.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class LongGolden:
         self._attended = self._attended_keys()
 
     def blocks(self, rows: Tensor | None = None) -> Iterator[JudgedRows]:
-        """All rows (or these, int64 ``[R]``, ascending) in blocks that fit the memory."""
+        """All rows (or ``rows``, int64 ``[R]``, ascending) in blocks that fit the memory."""
         length = self.inputs.geometry.query_length
         wanted = torch.arange(length) if rows is None else rows
         for chosen in wanted.split(self.block):
@@ -117,7 +117,7 @@ class LongGolden:
         *,
         rows: Tensor | None = None,
     ) -> Comparison:
-        """Hold an answer ``[B, H, Lq, Dv]`` against all rows (or these) and the sampled ones."""
+        """Compare an answer ``[B, H, Lq, Dv]`` in all rows (or ``rows``) and the sampled rows."""
         worst = Comparison(margin=0.0)
         sample = self.statistical()
         for block in (*([] if sample is None else [sample]), *self.blocks(rows)):
@@ -140,7 +140,7 @@ class LongGolden:
         return JudgedRows(rows=rows, output=answer.output, bound=answer.bound, judged=answer.judged)
 
     def _golden(self, rows: Tensor) -> Golden:
-        """The golden of some rows, whose keys are those that any row attends."""
+        """The golden of some rows, over the keys attended by any row."""
         inputs, semantics = self.inputs, self.declaration.semantics
         shown = self._shown(rows)
         with torch.no_grad():
@@ -151,9 +151,8 @@ class LongGolden:
                 semantics=semantics,
                 **shown.options,
             )
-        # Keys that only other rows attend count in the bound of the whole. Where keys are
-        # normalised or there is a sink (one more key), those of the rows alone count: that bound
-        # holds as well.
+        # Keys that only other rows attend count in the bound of the whole. With normalised keys
+        # or a sink (one more key), the keys of the rows alone count: their bound holds as well.
         attended = (
             None if inputs.sinks is not None or semantics.qk_norm != "none" else self._attended
         )
@@ -176,7 +175,7 @@ class LongGolden:
         )
 
     def _shown(self, rows: Tensor) -> Inputs:
-        """The inputs with the masks of some rows, which hide what flag and window hide as well."""
+        """The inputs with masks of some rows, in which causal flag and window hide keys as well."""
         inputs, point = self.inputs, self.declaration.semantics
         if not inputs.causal and inputs.window is None:
             return inputs.replace(keep=of_rows(inputs.keep, rows), bias=of_rows(inputs.bias, rows))
@@ -184,7 +183,7 @@ class LongGolden:
         return shown.replace(bias=of_rows(shown.bias, rows))
 
     def _attended_keys(self) -> Tensor | None:
-        """The keys that any row may attend, bool ``[B, H, Lk, 1]``; None where all rows may all."""
+        """The keys that any row may attend, bool ``[B, H, Lk, 1]``; None if nothing is hidden."""
         inputs = self.inputs
         given = (inputs.keep, inputs.bias, inputs.window)
         if not inputs.causal and all(hiding is None for hiding in given):
@@ -197,7 +196,7 @@ class LongGolden:
 
 
 def _in_place(comparison: Comparison, rows: Tensor) -> Comparison:
-    """A comparison of some rows, its worst element where it is among all."""
+    """A comparison of some rows, with its worst element's index among all rows."""
     if not comparison.index:
         return comparison
     *head, row, channel = comparison.index

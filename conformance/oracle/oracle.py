@@ -32,10 +32,10 @@ from .headroom import finite_limit, representable_output, representable_rows
 class Golden:
     """A golden answer: float64 output, its bound at the declared precision, weights, empty rows.
 
-    ``evaluation`` holds every intermediate value, ``core`` those of its attention proper. ``limit``
-    is the largest number that a candidate can compute with. Queries that are ``absent`` from their
-    sequence count as rows that nobody can represent. Where it holds some of the queries only,
-    ``attended`` says which keys any query attends, as for :func:`core_bound`.
+    ``evaluation`` holds every intermediate value, ``core`` the values of its attention proper.
+    ``limit`` is the largest number that a candidate can compute with. Queries ``absent`` from their
+    sequence count as rows that no candidate can represent. For an answer to some of the queries
+    only, ``attended`` marks the keys that any query attends, as for :func:`core_bound`.
     """
 
     output: Tensor
@@ -55,7 +55,7 @@ class Golden:
 
     @cached_property
     def least_bound(self) -> Tensor | None:
-        """A part of the bound that is soon derived; None where there is none."""
+        """A part of the bound that is quickly derived; None without a quick part."""
         if isinstance(self.evaluation, golden.Attention):
             return least_core_bound(self.evaluation, self.contract)
         return least_layer_bound(self.evaluation, self.contract)
@@ -71,13 +71,13 @@ class Golden:
     def judged(self) -> Tensor:
         """The rows that ordinary clauses judge, broadcastable to output.
 
-        All but the empty ones and those that a correct candidate may fail to represent.
+        All rows except empty rows and rows that a correct candidate may fail to represent.
         """
         return ~self.empty_rows & self.representable
 
     @property
     def empty_rows(self) -> Tensor:
-        """The rows of the answer in which some head has no key, broadcastable to output."""
+        """The rows of the answer with a head without keys, broadcastable to output."""
         return self._of_answer(self.empty)
 
     @cached_property
@@ -124,7 +124,7 @@ class Oracle:
         return inputs in self._answers
 
     def empty_rule(self, inputs: Inputs) -> str:
-        """What is promised for the rows without keys of a call, "any" for nothing."""
+        """The promised rule for a call's rows without keys, "any" for no promise."""
         implied = inputs.always_causal and inputs.masked
         return self.declaration.empty_rule(
             form=inputs.mask_form,
@@ -133,7 +133,7 @@ class Oracle:
         )
 
     def point(self, inputs: Inputs) -> golden.Semantics:
-        """The declared point, with the rule for rows without keys that some inputs fall under."""
+        """The declared point, with the rule for rows without keys that applies to the inputs."""
         declared = self.declaration
         if not declared.empty_rows_by:
             return declared.semantics
@@ -165,7 +165,7 @@ class Oracle:
         evaluation: golden.Attention | golden.MultiHeadAttention,
         absent: Tensor | None = None,
     ) -> Golden:
-        """What was evaluated at any point, as an answer with its bound under the contract."""
+        """An evaluation at any point, as an answer with its bound under the contract."""
         core = core_of(evaluation)
         return Golden(
             output=evaluation.output,
@@ -180,7 +180,6 @@ class Oracle:
 
     @cached_property
     def _limit(self) -> float:
-        """The largest number that a candidate can compute with."""
         return finite_limit(self.declaration, self.dtype)
 
     def contract(self, scale: float) -> Contract:
@@ -190,7 +189,7 @@ class Oracle:
         return self._contract[1]
 
     def shares(self, inputs: Inputs, index: tuple[int, ...]) -> dict[str, float]:
-        """The part of each stage in the worst-case bound of one element, the largest first."""
+        """The part of every stage in the worst-case bound of one element, the largest first."""
         contract = self.contract(self.answer(inputs).core.scale)
         return shares(lambda other: self.bound(inputs, other), contract, index)
 
@@ -235,7 +234,7 @@ def evaluate(
 
 
 def run_of(inputs: Inputs, semantics: golden.Semantics, *, recorded: bool = False) -> golden.Run:
-    """The golden's run on one example, none of its results made yet."""
+    """The golden's run on one example, with no result computed yet."""
     tokens = (inputs.query, inputs.key, inputs.value)
     if not inputs.is_layer:
         return golden.run_of_attention(*tokens, semantics, **inputs.options)

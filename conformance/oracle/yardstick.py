@@ -1,4 +1,4 @@
-"""The sharpest measure of an answer: exact where possible, and every bound that holds."""
+"""The sharpest measure of an answer: exact where possible, within every bound that holds."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def fitted_scale_error(oracle: Oracle, inputs: Inputs, answer: Tensor) -> float 
     """The relative error of the scale under which the golden gives nearly this answer, or None.
 
     Gauss and Newton's iteration in one unknown, the slope a central difference of the golden. None
-    when no scale explains nearly all of the error, or when so few elements are judged that any
-    scale would.
+    when no scale explains nearly all of the error, or when the judged elements are too few to
+    exclude any scale.
     """
     expected = oracle.answer(inputs)
     judged = expected.judged.expand(expected.output.shape) & torch.isfinite(expected.output)
@@ -50,7 +50,7 @@ def fitted_scale_error(oracle: Oracle, inputs: Inputs, answer: Tensor) -> float 
 
 
 def _newton(lacking: Callable[[float], Tensor], first: Tensor) -> float | None:
-    """The factor, less one, that leaves the smallest error; None if that is still too large.
+    """The factor, less one, of the smallest error; None if the error is still too large.
 
     ``first`` is the error at a factor of one.
     """
@@ -76,17 +76,17 @@ def _newton(lacking: Callable[[float], Tensor], first: Tensor) -> float | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Yardstick:
-    """What a candidate's answer to some inputs is measured with, all float64.
+    """The measure of a candidate's answer to some inputs, all float64.
 
     output, remainder
-        Together the exact answer; ``remainder`` is None where ``output`` is exact enough: the
-        golden in float64 is, for tensors that are coarser.
+        The sum of both is the exact answer; ``remainder`` is None if ``output`` is exact enough:
+        the golden in float64 is, for tensors of coarser dtypes.
     bound
-        The worst-case bound, and on independent inputs the statistical one where that is smaller.
+        The worst-case bound, and on independent inputs the statistical bound if smaller.
     judged
-        The rows that are judged, broadcastable to ``output``.
+        The judged rows, broadcastable to ``output``.
     statistics
-        The typical error of every element, None where errors cannot be taken for independent.
+        The typical error of every element, None if errors cannot be taken for independent.
     """
 
     output: Tensor
@@ -96,7 +96,7 @@ class Yardstick:
     statistics: Statistics | None
 
     def error(self, answer: Tensor) -> Tensor:
-        """How far an answer is from the exact one, with its sign."""
+        """The signed difference between an answer and the exact answer."""
         error = answer.double() - self.output
         return error if self.remainder is None else error - self.remainder
 
@@ -107,7 +107,7 @@ class Yardstick:
         return fit(self.error(answer), self.statistics, self.judged)
 
     def sharp_fit(self, answer: Tensor) -> tuple[Fit, float] | None:
-        """The fit in units of the deviations of roundings, and what it may leave."""
+        """The fit in units of the deviations of roundings, and the error that the fit may leave."""
         if self.statistics is None or not self._judges_numbers(answer):
             return None
         return sharp_fit(self.error(answer), self.statistics, self.judged)
@@ -145,7 +145,7 @@ def yardstick(oracle: Oracle, inputs: Inputs) -> Yardstick:
 
 
 def _exactly(answer: Golden) -> tuple[Tensor, Tensor] | None:
-    """The answer in double-double arithmetic, None at points that it does not support."""
+    """The answer in double-double arithmetic, None at unsupported points."""
     if not double_double.supports(answer.core.semantics):
         return None
     if isinstance(answer.evaluation, golden.Attention):
@@ -162,7 +162,7 @@ def _statistics(answer: Golden, contract: Contract) -> Statistics | None:
 
 
 def _sharper(bound: Tensor, statistics: Statistics) -> Tensor:
-    """The smaller of both bounds, in the rows for which there is a statistical one."""
+    """The smaller of both bounds, in the rows with a statistical bound."""
     sharper = bound.clone()
     rows = statistics.rows
     sharper[..., rows, :] = torch.minimum(bound[..., rows, :], statistics.bound)

@@ -1,4 +1,4 @@
-"""What to write, or to run, where a target declares no candidate: lines that can be pasted."""
+"""Advice for a target without a declared candidate: lines to paste, and commands to run."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from ..errors import (
 from .target_strings import is_path, seen_from
 
 _MOST: Final = 6
-# Of one argument it is no attention, unless that is all of its inputs.
+# A function of one argument is no attention, unless the argument is its only input.
 _FEWEST: Final = 2
 _ROLES: Final = {"q": "query", "k": "key", "v": "value"}
-# What a layer promises of its inputs, by how many it needs.
+# The promise on a layer's inputs, by the number of required inputs.
 _OWN_INPUTS: Final = {1: ', inputs="self"', 2: ', inputs="memory"'}
 _METHODS: Final = ("forward", "__call__")
 _WITH_WEIGHTS: Final = "a new file layer.py, with the right q, k, v, o and num_heads"
 
 
 def undeclared_in(module: ModuleType, where: str) -> str:
-    """The modules and the functions that a file without candidates defines, each with what to do.
+    """Lines on the modules and functions of a file without candidates, with advice for each.
 
-    As lines to stand below a sentence; "" where it defines neither.
+    The lines stand below a sentence; "" if the file defines neither modules nor functions.
     """
     entries = [
         *(_of_class(name, getattr(module, name), where) for name in _own(module, _is_layer)),
@@ -90,7 +90,7 @@ def declaration_lines(function: Callable[..., Any], target: str) -> str:
         lines += ["@conformance.core()", "def declared(query, key, value):"]
         lines += [f"    return {name}({', '.join([*_given(inputs, parameters), *given])})"]
         notes = _notes(parameters, inputs, needed)
-    else:  # its weights are among what it takes
+    else:  # the weights are among the arguments
         needed = required[1:]
         call = ", ".join(["x", *(f"{word}=…" for word in needed)])
         lines += ['@conformance.layer(inputs="self")', "def declared(geometry, weights):"]
@@ -111,7 +111,7 @@ def _head(where: str, name: str) -> Iterator[str]:
 
 
 def _notes(parameters: list[inspect.Parameter], inputs: dict[str, str], needed: list[str]) -> str:
-    """Notes on arguments that need a value, and on options that the lines leave out."""
+    """Notes on required arguments, and on mask options that the lines leave out."""
     notes = ""
     if needed:
         is_are = "has no default" if len(needed) == 1 else "have no defaults"
@@ -124,7 +124,7 @@ def _notes(parameters: list[inspect.Parameter], inputs: dict[str, str], needed: 
 
 
 def _inputs(parameters: list[inspect.Parameter]) -> dict[str, str]:
-    """Which of query, key and value each parameter takes: by name, else the first three."""
+    """The roles query, key and value by parameter: by name, else the first three."""
     placed = [entry for entry in parameters if entry.kind in POSITIONAL]
     named = {role_of(entry.name)[0]: entry.name for entry in reversed(placed)}
     if named.keys() >= _ROLES.keys():
@@ -141,7 +141,7 @@ def _inputs(parameters: list[inspect.Parameter]) -> dict[str, str]:
 
 
 def _given(inputs: dict[str, str], parameters: list[inspect.Parameter]) -> Iterator[str]:
-    """The arguments of the call: by place where they come first, else by name."""
+    """The arguments of the call: by place if the inputs come first, else by name."""
     if [entry.name for entry in parameters[: len(inputs)]] == list(inputs):
         yield from inputs.values()
     else:
@@ -163,7 +163,6 @@ def _of_class(name: str, kind: type, where: str) -> str:
 
 
 def _own(module: ModuleType, fits: Callable[[Any], bool]) -> list[str]:
-    """The public names of a module for what it defines itself."""
     return [
         name
         for name, value in vars(module).items()
@@ -174,7 +173,7 @@ def _own(module: ModuleType, fits: Callable[[Any], bool]) -> list[str]:
 
 
 def _is_layer(value: Any) -> bool:
-    """Whether it is a class of modules, or one of no library's whose instances are called."""
+    """Whether a value is a class of torch modules, or a class with its own calling method."""
     called = isinstance(value, type) and any(callable(vars(value).get(one)) for one in _METHODS)
     return called or (isinstance(value, type) and issubclass(value, torch.nn.Module))
 
@@ -188,7 +187,7 @@ def _is_attention(value: Any) -> bool:
 
 
 def how_to_make(error: ConstructionError, target: str) -> str:
-    """Why a class that a target names cannot be constructed, and a file that constructs it."""
+    """The reason why the target's class cannot be constructed, and a file that constructs it."""
     where, _, name = target.rpartition(":")
     if not name.isidentifier() or not error.call.startswith(f"{name}("):
         return (
@@ -240,7 +239,6 @@ def _arrays_of(kind: type) -> str:
 
 
 def _fixed(of: str, called: str, promises: str) -> list[str]:
-    """The lines that declare a layer with the weights that it has."""
     return [
         f"# matrices [out, in], a head's rows together, {of}",
         "q, k, v, o = …",
@@ -257,9 +255,10 @@ def _loaded(where: str, name: str) -> list[str]:
 
 
 def how_to_pass(error: DeclarationError, value: Any, target: str) -> str:
-    """Why a module's layer cannot be found, and a file that says what it lacks, where known.
+    """The reason why a module's layer cannot be found, and a file with the missing arguments.
 
-    ``value`` is what the target names: a class, an instance or what builds one.
+    ``value`` is the object of the target: a class, an instance or a builder. The file is left out
+    if nothing is known to be missing and no call can be written.
     """
     where, _, name = target.rpartition(":")
     if not where or not name.isidentifier() or isinstance(error, OtherAttentionError):
@@ -273,7 +272,7 @@ def how_to_pass(error: DeclarationError, value: Any, target: str) -> str:
 
 
 def how_to_answer(value: Any, target: str, inputs: str) -> str:
-    """A file that calls a layer which answered nothing that it was given; "" for another target."""
+    """A file with a call for a layer that answered no call; "" for another kind of target."""
     where, _, name = target.rpartition(":")
     if not where or not name.isidentifier():
         return ""
@@ -288,7 +287,7 @@ def how_to_answer(value: Any, target: str, inputs: str) -> str:
 
 
 def how_to_call_model(value: Any, target: str) -> str:
-    """A file that calls a whole model of which no call was answered; "" for another target."""
+    """A file with a call for a whole model that answered no call; "" for another target."""
     where, _, name = target.rpartition(":")
     if not where or not name.isidentifier():
         return ""
@@ -310,7 +309,7 @@ def how_to_call_model(value: Any, target: str) -> str:
 
 
 def _made(value: Any, name: str) -> tuple[torch.nn.Module, str]:
-    """The module of what a target names, and the expression that makes it."""
+    """The module that a target's object is or makes, and the expression that makes it."""
     if isinstance(value, torch.nn.Module):
         return value, name
     if isinstance(value, type):
@@ -320,7 +319,7 @@ def _made(value: Any, name: str) -> tuple[torch.nn.Module, str]:
 
 
 def _around(value: Any, where: str, name: str) -> str:
-    """A file that calls a module of which nothing can be loaded: with its own weights, or none."""
+    """A file that calls a module in which no layer was found, with the module's weights or none."""
     built, made = _made(value, name)
     lines = [*settings_read(made), "import conformance", "", *_loaded(where, name)]
     lines += [f"attention = {made}.eval()"]

@@ -1,6 +1,6 @@
-"""Runs code only as far as it leaves nothing behind: no file, no process, nothing on the network.
+"""Runs code and refuses its effects: files written, processes started, the network used.
 
-What it would do is asked of Python's audit events, not of its text; reading is no effect.
+Effects are known from Python's audit events, not from the code's text; reading is no effect.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WRITES: Final = os.O_WRONLY | os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_TRUNC
 
 
 class EffectError(PermissionError):
-    """What code would do, which is not done."""
+    """The code's effect, in words; the effect was refused."""
 
 
 class _Watch(threading.local):
@@ -34,9 +34,9 @@ _HOOKS: Final[list[object]] = []
 
 @contextlib.contextmanager
 def without_effects() -> Iterator[None]:
-    """Refuse what this thread would write, start, send or ask, with EffectError.
+    """Refuse with EffectError any write, process, network use or prompt of this thread.
 
-    An import may read what it likes; its compiled form is not kept.
+    Reading during an import is allowed; the compiled form of a module is not kept.
     """
     if not _HOOKS:  # a hook stays as long as the process
         _HOOKS.append(_refuse)

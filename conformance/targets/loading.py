@@ -1,4 +1,4 @@
-"""Imports what a target or an entry point names; the user's own errors become one sentence."""
+"""Imports the object of a target or an entry point; the user's own errors become one sentence."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def registered(group: str) -> list[EntryPoint]:
 
 
 def home(entry: EntryPoint) -> str:
-    """The distribution that an entry point comes from, with its version."""
+    """The distribution of an entry point, with its version."""
     if entry.dist is None:
         return "an unknown distribution"
     return f"{entry.dist.metadata['Name']} {entry.dist.version}"
 
 
 def taking_in(entry: EntryPoint, what: str, take: Callable[[Any], Any]) -> Any:
-    """``take`` what an entry point holds, and return what it returns.
+    """Load an entry point, and return ``take`` of its object.
 
-    ``what`` is the plural of what is expected there. Whatever its code raises becomes a UsageError
-    that names the entry point and its distribution.
+    ``what`` is the plural of the expected kind of object. Any exception of the entry point's code
+    becomes a UsageError that names the entry point and its distribution.
     """
     try:
         return take(entry.load())
@@ -71,10 +71,10 @@ _LIBRARIES: Final = tuple(
 
 
 def guarded(what: str, action: Callable[[], Any]) -> Any:
-    """Do something that runs the user's code; whatever it raises becomes a UsageError.
+    """Run an action in the user's code; an exception becomes a UsageError.
 
     SystemExit is the user's too (a script that parses arguments when imported), a real Ctrl-C is
-    not. Builtins that it replaces are put back: see :func:`replaced_builtins`.
+    not. Replaced builtins are put back: see :func:`replaced_builtins`.
     """
     try:
         return _with_own_builtins(action)
@@ -93,7 +93,7 @@ _REPLACED: Final[dict[str, Any]] = {}
 
 
 def _with_own_builtins(action: Callable[[], Any]) -> Any:
-    """Do something, and give each builtin its name again, without calling any of them."""
+    """Run an action, then restore every builtin that it replaced, without calling a builtin."""
     names = builtins.__dict__
     before = names.copy()
     try:
@@ -120,7 +120,7 @@ def named(name: str) -> Callable[..., Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """``NameError: name 'x' is not defined (attn.py:3)``: an error with where it was raised."""
+    """``NameError: name 'x' is not defined (attn.py:3)``: an error with its place."""
     text = " ".join(message_of(error).split())
     if isinstance(error, SyntaxError) and error.msg:
         text = error.msg
@@ -135,7 +135,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _place(error: BaseException) -> str:
-    """``file:line`` of the innermost frame that is the user's, or "" when there is none."""
+    """``file:line`` of the innermost frame in the user's code, or "" without a frame."""
     if isinstance(error, SyntaxError) and error.filename:
         return place_text(error.filename, error.lineno)
     frames = [
@@ -155,7 +155,7 @@ def place_text(file: str, line: int | None) -> str:
 
 
 def shown_path(path: str | Path) -> str:
-    """A path relative to the working folder where it lies below it."""
+    """A path relative to the working folder, if the path lies below the folder."""
     try:
         return str(Path(path).resolve().relative_to(Path.cwd()))
     except (ValueError, OSError):
@@ -163,7 +163,7 @@ def shown_path(path: str | Path) -> str:
 
 
 def target_of_module(module: ModuleType, where: str) -> str:
-    """The target of a module that is an object of another one: a path where that is a path."""
+    """The target of a module that is an attribute of another: a path if ``where`` is a path."""
     if not is_path(where) or module.__file__ is None:
         return module.__name__
     return shown_path(module.__file__)
@@ -176,16 +176,17 @@ def closest(word: str, words: list[str]) -> str:
 
 
 def put_on_path(folder: Path) -> None:
-    """Let imports find what lies in a folder, before anything else of the same name."""
+    """Let imports search a folder before all other folders."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
 
 @contextlib.contextmanager
 def _surroundings_kept() -> Iterator[None]:
-    """Keep what later imports and messages need, whatever a module does to it when it is imported.
+    """Restore what later imports and messages need, whatever an imported module does.
 
-    That is the entries of Python's path, those who search it, and a working folder that exists.
+    Restored are removed entries of ``sys.path`` and ``sys.meta_path``, and a removed working
+    folder.
     """
     folder, path, finders = Path.cwd(), list(sys.path), list(sys.meta_path)
     try:
@@ -234,10 +235,10 @@ def _near_module(name: str) -> str:
 
 
 def import_path(path: Path) -> ModuleType:
-    """Import a file or a package folder by the name it has in its package, if it lies in one.
+    """Import a file or a package folder by its name in its package, if it lies in a package.
 
-    The package's root goes on the path, before the working folder; a file outside any package has
-    its own folder there. Raises UsageError when it is missing or its own code fails.
+    The package's root goes on the path, before the working folder; of a file outside any package
+    the file's own folder. Raises UsageError when the file is missing or its own code fails.
     """
     path = path.resolve()
     root, parts = package_of(path)
@@ -252,7 +253,7 @@ def import_path(path: Path) -> ModuleType:
 
 
 def package_of(path: Path) -> tuple[Path, list[str]]:
-    """The folder from which a file or a package is imported, and the parts of its name there.
+    """The folder from which a file or a package is imported, and the parts of its dotted name.
 
     A file without an ``__init__.py`` beside it lies in as many packages as its relative imports
     climb.
@@ -272,7 +273,7 @@ def package_of(path: Path) -> tuple[Path, list[str]]:
 
 
 def _climbed(path: Path) -> int:
-    """How many folders the relative imports of a file climb at most, its own among them."""
+    """The largest number of folders that a file's relative imports climb, its own included."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -282,7 +283,7 @@ def _climbed(path: Path) -> int:
 
 
 def _same_file(module: ModuleType, path: Path) -> ModuleType:
-    """Require that the import found this file and not another package of the same name."""
+    """Require that the import found this file, not another package of equal name."""
     wanted = path / "__init__.py" if path.is_dir() else path
     if module.__file__ is None or Path(module.__file__).resolve() != wanted:
         msg = (
@@ -294,7 +295,7 @@ def _same_file(module: ModuleType, path: Path) -> ModuleType:
 
 
 def _import_lone_file(path: Path) -> ModuleType:
-    """Import a file that lies in no package, under its own name where that is free."""
+    """Import a file outside any package, under its own name if the name is free."""
     taken = sys.modules.get(path.stem)
     if taken is not None and getattr(taken, "__file__", None) == str(path):
         return taken
@@ -333,11 +334,11 @@ def _execute(loader: Any, module: ModuleType) -> None:
 
 
 def attribute(holder: Any, dotted: str, where: str) -> tuple[Any, str]:
-    """``holder.a.b`` and what to write in Python for it, without the holder.
+    """``holder.a.b``, and its expression in Python without the holder.
 
-    A function on the way, which has no such attribute, is called without arguments: it builds what
-    has one. So ``build.layers.0`` is written ``build().layers[0]``. Raises UsageError that suggests
-    a near name where there is no such attribute.
+    A function on the way that lacks the attribute is called without arguments, as a builder:
+    ``build.layers.0`` is written ``build().layers[0]``. Raises UsageError that suggests a near name
+    if an attribute is missing.
     """
     written = ""
     for name in dotted.split("."):

@@ -1,4 +1,4 @@
-"""The code cells of a notebook as Python, each with the name that frames have for its place."""
+"""The code cells of a notebook as Python, each with the name that frames give its place."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _SHELL: Final = re.compile(r"(\s*)(?:[%!?].*|[\w.]+\s*=\s*[%!].*|[\w.]+\?\??\s*)
 
 @dataclass(frozen=True)
 class Cell:
-    """A code cell: ``file`` is what frames call it, ``text`` is Python alone."""
+    """A code cell: ``file`` is its file name in frames, ``text`` is Python alone."""
 
     file: str
     text: str
 
 
 def is_notebook(path: str | Path) -> bool:
-    """Whether a path is that of a notebook."""
+    """Whether a path is a notebook's."""
     return str(path).lower().endswith(SUFFIX)
 
 
 def is_cell(file: str) -> bool:
-    """Whether what a frame calls its file is a cell."""
+    """Whether a frame's file name is a cell's."""
     return f"{SUFFIX}, cell " in file
 
 
@@ -68,7 +68,7 @@ def _code_cells(path: Path, listed: list[dict[str, Any]]) -> Iterator[Cell]:
 
 
 def _python_of(text: str) -> str:
-    """The text of a cell without what IPython alone understands, on the same lines."""
+    """The text of a cell without IPython's own syntax, on unchanged line numbers."""
     try:
         ast.parse(text)
     except (SyntaxError, ValueError):

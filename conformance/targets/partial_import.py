@@ -1,7 +1,7 @@
-"""Runs what a target needs of a notebook, or of a file that does not import whole.
+"""Runs the part of a notebook, or of a file that does not import whole, that a target needs.
 
-Of a notebook that is imports, definitions, and what gives values to the names that these use, as
-long as it has no effects. What is left out, and what fails, is told where the target needs it.
+The part of a notebook is imports, definitions, and the statements without effects that give values
+to the names in them. Sentences tell what was left out or failed, if the target needs it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NEVER_RUN: Final = (ast.For, ast.While, ast.AsyncFor, ast.AsyncWith, ast.Await)
 
 @dataclass(frozen=True)
 class _Piece:
-    """A statement of a module, and what frames call its file."""
+    """A statement of a module, and its file name in frames."""
 
     statement: ast.stmt
     file: str
@@ -64,7 +64,7 @@ class _Piece:
 
     @property
     def changes(self) -> set[str]:
-        """The names of which it calls a method for what that does: ``sizes.update(heads=4)``."""
+        """The names whose methods the piece calls for an effect: ``sizes.update(heads=4)``."""
         calls = [
             node.value.func
             for node in _outside(self.statement)
@@ -74,7 +74,7 @@ class _Piece:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it names a value that no code of anybody's makes."""
+        """Whether the piece names a value made without calls."""
         calls = (ast.Call, *_COMPREHENSIONS)
         return isinstance(self.statement, _ASSIGNMENTS) and not any(
             isinstance(node, calls) for node in _outside(self.statement)
@@ -82,17 +82,17 @@ class _Piece:
 
     @property
     def is_run(self) -> bool:
-        """Whether it is run where the target needs it, in a notebook."""
+        """Whether a notebook's piece is run if the target needs it."""
         return not any(isinstance(node, _NEVER_RUN) for node in _outside(self.statement))
 
     @property
     def only_defines(self) -> bool:
-        """Whether an import of its file does nothing by it but define or import names."""
+        """Whether the piece only defines or imports names when its file is imported."""
         return _is_main(self.statement) or isinstance(self.statement, (*_IMPORTS, *_DEFINITIONS))
 
     @property
     def is_open(self) -> bool:
-        """Whether nobody knows what it binds, or it says where imports are found."""
+        """Whether the bound names are unknown, or the piece changes the path of imports."""
         names = [alias.name for node in _outside(self.statement) for alias in _aliases(node)]
         extends = isinstance(self.statement, ast.Expr) and "sys.path" in ast.unparse(self.statement)
         return "*" in names or extends
@@ -100,7 +100,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class Part:
-    """A module of which a part was run, and sentences on what its target is without."""
+    """A module of which a part was run, and sentences on the rest that its target lacks."""
 
     module: ModuleType
     notes: tuple[str, ...] = ()
@@ -108,7 +108,7 @@ class Part:
 
 @dataclass
 class _Running:
-    """A module that is run piece by piece, and what failed: sentences by the names they bind."""
+    """A module run piece by piece, and sentences on failed pieces, by the names that they bind."""
 
     module: ModuleType
     failed: dict[str, str] = field(default_factory=dict)
@@ -121,13 +121,16 @@ _NOTES: Final = "__conformance_notes__"
 
 
 def notes_of(module: ModuleType) -> tuple[str, ...]:
-    """Sentences on what was left out of a module that was run in part."""
+    """Sentences on the omitted statements of a module that was run in part."""
     notes: tuple[str, ...] = vars(module).get(_NOTES, ())
     return notes
 
 
 def import_named(dotted: str, name: str | None) -> Part:
-    """The module of a dotted name, with at least what a name in it needs; raises UsageError."""
+    """The module of a dotted name, with at least the part that ``name`` needs.
+
+    Raises UsageError.
+    """
     try:
         return Part(import_dotted(dotted))
     except UsageError:
@@ -140,9 +143,9 @@ def import_named(dotted: str, name: str | None) -> Part:
 
 
 def import_for(path: Path, name: str | None) -> Part:
-    """The module of a file, a notebook or a package, with at least what a name in it needs.
+    """The module of a file, a notebook or a package, with at least the part that a name needs.
 
-    Raises UsageError where that fails.
+    Raises UsageError if the part cannot be run.
     """
     path = path.resolve()
     first = None if name is None else name.partition(".")[0]
@@ -213,12 +216,11 @@ def _read(path: Path) -> tuple[list[_Piece], list[str]]:
 
 
 def _is_main(statement: ast.stmt) -> bool:
-    """Whether it is the block that runs where its file is the main one."""
     return isinstance(statement, ast.If) and "__name__ == '__main__'" in ast.unparse(statement.test)
 
 
 def _as_main(statement: ast.stmt) -> list[ast.stmt]:
-    """The statements of the block that runs where its file is the main one; any other itself."""
+    """The statements inside the ``__main__`` block; any other statement itself."""
     return statement.body if isinstance(statement, ast.If) and _is_main(statement) else [statement]
 
 
@@ -234,7 +236,7 @@ def _made_by_loops(pieces: list[_Piece]) -> dict[str, str]:
 
 
 def _not_run(pieces: list[_Piece], name: str, where: str, said: str) -> str:
-    """Why a name of a notebook is not there, and the cell to add, which is run as it stands."""
+    """The reason why a notebook lacks a name, and a cell to add, which is run unchanged."""
     made_by = [piece.statement for piece in pieces if name in piece.binds | piece.changes]
     body = "\n".join(map(ast.unparse, made_by)).splitlines()
     lines = [f"def make_{name}():", *(f"    {line}" for line in (*body, f"return {name}"))]
@@ -242,7 +244,7 @@ def _not_run(pieces: list[_Piece], name: str, where: str, said: str) -> str:
 
 
 def _of_script(path: Path, name: str) -> Part | None:
-    """What a name needs of a file that trains a model when it is imported; None for any other."""
+    """The part of a file that a name needs, if importing the file trains a model; else None."""
     pieces = [] if path.is_dir() else _pieces_of(path)
     if not any("backward" in _attributes(piece.statement) for piece in pieces):
         return None
@@ -274,7 +276,7 @@ def _attributes(statement: ast.stmt) -> set[str]:
 
 
 def _pieces_of(path: Path) -> list[_Piece]:
-    """The statements of a file, none of one that cannot be read."""
+    """The statements of a file, none of an unreadable file."""
     try:
         statements = ast.parse(path.read_text(encoding="utf-8")).body
     except (OSError, ValueError, SyntaxError):
@@ -283,7 +285,7 @@ def _pieces_of(path: Path) -> list[_Piece]:
 
 
 def _of_file(path: Path, name: str, why: str, what: str = "what failed") -> Part | None:
-    """What a name needs of a file that does not import whole; None where that fails, too."""
+    """The part that a name needs of a file that does not import whole; None if the part fails."""
     wanted = _needed(_pieces_of(path), {name})
     if not wanted:
         return None
@@ -304,7 +306,7 @@ def _of_file(path: Path, name: str, why: str, what: str = "what failed") -> Part
 
 
 def _judged_alone(path: Path, why: str) -> str:
-    """Lines that check what a file defines without what of it fails, to stand below a sentence."""
+    """Lines with commands that check the file's definitions without its failing statements."""
     statements = [piece.statement for piece in _pieces_of(path)]
     names = [one.name for one in statements if isinstance(one, _DEFINITIONS)]
     public = [name for name in names if not name.startswith("_")][:_MOST_TRIED]
@@ -314,7 +316,7 @@ def _judged_alone(path: Path, why: str) -> str:
 
 
 def _stand_in(package: str, folder: Path) -> None:
-    """An empty package where the real one cannot be imported, so that its modules can be."""
+    """Put an empty package in place of a package whose import fails, for its modules."""
     try:
         guarded(package, lambda: importlib.import_module(package))
     except UsageError:
@@ -342,7 +344,7 @@ def _not_there(pieces: list[_Piece], name: str, where: str, unread: list[str]) -
 
 
 def _declaring(pieces: list[_Piece]) -> list[_Piece]:
-    """What defines or imports, and what candidates are declared with."""
+    """The definitions, imports, blocks and plain values, and the pieces that declare candidates."""
     ours = {
         bound
         for piece in pieces
@@ -360,10 +362,11 @@ def _declaring(pieces: list[_Piece]) -> list[_Piece]:
 
 
 def _needed(pieces: list[_Piece], names: set[str]) -> list[_Piece]:
-    """The pieces that bind or change names, and whatever they use, in order.
+    """The pieces that bind or change names, and the pieces used by these pieces, in order.
 
-    None where nothing binds the names and nothing binds what nobody knows. A library is
-    changed, by a seed or a type of numbers, where it is used, if plain values alone say how.
+    Empty if nothing binds the names and no piece has unknown bindings. A library's settings (a
+    seed, a type of numbers) are changed if the library is used and plain values alone make the
+    change.
     """
     imported = {name for one in pieces if isinstance(one.statement, _IMPORTS) for name in one.binds}
     plain = {name for piece in pieces if piece.is_plain for name in piece.binds}
@@ -385,10 +388,10 @@ def _needed(pieces: list[_Piece], names: set[str]) -> list[_Piece]:
 
 
 def _run(run: _Running, pieces: list[_Piece], *, watched: bool = False) -> None:
-    """Run the pieces one by one; a failure is kept, with something that raises it when used.
+    """Run the pieces and keep their failures; names of failed imports raise when used.
 
-    ``watched`` ones without effects. Raises DeclarationError: what contradicts itself is not left
-    out.
+    ``watched`` pieces run without effects. Raises DeclarationError: a contradictory declaration is
+    not left out.
     """
     for piece in pieces:
         defines = isinstance(piece.statement, (*_IMPORTS, *_DEFINITIONS))
@@ -426,7 +429,7 @@ def _run_one(run: _Running, statement: ast.stmt, file: str, changes: set[str]) -
 
 
 def _each(statement: ast.stmt) -> Iterator[ast.stmt]:
-    """An import statement as one for each name, so that one that is missing takes no other away."""
+    """An import statement as a statement a name: a missing name then takes no other away."""
     if not isinstance(statement, _IMPORTS):
         yield statement
         return
@@ -439,7 +442,7 @@ def _each(statement: ast.stmt) -> Iterator[ast.stmt]:
 
 
 class _Missing:
-    """Stands for what could not be imported, and says so when it is used."""
+    """Stands for a name whose import failed, and raises the reason when it is used."""
 
     def __init__(self, why: str) -> None:
         self.__dict__["why"] = why
@@ -468,10 +471,10 @@ def _aliases(node: ast.AST) -> list[ast.alias]:
 
 
 def _bound(statement: ast.AST) -> set[str]:
-    """The names of its module that a statement binds or changes."""
+    """The module's names that a statement binds or changes."""
     names = set()
     for node in _outside(statement):
-        if isinstance(node, _DEFINITIONS):  # a decorator may change what it is called with
+        if isinstance(node, _DEFINITIONS):  # a decorator may change its arguments
             calls = [one for one in node.decorator_list if isinstance(one, ast.Call)]
             given = [value for one in calls for value in one.args if isinstance(value, ast.Name)]
             names |= {node.name, *(value.id for value in given)}
@@ -482,14 +485,14 @@ def _bound(statement: ast.AST) -> set[str]:
 
 
 def _root(node: ast.AST) -> set[str]:
-    """The name that an expression such as ``sizes.heads[0]`` begins with, if it does."""
+    """The name with which an expression such as ``sizes.heads[0]`` begins, if any."""
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred)):
         node = node.value
     return {node.id} if isinstance(node, ast.Name) else set()
 
 
 def _used(statement: ast.AST) -> set[str]:
-    """The names of its module that a statement reads, at once or when what it defines is called."""
+    """The module's names that a statement reads, at once or when its definition is called."""
     return _globals(symtable.symtable(ast.unparse(statement), "", "exec"))
 
 

@@ -21,10 +21,10 @@ from ..models.model_inputs import library_of
 
 
 def check_layer(candidate: Candidate) -> Callable[..., Any] | None:
-    """Require that a layer's builder makes a forward of the declared signature, and return that.
+    """The forward that a layer's builder makes, with its signature checked; None otherwise.
 
-    A builder that raises is left to the run, which says so: it has none, and what is no layer has
-    none either. Raises UsageError (a DeclarationError for a keyword or an input too few).
+    A builder that raises gives None: the run reports the exception. Raises UsageError for a forward
+    that is not callable (a DeclarationError for a missing keyword or input).
     """
     if candidate.kind != "layer":
         return None
@@ -51,10 +51,11 @@ def unchecked_options(
 ) -> tuple[OptionParameter, ...]:
     """The parameters that look like options and that no call will give.
 
-    ``forward`` is what a layer's builder made. ``accepted`` are globs of names that may stay
-    unchecked, as those that the declaration names. What shows no signature has none, and who
-    declares a function of the harness' own keywords has chosen among these: they count in a module
-    only. Raises DeclarationError for a name in ``unchecked=`` that is no parameter, or is declared.
+    ``forward`` is the product of a layer's builder. ``accepted`` are globs of names that may stay
+    unchecked, as the declaration's own. An object without a signature has no such parameters. The
+    author of a function with the harness' own keywords has chosen among them: they count in a
+    module only. Raises DeclarationError for a name in ``unchecked=`` that is no parameter, or is
+    declared.
     """
     if candidate.graph is not None or candidate.kind == "positions":
         return ()
@@ -81,9 +82,9 @@ def unchecked_options(
 
 
 def _unchecked_of_model(model: Any, accepted: Iterable[str]) -> tuple[OptionParameter, ...]:
-    """The options of a torch module that no call of it as a whole model gives.
+    """The options of a torch module that no call of the whole model gives.
 
-    Of a library whose documentation says what they mean none is left open.
+    None of a library whose documentation explains its options.
     """
     module = getattr(model.engine, "module", None)
     if module is None or library_of(module):
@@ -155,5 +156,5 @@ def _weights(geometry: Geometry, semantics: golden.Semantics) -> golden.Projecti
 
 
 def _callee(forward: Any) -> Any:
-    """What shows the signature: a module's ``forward``, since its ``__call__`` takes anything."""
+    """The function with the signature: a module's ``forward``, as ``__call__`` takes anything."""
     return forward.forward if isinstance(forward, torch.nn.Module) else forward

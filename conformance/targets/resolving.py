@@ -1,6 +1,6 @@
 """Turns the target strings of the command line and of pytest into candidates.
 
-Where a target declares none, it says what to write or to run: lines that can be pasted.
+For a target without a candidate the error says what to write or to run, in lines to paste.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ _ACCEPTED: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Undeclared:
-    """A module, or a function with parameters, of which nothing is declared.
+    """A module, or a function with parameters, without a declaration.
 
-    ``site`` is the number of the attention of a whole model that the target names. ``notes`` say
-    what of its file is missing.
+    ``site`` is the number of the target's attention in a whole model. ``notes`` name the missing
+    parts of the target's file.
     """
 
     value: Any
@@ -74,7 +74,7 @@ class Undeclared:
     notes: tuple[str, ...] = ()
 
     def located(self, target: str) -> Undeclared:
-        """The object with the target that it comes from."""
+        """The object with its target."""
         return self if self.target == target else replace(self, target=target)
 
 
@@ -83,12 +83,12 @@ Resolved = Candidate | Undeclared
 
 
 def find(target: str, graph_options: GraphOptions = NO_GRAPH_OPTIONS) -> list[Resolved]:
-    """Everything that one target names, the layers not yet built.
+    """Every candidate that a target names, declared or not; layers are not yet built.
 
     ``graph_options`` are the user's for graphs; other targets take none.
 
-    Raises UsageError with one sentence for a target that is missing, that fails on import, that is
-    no candidate or that contradicts its declaration.
+    Raises UsageError with one sentence for a missing target, a failed import, an object that is no
+    candidate or a contradictory declaration.
     """
     with limited(graph_options.seconds, graph_options.memory):
         result = list(_once(_find(target, graph_options)))
@@ -102,9 +102,10 @@ def find(target: str, graph_options: GraphOptions = NO_GRAPH_OPTIONS) -> list[Re
 
 
 def promised_core(target: str, promises: Mapping[str, Any]) -> Candidate:
-    """The function that a target names as a core with promises that somebody else makes for it.
+    """The target's function as a core with the caller's promises.
 
-    What its file declares, or does to those who declare, counts for nothing. Raises UsageError.
+    Declarations in the function's file, and changes that it makes to decorators, have no effect.
+    Raises UsageError.
     """
     decorate, name = promising(target, promises)
     value = object_of(target)
@@ -117,7 +118,7 @@ def promised_core(target: str, promises: Mapping[str, Any]) -> Candidate:
 
 
 def promising(target: str, promises: Mapping[str, Any]) -> tuple[Decorator, str]:
-    """What declares the function that a target names with promises, and its name."""
+    """The decorator that declares the target's function with promises, and the function's name."""
     keywords = {"name": split_target(target)[1], **promises}
 
     def made() -> Decorator:
@@ -130,7 +131,7 @@ def promising(target: str, promises: Mapping[str, Any]) -> tuple[Decorator, str]
 
 
 def _undeclared(target: str) -> str:
-    """What the first module of a target that defines anything has, with what to do for each."""
+    """Advice on each definition of the target's first module that defines anything."""
     module = object_of(target)
     if not isinstance(module, ModuleType):
         files = user_path(target).glob("*.py")
@@ -145,9 +146,9 @@ def _undeclared(target: str) -> str:
 
 
 def object_of(target: str) -> Any:
-    """The object or the module that a target names, None for a folder, a file or another name.
+    """The target's object or module, None for a folder, a file or another kind of name.
 
-    Raises UsageError with one sentence for a target that is missing or that fails on import.
+    Raises UsageError with one sentence for a missing target or a failed import.
     """
     where, name = split_target(split_site(target)[0])
     if not is_path(where):
@@ -184,7 +185,7 @@ def load(target: str) -> Any:
 
 
 def unique_names(candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Each candidate once, the second of a name called ``name-2`` and so on."""
+    """The candidates without repetitions, the second of a name called ``name-2`` and so on."""
     taken: set[str] = set()
     first: dict[tuple[int, ...], Candidate] = {}
     for candidate in candidates:
@@ -201,7 +202,7 @@ def unique_names(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def _once(entries: Iterable[tuple[Resolved, str]]) -> Iterator[Resolved]:
-    """Each object once, however many names it has, located at the first of them."""
+    """The objects without repetitions, located at the first of their names."""
     yielded: set[int] = set()
     for entry, place in entries:
         own = id(entry.value) if isinstance(entry, Undeclared) else id(entry)
@@ -233,7 +234,6 @@ def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Resolved, 
 
 
 def _attention(target: str, number: int) -> list[tuple[Resolved, str]]:
-    """One attention of a module that is a whole model."""
     value = object_of(target)
     if callable(value) and not _is_candidate(value):
         value = _called(value, target)
@@ -244,7 +244,7 @@ def _attention(target: str, number: int) -> list[tuple[Resolved, str]]:
 
 
 def _graphs(target: str, graph_options: GraphOptions) -> list[tuple[Candidate, str]]:
-    """The candidate of an ONNX file that is one attention, or a model and those in it."""
+    """The candidate of an ONNX file with a single attention, or a model and its attentions."""
     from ..models.candidates import model_candidates  # noqa: PLC0415 (onnx: only for graphs)
     from ..models.recognition import model_sites  # noqa: PLC0415 (the same)
 
@@ -290,14 +290,13 @@ def _file(name: str | None, option: str) -> Path | None:
 
 
 def _source(target: str) -> ExportSource:
-    """The module that a target names as a source."""
     from ..adapters.source import source_of  # noqa: PLC0415
 
     return source_of(_source_object(target), target)
 
 
 def _source_object(target: str) -> Any:
-    """What ``--source`` names; a function without arguments is called once."""
+    """The object of ``--source``; a function without arguments is called once."""
     value = object_of(target)
     if value is None or isinstance(value, ModuleType):
         msg = f"--source {target} names no object: write package.module:object"
@@ -308,7 +307,7 @@ def _source_object(target: str) -> Any:
 
 
 def checked_name(name: str) -> str:
-    """A dotted name as it is; raises UsageError for what is none."""
+    """A dotted name unchanged; raises UsageError for a text that is no dotted name."""
     if all(part.isidentifier() for part in name.split(".")):
         return name
     msg = f"there is no file, module or registered candidate {name!r}"
@@ -357,10 +356,10 @@ def _noted(
 
 
 def _from_folder(folder: Path) -> Iterator[tuple[Resolved, str]]:
-    """Every file and package of a plain folder that may declare a candidate.
+    """The candidates of a plain folder's files and packages.
 
-    None that belongs to tests or is hidden, and none that never mentions ``conformance``: what a
-    folder holds besides candidates may be scripts, which an import would run.
+    Hidden files, tests and files that never mention ``conformance`` are passed over: files beside
+    the candidates may be scripts, which an import would run.
     """
     for path in sorted(folder.iterdir()):
         is_package = path.is_dir() and (path / "__init__.py").is_file()
@@ -371,7 +370,7 @@ def _from_folder(folder: Path) -> Iterator[tuple[Resolved, str]]:
 
 
 def _mentions_us(file: Path) -> bool:
-    """Whether a file has our name in it; one that cannot be read is refused by its import."""
+    """Whether a file contains our name; an unreadable file counts, and its import refuses it."""
     try:
         return b"conformance" in file.read_bytes()
     except OSError:
@@ -392,7 +391,7 @@ def _from_entry_point(entry: EntryPoint) -> Iterable[tuple[Resolved, str]]:
 def candidates_in(
     module: ModuleType, where: str, name: str | None
 ) -> Iterable[tuple[Resolved, str]]:
-    """The candidates of a module, or of what it calls a name, each with its target."""
+    """The candidates of a module, or of the module's attribute ``name``, each with its target."""
     if name is None:
         return _declared_in(module, where)
     result, _ = guarded(f"{where}:{name} cannot be read", lambda: attribute(module, name, where))
@@ -453,7 +452,7 @@ def _has(module: ModuleType, name: str, where: str) -> bool:
 
 
 def candidates_of(value: Any, target: str) -> Iterator[tuple[Resolved, str]]:
-    """What an object is or makes; raises UsageError when it is nothing that can be judged."""
+    """The candidates that an object is or makes; raises UsageError for an object without any."""
     made = value if _is_candidate(value) else _called(value, target)
     if isinstance(made, type) and not is_module(made):
         raise UsageError(how_to_call(made, target))
@@ -472,13 +471,13 @@ def _is_candidate(value: Any) -> bool:
 
 
 def is_module(value: Any) -> bool:
-    """Whether it is a torch module, or a class of them."""
+    """Whether a value is a torch module, or a class of torch modules."""
     is_class = isinstance(value, type) and issubclass(value, torch.nn.Module)
     return is_class or isinstance(value, torch.nn.Module)
 
 
 def _called(value: Any, target: str) -> Any:
-    """What a function without arguments returns; the function itself where it takes inputs."""
+    """The result of a function without arguments; a function with inputs itself."""
     if not callable(value):
         msg = f"{target} is {repr_of(value)}, which is not callable: name {_ACCEPTED}"
         raise UsageError(msg)
@@ -489,5 +488,5 @@ def _called(value: Any, target: str) -> Any:
     try:
         signature.bind()
     except TypeError:
-        return value  # it takes inputs: it is no builder
+        return value  # a function with inputs is no builder
     return guarded(f"{target}() raised", value)

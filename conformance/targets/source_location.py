@@ -1,4 +1,4 @@
-"""Where a candidate is written, and its expected failures, so that reports point at a line."""
+"""The file and line of a candidate, and its expected failures, for reports."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FileAndLine = tuple[Path, int | None]
 
 
 def whereabouts(candidate: Candidate) -> dict[str, Any] | None:
-    """``{"file": …, "line": …}`` of what a candidate wraps, else of what its target names.
+    """``{"file": …, "line": …}`` of the object that a candidate wraps, else of its target's object.
 
     The file's path starts at the root of its repository, with slashes, as services that show a
-    repository want it; outside of any at the working folder, elsewhere it is whole. The line is
-    None for a graph, or where none is known. None where there is no file, as in a console.
+    repository expect; outside of any repository at the working folder, elsewhere the path is whole.
+    The line is None for a graph, or if unknown. None without a file, as in a console.
     """
     result = candidate.eager or candidate
     place = _of_graph(result.target) or _of_object(result.function) or _of_target(result.target)
@@ -42,7 +42,7 @@ def _of_graph(target: str) -> FileAndLine | None:
 
 
 def _of_object(value: Any) -> FileAndLine | None:
-    """Where a function or a class is written; not for the harness' own, which wraps the user's."""
+    """File and line of a function or a class; None for the harness' own, which wrap the user's."""
     try:
         result = inspect.unwrap(value)
         while isinstance(result, functools.partial):
@@ -57,7 +57,7 @@ def _of_object(value: Any) -> FileAndLine | None:
 
 
 def _of_target(target: str) -> FileAndLine | None:
-    """Where the object of a target is bound, else its file."""
+    """The place that binds the object of a target, else the target's file."""
     try:
         where, name = split_target(split_site(target)[0])
         file = where if is_path(where) else str(sys.modules[where].__file__)
@@ -79,14 +79,13 @@ def _line_of(path: Path, name: str | None) -> int | None:
 
 
 def _bound(node: ast.stmt) -> set[str]:
-    """The names that a statement binds."""
     if isinstance(node, (ast.Import, ast.ImportFrom)):
         return {alias.asname or alias.name for alias in node.names}
     return defined_names(node)
 
 
 def declared_expectations(candidate: Candidate) -> tuple[ExpectedFailure, ...]:
-    """The expected failures of a declaration, each with the place where it is to be changed."""
+    """The expected failures of a declaration, each with the place of its source."""
     entries = candidate.declaration.expected_failures
     if not entries:
         return ()

@@ -1,6 +1,6 @@
-"""What a target string says by itself, and whether code that it names is the user's own.
+"""The parts of a target string, and whether the code that the string names is the user's own.
 
-Nothing is imported or called here: a report may come from anywhere, and names what a replay runs.
+Nothing is imported or called here: a report may come from anywhere, and a replay runs its targets.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _SITE: Final = re.compile(r"#(\d{1,9})$")
 
 
 def is_graph(target: str) -> bool:
-    """Whether a target is an ONNX file, or one attention of it: ``model.onnx#2``."""
+    """Whether a target is an ONNX file, or an attention of the file: ``model.onnx#2``."""
     return split_site(target)[0].lower().endswith(".onnx")
 
 
 def split_site(target: str) -> tuple[str, int | None]:
-    """A graph's file or an object, and which of its attentions is meant; None for the whole."""
+    """A target without ``#N``, and the number of the attention; None for the whole."""
     match = _SITE.search(target)
     whole = target if match is None else target[: match.start()]
     if match is None or not (whole.lower().endswith(".onnx") or ":" in whole):
@@ -48,7 +48,7 @@ def split_site(target: str) -> tuple[str, int | None]:
 
 
 def path_of(target: str) -> Path | None:
-    """The file or folder that a target lies in, as it is now; None for what is no path here."""
+    """The existing file or folder that contains a target; None for a target that is no path."""
     whole = split_site(target)[0]
     for name in (whole.rpartition(":")[0] or whole, whole):
         path = user_path(name)
@@ -58,14 +58,14 @@ def path_of(target: str) -> Path | None:
 
 
 def seen_from(path: str, folder: Path) -> str:
-    """A path as it is written in a file of a folder, on any machine."""
+    """A path relative to a folder, with slashes, for a file written into the folder."""
     return Path(os.path.relpath(user_path(path).resolve(), folder.resolve())).as_posix()
 
 
 def split_target(target: str) -> tuple[str, str | None]:
-    """``where:object`` in its two parts; a drive letter is no separator.
+    """The parts of ``where:object``; a drive letter is no separator.
 
-    Raises UsageError where a part is empty.
+    Raises UsageError if a part is empty.
     """
     where, colon, name = target.rpartition(":")
     if not colon or (len(where) == 1 and name[:1] in ("/", "\\")):
@@ -83,7 +83,7 @@ def is_path(where: str) -> bool:
 
 
 def exists(path: Path) -> bool:
-    """Whether there is a file or folder; none has a name that is too long, or holds a NUL."""
+    """Whether a file or folder exists; false for a name that is too long, or holds a NUL."""
     try:
         return path.exists()
     except (OSError, ValueError):
@@ -91,12 +91,12 @@ def exists(path: Path) -> bool:
 
 
 def why_foreign(target: str) -> str:
-    """Why a target that somebody else may have written is not run without a word, or "".
+    """The reason why a target, perhaps written by a stranger, is not run without consent, or "".
 
-    The user's own are graphs, which are data, registered candidates, and what a Python file below
-    the working folder declares: a name that the file itself defines, where it mentions conformance;
-    a class, where it mentions torch alone. Whatever is installed is not. A path that is not there
-    runs nothing.
+    The user's own are graphs, which are data, registered candidates, and declarations of Python
+    files below the working folder: names defined in a file that mentions conformance, and classes
+    in a file that mentions torch alone. Installed packages are not the user's. A missing path runs
+    nothing.
     """
     if is_graph(target):
         return ""
@@ -116,7 +116,7 @@ def _why_not_own(file: Path | None, name: str | None, imports: int = _MOST_IMPOR
 
 
 def _file_of(path: Path) -> Path | None:
-    """The Python file that a path names, or the one that stands for a package."""
+    """The Python file at a path, of a package its ``__init__.py``."""
     path = path / "__init__.py" if path.is_dir() else path
     return path.resolve() if path.is_file() else None
 
@@ -128,7 +128,7 @@ def _file_of_module(dotted: str, folder: Path) -> Path | None:
         return None
     try:
         spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError):  # it is broken, or already there without a specification
+    except (ImportError, ValueError):  # a broken module, or a loaded one without a specification
         return None
     if spec is None and top not in sys.modules:
         roots = [folder / top, Path.cwd() / top]
@@ -151,13 +151,13 @@ def _module_below(path: Path) -> Path | None:
 
 
 def _is_below(file: Path, folder: Path) -> bool:
-    """Whether a file lies below a folder and belongs to nothing that was installed there."""
+    """Whether a file lies below a folder and belongs to no installed package."""
     installed = any(file.is_relative_to(place) for place in _INSTALLED)
     return file.is_relative_to(folder.resolve()) and not installed
 
 
 def _why_undeclared(file: Path, name: str | None, imports: int) -> str:
-    """Why what a file calls a name is no candidate that it declares, or ""."""
+    """The reason why a file's name is no candidate declared in the file, or ""."""
     try:
         text = source_of_file(file)
         tree = ast.parse(text)
@@ -177,7 +177,7 @@ def _why_undeclared(file: Path, name: str | None, imports: int) -> str:
 
 
 def defined_names(statement: ast.AST) -> set[str]:
-    """The names that a statement defines itself, not what it imports."""
+    """The names that a statement defines itself, without imports."""
     if isinstance(statement, _DEFINITIONS):
         return {statement.name}
     if isinstance(statement, (ast.Assign, ast.AnnAssign)):
@@ -202,7 +202,7 @@ def _brings_own(statement: ast.ImportFrom, file: Path, name: str, imports: int) 
 
 
 def names_defined_in(where: str) -> list[str]:
-    """The names that a file, a notebook or a module defines at its top; none where it has none."""
+    """The names defined at the top of a file, a notebook or a module; none without a file."""
     try:
         file = _file_of(user_path(where)) if is_path(where) else _file_of_module(where, Path.cwd())
     except UsageError:  # a home that is nobody's

@@ -1,7 +1,7 @@
 """Suites of clauses for pytest.
 
-Every pytest run imports this package, so it imports nothing heavy when loaded. It may import
-``session``, ``views`` and what lies below them.
+Every pytest run imports this package: nothing heavy is imported when it loads. The package may
+import ``session``, ``views`` and all packages below them.
 """
 
 from typing import Final

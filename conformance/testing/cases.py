@@ -1,4 +1,4 @@
-"""One clause of one candidate as a test: how it runs, and what its status means to pytest."""
+"""A clause of a candidate as a test: its run, and the meaning of its status for pytest."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ClauseCase:
     """The ``clause`` of a test: calling it checks the clause and ends the test accordingly.
 
     ``candidate`` is the candidate's name; ``id``, ``level`` and ``requirement`` are the clause's;
-    ``result`` is what came out, None before. The case that ``speaks_for_gradients`` is no skip
-    where the answer has none and nobody excluded them: the verdict is then open.
+    ``result`` is the outcome, None before the check. A case that ``speaks_for_gradients`` is no
+    skip for an answer without gradients that nobody excluded: the verdict is then open.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class ClauseCase:
 class UncheckedCase(ClauseCase):
     """The test of a candidate whose parameters look like masks and are not declared.
 
-    It cannot be passed, as an untestable clause cannot: who wants it green declares them.
+    As an untestable clause, the test cannot pass until the parameters are declared.
     """
 
     def __init__(self, plan: CandidatePlan, said: str) -> None:
@@ -166,7 +166,6 @@ class UncheckedCase(ClauseCase):
 
 
 def _findings(result: ClauseResult) -> list[tuple[str, object]]:
-    """The facts of a result for the test report, without those that are missing."""
     named = [str(entry.get("name") or "") for entry in result.diagnosis]
     facts = {
         "margin": result.margin,
@@ -202,6 +201,6 @@ def _conclude(case: ClauseCase, result: ClauseResult) -> None:
 
 
 def _tolerate(case: ClauseCase, reason: str) -> NoReturn:
-    """xfail; with --runxfail, which makes that return, fail."""
+    """xfail; with --runxfail, under which xfail returns, fail."""
     pytest.xfail(reason)
     pytest.fail(case.explained(), pytrace=False)

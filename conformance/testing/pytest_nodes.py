@@ -1,4 +1,4 @@
-"""The nodes that pytest collects: the clauses of ``--candidate``, and the cases of a suite."""
+"""The nodes of pytest: the clauses of ``--candidate``, and the cases of a suite."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ConformanceDirectory(pytest.Directory):
 
     def collect(self) -> Iterator[pytest.Collector]:
         """One file, whose tests are the clauses."""
-        # No such file is there: pytest names tests after a file, and these ids were always said so.
+        # The file does not exist: pytest names tests after a file, and the ids stay as they were.
         yield ClauseFile.from_parent(self, path=self.path / "suites.py")
 
 
@@ -65,7 +65,7 @@ class ClauseItem(pytest.Item):
             self.user_properties.extend(self.case.properties())
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """A clause that failed, by its cause alone: the short summary has one line for it."""
+        """A failed clause, by its cause alone: the short summary has one line for a failure."""
         error = excinfo.value
         if isinstance(error, pytest.fail.Exception) and not error.pytrace:
             return str(error)
@@ -79,10 +79,10 @@ class ClauseItem(pytest.Item):
 def collect_suite(
     config: pytest.Config, options: SuiteOptions, *, whole: bool = False
 ) -> list[ClauseCase]:
-    """The cases of a suite; with ``whole`` it is the only one that files of expectations speak of.
+    """The cases of a suite; ``whole``: files of expectations concern no other suite.
 
-    Clauses that do not apply are left out unless pytest is asked to be verbose.
-    Raises CollectError with one sentence for targets and options that cannot be used.
+    Clauses that do not apply are left out unless pytest is asked to be verbose. Raises CollectError
+    with one sentence for unusable targets and options.
     """
     try:
         return _collect(config, options, whole=whole)

@@ -1,4 +1,4 @@
 """Tools built on sessions: identify, export-check, teeth, vectors, replay, bundles, documents.
 
-It may import ``views`` and what lies below them.
+The package may import ``views`` and all packages below ``views``.
 """

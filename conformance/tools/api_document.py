@@ -38,7 +38,7 @@ _TERM: Final = re.compile(r"\S.*\n(?=    )")
 
 
 def render() -> str:
-    """Every public name: its signature, its docstring and, of a class, its public members."""
+    """The text of all public names: signature, docstring and, of a class, public members."""
     chapters = [
         "\n".join([f"## {title}\n", *(_section(name) for name in names.split())])
         for title, names in _CHAPTERS.items()
@@ -84,7 +84,7 @@ def _parameters(value: Any) -> Iterator[str]:
 
 
 def _members(name: str, kind: type) -> Iterator[str]:
-    """The public methods and properties that a class defines, each with its first sentence."""
+    """Yield an item for every public member of a class: its first paragraph of documentation."""
     for member, value in vars(kind).items():
         inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
         if not member.startswith("_") and inspect.isfunction(inner) and inner.__doc__:

@@ -1,4 +1,4 @@
-"""What ``conformance explain`` tells of a name: a clause, a family of clauses or a mistake."""
+"""The text of ``conformance explain`` on a clause, a family of clauses or a mistake."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Entry = dict[str, Any]
 
 
 def explained(name: str) -> list[Entry]:
-    """What is known of a name; raises UsageError that suggests a near one where it is nobody's.
+    """The entry of a clause, a family or a mistake; raises UsageError that suggests a near name.
 
     A clause has the entry of ``conformance list --json``, with the mistakes that it catches first;
-    a family has those of all its clauses. A mistake has ``mistake``, ``sentence``, ``fix`` and
-    ``primary``, the clause that catches it first.
+    a family has the entries of all its clauses. A mistake has ``mistake``, ``sentence``, ``fix``
+    and ``primary``, the clause that catches the mistake first.
     """
     slugs = [clause.id for clause in all_clauses()]
     own = [slug for slug in slugs if slug == name or slug.startswith(f"{name}.")]
@@ -42,12 +42,12 @@ _SEE = "; 'conformance list' shows the clauses"
 
 
 def known_mistakes() -> dict[str, Entry]:
-    """Every mistake that a cause may be named after, by its name."""
+    """Every mistake that can give a cause its name, by name."""
     return {entry["mistake"]: entry for entry in reversed(list(_mistakes()))}
 
 
 def _mistakes() -> Iterator[Entry]:
-    """The mistakes that causes are named after, those that name them most often first."""
+    """The mistakes that can give causes their names, the most frequent ones first."""
     for mistake in (*named_mistakes(), *BACKWARD):
         yield _entry(mistake.name, mistake.sentence, mistake.fix, mistake.primary)
     for loss in (*LOSSES, *EIGHT_BITS):

@@ -1,4 +1,4 @@
-"""What the worker of ``conformance identify`` does: load the targets, identify one of them."""
+"""The worker's job of ``conformance identify``: load the targets, identify one of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..running.workers.messages import Loaded, RunOptions
 
 @dataclass(frozen=True)
 class IdentifyPlan:
-    """An implementation that a worker holds; it has no clause to run."""
+    """A worker's implementation to identify, without clauses to run."""
 
     implementation: Implementation
 
@@ -26,7 +26,7 @@ class IdentifyPlan:
 def plans_of(
     options: RunOptions, tell: Callable[[str, str], None] = lambda _what, _name: None
 ) -> list[IdentifyPlan]:
-    """The object that each target names; raises UsageError with one sentence."""
+    """The objects of the targets; raises UsageError with one sentence."""
     plans = []
     for target in options.targets:
         tell("loading", target)

@@ -32,7 +32,7 @@ def identify(
 ) -> dict[str, Any]:
     """The record of one target.
 
-    ``as_observed`` makes the declaration promise what was found even where it is probably a
+    ``as_observed`` makes the declaration promise the observed behaviour even if that is probably a
     mistake, in place of the standard.
 
     The record's ``reason`` says when an implementation hangs or dies. Raises UsageError for a
@@ -90,12 +90,12 @@ def write_checked(
     timeout: float = DEFAULT_TIMEOUT,
     progress: Progress = lambda _step, _done, _total: None,
 ) -> None:
-    """Write the record's declaration, and add what ``check`` says of it as comments.
+    """Write the record's declaration, and add the results of ``check`` as comments.
 
-    One dtype is checked by all clauses, the others by those of shapes and golden answers. The
+    One dtype is checked by all clauses, the others by the clauses of shapes and golden answers. The
     record's ``check`` holds verdict, reason and the MUST clauses that failed or could not be
     tested. Raises UsageError when the file cannot be written, KeyboardInterrupt when the check was
-    interrupted: the declaration is there then, without comments.
+    interrupted: the declaration then stands without comments.
     """
     text = write_declaration(record, path)
     try:
@@ -115,7 +115,7 @@ def write_checked(
 def _checked(
     record: dict[str, Any], path: Path, timeout: float, progress: Progress
 ) -> dict[str, Any]:
-    """Verdict, reason and failures: all clauses in one dtype, those of numbers in the others."""
+    """Verdict, reason and failures: all clauses in one dtype, clauses of numbers in the others."""
     right = {fact["fact"]: fact["value"] for fact in record["facts"]}.get("dtypes") or {}
     first, *others = [dtype for dtype in DTYPES if right.get(dtype)] or ["float32"]
     runs: list[dict[str, Any]] = [{"dtypes": (first,)}]
@@ -140,7 +140,7 @@ def _checked(
 
 
 def _failures(clauses: list[ClauseEntry]) -> list[dict[str, str]]:
-    """Each MUST clause that is not green, once, with what its first dtype said."""
+    """The MUST clauses that are not green, once a clause, with the message of the first dtype."""
     failures: dict[str, dict[str, str]] = {}
     for clause in clauses:
         if clause["level"] == "MUST" and clause["status"] in ("failed", "untestable", "error"):

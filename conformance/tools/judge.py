@@ -44,10 +44,10 @@ class Cause:
     """Why some clauses of a candidate failed.
 
     ``name``, ``text`` and ``fix`` are the diagnosis, ``alternatives`` the names of other mistakes
-    that explain as much; ``clauses`` the slugs of what fails of it,
-    ``level`` the strictest of their levels, ``counterexample`` the smallest input among them as
-    plain data, with the key ``problem`` that rebuilds it; None where no input was kept. ``line`` is
-    ``attention.py:32: …``, the line that makes the mistake, or "" where that is not certain.
+    that explain as much. ``clauses`` are the slugs of the failed clauses, ``level`` the strictest
+    of their levels. ``counterexample`` is their smallest input as plain data, with the key
+    ``problem`` that rebuilds it; None if no input was kept. ``line`` is ``attention.py:32: …``, the
+    line that makes the mistake, or "" if the line is not certain.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Cause:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateReport:
-    """The verdict on one candidate, its causes and the result of each clause."""
+    """The verdict on a candidate, its causes and the results of the clauses."""
 
     name: str
     target: str
@@ -136,7 +136,6 @@ class Report:
         return "\n".join(lines) or overall(self.record).reason
 
     def _repr_html_(self) -> str:
-        """The causes at a glance, for notebooks."""
         page: str = render_fragment(self.record)
         return page
 
@@ -338,9 +337,9 @@ class Judge:
         self._is_warm = True
 
     def _written(self, text: str, entry: str, *, declares: bool) -> str:
-        """A file with the source, each in a folder of its own, as a target.
+        """Write the source to a file in a new folder, and return the target.
 
-        One that ``declares`` for itself has a function without declaration taken as a core.
+        With ``declares`` a function of three parameters or more without declaration becomes a core.
         """
         if not isinstance(text, str):
             msg = f"the source is a {type(text).__name__}, no text: decode it first"
@@ -486,7 +485,7 @@ def _checked(
             record = ask(options, make_pool=_in_process(target))
     if record["interrupted"]:
         raise KeyboardInterrupt
-    # As the command says without --strict, so that every view counts the same.
+    # As the command records without --strict: every view then counts equally.
     return report_of({**record, "fail_on": "must"})
 
 

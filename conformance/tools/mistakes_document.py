@@ -79,7 +79,7 @@ def render() -> str:
 
 
 def _rows(mistakes: Sequence[NamedMistake]) -> list[str]:
-    """A row for each name, with the words of its first entry."""
+    """A row for every name, with the words of its first entry."""
     names: dict[str, NamedMistake] = {}
     for mistake in mistakes:
         names.setdefault(mistake.name, mistake)
@@ -87,7 +87,7 @@ def _rows(mistakes: Sequence[NamedMistake]) -> list[str]:
 
 
 def names() -> str:
-    """The names that ``conformance explain`` takes for mistakes, a line each, for completion."""
+    """The mistakes that ``conformance explain`` knows, a line for every name, for completion."""
     return "".join(f"{name}\n" for name in sorted(known_mistakes()))
 
 

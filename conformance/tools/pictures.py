@@ -1,4 +1,4 @@
-"""Pictures of what binds: a problem of a clause, and what its counterfactual would change.
+"""Pictures of a problem of a clause, and of the change that its counterfactual would make.
 
 Two tables are drawn: the keys that queries may see, and the elements of the answer that would move.
 They are small tables of cells as SVG, light and dark, with a title and a description as text.
@@ -44,7 +44,7 @@ _DTYPE: Final = "float32"
 
 
 def picture(slug: str) -> str:
-    """The picture of a clause as SVG; the same for the same clause and golden.
+    """The picture of a clause as SVG; equal for equal clause and golden.
 
     Raises LookupError for a clause of which no problem of a picture's size binds.
     """
@@ -56,12 +56,12 @@ class Evidence:
     """One binding example of a clause, compared with its counterfactual.
 
     required, counterfactual
-        Which keys each query may attend, as required and in the counterfactual, bool
-        ``[B, H, Lq, Lk]``; ``counterfactual`` is None where it has other sizes, or is no answer of
+        The keys that a query may attend, as required and in the counterfactual, bool
+        ``[B, H, Lq, Lk]``; ``counterfactual`` is None if its sizes differ, or if it is no answer of
         the golden.
     moved, judged
-        Which elements of the answer the counterfactual moves by more than the bound, and which
-        are compared; bool ``[B, H, rows, channels]``.
+        The elements of the answer that the counterfactual moves by more than the bound, and the
+        compared elements; bool ``[B, H, rows, channels]``.
     """
 
     clause: Clause
@@ -73,7 +73,7 @@ class Evidence:
 
 
 class RecordingOracle(Oracle):
-    """An oracle that records its inputs, and how many counterfactuals were compared before."""
+    """An oracle that records its inputs, and the number of counterfactuals compared before."""
 
     def __init__(self, subject: Subject, compared: list[CounterfactualDifference]) -> None:
         super().__init__(subject.declaration, subject.dtype)
@@ -87,17 +87,17 @@ class RecordingOracle(Oracle):
         return super().answer(inputs)
 
     def output(self, inputs: Inputs, semantics: golden.Semantics | None = None) -> Tensor:
-        """The golden output, which is recorded with its point of the semantics."""
+        """The golden output, recorded with its point of the semantics."""
         point = semantics or self.declaration.semantics
         self.others.append((len(self.compared), inputs, point))
         return super().output(inputs, semantics)
 
 
 def evidence(slug: str) -> Evidence:
-    """The first small edge problem of a clause that binds because a part of the answer moves.
+    """The first small edge problem of a clause whose counterfactual moves a part of the answer.
 
-    Where all of it moves in every problem, the first of them. Raises LookupError where no small
-    problem binds, or none is for a core.
+    If every binding problem moves the whole answer, the first problem. Raises LookupError if no
+    small problem binds, or none is for a core.
     """
     clause = next(clause for clause in all_clauses() if clause.id == slug)
     whole: Evidence | None = None
@@ -126,7 +126,7 @@ def _binding(clause: Clause) -> Iterator[Evidence]:
 
 
 def _tried(clause: Clause, candidate: Candidate, problem: Problem) -> Evidence | None:
-    """The evidence of one example; None where it does not bind or compares nothing."""
+    """The evidence of one example; None if the example does not bind or compares nothing."""
     subject = Subject(candidate, _DTYPE)
     with watching_counterfactuals() as compared:
         oracle = RecordingOracle(subject, compared)
@@ -150,7 +150,7 @@ def _tried(clause: Clause, candidate: Candidate, problem: Problem) -> Evidence |
 
 
 def _allowed(inputs: Inputs, point: golden.Semantics) -> Tensor:
-    """Which keys each query attends, ``[B, H, Lq, Lk]``."""
+    """The attended keys by query, bool ``[B, H, Lq, Lk]``."""
     evaluated = evaluate(inputs, point)
     core = evaluated if isinstance(evaluated, golden.Attention) else evaluated.core
     return core.allowed.to(torch.bool)
@@ -180,12 +180,12 @@ def described(example: Evidence) -> str:
 
 
 def _of(table: Tensor, item: int, head: int) -> Tensor:
-    """One item and head of a table, which may have fewer of them than the answer."""
+    """One item and head of a table, whose batch or heads may be fewer than the answer's."""
     return table[min(item, table.shape[0] - 1), min(head, table.shape[1] - 1)]
 
 
 def _shown(example: Evidence) -> tuple[int, int]:
-    """The item and the head to show: where some judged elements move and others stay, if any."""
+    """The item and the head to show: if possible some judged elements move and others stay."""
     items, heads = example.moved.shape[:2]
     places = [(item, head) for item in range(items) for head in range(heads)]
 
@@ -214,7 +214,6 @@ def _motion(moved: Tensor, judged: Tensor) -> list[str]:
 
 
 def _example(example: Evidence) -> str:
-    """The problem in a few words."""
     problem = example.problem
     parts = [f"values {problem.values}", f"seed {problem.seed}"]
     if problem.mask is not None:
@@ -232,7 +231,7 @@ MARGIN: Final = 14
 CHARACTER: Final = 6.3  # the width of a character of the labels, about
 TOP: Final = 46  # of a panel's cells: its title and the numbers of its columns
 
-# What each kind of cell looks like; the marks tell them apart without colour.
+# The look of every kind of cell; the marks tell the kinds apart without colour.
 STYLE: Final = """
 text { font: 11px system-ui, sans-serif; fill: #1f2933; }
 .title { font-weight: 600; } .small { font-size: 10px; fill: #52606d; }
@@ -264,7 +263,7 @@ MARKED: Final = "cm"  # kinds of cells with a cross
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One table: its title, what its rows and columns are, and a character of KINDS a cell.
+    """A table: its title, the meanings of its rows and columns, and a character of KINDS a cell.
 
     Rows are called by their ``labels``, of at most two characters, or else by their number.
     """
@@ -307,7 +306,7 @@ class Panel:
 
 
 def draw(title: str, description: str, panels: Sequence[Panel], *, note: str = "") -> str:
-    """The panels side by side, and below them what the kinds of cells that occur mean."""
+    """The panels side by side, and below them a legend of the kinds of cells that occur."""
     used = [kind for kind in KINDS if any(kind in row for each in panels for row in each.cells)]
     widths = [panel.width for panel in panels]
     longest = max((len(KINDS[kind][1]) for kind in used), default=0)
@@ -334,7 +333,7 @@ def draw(title: str, description: str, panels: Sequence[Panel], *, note: str = "
 def framed(
     title: str, description: str, size: tuple[float, float], parts: Sequence[str], style: str = ""
 ) -> str:
-    """A picture of some elements on a card, which is light or dark as the reader has it."""
+    """A picture of some elements on a card, light or dark as the reader's display is set."""
     width, height = (f"{each:.0f}" for each in size)
     edge = " ".join(f'{name}="{each - 1:.0f}"' for name, each in zip(_SIZES, size, strict=True))
     lines = [

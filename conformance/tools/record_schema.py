@@ -24,7 +24,7 @@ _OPENING: Final = (
 
 
 def record_schema() -> dict[str, Any]:
-    """A schema (draft 2020-12) that has a definition for each type of an entry."""
+    """A schema (draft 2020-12) with a definition for every type of entry."""
     definitions: dict[str, Any] = {}
     _entry(Record, definitions)
     record = definitions.pop("Record")
@@ -58,7 +58,6 @@ def _entry(kind: Any, definitions: dict[str, Any]) -> None:
 
 
 def _schema_of(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a type of :mod:`conformance.base.record`."""
     origin, parts = get_origin(kind), get_args(kind)
     if is_entry(kind):
         if kind.__name__ not in definitions:

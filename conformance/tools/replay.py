@@ -33,7 +33,7 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class FailedClause:
-    """One failed clause of a report that can be replayed; ``run`` is the report as a whole."""
+    """A failed clause of a report, for a replay; ``run`` is the whole report."""
 
     candidate: Record
     clause: Record
@@ -41,7 +41,7 @@ class FailedClause:
 
     @property
     def problem(self) -> Any:
-        """The problem that failed, as the report holds it."""
+        """The failed problem, in the report's form."""
         return self.clause["counterexample"]["problem"]
 
 
@@ -49,8 +49,8 @@ class FailedClause:
 class Replayed:
     """The result of a replayed failure: ``outcome`` is "passes", "fails" or "differs".
 
-    ``clause`` is the report's entry with the new violation and counterexample. ``after``
-    says which earlier calls the failure needs, "" where it needs none.
+    ``clause`` is the report's entry with the new violation and counterexample. ``after`` names the
+    earlier calls that the failure needs, "" if it needs none.
     """
 
     candidate: str
@@ -62,12 +62,12 @@ class Replayed:
 def cases(
     reference: str, candidate: str | None = None, *, dtype: str | None = None
 ) -> list[FailedClause]:
-    """The failures that ``REPORT.json``, ``REPORT.json#CLAUSE`` or ``…#CANDIDATE/CLAUSE`` names.
+    """The failures in ``REPORT.json``, ``REPORT.json#CLAUSE`` or ``…#CANDIDATE/CLAUSE``.
 
-    ``dtype`` leaves those in other dtypes out.
+    With ``dtype`` only the failures in the dtype.
 
-    Raises UsageError with one sentence for what is missing, unreadable, has not failed or has no
-    counterexample.
+    Raises UsageError with one sentence for a report or clause that is missing or unreadable, has
+    not failed or has no counterexample.
     """
     failures = failed_clauses(reference, candidate, dtype=dtype)
     for case in failures:
@@ -82,7 +82,10 @@ def failed_clauses(
     dtype: str | None = None,
     purpose: str = "replay",
 ) -> list[FailedClause]:
-    """What :func:`cases` names, with or without a counterexample; ``purpose`` is what to do."""
+    """The failures of a reference as in :func:`cases`, with or without counterexamples.
+
+    ``purpose`` says in a message what is to be done with the failures.
+    """
     path, named, slug = _split(reference)
     report = read_record(path)
     entries = _candidates(report, candidate or named, path)
@@ -98,7 +101,7 @@ def failed_clauses(
 
 
 def first_of(failures: Sequence[FailedClause]) -> FailedClause:
-    """The failed MUST of one candidate that shows its first cause best, else its first failure.
+    """The failed MUST that shows a candidate's first cause best, without a MUST the first failure.
 
     Raises UsageError where several candidates failed.
     """
@@ -117,7 +120,7 @@ def _urgency(clause: Record) -> tuple[bool, bool]:
 
 
 def _in_dtype(failures: Sequence[FailedClause], dtype: str) -> list[FailedClause]:
-    """The failures in one dtype; raises UsageError where there are others only."""
+    """The failures in a dtype; raises UsageError if all failures are in other dtypes."""
     chosen = [case for case in failures if case.clause.get("dtype") == dtype]
     if failures and not chosen:
         others = ", ".join(sorted({str(case.clause.get("dtype")) for case in failures}))
@@ -144,7 +147,7 @@ def _exists(path: str) -> bool:
 
 
 def report_path(reference: str) -> Path:
-    """The file that ``REPORT.json#CLAUSE`` names."""
+    """The file of a reference such as ``REPORT.json#CLAUSE``."""
     return _split(reference)[0]
 
 
@@ -203,8 +206,8 @@ def replay(
 ) -> Iterator[Replayed]:
     """Replay each case, with one worker a candidate; ``target`` replaces the report's.
 
-    What passes alone is replayed in a fresh worker after all earlier calls of the run, on which
-    the failure may depend.
+    A case that passes alone is replayed in a fresh worker after all earlier calls of the run: the
+    failure may depend on them.
 
     Raises UsageError for a target that does not resolve any more, HarnessError when no worker runs.
     """
@@ -236,7 +239,7 @@ def _after_the_run(
 def _after_one_call(
     passed: Sequence[FailedClause], target: str | None, timeout: float
 ) -> dict[int, Replayed]:
-    """Those that fail after the one call that their diagnosis blames, each in a new worker."""
+    """The cases that fail after the earlier call blamed by their diagnosis, a new worker a case."""
     dependent: dict[int, Replayed] = {}
     for case in passed:
         after = next(iter(case.clause.get("diagnosis") or [{}])).get("after")
@@ -252,7 +255,7 @@ def _after_one_call(
 def _after_all(
     passed: Sequence[FailedClause], target: str | None, timeout: float, progress: Progress
 ) -> dict[int, Replayed]:
-    """Those that fail after all earlier calls of the run, or the last few of them."""
+    """The cases that fail after all earlier calls of the run, or after the last few calls."""
     dependent: dict[int, Replayed] = {}
     waiting = {id(case.clause): case for case in passed}
     with opened(passed, target, timeout, whole=True) as (supervisor, index):
@@ -289,7 +292,7 @@ def _earlier(clause: Record, *, before_failure: bool) -> dict[str, Any]:
 
 
 def _shortened(case: FailedClause, again: Replayed, target: str | None, timeout: float) -> Replayed:
-    """The failure after as few earlier examples of its clause as show it, each in a new worker."""
+    """The failure after as few earlier examples of the clause as possible."""
     every = _earlier(case.clause, before_failure=True)["count"]
     for count in sorted({min(few, every) for few in FEW_EARLIER} | {every}):
         with opened([case], target, timeout, whole=True) as (supervisor, index):
@@ -301,10 +304,10 @@ def _shortened(case: FailedClause, again: Replayed, target: str | None, timeout:
 
 
 def foreign(failures: Sequence[FailedClause], target: str | None = None) -> list[str]:
-    """What of a report would be run and is not plainly the user's own, a sentence for each.
+    """A sentence for every target and source of a report that is not plainly the user's own.
 
-    A report may come from anywhere, and what it names is imported and called. ``target`` is what
-    the user named instead.
+    A report may come from anywhere, and its targets are imported and called. ``target`` is the
+    user's own choice instead.
     """
     sentences: dict[str, None] = {}
     for case in failures:
@@ -319,9 +322,10 @@ def foreign(failures: Sequence[FailedClause], target: str | None = None) -> list
 def opened(
     own: Sequence[FailedClause], target: str | None, timeout: float, *, whole: bool = False
 ) -> Iterator[tuple[Supervisor, int]]:
-    """A worker that has loaded the candidate of some cases, and the candidate's number there.
+    """A worker that has loaded the candidate of some cases, and the candidate's number.
 
-    With ``whole`` it has every clause, the profile and the seed of the report, and trial calls.
+    With ``whole`` the worker has every clause, the profile and the seed of the report, and trial
+    calls.
     """
     name, options = own[0].candidate["name"], _options(own, target)
     if whole:
@@ -372,7 +376,7 @@ def _options(own: Sequence[FailedClause], target: str | None) -> RunOptions:
 
 
 def _of_run(run: Record) -> dict[str, Any]:
-    """The options that decide the problems of a run, as far as its report has them."""
+    """The options that decide the problems of a run, as far as the report has valid values."""
     options: dict[str, Any] = {}
     if run.get("profile") in PROFILES:
         options["profile"] = run["profile"]
@@ -386,7 +390,7 @@ def _of_run(run: Record) -> dict[str, Any]:
 
 
 def _index(names: list[str], name: str, target: str) -> int:
-    """Which of a target's candidates is meant; raises UsageError when that is not clear."""
+    """The number of the wanted candidate; raises UsageError if the choice is not clear."""
     if name in names:
         return names.index(name)
     if len(names) == 1:
@@ -446,7 +450,7 @@ def argument_of(case: FailedClause) -> dict[str, Any]:
 
 
 def _lost(lost: WorkerLost, clause: Record) -> dict[str, Any]:
-    """The answer where the worker hung or died."""
+    """The answer for a worker that hung or died."""
     same = clause["violation"]["kind"] == lost.kind
     violation = {"kind": lost.kind, "message": f"the candidate {lost}"}
     return {"outcome": "fails" if same else "differs", "violation": violation}

@@ -61,7 +61,7 @@ more than the derived bound. An example without an orange cell on the right does
 
 
 def applies(clause: Clause) -> str:
-    """When the clause applies, in words drawn from its space and its requirements."""
+    """The condition under which a clause applies, in words from its space and requirements."""
     space = clause.space
     parts = [" or ".join(f"to a {_KINDS[kind]}" for kind in _KINDS if kind in space.kinds)]
     if space.mask == "always":
@@ -85,7 +85,6 @@ def _or(words: tuple[str, ...]) -> str:
 
 
 def _documented(requirement: object) -> str:
-    """The first line of a requirement's docstring, where it has one."""
     text = (requirement.__doc__ or "").strip()
     first = text.splitlines()[0].rstrip(".") if text else ""
     return first[:1].lower() + first[1:]
@@ -97,7 +96,7 @@ def clause_entries() -> list[dict[str, Any]]:
 
 
 def clause_entry(slug: str) -> dict[str, Any]:
-    """One clause; raises UsageError that suggests a near slug when there is none of that name."""
+    """The entry of a clause; raises UsageError with the nearest slug for an unknown slug."""
     clauses = {clause.id: clause for clause in all_clauses()}
     if slug not in clauses:
         msg = f"there is no clause {slug!r}{suggestion(slug, clauses)}"
@@ -148,7 +147,7 @@ def _entry(clause: Clause) -> str:
 
 @lru_cache
 def caught_first() -> dict[str, tuple[str, ...]]:
-    """The names of the mistakes by the clause that names each best, in the table's order."""
+    """The names of the mistakes by their primary clause, in the order of the table of mistakes."""
     names: dict[str, dict[str, None]] = {}
     for mistake in (*named_mistakes(), *BACKWARD):
         names.setdefault(mistake.primary, {})[mistake.name] = None
@@ -163,7 +162,7 @@ def write_pictures(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] = ()) -> int:
-    """Print the document, or write its pictures; 2 when there is something that cannot be used."""
+    """Print the document, or write its pictures; returns 2 for bad input."""
     try:
         if not arguments:
             sys.stdout.write(render())

@@ -65,7 +65,10 @@ def finite_or_golden(computed: DoubleDouble, golden_output: Tensor) -> DoubleDou
 def weighted_values(
     attention: golden.Attention, query: DoubleDouble, key: DoubleDouble, value: DoubleDouble
 ) -> DoubleDouble:
-    """The output for heads ``[B, H, L, D]`` that stand in for those of ``attention``."""
+    """The output for heads ``[B, H, L, D]`` that replace the heads of ``attention``.
+
+    Raises ValueError at points that double-double arithmetic does not support.
+    """
     if not supports(attention.semantics):
         msg = f"attention at {attention.semantics} is not evaluated in double-double"
         raise ValueError(msg)
@@ -119,7 +122,7 @@ def _scores(attention: golden.Attention, query: DoubleDouble, key: DoubleDouble)
 
 
 def _with_bias(attention: golden.Attention, scores: DoubleDouble) -> DoubleDouble:
-    """The scores with the finite part of the bias, unless it is in them already."""
+    """The scores with the finite part of the bias, unless the bias was added before the scale."""
     if attention.bias is None or attention.semantics.bias_order == "before-scale":
         return scores
     return add_number(scores, _finite_bias(attention.bias))
@@ -180,7 +183,7 @@ def _largest(high: Tensor, low: Tensor) -> DoubleDouble:
 
 
 def _mean(attention: golden.Attention, value: DoubleDouble) -> DoubleDouble:
-    """The mean of the values that the rule for empty rows chooses; zeros if there is none."""
+    """The mean of the values chosen by the rule for empty rows; zeros without values."""
     chosen = attention.weights > 0
     count = chosen.sum(dim=-1, keepdim=True).clamp_min_(1).double()
     sums = matmul(exact(chosen.double()), _zero_unread(value, chosen))

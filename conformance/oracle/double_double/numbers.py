@@ -160,7 +160,7 @@ def _normalised(x: DoubleDouble, axis: int) -> tuple[DoubleDouble, Tensor]:
 
 
 def _in_pieces(left: DoubleDouble, right: DoubleDouble) -> DoubleDouble:
-    """Matrix products ``[G, N, K] @ [G, K, M]``, over some groups or some rows of one at a time."""
+    """Matrix products ``[G, N, K] @ [G, K, M]``, some groups or some rows of a group at a time."""
     columns = right.high.shape[-1]
     rows, length = left.high.shape[-2:]
     groups_at_once = max(1, _TERMS // (rows * columns * length))

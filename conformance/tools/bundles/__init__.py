@@ -1,1 +1,1 @@
-"""One failure as a folder that shows it without this project: ``conformance bundle``."""
+"""``conformance bundle``: a failure as a folder to read without this project."""

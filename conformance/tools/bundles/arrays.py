@@ -1,6 +1,6 @@
 """The tensors of a failure as files of arrays that NumPy reads without pickle.
 
-Three files: the problem's own tensors, those of the calls and layers, and what was compared.
+Three files: the tensors of the problem, of the calls and layers, and of the comparison.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _PLACES: Final = ("inputs", "calls", "layers", *_COMPARED_NAMES)
 def named_arrays(
     data: dict[str, Any], array_of: Callable[[dict[str, Any]], Array | None]
 ) -> Arrays:
-    """The tensors in the description of a failure, which then refers to their files.
+    """Take the tensors out of a failure's description, which then refers to their files.
 
-    ``array_of`` gives the elements of a table, None where they were not kept. Each table gets its
-    ``file`` and the name of its ``array`` there.
+    ``array_of`` returns the elements of a table, None for elements that were not kept. Every table
+    of the description receives its ``file`` and the name of its ``array`` in the file.
     """
     arrays: Arrays = {}
     for file, name, entry in _tables(data):
@@ -76,7 +76,7 @@ def _name(path: tuple[str, ...]) -> str:
 
 
 def of_values(entry: Mapping[str, Any]) -> Array | None:
-    """The elements of a table that holds its values; None for other tables.
+    """The elements of a table with values; None for other tables.
 
     Numbers that are not finite may be texts, as in a report.
     """

@@ -1,7 +1,7 @@
-"""The job of ``bundle`` in the worker: examine a counterexample again and keep every tensor whole.
+"""The worker's job of ``bundle``: examine a counterexample again and keep its tensors whole.
 
-The tensors are written to a folder of the command. Before each call of the candidate all that is
-known is written, too, so that a call that kills its process leaves its arguments behind.
+The tensors are written to a folder of the command. The known facts are written before every call of
+the candidate, too: a call that kills its process leaves its arguments behind.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class ModuleCall:
 class DetailedRecording(Recording):
     """A recording that also records the calls of a user's module, and reports calls beforehand.
 
-    ``under_way`` is the call that was begun last, ``module_calls`` are the calls of the user's
-    module in each call. ``watch`` is called before each call: the process may not survive it.
+    ``under_way`` is the call begun last, ``module_calls`` are the calls of the user's module by
+    call of the harness. ``watch`` is called before every call: the process may not survive the
+    call.
     """
 
     watch: Watch = lambda _recording: None
@@ -72,14 +73,14 @@ class DetailedRecording(Recording):
         self.watch(self)
 
     def add_built(self, forward: Forward, inputs: Inputs) -> None:
-        """Keep what a layer was built for, and record the calls of the module inside it."""
+        """Keep a layer's builder arguments, and record the calls of the module inside the layer."""
         recorded = any(made is forward for made, _ in self.built)
         super().add_built(forward, inputs)
         if isinstance(forward, AdaptedModule) and not recorded:
             forward.calling = _recorded(forward.calling, self)
 
     def with_under_way(self) -> Recording:
-        """The calls that returned, and the one that has not."""
+        """The returned calls, and the call under way."""
         calls = [*self.calls, *([self.under_way] if self.under_way is not None else [])]
         return Recording(calls=calls, built=self.built)
 
@@ -126,9 +127,9 @@ def under_way(subject: Subject, problem: Problem, recording: DetailedRecording) 
 def add_details(
     data: Data, subject: Subject, recording: DetailedRecording, *, compared: bool
 ) -> None:
-    """Add what only a bundle holds to the description of a failure.
+    """Add to the description of a failure the details of bundles.
 
-    ``compared`` says that numbers were compared: then each call has a golden answer.
+    ``compared`` says that numbers were compared: then every call has a golden answer.
     """
     for number, (call, entry) in enumerate(zip(recording.calls, data["calls"], strict=False)):
         calls = recording.module_calls[number] if number < len(recording.module_calls) else []
@@ -148,7 +149,6 @@ def add_details(
 
 
 def _right(subject: Subject, call: RecordedCall) -> Data:
-    """The golden answer to a call and its bound, and whether the candidate's is beyond it."""
     candidate = subject.candidate
     if call.output is None or not candidate.golden_known or candidate.kind == "positions":
         return {}
@@ -165,7 +165,7 @@ def _right(subject: Subject, call: RecordedCall) -> Data:
 
 
 def _as_module_call(call: RecordedCall, calls: list[ModuleCall]) -> Data:
-    """The call of a user's module that a call of the harness made; nothing if not exactly one.
+    """The module's call inside a call of the harness; nothing if there is not exactly one.
 
     ``swapped`` says that the module's tokens come before its batch.
     """
@@ -214,7 +214,7 @@ def _same(first: Tensor, second: Tensor) -> bool:
 
 
 def _gradients(call: RecordedCall, pulled: list[RecordedBackward]) -> Data:
-    """The gradients that flowed back through a call, by the names of its arguments."""
+    """The gradients that flowed back through a call, by the number of the argument."""
     passes = [backward for backward in pulled if backward.answer is call.answer]
     own_axes = call.inputs.head_layout.is_own
     if len(passes) != 1 or not own_axes or passes[0].upstream.device.type != "cpu":
@@ -235,12 +235,11 @@ def _gradients(call: RecordedCall, pulled: list[RecordedBackward]) -> Data:
 
 
 def _leaves(call: RecordedCall) -> list[int]:
-    """The numbers of the arguments that require gradients."""
     return [number for number, tensor in enumerate(call.arguments[0]) if tensor.requires_grad]
 
 
 def construction(assumptions: tuple[str, ...]) -> Data:
-    """The arguments with which a class was constructed once, as its assumptions say."""
+    """The keyword arguments of the class's constructor, read from the candidate's assumptions."""
     for assumption in assumptions:
         if assumption.startswith(_CONSTRUCTED):
             call = ast.parse(assumption.removeprefix(_CONSTRUCTED), mode="eval").body
@@ -260,8 +259,9 @@ def bundle_job(
 ) -> dict[str, Any]:
     """Examine a problem again and write its tensors to the folder of ``argument``.
 
-    The rest of ``argument``, the answer and what is raised are those of the job of ``replay``; in
-    the answer's ``counterexample`` tensors have the ``file`` and the ``array`` in which they are.
+    The rest of ``argument``, the answer and the errors raised are those of the job of ``replay``;
+    in the answer's ``counterexample`` every tensor names its ``file`` and its ``array`` in the
+    file.
     """
     clause, subject, problem = rebuilt(plan, argument)
     folder = Path(argument["folder"])
@@ -310,7 +310,6 @@ def _note(
     recording: DetailedRecording,
     access: dict[str, Any],
 ) -> None:
-    """Write what is known before a call."""
     with kept_whole() as tensors:
         data = {**under_way(subject, problem, recording), "access": access}
     _write(folder, data, tensors)
@@ -329,7 +328,7 @@ def _write(folder: Path, data: dict[str, Any], tensors: list[Tensor]) -> None:
 
 
 def as_array(tensor: Tensor) -> Array:
-    """A tensor as an array; NumPy has no bfloat16, so its bits are taken."""
+    """A tensor as an array; of bfloat16 the bits, as NumPy lacks the dtype."""
     if tensor.dtype == torch.bfloat16:
         return tensor.contiguous().view(torch.uint16).numpy()
     return tensor.numpy()

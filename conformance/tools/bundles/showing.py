@@ -54,7 +54,7 @@ def _plain(text: Any) -> str:
 
 
 def _lines(text: Any) -> list[str]:
-    """A candidate's words as they are, for a block that shows them so."""
+    """A candidate's words for a verbatim block: without marks of Markdown escaped."""
     return printable(str(text)).splitlines() or [""]
 
 
@@ -66,7 +66,6 @@ def _sized(tensor: Record) -> str:
 
 
 def _rounded(values: Any) -> str:
-    """Nested lists of numbers, six digits each."""
     if isinstance(values, list):
         return f"[{', '.join(map(_rounded, values))}]"
     is_number = isinstance(values, float)

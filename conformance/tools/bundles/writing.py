@@ -1,4 +1,4 @@
-"""``conformance bundle``: a failure of a report as a folder that shows it without the harness."""
+"""``conformance bundle``: write a folder that shows a report's failure without the harness."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_counterexample(data: Mapping[str, Any]) -> None:
     for number, call in enumerate(data.get("calls", [])):
         for name in ("arguments", "keywords"):
             _check(isinstance(call.get(name), dict), f"call {number}: {name}")
-            # They are written into a script as they are.
+            # The names are written into a script without quotes.
             _check(all(map(str.isidentifier, call[name])), f"call {number}: {name}")
         _check(type(call.get("layer", 0)) is int, f"call {number}: layer")
         leaves = (call.get("recorded") or {}).get("leaves") or []
@@ -45,7 +45,7 @@ def check_counterexample(data: Mapping[str, Any]) -> None:
 
 
 def _check_tables(value: Any, place: str) -> None:
-    """Every table names a dtype that tensors have, and sizes; what refers to a call, its number."""
+    """Require that tables name a dtype and sizes, and references to calls a number."""
     if isinstance(value, dict):
         for name in ("offset", "call"):
             _check(type(value.get(name, 0)) is int, f"{place} {name}".strip())
@@ -111,7 +111,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Bundled:
-    """A bundle that was written; ``again`` says why its script calls no candidate, or ""."""
+    """A written bundle; ``again`` is the reason why its script calls no candidate, or ""."""
 
     folder: Path
     clause: Record
@@ -120,7 +120,7 @@ class Bundled:
 
 
 def folder_for(case: FailedClause, output: Path | None) -> Path:
-    """Where to write a failure; raises UsageError for a place that is taken or not there."""
+    """The folder for a failure; raises UsageError for a place that is taken or missing."""
     if output is None:
         name = f"bundle-{case.candidate['name']}-{case.clause['id']}"
         output = Path(_NO_NAME.sub("-", name))
@@ -202,7 +202,7 @@ def _examined(
 
 
 def _of_lost(case: FailedClause, folder: Path, lost: WorkerLost) -> Record:
-    """The clause with what was written before the call that did not return."""
+    """The clause with the facts written before the call that did not return."""
     noted = folder / _UNDER_WAY
     if not noted.exists():
         msg = f"no bundle can be written for {case.clause['id']}: the candidate {lost}"
@@ -221,7 +221,6 @@ def _has_values(case: FailedClause) -> bool:
 
 
 def _of_report(case: FailedClause, folder: Path, refused: str) -> tuple[Record, str, str]:
-    """The failure as the report holds it."""
     from .arrays import named_arrays, of_values, write_arrays  # noqa: PLC0415 (numpy)
 
     argument_of(case)

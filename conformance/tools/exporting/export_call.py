@@ -50,12 +50,12 @@ class Tried:
         return self.answer({}) is not None
 
     def answer(self, more: Mapping[str, Tensor]) -> Tensor | None:
-        """The first tensor that it returns, None where it raises or returns none."""
+        """The first tensor that the module returns, None for an exception or no tensor."""
         tensors = self._tensors(more)
         return tensors[0] if tensors else None
 
     def outputs(self) -> tuple[str, ...]:
-        """A name for each tensor that it returns."""
+        """Names for the returned tensors."""
         names = []
         for number, tensor in enumerate(self._tensors({})):
             of_scores = tuple(tensor.shape[-2:]) == (self.sizes.queries, self.sizes.keys)
@@ -85,9 +85,9 @@ def absent(module: nn.Module) -> dict[str, None]:
 
 
 def first_mask(tried: Tried, name: str) -> tuple[Tensor, dict[int, str]] | None:
-    """The first form of a mask that the module takes and that has an influence, with its axes.
+    """The first form of a mask that the module takes and that changes the answer, with axes.
 
-    The mask hides a part, and in either polarity every row keeps a key.
+    The mask hides some keys, and in either polarity every row keeps a key.
     """
     for letters in _letters(name):
         for mask, other in _pairs(letters, tried, name):
@@ -113,7 +113,7 @@ def _letters(name: str) -> tuple[str, ...]:
 
 
 def _pairs(letters: str, tried: Tried, name: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Two masks of some letters that differ: bool, then additive, then 0 and 1; or two lengths."""
+    """Two different masks of some axes: bool, then additive, then 0 and 1; or two lengths."""
     sizes, heads = tried.sizes, max(tried.heads, 1)
     extents = {"B": sizes.batch, "Q": sizes.queries, "K": sizes.keys, "1": 1, "H": heads}
     shape = [extents.get(letter, sizes.batch * heads) for letter in letters]
@@ -137,14 +137,14 @@ _BATCH, _QUERY, _KEY = "batch", "query_length", "key_length"
 
 @dataclass(frozen=True, kw_only=True)
 class ExportCall:
-    """How a module is called for its export.
+    """The call of a module for its export.
 
     inputs
         Tensors by the names of the module's parameters.
     axes
-        The names of the dynamic axes of each.
+        The names of the dynamic axes, by input.
     outputs
-        A name for each tensor that it returns.
+        The names of the returned tensors.
     """
 
     module: nn.Module
@@ -158,7 +158,7 @@ class ExportCall:
 
 
 def export_call(module: nn.Module, shown: str) -> ExportCall:
-    """How to call a module for its export; raises UsageError with one sentence."""
+    """The call of a module for its export; raises UsageError with one sentence."""
     request = ModuleRequest(shown=shown)
     widths: tuple[tuple[int, ...], ...]
     heads = 0
@@ -225,7 +225,6 @@ def _tokens(
 
 
 def _with_masks(tried: Tried, calling: Calling, names: tuple[str, ...]) -> ExportCall:
-    """The masks that the module takes, each in the first form that has an influence."""
     inputs, axes = dict(tried.inputs), _token_axes(names, tried.sizes, calling)
     for name in mask_parameters(tried.module.forward):
         if name in names:

@@ -1,4 +1,4 @@
-"""The job of ``conformance export-check`` in the worker: load the module, export it, read it."""
+"""The worker's job of ``conformance export-check``: load a module, export it, read the graph."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def module():
 
 
 def module_of(target: str) -> nn.Module:
-    """The module that a target names, in eval mode; raises UsageError with one sentence."""
+    """A target's module, in eval mode; raises UsageError with one sentence."""
     value = object_of(target)
     if value is None or isinstance(value, ModuleType):
         msg = f"{target} names no object: write package.module:object or path/to/file.py:object"
@@ -87,7 +87,7 @@ def _built(value: Any, target: str) -> Any:
 
 
 def keep_source(target: str, module: nn.Module, folder: Path) -> Path:
-    """Write a file that builds the module with the weights it has, for ``--source``."""
+    """Write a file that builds the module with its present weights, for ``--source``."""
     torch.save(module.state_dict(), folder / STATE)
     where, name = split_target(target)
     if is_path(where):
@@ -104,9 +104,10 @@ def load_kept(module: nn.Module, folder: Path) -> None:
 
 
 def rebuilt(target: str, folder: Path, *, root: str) -> nn.Module:
-    """The module of a target with the weights that were kept in a folder.
+    """The module of a target with the weights kept in a folder.
 
-    ``root`` is the folder in which the target was named. Raises UsageError where they do not fit.
+    ``root`` is the folder in which the target was named. Raises UsageError if the weights do not
+    fit.
     """
     put_on_path(Path(root))
     module = module_of(target)
@@ -135,7 +136,7 @@ class NotExported(Exception):  # noqa: N818 (the exporter's fault, or the module
 
 
 def require_exporter() -> None:
-    """Raise UsageError where torch's exporter lacks what it needs."""
+    """Raise UsageError if a dependency of torch's exporter is missing."""
     if importlib.util.find_spec("onnxscript") is None:
         msg = (
             "torch.onnx.export needs onnxscript, which is not installed: pip install "
@@ -253,7 +254,7 @@ class Exportable:
 
 
 def modules_of(options: RunOptions, tell: Tell = lambda _what, _name: None) -> list[Exportable]:
-    """The module that each target names; raises UsageError with one sentence."""
+    """The modules of the targets; raises UsageError with one sentence."""
     require_exporter()
     modules = []
     for target in options.targets:
@@ -277,7 +278,7 @@ def export_one(exportable: Exportable, requested: dict[str, Any], tell: Tell) ->
     path = Path(requested["path"])
     outcome = {"verdict": "", "reason": "", "opset": None}
     tell("exporting", path.name)
-    load_kept(exportable.module, path.parent)  # a worker that was lost has built another one
+    load_kept(exportable.module, path.parent)  # after the loss of a worker the module is a new one
     try:
         export(exportable.call, requested["exporter"], requested["opset"], path)
     except NotExported as error:

@@ -95,7 +95,6 @@ def _exported(
 
 
 def _export_once(supervisor: Supervisor, export: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of one export; hanging or crashing is a verdict, too."""
     step = "exporting"
 
     def note_step(what: str, _name: Any) -> None:
@@ -119,7 +118,7 @@ def _export_once(supervisor: Supervisor, export: Mapping[str, Any]) -> dict[str,
 
 
 def _row(row: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """An export with the verdict of its graph, its failed clauses and who is to blame."""
+    """An export with the verdict of its graph, its failed clauses and the step to blame."""
     candidate = next((entry for entry in candidates if entry["target"] == row["path"]), None)
     if candidate is None:
         unchecked = {} if row["verdict"] else {"verdict": "inconclusive", "reason": "not checked"}

@@ -1,4 +1,4 @@
-"""A failure's calls and its check as lines of Python for a script that stands alone.
+"""A failure's calls and its check as lines of Python for a script without further files.
 
 Tensors are literals, or are read from the files of a bundle.
 """
@@ -28,7 +28,7 @@ def is_adapted(data: Record) -> bool:
 
 
 def layers(data: Record) -> Sequence[Record]:
-    """The layers to build; none for a graph, which has its weights."""
+    """The layers to build; none for a graph, whose weights are in its file."""
     return () if is_graph(data) else data.get("layers", ())
 
 
@@ -75,7 +75,7 @@ def _call_code(
 
 
 def _module_call(number: int, call: Record) -> Iterator[str]:
-    """A call of the user's own module, with the arguments that it got."""
+    """The lines that call the user's own module with the recorded arguments."""
     made = call["module_call"]
     names, keywords = [], []
     for place, value in enumerate(made["arguments"]):
@@ -91,7 +91,7 @@ def _module_call(number: int, call: Record) -> Iterator[str]:
 
 
 def _module_argument(value: Any, name: str) -> tuple[list[str], str]:
-    """The lines that make an argument, and how it is spelled in the call."""
+    """The lines that make an argument, and its expression in the call."""
     if isinstance(value, Mapping):
         return [f"{name} = {tensor_code(value)}"], name
     return [], literal(value)
@@ -117,7 +117,7 @@ def _module(number: int, layer: Record) -> Iterator[str]:
 
 
 def _argument(name: str, tensor: Record) -> Iterator[str]:
-    """The lines for one input; a tensor that was passed before is overwritten in its storage."""
+    """The lines for one input; a tensor passed before is overwritten in its storage."""
     if "same_as" not in tensor:
         yield f"{name} = {tensor_code(tensor)}"
         return
@@ -127,7 +127,7 @@ def _argument(name: str, tensor: Record) -> Iterator[str]:
 
 
 def tensor_code(data: Record) -> str:
-    """A tensor as code that makes the same bits; from its storage where it has gaps."""
+    """Code that makes a bitwise equal tensor; from its storage if the tensor has gaps."""
     storage = data.get("storage")
     if storage is None:
         return _plain(data)
@@ -160,7 +160,7 @@ def _tupled(value: Any) -> Any:
 
 
 def check_lines(clause: Record, data: Record) -> Iterator[str]:
-    """The check, as code that returns whether the failure is still there."""
+    """The check as code, which returns whether the failure is still present."""
     violation, kind = clause["violation"], clause["violation"]["kind"]
     if kind in COMPARED:
         yield from _comparison(data)
@@ -206,13 +206,13 @@ def _source(source: Record, data: Record) -> str:
 
 
 def _rows(data: Record, number: int) -> str:
-    """At which row of a packed answer each query lies."""
+    """The rows of the queries in a packed answer."""
     rows = data["calls"][number].get("rows")
     return "" if rows is None else f", rows={tensor_code(rows)}"
 
 
 def _against_golden(data: Record) -> Iterator[str]:
-    """Every answer against what attention as specified gives."""
+    """The comparison of every answer with the specified attention's answer."""
     yield "wrong = []"
     for number, call in enumerate(data["calls"]):
         if "golden" in call:

@@ -26,11 +26,11 @@ Record = Mapping[str, Any]
 
 
 def with_sources(data: dict[str, Any]) -> dict[str, Any]:
-    """The description of a failure with the sources of what was compared.
+    """The description of a failure with the sources of the compared tensors.
 
-    ``got_of`` names the answer, the weights or the gradient that was judged; ``expected_of`` what
-    it was compared with, where that is the candidate's, too; ``by_golden`` says instead that some
-    answer is beyond its own bound. None of them where it is unknown.
+    ``got_of`` names the judged answer, weights or gradient. ``expected_of`` names the other side of
+    the comparison if the candidate computed it as well. ``by_golden`` says instead that some answer
+    is beyond its own bound. All three are absent if the source is unknown.
     """
     if "relation" in data:
         return data
@@ -46,7 +46,7 @@ def with_sources(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _source(data: Record, judged: Any, other_than: Record | None = None) -> dict[str, Any] | None:
-    """The last of the answers that holds what was judged."""
+    """The last answer that holds the judged tensor."""
     if not isinstance(judged, Mapping):
         return None
     elements = content(judged)
@@ -71,7 +71,7 @@ def _answers(data: Record) -> Iterator[tuple[dict[str, Any], Record]]:
 
 
 def content(tensor: Record) -> Any:
-    """What distinguishes tensors: values or digest; None where there is neither."""
+    """The values of a tensor, or their digest; None without either."""
     return tensor.get("values", tensor.get("digest"))
 
 
@@ -96,7 +96,7 @@ def single(
 ) -> list[FailedClause]:
     """The one failure to write, in a file that can be written; raises UsageError.
 
-    Of a clause that failed in several dtypes it is the first.
+    Of a clause that failed in several dtypes the first failure is taken.
     """
     if len({(case.candidate["name"], case.clause["id"]) for case in failures}) != 1:
         named = ", ".join(f"{case.candidate['name']}/{case.clause['id']}" for case in failures[:4])
@@ -162,7 +162,7 @@ def script_text(
 
 
 def filled(text: str, parts: Mapping[str, str]) -> str:
-    """A text with its places filled, none of them with the marks of another."""
+    """A text with its places ``@NAME@`` filled in one pass: a part's own marks stay as they are."""
     pieces = text.split("@")
     return "".join(
         parts.get(piece, f"@{piece}@") if number % 2 else piece
@@ -180,7 +180,6 @@ def _backend(data: Record) -> str:
 
 
 def _parts(data: Record) -> Iterator[str]:
-    """The further parts of the script."""
     access = data.get("access") or {}
     if is_graph(data):
         yield _graph(access["graph"])
@@ -198,7 +197,7 @@ def _parts(data: Record) -> Iterator[str]:
 
 
 def _wrapped(data: Record) -> dict[str, str]:
-    """How the candidate is wrapped where it is loaded, and a layer where it is built."""
+    """The code around the candidate where the script loads it, and around a built layer."""
     access = data.get("access") or {}
     is_layer = access.get("kind") == "layer"
     candidate = "candidate" if is_layer or is_adapted(data) else "placed(candidate)"
@@ -227,7 +226,6 @@ def _eager_name(name: str) -> str:
 
 
 def _device(data: Record) -> str:
-    """Where the candidate was called."""
     return str((data.get("problem") or {}).get("device") or "cpu")
 
 
@@ -237,7 +235,7 @@ def text_of(name: str) -> str:
 
 
 def _graph(graph: Record) -> str:
-    """The code that runs a graph, with the roles of its inputs and outputs."""
+    """The code that runs a graph, with the roles of the graph's inputs and outputs."""
     parts = {
         "ROLES": repr({name: graph[name] for name in ("inputs", "outputs", "order")}),
         "KIND": repr(graph["kind"]),
@@ -307,13 +305,13 @@ def _every_tensor(data: Record) -> Iterator[Record]:
 
 
 def comment(text: str) -> str:
-    """Text that cannot end the docstring it stands in."""
+    """Text that cannot end its docstring."""
     plain = text.replace("\\", "/").replace('"', "'")
     return " ".join(plain.split())
 
 
 def absolute(target: str) -> str:
-    """A target that means the same in another folder."""
+    """The target with an absolute path, for a script in another folder."""
     where, colon, name = target.rpartition(":")
     path = Path(where if colon else target)
     if not path.exists():

@@ -1,4 +1,4 @@
-"""The catalogue of a run: its options, its entries from wherever they come, and how they run.
+"""The catalogue of a run: its options, its entries from all sources, and their execution.
 
 In the worker they are plans without reduction and diagnosis.
 """
@@ -50,14 +50,14 @@ REPOSITORY: Final = "candidates.broken"
 
 @dataclass(frozen=True, kw_only=True)
 class TeethOptions(RunOptions):
-    """Which mistakes and which correct candidates, everything a worker needs to start over.
+    """The mistakes and the correct candidates of a run, with all that a worker needs to start over.
 
-    ``targets`` name mistakes; without any it is the whole catalogue: the shipped mistakes, those of
-    installed distributions and, in a checkout of the repository, ``candidates.broken``.
+    ``targets`` name mistakes; without targets the whole catalogue runs: the shipped mistakes, the
+    mistakes of installed distributions and, in a checkout of the repository, ``candidates.broken``.
     ``correct`` names further correct candidates; the others run with the whole catalogue only.
     ``mistakes`` and ``not_mistakes`` are globs of names. Without ``thorough`` the many correct
     candidates of the repository are left out. ``known`` are the entries that another worker has
-    loaded: each is made when it is run.
+    loaded: an entry's candidate is then made when the entry is run.
     """
 
     correct: tuple[str, ...] = ()
@@ -74,13 +74,13 @@ class TeethOptions(RunOptions):
 
     @property
     def whole(self) -> bool:
-        """Whether it is the whole catalogue that is run."""
+        """Whether the whole catalogue is run."""
         return not (self.targets or self.mistakes or self.not_mistakes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedEntry(Loaded):
-    """A mistake, or a correct candidate, as the record needs it; its primary clause comes first."""
+    """A mistake, or a correct candidate, with the facts for the record; primary clause first."""
 
     sentence: str
     fix: str
@@ -99,7 +99,7 @@ LEGITIMATE: Final = "candidates.legitimate"
 class CatalogueEntry:
     """A mistake, or a correct candidate, ready to run.
 
-    ``make`` gives the candidate, once it is run: those of the whole catalogue take seconds to make.
+    ``make`` makes the candidate when it is run: the candidates of the whole catalogue take seconds.
     ``primary`` is "" for candidates that are only known to be broken: any clause may catch them.
     """
 
@@ -119,7 +119,7 @@ class CatalogueEntry:
 
 
 def entries(options: TeethOptions, tell: Tell) -> list[CatalogueEntry]:
-    """Every entry that the options select; raises UsageError for what cannot be used."""
+    """Every entry that the options select; raises UsageError for unusable options."""
     mistakes = [*_mistakes(options, tell)]
     correct = [*_correct(options, tell)]
     chosen = _chosen(_unique(mistakes), options)
@@ -146,7 +146,7 @@ def _mistakes(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
 
 
 def _correct(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
-    """The correct candidates: those of the options, and all of them with the whole catalogue."""
+    """The correct candidates of the options, and with the whole catalogue all others as well."""
     if options.whole:
         yield from _catalogued_correct(options, tell)
     for target in options.correct:
@@ -188,7 +188,7 @@ def _repository(name: str, tell: Tell) -> ModuleType | None:
 
 
 def _of_target(target: str) -> Iterator[CatalogueEntry]:
-    """The mistakes of a target; where it has none its candidates, which then are broken ones."""
+    """The mistakes of a target, or without mistakes its candidates, taken as broken."""
     mistakes = list(mistakes_in(object_of(target)))
     if mistakes:
         yield from (_entry(mistake, target) for mistake in mistakes)
@@ -198,7 +198,6 @@ def _of_target(target: str) -> Iterator[CatalogueEntry]:
 
 
 def _sentence(candidate: Candidate) -> str:
-    """The first paragraph of a candidate's docstring on one line."""
     text = inspect.getdoc(candidate.function) or ""
     return " ".join(text.partition("\n\n")[0].split())
 
@@ -275,7 +274,7 @@ def _unique(named: Iterable[CatalogueEntry]) -> list[CatalogueEntry]:
 
 
 def _chosen(mistakes: list[CatalogueEntry], options: TeethOptions) -> list[CatalogueEntry]:
-    """The mistakes that the globs leave; raises UsageError for a glob that matches none."""
+    """The mistakes that the globs leave; raises UsageError for a glob without a match."""
     names = [entry.name for entry in mistakes]
     for option, globs in (("--only", options.mistakes), ("--skip", options.not_mistakes)):
         for glob in globs:
@@ -308,10 +307,10 @@ class Pace:
 
 
 def run_entries(pool: WorkerPool, loaded: list[LoadedEntry], pace: Pace, report: EntryDone) -> None:
-    """Run every entry; ``report`` gets the results of each, and whether they are all of them.
+    """Run every entry; ``report`` gets an entry's results, and whether the results are complete.
 
-    It also gets those of an entry that an interrupt cuts off. Raises HarnessError when a worker
-    cannot go on.
+    An entry that an interrupt cuts off is reported, too. Raises HarnessError when a worker cannot
+    go on.
     """
     pool.work(
         range(len(loaded)),
@@ -335,7 +334,7 @@ def _run(
     loaded: list[LoadedEntry],
     first: bool,
 ) -> Iterator[EntryResults]:
-    """The results of an entry; a mistake that need be caught only once ends with that clause."""
+    """The results of an entry; with ``first`` a mistake's run ends with the first catch."""
     entry = loaded[index]
     results: list[ClauseResult] = []
     for result in supervisor.run_candidate(index):
@@ -381,7 +380,7 @@ class Bench:
     _current: tuple[Candidate, CandidateRun] | None = field(default=None, init=False)
 
     def plan(self, entry: CatalogueEntry) -> list[PlannedClause]:
-        """The clauses of an entry, those first that are expected to catch it."""
+        """The planned clauses of an entry, the clauses expected to catch its mistake first."""
         named = (entry.primary, *entry.also)
         planned = self.run_of(entry.candidate).planned()
         return sorted(
@@ -392,7 +391,7 @@ class Bench:
     def run_of(self, candidate: Candidate) -> CandidateRun:
         """The run of a candidate; a new run where the last was another candidate's."""
         if self._current is None or self._current[0] is not candidate:
-            # That it fails is what counts here, not how small its failure can be made.
+            # The failure alone counts here, not how small it can be made.
             run = CandidateRun(
                 spanning(candidate), profile=self.profile, seed=self.seed, explain=False
             )
@@ -404,7 +403,7 @@ class Bench:
 class TeethPlan:
     """One entry of the catalogue with the clauses planned for it, as a worker's plan.
 
-    ``known`` is what another worker has made of it: nothing is made before it is run.
+    ``known`` is the entry as another worker loaded it: then no candidate is made before the run.
     """
 
     entry: CatalogueEntry

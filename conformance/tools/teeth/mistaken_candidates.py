@@ -50,8 +50,8 @@ OTHER_POINT: Final = golden.STANDARD.replace(causal_alignment="top-left", empty_
 def act_out(name: str, changes: Mapping[str, Any]) -> Candidate:
     """A candidate that computes the standard with some fields of ``Semantics`` changed.
 
-    It works in float64 and rounds its answer once. Raises DeclarationError for changes that no
-    point has, or that change nothing.
+    The candidate works in float64 and rounds its answer once. Raises DeclarationError for changes
+    that no point has, or that change nothing.
     """
     try:
         wrong = golden.STANDARD.replace(**changes)
@@ -84,9 +84,9 @@ def acted(
     evaluate: Evaluate,
     more: tuple[str, ...] = (),
 ) -> Candidate:
-    """A core or a layer that promises all it can at a point, and answers with an evaluation.
+    """A core or a layer with all promises possible at a point, whose answers are an evaluation.
 
-    ``more`` are features beyond those that every such candidate has.
+    ``more`` are features beyond the common ones of acted candidates.
     """
     decorate = (core if kind == "core" else layer)(
         name=name,
@@ -100,7 +100,7 @@ def acted(
 
 
 def correct_candidates() -> list[Candidate]:
-    """The standard itself, acted out in the same way: what no clause may flag."""
+    """The standard itself, acted out in the same way: no clause may flag these candidates."""
     points = {"standard": golden.STANDARD, "standard_top_left": OTHER_POINT}
     return [
         acted(f"{name}_{kind}", kind, point, partial(evaluate_at, point=point))
@@ -112,7 +112,7 @@ def correct_candidates() -> list[Candidate]:
 def evaluate_at(
     inputs: Inputs, point: golden.Semantics
 ) -> golden.Attention | golden.MultiHeadAttention:
-    """The golden at any point, which refuses shapes that do not belong together."""
+    """The golden's evaluation at any point; raises ValueError for inconsistent shapes."""
     return evaluate_golden(inputs, point, recorded=torch.is_grad_enabled())
 
 
@@ -217,10 +217,11 @@ def _on_the_cpu(tensor: Tensor | None) -> Tensor | None:
 
 
 def answer(evaluate: Evaluate, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """Output and weights of an evaluation, in which a value of weight zero cannot hurt.
+    """Output and weights of an evaluation in which values of weight zero have no effect.
 
-    The golden multiplies whole matrices, and 0 * NaN is NaN: a row that meets no broken value takes
-    its answer from the evaluation without them, or each mistake would fail the clause about those.
+    The golden multiplies whole matrices, and 0 * NaN is NaN. A row that attends no broken value
+    takes its answer from an evaluation without the broken values: otherwise every mistake would
+    fail the clause about broken values.
     """
     answered = evaluate(inputs)
     core = _core_of(answered)
@@ -242,7 +243,7 @@ def _core_of(answered: Evaluation) -> golden.Attention:
 
 
 def read_masks(forms: Mapping[str, Tensor | None], key_length: int) -> dict[str, Any]:
-    """Any form of mask as the harness itself holds it: a table of kept keys and a finite bias."""
+    """A mask of any form in the harness' own form: a table of kept keys and a finite bias."""
     present = {form: mask for form, mask in forms.items() if mask is not None}
     if not present:
         return {}
@@ -274,10 +275,10 @@ _LARGE: Final = _MIXED.replace(query_length=2, key_length=300, head_size=17)
 
 
 def act_out_named(named: NamedMistake) -> Candidate:
-    """A candidate that makes a named mistake wherever it can be made.
+    """A candidate that makes a named mistake wherever the mistake can be made.
 
-    It is a core at the standard if that can show the mistake, else a core at another point, else a
-    layer. What shows on none of the samples stays a core: the clauses decide.
+    It is a core at the standard if the standard can show the mistake, else a core at another point,
+    else a layer. A mistake that shows on none of the samples stays a core: the clauses decide.
     """
     points = [point.replace(**named.base) for point in _POINTS]
     more = _MORE.get(named.primary.partition(".")[0], ())
@@ -304,14 +305,15 @@ def _evaluation(named: NamedMistake, kind: str, declared: golden.Semantics) -> E
     return evaluate
 
 
-# Of each oracle the sizes that it has answered.
+# The sizes already answered, by oracle.
 _FITTING: Final[WeakKeyDictionary[Oracle, set[tuple[Any, ...]]]] = WeakKeyDictionary()
 
 
 def _require_fitting(oracle: Oracle, inputs: Inputs) -> None:
-    """Raise what the golden raises for sizes that do not belong together.
+    """Raise the golden's error for inconsistent sizes.
 
-    It is asked once for each of them, as its answer takes as long as that of a candidate.
+    The golden is asked once for every combination of sizes: its answer takes as long as a
+    candidate's.
     """
     fitting = _FITTING.setdefault(oracle, set())
     sizes = _sizes(inputs)
@@ -333,7 +335,6 @@ def _sizes(inputs: Inputs) -> tuple[Any, ...]:
 
 @cache
 def _oracle(kind: str, declared: golden.Semantics) -> Oracle:
-    """An oracle at a point; nothing needs a bound of it."""
     candidate = acted("standard", kind, declared, partial(evaluate_at, point=declared))
     return Oracle(candidate.declaration, "float64")
 
@@ -365,7 +366,7 @@ def _samples(kind: str, declared: golden.Semantics) -> tuple[tuple[DeclaredCall,
 
 
 def _calls(kind: str) -> tuple[Inputs, ...]:
-    """Calls at sizes that all differ, at equal ones, and once at large ones."""
+    """Calls at sizes that all differ, at equal sizes, and one call at large sizes."""
     generator = torch.Generator().manual_seed(0)
     calls = [
         _sample(kind, generator, sizes, options)

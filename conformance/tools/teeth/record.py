@@ -1,4 +1,4 @@
-"""One run of the catalogue: from options to its record, one JSON document, and its exit code."""
+"""A run of the catalogue, from its options to its record (a JSON document) and its exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LOUDEST: Final = ("error", "failed", "expected-failure", "untestable", "passed"
 
 @dataclass(kw_only=True)
 class TeethProgress:
-    """The results of a run so far, from which an interrupted run is recorded, too."""
+    """The results of a run so far; an interrupted run is recorded from them as well."""
 
     ready: Ready
     loaded: list[LoadedEntry] = field(default_factory=list)
@@ -41,7 +41,7 @@ def build_record(
 ) -> dict[str, Any]:
     """The whole record, as data that JSON can hold.
 
-    ``judged`` are the slugs of clauses without any mistake that are a finding, if they have none.
+    ``judged`` are the slugs of the clauses whose lack of any mistake is a finding.
     """
     ran = [entry for entry in run.loaded if entry.name in run.results]
     mistakes = [_mistake(entry, run) for entry in ran if not entry.correct]
@@ -78,7 +78,7 @@ def build_record(
 
 
 def _statuses(results: Iterable[ClauseResult]) -> dict[str, ClauseResult]:
-    """One result a clause, the loudest; those that do not apply are left out."""
+    """A result a clause, the loudest; clauses that do not apply are left out."""
     loudest: dict[str, ClauseResult] = {}
     for result in results:
         if result.status == "not-applicable":
@@ -94,7 +94,6 @@ def _loudness(result: ClauseResult) -> int:
 
 
 def _row(entry: LoadedEntry, run: TeethProgress) -> dict[str, Any]:
-    """What mistakes and correct candidates have in common."""
     statuses = _statuses(run.results[entry.name])
     return {
         "name": entry.name,
@@ -129,7 +128,7 @@ def _mistake(entry: LoadedEntry, run: TeethProgress) -> dict[str, Any]:
 
 
 def _why_missed(entry: LoadedEntry, results: Sequence[ClauseResult]) -> str:
-    """What the primary clause said instead of failing, or ""."""
+    """The primary clause's result instead of a failure, or ""."""
     own = [result for result in results if result.id == entry.primary]
     if not own or any(catches(result) for result in own):
         return ""
@@ -147,7 +146,7 @@ def _correct(entry: LoadedEntry, run: TeethProgress) -> dict[str, Any]:
 
 
 def _clauses(run: TeethProgress, mistakes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every clause with the mistakes that it catches, and those that name it as primary."""
+    """Every clause with its caught mistakes, and the mistakes with the clause as primary."""
     ready = run.ready
     return [
         {
@@ -210,9 +209,9 @@ def run_teeth(
 ) -> dict[str, Any]:
     """Run every clause on every entry of the catalogue and return the record.
 
-    ``make_pool`` makes the workers.
-    An interrupt (Ctrl-C) ends the run early: the record holds what was done and says so. Raises
-    UsageError for bad input and HarnessError when no worker can run.
+    ``make_pool`` makes the workers. An interrupt (Ctrl-C) ends the run early: the record holds the
+    results so far and says so. Raises UsageError for bad input and HarnessError when no worker can
+    run.
     """
     started = time.monotonic()
     run = TeethProgress(ready=Ready(environment={}, specification="", sentences={}))
@@ -249,10 +248,10 @@ def _go(run: TeethProgress, pool: WorkerPool, pace: Pace, progress: Progress) ->
 def _judged(options: TeethOptions, run: TeethProgress) -> set[str]:
     """The clauses that must catch something.
 
-    All of them where the repository's catalogue is there, as the shipped mistakes alone do not
-    reach every clause; elsewhere those of installed distributions; none where mistakes were chosen
-    or not all of them ran. Those that have no problem in one process on a CPU, where the catalogue
-    runs, need not: ``candidates/ranks/mistakes.py`` has the mistakes of those about ranks.
+    With the repository's catalogue all clauses: the shipped mistakes alone do not reach every
+    clause. Elsewhere the clauses of installed distributions; none if mistakes were selected or the
+    run was interrupted. Clauses without a problem in one process on a CPU, where the catalogue
+    runs, are exempt: ``candidates/ranks/mistakes.py`` has the mistakes about ranks.
     """
     if options.targets or options.mistakes or options.not_mistakes or run.interrupted:
         return set()

@@ -1,6 +1,6 @@
 """Test vectors for people in other languages: their format, and ``conformance vectors --check``.
 
-What checks that a folder holds whole ones needs neither torch nor numpy; ``writing`` makes them.
+The check of a folder's completeness needs neither torch nor numpy; ``writing`` makes the vectors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Record = Mapping[str, Any]
 
 
 def check_vectors(folder: Path) -> tuple[int, list[str]]:
-    """How many cases a folder lists, and a sentence for each thing that is wrong with it.
+    """The number of cases that a folder lists, and a sentence for every defect.
 
     Raises UsageError for a folder that holds no vectors, or vectors of another format.
     """
@@ -80,7 +80,7 @@ def _is_list(cases: Any) -> bool:
 
 
 def _faults(folder: Path, entry: Record) -> Iterator[str]:
-    """What is wrong with a case: its description, its data, or where its tensors lie."""
+    """The defects of a case: in its description, its data, or the places of its tensors."""
     name = entry["file"]
     text, fault = _read(folder, name, entry["sha256"])
     if fault:
@@ -100,7 +100,7 @@ def _faults(folder: Path, entry: Record) -> Iterator[str]:
 
 
 def _read(folder: Path, name: str, digest: str) -> tuple[bytes, str]:
-    """The bytes of a file of the folder, and what is wrong with them."""
+    """The bytes of a file of the folder, and a sentence for every defect of the file."""
     path = folder / name
     if ".." in Path(name).parts or Path(name).is_absolute():
         return b"", f"{name} lies outside the folder"
@@ -124,7 +124,7 @@ def _misplaced(file: str, places: Record, size: int) -> Iterator[str]:
 
 
 def _strays(folder: Path, index: Record) -> Iterator[str]:
-    """A sentence for each file among the cases that is not in the index."""
+    """A sentence for every file among the cases that the index does not list."""
     listed = {Path(entry["file"]).stem for entry in index["cases"]}
     for path in sorted((folder / CASES).glob("*")):
         if path.stem not in listed or path.suffix not in (".json", ".bin"):

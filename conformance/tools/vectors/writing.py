@@ -1,7 +1,7 @@
-"""Writes test vectors: an index, and for each case a description and a file of bytes.
+"""Writes test vectors: an index, and for every case a description and a file of bytes.
 
 A case is a call that a clause makes on the fixed edge problems. The golden stands in for a
-candidate that promises every option, and records its calls.
+candidate that promises every option, and records the calls.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Stored:
 
 
 def stored(tensor: Tensor) -> Stored:
-    """The bytes of a tensor; of bfloat16 its 16 bits, of bool a byte each, 0 or 1."""
+    """The bytes of a tensor; of bfloat16 its 16 bits, of bool a byte an element, 0 or 1."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     plain = tensor.detach().contiguous()
     if plain.dtype == torch.bfloat16:
@@ -103,7 +103,7 @@ MOST_BYTES: Final = 48 * 1024
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VectorCase:
-    """A call of a clause in one dtype at one causal alignment, with its golden answer."""
+    """A clause's call in one dtype at one causal alignment, with its golden answer."""
 
     clause: Clause
     dtype: str
@@ -113,7 +113,7 @@ class VectorCase:
     tensors: dict[str, Stored]
 
     def digest(self) -> str:
-        """A digest of all that distinguishes one case from another."""
+        """A digest of the facts that distinguish cases."""
         inputs = self.inputs
         words = (
             self.alignment if inputs.causal or inputs.window is not None else "",
@@ -134,7 +134,7 @@ class VectorCase:
         return sum(len(tensor.data) for tensor in self.tensors.values()) <= MOST_BYTES
 
     def shows_something(self) -> bool:
-        """Whether some element of the answer counts, and all that count are finite."""
+        """Whether elements are judged or rows are empty, and all judged elements are finite."""
         answer = self.golden
         shape = answer.output.shape
         counted = answer.judged.expand(shape)
@@ -176,7 +176,7 @@ def _never(*_inputs: Tensor, **_keywords: Any) -> Tensor:
 
 
 class _CallRecorder(Control):
-    """The golden in a candidate's place, which records its calls."""
+    """The golden in a candidate's place, with a record of its calls."""
 
     def __init__(self, subject: Subject) -> None:
         super().__init__(subject)
@@ -188,7 +188,7 @@ class _CallRecorder(Control):
         return super().call_with(forward, call_arguments, inputs)
 
     def calls_of(self, clause: Clause, most: int) -> list[Inputs]:
-        """The calls that a clause makes on its first edge problems."""
+        """The calls of a clause on its first edge problems."""
         self.calls = []
         for problem in edge_problems(self.candidate, clause.space, dtype=self.dtype, most=most):
             try:
@@ -245,10 +245,10 @@ Tell = Callable[[str, int, int], None]
 def write_vectors(
     folder: Path, dtypes: Sequence[str], tell: Tell = lambda _step, _done, _total: None
 ) -> int:
-    """Write the vectors of some dtypes to a new or empty folder; how many cases there are.
+    """Write the vectors of some dtypes to a new or empty folder, and return the number of cases.
 
-    The same version writes the same bytes on the same machine. Raises UsageError for a folder that
-    cannot be written.
+    Equal versions write equal bytes on a machine. Raises UsageError for a folder that cannot be
+    written.
     """
     with staged(folder) as making:
         (making / CASES).mkdir()
@@ -287,7 +287,7 @@ def _cases(folder: Path, dtype: str) -> Iterator[dict[str, Any]]:
 
 
 def _packed(case: VectorCase) -> tuple[dict[str, Any], bytes]:
-    """Where each tensor lies in the file, and the file."""
+    """The places of the tensors in the file, and the file's bytes."""
     places: dict[str, Any] = {}
     data = bytearray()
     for name, tensor in case.tensors.items():
@@ -305,7 +305,7 @@ def _packed(case: VectorCase) -> tuple[dict[str, Any], bytes]:
 
 
 def _described(name: str, case: VectorCase, places: dict[str, Any], data: bytes) -> dict[str, Any]:
-    """The description of a case: all that decides what attention computes."""
+    """The description of a case: all inputs and choices that decide its answer."""
     inputs, sizes = case.inputs, case.inputs.geometry
     form = inputs.mask_form
     length, keys = inputs.query.shape[-2], inputs.key.shape[-2]
@@ -356,7 +356,6 @@ def _index(entries: list[dict[str, Any]], dtypes: Sequence[str]) -> dict[str, An
 
 
 def _tolerance(dtype: str) -> str:
-    """What the bounds allow, in words."""
     return " ".join(describe(contract_for(promising("bottom-right").declaration, dtype, ANY_SCALE)))
 
 
