@@ -16,28 +16,35 @@ STAGES: Final = ("projection", "quantisation", "score", "exp", "accumulation", "
 
 @dataclass(frozen=True, kw_only=True)
 class Contract:
-    """The roundings allowed to a conforming implementation; roundoffs are relative.
+    """The roundings allowed to a conforming implementation; roundoffs are relative unless said.
 
-    unit_roundoff, underflow: of the tensors' dtype: relative, and absolute for unrepresentably
-        small results.
-    accumulator_roundoff, accumulator_underflow: the same of the numbers that add up products and
-        compute softmax.
-    operand_roundoff: rounding of matrix operands on their way into a product (TensorFloat-32), else
-        0.
-    score_roundoff: rounding of a stored score matrix coarser than the accumulator, else 0.
-    weight_roundoff, weight_underflow: rounding of the softmax weights before they meet the values,
-        else 0.
-    pre_scaling_roundings: how often query and key together are rounded when the scale is applied to
-        them: 2, or 1 where the scale is a power of four.
-    exp_error: relative error of exp, in accumulator roundoffs.
-    key_block: the smallest block of keys of an online softmax.
-    merge_roundings: the error of the share for merging partial results, in accumulator roundoffs.
-    activation_steps: the steps spanned by the 8-bit integers of a projection's tokens; 0 without
-        quantisation.
-    sides: 2 when the golden answer is as coarse as the accumulator (float64): two such computations
-        differ by at most twice the bound of one. Otherwise 1.
-    exact: the stages (of ``STAGES``) assumed exact: a single stage's part is the bound with all
-        others exact.
+    unit_roundoff, underflow
+        Of the tensors' dtype: relative, and absolute for results too small to be represented.
+    accumulator_roundoff, accumulator_underflow
+        The same of the numbers in which products are added up and softmax is computed.
+    operand_roundoff
+        Rounding of matrix operands on their way into a product (TensorFloat-32), else 0.
+    score_roundoff
+        Rounding of a stored score matrix when that is coarser than the accumulator, else 0.
+    weight_roundoff, weight_underflow
+        Rounding of the softmax weights before they meet the values, else 0.
+    pre_scaling_roundings
+        How often query and key together are rounded when the scale is applied to them: 2, or 1
+        where the scale is a power of four.
+    exp_error
+        Relative error of exp, in accumulator roundoffs.
+    key_block
+        The smallest block of keys of an online softmax.
+    merge_roundings
+        The error of the share by which partial results are merged, in accumulator roundoffs.
+    activation_steps
+        How many steps the 8-bit integers of a projection's tokens span; 0 where there are none.
+    sides
+        2 when the golden answer is itself as coarse as the accumulator (float64): two such
+        computations are apart by at most twice the bound of one. Otherwise 1.
+    exact
+        The stages (of ``STAGES``) that are taken to be exact: what a single one contributes is the
+        bound with all others exact.
     """
 
     unit_roundoff: float
