@@ -102,7 +102,7 @@ def causal_combined(subject: Subject, problem: Problem) -> Finding:
 
 
 def _losses(inputs: Inputs) -> list[Inputs]:
-    """Inputs without the bias, the scale, the softcap or the window, one of them at a time."""
+    """Inputs without the bias, the scale, the softcap or the window, one option at a time."""
     names = [name for name in OPTIONAL if getattr(inputs, name) is not None]
     return [inputs.replace(**{name: None}) for name in names]
 
@@ -156,9 +156,9 @@ def causal_first_key(subject: Subject, problem: Problem) -> Finding:
     counterfactual="causality alone, or the mask alone",
 )
 def causal_and_mask(subject: Subject, problem: Problem) -> Finding:
-    """Junk in one key; the rows that causality or the mask keep from it are judged.
+    """Put junk into one key of each item; rows kept from that key by flag or mask must not change.
 
-    Where another combination of both is declared, the answer is compared with the golden.
+    Under a declared combination other than "both" the answer is compared with the golden.
     """
     inputs = subject.inputs(problem)
     point = subject.declaration.semantics

@@ -48,7 +48,7 @@ def called_on_the_cpu(candidate: Candidate) -> str:
 
 
 def needing(what: str, *functions: str) -> Applies:
-    """Require that torch's module for the judged device has some functions."""
+    """Require that torch's module for the judged device has the named functions."""
 
     def applies(candidate: Candidate) -> str:
         device = candidate.declaration.devices[0]
@@ -176,7 +176,7 @@ def stream(subject: Subject, problem: Problem) -> Finding:
 
 
 class _Late:
-    """Calls a forward on a stream that brings the values of its inputs late."""
+    """Calls a forward on a side stream where the input values arrive late."""
 
     def __init__(
         self, forward: Forward, call_arguments: Arguments, values: Arguments, device: str
@@ -186,7 +186,6 @@ class _Late:
         self.device = device
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        """Fill the inputs, call and copy the answer, all on one stream."""
         module = module_of(self.device)
         side = module.Stream(device=self.device)
         with module.stream(side):
@@ -216,7 +215,6 @@ def _copied(returned: Any) -> Any:
 
 
 def _floating(call_arguments: Arguments) -> list[Tensor]:
-    """The floating-point inputs, each once."""
     tensors = {id(tensor): tensor for tensor in call_arguments[0] if tensor.is_floating_point()}
     return list(tensors.values())
 
@@ -249,7 +247,7 @@ def graph_capture(subject: Subject, problem: Problem) -> Finding:
 
 
 class _Captured:
-    """Captures a forward as a graph and replays it with other values in the same tensors."""
+    """Captures a forward as a CUDA graph and replays it with new values in the captured tensors."""
 
     def __init__(self, forward: Forward, values: Arguments, device: str) -> None:
         self.forward = forward
@@ -287,7 +285,6 @@ class _GuardedForward:
     allocations: Allocations = field(default_factory=allocations)
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        """The call, between guards."""
         with self.allocations:
             return self.forward(*positional, **keywords)
 
@@ -446,7 +443,7 @@ def _of_length(subject: Subject, problem: Problem, length: int) -> Inputs:
 
 
 def _small(candidate: Candidate, geometry: Geometry) -> Geometry:
-    """One item, and one head of a core, where the declaration allows it: the length dominates."""
+    """Reduce to one item, and a core to one head, where allowed: the length dominates."""
     if admits_lengths(candidate, geometry.replace(batch=1)):
         geometry = geometry.replace(batch=1)
     pins = candidate.declaration.pins

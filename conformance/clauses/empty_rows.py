@@ -64,10 +64,10 @@ _returns_weights = declares("weights", "it returns no attention weights")
 
 
 def _under_a_rule(subject: Subject, problem: Problem, *, weights: bool) -> tuple[Inputs, str]:
-    """A call, and the rule that its rows without keys follow, "any" where none is promised.
+    """A call, and the declared rule for its rows without keys ("any": no promise).
 
-    Where rules differ by the way in which keys are hidden, the call has a form of mask with a rule,
-    or the causal flag alone.
+    Where the rule depends on how keys are hidden, the call uses a mask form with a rule, or the
+    causal flag alone.
     """
     declared = subject.declaration
     if declared.empty_rows_by:
@@ -177,7 +177,7 @@ def _some_row_stays(candidate: Candidate) -> str:
     applies=(_some_row_stays,),
 )
 def empty_row_isolated(subject: Subject, problem: Problem) -> Finding:
-    """The other rows must stay as they are where empty rows attend every key instead."""
+    """Let empty rows attend every key instead: all other rows must keep their answers."""
     inputs = subject.inputs(problem)
     if inputs.keep is None:
         return Finding(binding=False)

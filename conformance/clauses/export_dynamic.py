@@ -34,7 +34,7 @@ _SIZE_NAMES: Final = {
 
 
 def declared_axes(graph: OpenedGraph, field: str) -> list[Axis]:
-    """The size that the file gives each axis of its inputs for the batch or a length."""
+    """The sizes that the file gives to the axes of ``field`` (batch or length) in all inputs."""
     axes: list[Axis] = []
     for role in graph.reading.inputs:
         shape = graph.header.input(role.name).shape
@@ -87,7 +87,7 @@ _dynamic_length = requires(
     explained=False,
 )
 def dynamic_batch(subject: Subject, problem: Problem) -> Finding:
-    """The shape of the answer, then one item against the same item alone."""
+    """The shape of the answer for another batch, then one item of a batch against itself alone."""
     inputs = subject.inputs(problem)
     violation = _baked(subject, inputs, "batch")
     if violation is not None:
@@ -147,9 +147,9 @@ def _lengths(subject: Subject) -> tuple[str, ...]:
 
 
 def _is_placed(subject: Subject) -> bool:
-    """Whether tokens may answer otherwise among another number of them, with reason.
+    """Whether a token's answer may depend on the number of tokens, for a good reason.
 
-    Under a causal rule those at the end can go, if it is known how positions are counted.
+    Under a causal rule trailing tokens can go, if it is known how positions are counted.
     """
     declared = subject.declaration
     cut = declared.always_causal and declared.positions_known
@@ -240,7 +240,7 @@ def _twice(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _shortened(subject: Subject, inputs: Inputs) -> tuple[Inputs, View]:
-    """Inputs without the last tokens, which the others do not see under a causal rule."""
+    """Drop the last tokens, hidden from all earlier tokens by a causal rule."""
     sizes, graph = inputs.geometry, graph_of(subject.candidate)
     crossing = can_cross(subject.candidate)
     top_left = crossing and subject.declaration.causal == "top-left"

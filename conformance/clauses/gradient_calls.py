@@ -109,7 +109,7 @@ def _gradient_run(subject: Subject, inputs: Inputs, upstream: Tensor) -> Gradien
 
 
 def _gradients_in_layout(taped: Taped, upstream: Tensor, layout: str) -> Gradients:
-    """The gradients for an output gradient that lies in memory in some way."""
+    """The gradients for an output gradient in the given memory layout."""
     plain = as_returned(upstream, taped)
     if layout == "of a sum":
         return taped.pull_as_returned(
@@ -133,7 +133,7 @@ def _gradients_in_layout(taped: Taped, upstream: Tensor, layout: str) -> Gradien
     subtle=True,
 )
 def shared(subject: Subject, problem: Problem) -> Finding:
-    """The gradient of one object, against those of equal copies added up."""
+    """The gradient of one tensor in several roles, against the sum over equal copies."""
     inputs = with_full_rows(subject, problem)
     key, query = inputs.key, inputs.query
     if inputs.value.shape != key.shape or cannot_be_judged(subject, inputs):
@@ -252,7 +252,7 @@ def repeated(subject: Subject, problem: Problem) -> Finding:
     applies=(records_gradients,),
 )
 def accumulate(subject: Subject, problem: Problem) -> Finding:
-    """Two calls with the same tensors, ``backward()`` after each, nothing cleared between."""
+    """Two calls with the same tensors, ``backward()`` after each, gradients kept in between."""
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
@@ -271,7 +271,6 @@ def accumulate(subject: Subject, problem: Problem) -> Finding:
 
 
 def _accumulated(subject: Subject, inputs: Inputs, forward: Forward, upstream: Tensor) -> Taped:
-    """A first call with its backward pass."""
     taped = subject.gradients.tape(inputs, forward=forward)
     taped.backward(as_returned(upstream, taped))
     return taped
@@ -291,7 +290,7 @@ def _gradients_of_leaves(taped: Taped) -> Gradients:
     applies=(records_gradients,),
 )
 def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
-    """Every tensor that the backward pass could reach, and the memory around it, bit for bit."""
+    """Compare all tensors of the backward pass, and the memory around them, bit for bit."""
     inputs = with_full_rows(subject, problem).replace(layout="between-canaries")
     upstream = output_gradient(subject, problem, inputs)
     taped = subject.gradients.tape(inputs, call_arguments=arguments(inputs))

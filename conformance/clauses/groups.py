@@ -34,7 +34,6 @@ _own_weights = requires(
 
 
 def _takes(candidate: Candidate, geometry: Geometry) -> bool:
-    """Whether a candidate can be called with the heads of a geometry."""
     settled = fitted_geometry(geometry, candidate, Space())
     heads = (geometry.num_heads, geometry.num_kv_heads)
     return (settled.num_heads, settled.num_kv_heads) == heads
@@ -121,7 +120,7 @@ def _as_repeated(subject: Subject, inputs: Inputs, wording: str) -> Finding:
 
 
 def _repeated(subject: Subject, inputs: Inputs) -> Inputs:
-    """Each query head with keys and values of its own, which are copies of those it reads."""
+    """Give each query head its own copy of the key/value head it reads."""
     read, sizes = read_heads(subject, inputs), inputs.geometry
     equal = inputs.replace(geometry=sizes.replace(num_kv_heads=sizes.num_heads), generic=False)
     if not inputs.is_layer:
@@ -214,7 +213,7 @@ def _rows_of(head: int, size: int, matrix: Tensor) -> Tensor:
 
 
 def _other(tensor: Tensor, where: Tensor, generator: torch.Generator) -> Tensor:
-    """A tensor with other numbers of the same size in some places."""
+    """New random numbers of about the same size where ``where`` is true."""
     size = float(tensor.double().abs().mean())
     drawn = size * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
     return torch.where(where, drawn.to(tensor.dtype) - tensor, tensor)
@@ -228,7 +227,7 @@ def _other(tensor: Tensor, where: Tensor, generator: torch.Generator) -> Tensor:
     applies=(_own_weights, _takes_one_head, _one_head_shows),
 )
 def multi_query(subject: Subject, problem: Problem) -> Finding:
-    """One head for all against copies of it, or else against the query heads in another order."""
+    """One shared key/value head against copies of it, else against query heads in another order."""
     sizes = _with_heads(subject.candidate, problem.geometry, 1)
     if sizes is None:
         return Finding(binding=False)

@@ -88,7 +88,7 @@ def _some_rows(problem: Problem) -> Tensor:
 
 
 def _of_rows(subject: Subject, inputs: Inputs, rows: Tensor) -> Inputs:
-    """The inputs of the golden for some rows: their queries, and what these may attend."""
+    """The inputs of the golden for some rows: their queries, and the keys within their reach."""
     point = subject.declaration.semantics
     shown = inputs.attending(inputs.allowed(point, rows), point)
     return shown.replace(
@@ -154,7 +154,7 @@ def long_sequence(subject: Subject, problem: Problem) -> Finding:
 
 
 def _lengthened(subject: Subject, problem: Problem) -> Problem | None:
-    """The problem with many keys; None where the candidate takes no such lengths."""
+    """The problem with many keys; None where the candidate does not take the lengths."""
     geometry = problem.geometry
     longer = geometry.replace(
         batch=1,

@@ -1,4 +1,4 @@
-"""mask.*: masks of every form, shape and memory layout hide what they should."""
+"""mask.*: masks of every form, shape and memory layout hide the declared keys."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ _free_key_length = requires(
 def _padding_shows(candidate: Candidate) -> str:
     """Why causality hides the last keys from all queries that a call without them can have, or "".
 
-    Where the diagonal ends at the last query and key, or both are one sequence, queries must be cut
-    off with the keys, and those that are left see none of the keys that are cut. Positions that are
-    counted from the last key move with it.
+    Where the diagonal ends at the last query and key, or both are one sequence, queries are cut off
+    together with the keys, and the remaining queries see none of the cut keys. Positions counted
+    from the last key move with the cut.
     """
     declared = candidate.declaration
     from_the_end = declared.semantics.causal_alignment == "bottom-right"
@@ -188,7 +188,7 @@ def broadcast(subject: Subject, problem: Problem) -> Finding:
     applies=(places_matter,),
 )
 def per_item(subject: Subject, problem: Problem) -> Finding:
-    """One item out of the batch against the same item alone with its mask."""
+    """One item of the batch against the same item alone with its mask."""
     inputs = subject.inputs(problem)
     if inputs.keep is None:
         return Finding(binding=False)
@@ -237,9 +237,9 @@ def _letters(shape: str) -> set[str]:
 
 
 def _form_pairs(candidate: Candidate) -> list[tuple[tuple[str, str], tuple[str, str]]]:
-    """Pairs of (form, shape) of different forms, where the second can hold the first's mask.
+    """Pairs of (form, shape) of different forms; the second can hold the first's mask.
 
-    Every (form, shape) comes first once before any comes again, so that few examples ask each.
+    Every (form, shape) comes first in a pair once before a second time: few examples ask them all.
     """
     declared = candidate.declaration
     options = [(form, shape) for form in declared.masks for shape in declared.shapes_of(form)]
@@ -369,7 +369,7 @@ ONE_PRODUCT_ROOM = 0.75
     applies=(logits_grow,),
 )
 def single_key(subject: Subject, problem: Problem) -> Finding:
-    """One live key for all rows of an item; its logit far below, or the hidden ones far above."""
+    """One live key for all rows of an item: its logit far below, or the hidden logits far above."""
     drawn = subject.inputs(problem)
     target, low = case = _single_key_case(subject, drawn, problem.seed)
     live = 0 if drawn.mask_form == "lengths" else problem.seed % drawn.geometry.key_length
@@ -393,7 +393,7 @@ def single_key(subject: Subject, problem: Problem) -> Finding:
 
 
 def _single_key_case(subject: Subject, drawn: Inputs, seed: int) -> tuple[float, bool]:
-    """The size of a logit, and whether it is the kept key's, below the others."""
+    """The size of a logit, and whether it belongs to the kept key (below the hidden keys)."""
     cases = HALF_CASES if narrow_range(subject) else SINGLE_KEY_CASES
     free = not drawn.is_layer and drawn.mode == "separate"  # query and key can be chosen
     if cases is HALF_CASES and free and not subject.declaration.precision:
@@ -434,7 +434,7 @@ def mask_strided(subject: Subject, problem: Problem) -> Finding:
 
 
 def _repeated(mask: Tensor | None) -> Tensor | None:
-    """A mask that is the same along its first axis longer than one, of items, heads and queries."""
+    """Make a mask constant along its first axis longer than one, of items, heads and queries."""
     if mask is None:
         return None
     axis = next((axis for axis in range(3) if mask.shape[axis] > 1), 0)

@@ -174,7 +174,7 @@ def _in_float64(inputs: Inputs) -> Inputs:
 
 
 def _left_behind(module: nn.Module) -> list[str]:
-    """Plain tensor attributes: neither parameter nor buffer, so ``.to`` does not see them."""
+    """Plain tensor attributes: neither parameter nor buffer, hence unseen by ``.to``."""
     return [
         f"{prefix}.{name}" if prefix else name
         for prefix, part in module.named_modules()
@@ -293,9 +293,10 @@ def equal_tokens(inputs: Inputs) -> Inputs:
 
 
 def shares_of(subject: Subject, plain: Inputs, answer: Tensor) -> tuple[Tensor | None, Tensor]:
-    """The multiple of the common value that each row and head returned, and its error.
+    """The multiple of the common value returned in each row and head, and its error.
 
-    A core's channels must agree on it; a layer's are solved for through the output projection.
+    A core's channels must agree on the multiple; a layer's is solved for through the output
+    projection.
     """
     expected = subject.golden(plain)
     if not plain.is_layer:
@@ -338,7 +339,7 @@ def _nearly_singular(values: Tensor) -> bool:
 
 
 def _all_sum_to_one(counts: Tensor, slack: Tensor, keys: int, probability: float) -> bool:
-    """Whether every row returns the common value itself, which chance does not explain."""
+    """Whether every row returns the common value itself more often than chance explains."""
     apart = _of_rows(counts)
     left = keys * (1.0 - probability)
     if bool(((counts - left).abs() > slack).any()):
@@ -349,7 +350,10 @@ def _all_sum_to_one(counts: Tensor, slack: Tensor, keys: int, probability: float
 
 
 def _without_loss(subject: Subject, problem: Problem, probability: float, rows: int) -> Violation:
-    """What rows that return all of the common value say, with the answer to unequal keys."""
+    """The violation of rows that return the whole common value; a second call tells the cause.
+
+    The second call has unequal keys and values: its answer shows whether dropout acts at all.
+    """
     inputs = subject.inputs(problem.replace(values="normal", overrides=None, dropout=None))
     plain = subject.golden(inputs)
     forward = subject.forward(inputs)
@@ -414,14 +418,15 @@ def _judge(counts: Tensor, slack: Tensor, keys: int, probability: float) -> Viol
 
 
 def _of_rows(counts: Tensor) -> Tensor:
-    """A number for each row and head, of a core's channels that of the first."""
+    """The count of each row and head: for a core, of the first channel."""
     return counts[..., :1] if counts.dim() == len("BHLD") else counts
 
 
 def _drawn_apart(counts: Tensor) -> Tensor:
-    """The counts of rows that were drawn apart: those that items, heads or queries share once.
+    """Reduce the counts to rows with their own draw: equal items, heads or queries count once.
 
-    Flax draws what all items and heads drop once by default; what is equal by chance is no loss.
+    Flax draws the dropped weights once for all items and heads by default; rows that are equal by
+    chance are no loss.
     """
     for axis in range(len("BHL")):
         first = counts.narrow(axis, 0, 1) if counts.shape[axis] else counts
@@ -439,9 +444,9 @@ _FACTORS: Final[tuple[tuple[str, Callable[[float], float]], ...]] = (
 
 
 def _other_factor(counts: Tensor, slack: Tensor, keys: int, probability: float, got: float) -> str:
-    """The factor by which every row returns a number of keys, where one alone does.
+    """The only factor by which every row returns a whole number of keys, in words, or "".
 
-    With the number that a row with ``got`` keys would have.
+    The words hold the number for a row that returned ``got`` keys.
     """
     words = []
     for text, factor in _FACTORS:

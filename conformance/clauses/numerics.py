@@ -71,7 +71,7 @@ def golden_answer(subject: Subject, problem: Problem) -> Finding:
     counterfactual="a scale ten percent larger, in half precision twice as large",
 )
 def scale(subject: Subject, problem: Problem) -> Finding:
-    """Values that show the scale, with an explicit one where the keyword is declared."""
+    """Values that show the scale, with an explicit scale where the keyword is declared."""
     inputs = subject.inputs(problem)
     used = subject.golden(inputs).core.scale
     coarse = bool(subject.declaration.precision)
@@ -208,7 +208,7 @@ def accumulation(subject: Subject, problem: Problem) -> Finding:
 
 
 def _with_few_keys(subject: Subject, inputs: Inputs) -> Inputs:
-    """The first keys, if so few are taken: over many keys the errors of logits average out."""
+    """The first keys, where the candidate takes so few: over many keys errors of logits average out."""
     few = inputs.geometry.replace(key_length=min(FEW, inputs.geometry.key_length))
     if inputs.mode == "self" or not admits_lengths(subject.candidate, few):
         return inputs
@@ -281,10 +281,10 @@ def nan_shows(subject: Subject, problem: Problem) -> Finding:
 def _meeting(
     inputs: Inputs, point: golden.Semantics, allowed: Tensor, role: str, chosen: int
 ) -> Tensor:
-    """The rows of the answer that a NaN in one token must show in, broadcastable to it.
+    """The rows of the answer that must show a NaN in one token, broadcastable to the answer.
 
-    A query's own row, if it has a key; the rows that attend a key or value. Where both are one
-    token, or rows of several heads make one, any of them will do.
+    A query's own row, if it has a key; the rows that attend a key or value. Where query and key are
+    one token, or rows of several heads make one, any of these rows suffices.
     """
     meeting = []
     if role != "query":
@@ -295,7 +295,7 @@ def _meeting(
 
 
 def _poisoned(inputs: Inputs, role: str, chosen: int) -> Inputs:
-    """Inputs with one token of nothing but NaN, in every role that it plays."""
+    """Set one token to NaN, in every role of the token."""
     token = "key" if inputs.mode == "self" or (inputs.mode, role) == ("memory", "value") else role
     poisoned: Tensor = getattr(inputs, token).clone()
     poisoned[..., chosen, :] = math.nan

@@ -101,7 +101,7 @@ def _independent(candidate: Candidate) -> str:
     subtle=True,
 )
 def scale_error(subject: Subject, problem: Problem) -> Finding:
-    """Errors of a thousandth of the rounding of one element show where all elements share them."""
+    """Fit one common scale error: a thousandth of an element's rounding shows if all share it."""
     fitted, broken = _fitted(subject, problem)
     if fitted is None:
         return Finding(binding=False, violation=broken)
@@ -157,7 +157,7 @@ def typical_error(subject: Subject, problem: Problem) -> Finding:
 
 
 def _fitted(subject: Subject, problem: Problem) -> tuple[Fit | None, Violation | None]:
-    """The fit, or else the violation that prevents it, if there is one."""
+    """The fit of the errors, or (None, violation) where the answer is not finite."""
     inputs = subject.inputs(problem)
     yardstick, answer = subject.yardstick(inputs), subject.answer(inputs)
     comparison = measure(yardstick, answer, "the answer to independent inputs is wrong")
@@ -221,7 +221,7 @@ def lifted_logits(subject: Subject, problem: Problem) -> Finding:
 
 
 def _lifted(subject: Subject, problem: Problem) -> Inputs:
-    """Queries and keys with something in common; up or down in turn, and capped where offered."""
+    """Queries and keys with a common part: up or down in turn, and capped where offered."""
     inputs = subject.inputs(problem)
     sign = -1.0 if problem.seed // 2 % 2 else 1.0
     lifted = inputs.with_tokens(query=inputs.query + LIFT, key=inputs.key + sign * LIFT)
@@ -306,9 +306,9 @@ FLOAT16_ONLY: Final = "products of ordinary numbers overflow float16 alone"
     subtle=True,
 )
 def overflow_half(subject: Subject, problem: Problem) -> Finding:
-    """Queries and keys are enlarged alike; every other time a given scale makes up for it.
+    """Enlarge queries and keys alike; in every other example a given scale makes up for it.
 
-    Where scores are not stored, logits behind the scale are past it every other time.
+    Where scores are not stored, the logits behind the scale overflow in every other example, too.
     """
     if subject.dtype != "float16":
         return Finding(inapplicable=FLOAT16_ONLY)
@@ -339,7 +339,7 @@ def _limit(dtype: str) -> float:
 def _past_largest(subject: Subject, inputs: Inputs, *, scaled: bool) -> Inputs:
     """Tokens enlarged until the largest product is past float16's largest number.
 
-    With ``scaled`` the largest logit is, too.
+    With ``scaled`` the largest logit is past it, too.
     """
     core = subject.golden(inputs).core
     # The largest, not the most negative: minus infinity is a weight of zero, as it should be.
@@ -366,7 +366,7 @@ def _past_largest(subject: Subject, inputs: Inputs, *, scaled: bool) -> Inputs:
     subtle=True,
 )
 def subnormal(subject: Subject, problem: Problem) -> Finding:
-    """Tiny values, subnormal ones, tiny queries that meet huge keys, and subnormal queries."""
+    """Tiny values, subnormal values, tiny queries against huge keys, and subnormal queries."""
     if subject.dtype == "float64":
         reason = "the golden answer is in float64, and ends where it does"
         return Finding(inapplicable=reason)
@@ -416,7 +416,6 @@ def _subnormal_queries(subject: Subject, inputs: Inputs) -> Finding:
 
 
 def _smallest(dtype: str) -> float:
-    """The smallest normal number."""
     return float(torch.finfo(getattr(torch, dtype)).smallest_normal)
 
 

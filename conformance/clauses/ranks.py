@@ -1,4 +1,4 @@
-"""ranks.*: several ranks give the answer that one gives, however many, however uneven or late."""
+"""ranks.*: several ranks give the answer of one rank, however many, however uneven or late."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _ranks(candidate: Candidate) -> Ranks:
 
 
 def _replicated(candidate: Candidate) -> set[str]:
-    """Which tensors are on every rank, of the answer and of those that have gradients."""
+    """The names of the tensors held whole by every rank: the answer and the gradients."""
     ranks, is_core = _ranks(candidate), candidate.kind == "core"
     axes = "heads" if is_core else "tokens"
     names = ["output"]
@@ -90,7 +90,7 @@ def _replicated(candidate: Candidate) -> set[str]:
 
 
 class _Run:
-    """A call in another way than usual: its answer, and what became of it on each rank.
+    """A call with the given ``Calls``: its answer, and the result of each rank.
 
     ``results`` is empty where the golden answers in the candidate's place.
     """
@@ -134,7 +134,7 @@ def agree(subject: Subject, problem: Problem) -> Finding:
 
 
 def _gradients_agree(subject: Subject, problem: Problem) -> Finding:
-    """The gradients that each rank has of what is replicated against those of the first."""
+    """Each rank's gradients of replicated tensors against those of the first rank."""
     function, inputs = subject.candidate.function, with_full_rows(subject, problem, whole=True)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
@@ -158,7 +158,7 @@ def _gradients_agree(subject: Subject, problem: Problem) -> Finding:
 
 
 def _answers_agree(subject: Subject, inputs: Inputs) -> Finding:
-    """The answer of each rank against that of the first."""
+    """The answer of each rank against the answer of the first rank."""
     run = _Run(subject, inputs, Calls(_ranks(subject.candidate)))
     first = run.answer()
     _, bound, judged = subject.frame(inputs)
@@ -197,7 +197,7 @@ def _answers_agree(subject: Subject, inputs: Inputs) -> Finding:
     explained=False,
 )
 def any_count(subject: Subject, problem: Problem) -> Finding:
-    """The declared number of ranks against each other one that divides the sizes."""
+    """The declared number of ranks against every other number that divides the sizes."""
     inputs = subject.inputs(problem)
     ranks = _ranks(subject.candidate)
     usual = subject.answer(inputs)
@@ -214,8 +214,6 @@ def any_count(subject: Subject, problem: Problem) -> Finding:
 
 
 def _cut(inputs: Inputs, queries: int, keys: int) -> Inputs:
-    """The first queries and keys of a problem, with their masks."""
-
     def kept(mask: Tensor | None) -> Tensor | None:
         if mask is None:
             return None
@@ -246,7 +244,7 @@ def _right_or_refused(subject: Subject, inputs: Inputs, words: str) -> Finding:
 
 
 def _padded(inputs: Inputs) -> Inputs:
-    """A problem with one more key of zeros, which a mask hides nowhere."""
+    """A problem with one more key of zeros, visible under the mask."""
 
     def longer(tensor: Tensor) -> Tensor:
         return torch.cat([tensor, torch.zeros_like(tensor[..., :1, :])], dim=-2)
@@ -321,7 +319,7 @@ def empty_part(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def order(subject: Subject, problem: Problem) -> Finding:
-    """Each part goes to the next rank, those of queries and of keys apart."""
+    """Move each part to the next rank, query parts and key parts independently."""
     inputs = subject.inputs(problem)
     ranks = _ranks(subject.candidate)
     pieces = 2 * ranks.count  # of a zigzag; of others each part is two
@@ -379,7 +377,7 @@ def no_leak(subject: Subject, problem: Problem) -> Finding:
 def waits(subject: Subject, problem: Problem) -> Finding:
     """One rank sends later than the others, each in turn.
 
-    What functional collectives send is not delayed: where there is nothing else, it does not apply.
+    Functional collectives cannot be delayed: a candidate without other messages is inapplicable.
     """
     inputs = subject.inputs(problem)
     ranks = _ranks(subject.candidate)
@@ -433,7 +431,7 @@ def dies(subject: Subject, problem: Problem) -> Finding:
 def _right_parts(
     subject: Subject, inputs: Inputs, ranks: Ranks, others: list[RankResult]
 ) -> Finding:
-    """The parts of the ranks that answered, each in its place of the golden answer."""
+    """Compare the part of each answering rank with its place in the golden answer."""
     expected = subject.golden(inputs)
     place = ranks.places("output", "tokens" if inputs.is_layer else "heads")
     margin = 0.0

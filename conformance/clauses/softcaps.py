@@ -117,7 +117,7 @@ def _huge(subject: Subject, problem: Problem, cap: float) -> Finding:
 
 
 def _enlarged(subject: Subject, inputs: Inputs, target: float) -> Inputs:
-    """The queries so much larger that the largest score is near a target."""
+    """Scale the queries so that the largest score is near ``target``."""
     largest = float(subject.golden(inputs).core.scores.abs().max())
     factor = target / largest if largest else 1.0
     return inputs.with_tokens(query=(inputs.query.double() * factor).to(inputs.query.dtype))
@@ -139,7 +139,7 @@ def _enlarged(subject: Subject, inputs: Inputs, target: float) -> Inputs:
     applies=(offers_softcap,),
 )
 def softcap_after_scale(subject: Subject, problem: Problem) -> Finding:
-    """A cap that bites, with the default scale and with given ones, against the golden."""
+    """A small cap, with the default scale and with given scales, against the golden."""
     cap = SMALL_CAPS[problem.seed % len(SMALL_CAPS)]
     inputs = _capped(subject, problem, cap)
     used = subject.golden(inputs).core.scale

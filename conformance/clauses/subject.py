@@ -1,4 +1,4 @@
-"""A candidate under test in one dtype, called for clauses, and the golden answers for it."""
+"""A candidate under test in one dtype, called for clauses, with its golden answers."""
 
 from __future__ import annotations
 
@@ -91,11 +91,7 @@ class Differentiator:
         self.oracle = GradientOracle(subject.oracle)
 
     def of(self, inputs: Inputs, upstream: Tensor) -> Gradients:
-        """The gradients of every input, and of a layer's weights where they can be computed.
-
-        ``upstream`` is the gradient of the answer, in its axes. Raises CandidateFailure, and
-        NotDifferentiable for a candidate that promises no gradients of its own accord.
-        """
+        """The gradients of every input, and of a layer's weights where they can be computed."""
         return self.pull(self.tape(inputs, weights=True), upstream)
 
     def tape(
@@ -164,7 +160,7 @@ class Differentiator:
 
     @property
     def _promised(self) -> bool:
-        """Whether gradients are a promise that the candidate makes, not only a default."""
+        """Whether the candidate itself promises gradients, beyond the default."""
         return "gradients" in self.subject.declaration.declared_features
 
     def _refused(self, failure: CandidateFailure, inputs: Inputs) -> None:
@@ -175,7 +171,7 @@ class Differentiator:
             raise NotDifferentiable(_REFUSES) from failure
 
     def _without_history(self, names: tuple[str, ...] | None, *, bias: bool) -> None:
-        """Raise for an answer that requires no gradient, though some arguments do.
+        """Raise for an answer that requires no gradient, though differentiable arguments do.
 
         CandidateFailure where gradients are promised or a plain call's answer requires one, else
         NotDifferentiable.
@@ -232,7 +228,7 @@ class RememberedInputs(Protocol):
 
 
 class _Remembered:
-    """The tensors of the problems that were asked for last; golden answers live as long."""
+    """The tensors of the latest problems; golden answers live as long."""
 
     def __init__(self, make: Callable[[Problem], Inputs]) -> None:
         self.__wrapped__ = make
@@ -260,11 +256,12 @@ def _logits(problem: Problem) -> int:
 
 
 class Subject:
-    """The candidate on one device and its oracle, as the checks of the clauses use them.
+    """A candidate on one device and its oracle, for the checks of the clauses.
 
-    ``sealed`` is the judge as it must stay; by default as it is now. Where ``only_violations``
-    matter, whether an example binds is not looked at. One with ``slow_calls`` is called no second
-    time where any answer to the same inputs does; others are, as chance may decide an answer.
+    ``sealed`` is the state of the judge that calls must keep; its present state by default. With
+    ``only_violations`` checks skip the question whether an example binds. A candidate with
+    ``slow_calls`` is not called again where a known answer to the same inputs suffices; others are
+    called again, as chance may decide an answer.
     """
 
     only_violations = False
@@ -313,9 +310,9 @@ class Subject:
         return names
 
     def like(self, candidate: Candidate | None = None) -> Subject:
-        """The subject of another candidate, or of this one anew, with this one's dtype and device.
+        """The subject of another candidate, or of this candidate anew; dtype and device stay.
 
-        Both know what the candidate's calls have replaced in torch, so that it is put back once.
+        Both share the record of replacements in torch by the candidate's calls: they are undone once.
         """
         return Subject(candidate or self.candidate, self.dtype, self.device, sealed=self.sealed)
 
@@ -353,7 +350,7 @@ class Subject:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Add the seconds of what happens meanwhile to those of the candidate."""
+        """Add the seconds spent in the block to the candidate's seconds."""
         start = time.perf_counter()
         try:
             yield
@@ -377,10 +374,10 @@ class Subject:
         return answer
 
     def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
-        """Call with arguments that were made from some inputs; raises CandidateFailure.
+        """Call with arguments made from ``inputs``; raises CandidateFailure.
 
-        Raises RowWithoutKeysRefused where a query has no key and nothing is promised about it, and
-        StridesRefused for tensors that the candidate declares it may refuse.
+        Raises RowWithoutKeysRefused where a query has no key and the candidate promises nothing for
+        rows without keys, and StridesRefused for tensors that the candidate declares it may refuse.
         """
         answer_of = self._call if self.recording is None else self._call_and_record
         try:
@@ -407,7 +404,7 @@ class Subject:
     def _call_and_record(
         self, forward: Forward, call_arguments: Arguments, inputs: Inputs
     ) -> Answer:
-        """Call and record the call, with its arguments as they were before it."""
+        """Call, and record the call with copies of its arguments made before."""
         made = RecordedCall(
             inputs=inputs,
             forward=forward,
@@ -433,7 +430,7 @@ class Subject:
         return answer
 
     def _may_refuse(self, inputs: Inputs) -> bool:
-        """Whether some query has no key and the candidate promises nothing about such rows."""
+        """Whether a query has no key and the candidate promises nothing about rows without keys."""
         if self.oracle.empty_rule(inputs) != "any" or not (inputs.masked or inputs.causal):
             return False
         empty = ~inputs.allowed(self.declaration.semantics).any(dim=-1)
@@ -449,7 +446,7 @@ class Subject:
         return self.answer(inputs) if known is None else known
 
     def known_problems(self) -> list[Problem]:
-        """The problems that clauses asked and whose answers are kept, each once."""
+        """The distinct problems asked by clauses whose answers are kept."""
         return [one for one in dict.fromkeys(self.asked) if self.inputs(one) in self.known]
 
     def answer_or_refusal(self, inputs: Inputs) -> Tensor | None:
@@ -510,7 +507,7 @@ class Subject:
 
 
 def _finite(sizes: Tensor) -> Tensor:
-    """Zero where a row without keys is NaN, which would spoil the bound of the others."""
+    """Replace NaN and infinities by zero: rows without keys would spoil the bound of all rows."""
     return sizes.nan_to_num(nan=0.0, posinf=0.0)
 
 

@@ -55,19 +55,18 @@ def untampered(subject: Subject, problem: Problem) -> Finding:
 
 
 def _violated_by(replaced: list[str]) -> Finding:
-    """The violation, which names everything once."""
+    """The violation, with each replaced name once."""
     named = list(dict.fromkeys(replaced))
     return violated("tampered", f"a call changed what judges it: {', '.join(named)}", got=named)
 
 
 def _golden(subject: Subject, inputs: Inputs) -> Golden | None:
-    """The golden answer, None where there is none."""
     has_golden = subject.candidate.golden_known and subject.candidate.kind != "positions"
     return subject.golden(inputs) if has_golden else None
 
 
 def _reachable(inputs: Inputs, expected: Golden | None) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the harness that a candidate could find in its process, with their names."""
+    """The harness's tensors within reach of a candidate in its process, with their names."""
     for name in ("query", "key", "value", "keep", "bias"):
         tensor = getattr(inputs, name)
         if tensor is not None:

@@ -64,7 +64,7 @@ _takes_empty: Final = requires(
     explained=False,
 )
 def empty_item_harmless(subject: Subject, problem: Problem) -> Finding:
-    """A batch whose last item is empty against the batch in which it is not."""
+    """A batch whose last item is emptied against the unchanged batch."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     answers, emptied = run(model, call), run(model, _with_empty_item(model, call))
@@ -191,7 +191,7 @@ def cache_equals_full(subject: Subject, problem: Problem) -> Finding:
 
 
 def _unmasked_sites(candidate: Candidate) -> list[int]:
-    """The attentions whose keys are of the padded sequence and that no mask of it reaches."""
+    """The attentions over keys of the padded sequence that are reached by none of its masks."""
     model = model_of(candidate)
     padded = {entry.name for entry in model.inputs if entry.along == 0}
     masks = {entry.name for entry in model.inputs if entry.role == "mask" and entry.along == 0}
@@ -205,9 +205,9 @@ def _unmasked_sites(candidate: Candidate) -> list[int]:
 
 
 def _latent_sites(model: WholeModel, call: ModelCall) -> set[int]:
-    """The attentions with as many keys for a sequence of another length.
+    """The attentions whose number of keys does not change with the sequence length.
 
-    Their keys are no tokens, but what a model made of all of them, such as Perceiver's latents.
+    Their keys are no tokens, but made by the model from all tokens, such as Perceiver's latents.
     """
     length, second = call.lengths
     others = [size for size in model.taken.get("length", (5, 8)) if size not in (1, length)]
@@ -254,7 +254,7 @@ def mask_reaches_all(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def sites_in_place(subject: Subject, problem: Problem) -> Finding:
-    """What enters and leaves each attention while the model runs, where a query has a key."""
+    """The inputs and the answer of each attention while the model runs, where a query has a key."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     worst, binding = None, False
@@ -301,7 +301,7 @@ _WITHOUT_ROTARY: Final = 4
 
 
 def _alone_in_its_options(described: Sequence[SiteEntry]) -> tuple[int, str] | None:
-    """The only attention that has another option than all others, and how; None: none has."""
+    """The only attention with an option unlike all others, and the difference; else None."""
     own = [entry for entry in described if "options" in entry]
     for name in dict.fromkeys(name for entry in own for name in entry["options"]):
         values = [entry["options"][name] for entry in own]
@@ -318,7 +318,7 @@ def _alone_in_its_options(described: Sequence[SiteEntry]) -> tuple[int, str] | N
 
 
 def _in_a_pattern(name: str, values: Sequence[int], at: int) -> bool:
-    """Whether models are built so, of whose pattern a short one shows a single period."""
+    """Whether models are built with such an exception, as one period of a known pattern."""
     last, only = at == len(values) - 1, 2 * at + 1 >= len(values)
     if "rotary" in name:
         return only and at + 1 >= _WITHOUT_ROTARY
@@ -413,7 +413,7 @@ def heads_by_token(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def leaves_no_trace(subject: Subject, problem: Problem) -> Finding:
-    """What a call was given, afterwards; and its answer before and after one with other tokens."""
+    """The inputs after a call; and the answer before and after a call with other tokens."""
     model, call = model_of(subject.candidate), drawn_call(subject, problem)
     answers = run(model, call)
     with giving_answers():
@@ -552,7 +552,7 @@ def matches_source(subject: Subject, problem: Problem) -> Finding:
 
 
 def _first_from_source(model: WholeModel, source: WholeModel, call: ModelCall) -> int | None:
-    """The first attention whose answer is not that of the same one in the source; None: unknown."""
+    """The first attention that answers unlike the source's attention; None: unknown."""
     from ..models.in_place import as_heads  # noqa: PLC0415 (it imports onnx)
 
     pairs = list(zip(model.engine.sites, source.engine.sites, strict=False))

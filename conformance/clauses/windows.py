@@ -1,4 +1,4 @@
-"""window.*: keys beyond so many before and after a query's own place are hidden from it."""
+"""window.*: keys beyond the window before and after a query's own place are hidden from it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _neighbours(window: Window | None) -> list[Window]:
 
 
 def _as_limited(window: Window, other: Window) -> bool:
-    """Whether the same sides are limited: a width of 0 has none that is narrower."""
+    """Whether both limit the same sides: a width of 0 has no narrower window."""
     return [side < 0 for side in window] == [side < 0 for side in other]
 
 
@@ -141,7 +141,7 @@ def window_unlimited(subject: Subject, problem: Problem) -> Finding:
 
 
 def _unlimited(problem: Problem) -> tuple[Window, Window | None, Window]:
-    """A window, an equal one (None: no window), and the one that a misread limit would be."""
+    """A window, its equal (None: no window), and the window of a misread limit."""
     sizes = problem.geometry
     wide = max(sizes.query_length, sizes.key_length)
     width = problem.seed % sizes.key_length
