@@ -28,7 +28,7 @@ FAR: Final = (-4e4, -1e9, -1.2e4, -1e30)
 ROOM: Final = math.log(2.0)
 # The share of rows, and of the keys of other rows, with a bias far below.
 LOWERED: Final = 0.4
-# Problems with such biases. Values near each other show an answer of zeros in any format.
+# Problems with biases far below the scores. Values near each other show an answer of zeros.
 FAR_BIASES = Space(
     mask="always",
     forms=("bias",),
@@ -133,8 +133,8 @@ def bias_far_below(subject: Subject, problem: Problem) -> Finding:
 def _with_far(inputs: Inputs, problem: Problem, far: float) -> tuple[Inputs, Tensor]:
     """Lower all biases of random rows, and a few biases elsewhere, by ``far``.
 
-    Returns the inputs and the lowered rows, bool ``[b, h, q, 1]``. Every other row keeps the bias of
-    its first kept key.
+    Returns the inputs and the lowered rows, bool ``[b, h, q, 1]``. All further rows keep the bias
+    of their first kept key.
     """
     if inputs.bias is None or inputs.keep is None:
         msg = "the space of the clause has biases, so the problem has them"
@@ -143,7 +143,7 @@ def _with_far(inputs: Inputs, problem: Problem, far: float) -> tuple[Inputs, Ten
     rows = torch.rand((*inputs.bias.shape[:-1], 1), generator=generator) < LOWERED
     rows.view(-1)[problem.seed % max(rows.numel(), 1) :][:1] = True
     some = torch.rand(inputs.bias.shape, generator=generator) < LOWERED
-    first = inputs.keep & (inputs.keep.cumsum(dim=-1) == 1)  # a kept key that stays where it is
+    first = inputs.keep & (inputs.keep.cumsum(dim=-1) == 1)  # the first kept key, which stays
     lowered = rows | (some & ~first)
     moved = inputs.bias.double() + far * lowered.double()
     return inputs.replace(bias=moved.to(inputs.bias.dtype), generic=False), rows

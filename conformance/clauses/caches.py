@@ -41,7 +41,7 @@ from .state import only_order_counts, overwrite, reordered
 from .subject import Subject
 
 CONTRACT = "ONNX Attention-23: past_key, past_value are concatenated before the new ones"
-# Unused slots at the end of a cache, and what they hold.
+# Unused slots at the end of a cache, and their contents.
 SPARE: Final = 3
 JUNK: Final = (float("nan"), 1e4)
 
@@ -173,7 +173,7 @@ def untouched_tail(subject: Subject, problem: Problem) -> Finding:
 
 
 def _past_lengths(subject: Subject, problem: Problem, inputs: Inputs) -> Finding:
-    """Finite junk in the slots past the largest length of each item."""
+    """Put finite junk into the slots past the largest length of each item."""
     if inputs.keep is None:
         return Finding(binding=False)
     unused = ~inputs.keep.any(dim=2).any(dim=1)
@@ -182,7 +182,7 @@ def _past_lengths(subject: Subject, problem: Problem, inputs: Inputs) -> Finding
 
 
 def _in_buffers(inputs: Inputs, filler: float) -> tuple[Arguments, list[Tensor]]:
-    """A call whose cache is the first slots of larger buffers, and those buffers."""
+    """A call whose cache is the first slots of larger buffers, and these buffers."""
     positional, keywords = arguments(inputs)
     axis = inputs.head_layout.axes.index("S") - len("BHSD")
     buffers = []
@@ -265,7 +265,7 @@ def empty_past(subject: Subject, problem: Problem) -> Finding:
     return same_unless_identical(subject, (inputs, answers[0]), (empty, answers[1]), wording)
 
 
-# Tokens that are decoded one by one at the end; what comes before them is one chunk.
+# Tokens decoded one by one at the end; all tokens before them are one chunk.
 SINGLES = 4
 MODES = ("tokens", "chunks", "ragged")
 

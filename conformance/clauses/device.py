@@ -138,8 +138,8 @@ def batch_invariant(subject: Subject, problem: Problem) -> Finding:
     return violated("value", message, got=largest, expected=0.0)
 
 
-# Long enough for a kernel that does not wait to be done before its inputs are there: cycles of
-# torch.cuda._sleep (about 25 ms), products of square matrices where there is no such function.
+# Long enough for a kernel that does not wait to end before its inputs arrive: cycles of
+# torch.cuda._sleep (about 25 ms), or products of square matrices on devices without that function.
 CYCLES = 50_000_000
 PRODUCTS, WIDTH = 40, 1024
 WARM_UP = 3
@@ -279,8 +279,6 @@ ANY = Space(mask="maybe", causal="maybe", share=0.5)
 
 @dataclass
 class _GuardedForward:
-    """A forward whose allocations are guarded while it runs."""
-
     forward: Forward
     allocations: Allocations = field(default_factory=allocations)
 

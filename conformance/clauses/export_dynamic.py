@@ -127,7 +127,7 @@ def dynamic_length(subject: Subject, problem: Problem) -> Finding:
     if violation is not None:
         return Finding(violation=violation)
     subject.answer(inputs)
-    if _is_placed(subject):  # it is to run: what tokens answer depends on where they stand
+    if _is_placed(subject):  # must run: a token's answer depends on its place
         graph = graph_of(subject.candidate)
         longer = [_longer(subject, inputs, f) for f in _lengths(subject) if is_dynamic(graph, f)]
         longer = [one for one in longer if admits_lengths(subject.candidate, one.geometry)]
@@ -157,7 +157,7 @@ def _is_placed(subject: Subject) -> bool:
 
 
 def _baked(subject: Subject, inputs: Inputs, field: str) -> Violation | None:
-    """How a call of another size fails, where the graph fixes a size that the file leaves open."""
+    """The failure of a call of another size, where the graph fixes a size left open by the file."""
     baked = graph_of(subject.candidate).reading.baked
     together = LENGTHS if field in LENGTHS and not can_cross(subject.candidate) else (field,)
     if not set(together) & set(baked):
@@ -168,7 +168,7 @@ def _baked(subject: Subject, inputs: Inputs, field: str) -> Violation | None:
 
 
 def _tied(subject: Subject, inputs: Inputs) -> Violation | None:
-    """How a call with one key more fails, where two lengths must be equal but are named apart."""
+    """The failure of a call with one key more, where two equal lengths have different names."""
     graph = graph_of(subject.candidate)
     pins = graph.reading.pins
     tied = pins.get("key_length") == "query_length" or pins.get("query_length") == "key_length"
@@ -182,7 +182,7 @@ def _tied(subject: Subject, inputs: Inputs) -> Violation | None:
 
 
 def _refused(subject: Subject, longer: Inputs, prefix: str) -> Violation | None:
-    """How the graph fails at another size; None where it does not."""
+    """The graph's failure at another size, else None."""
     try:
         subject.answer(longer)
     except CandidateFailure as failure:
@@ -209,7 +209,7 @@ def _once_more(tokens: Tensor, axis: int) -> Tensor:
 
 
 def _other_lengths(subject: Subject, inputs: Inputs) -> tuple[Inputs, View]:
-    """Inputs with fewer or more of their tokens, and which rows of the answer stay.
+    """Inputs with fewer or more of their tokens, and the view of the remaining rows of the answer.
 
     Without a causal rule or positions, every key twice leaves the weighted mean unchanged; with a
     causal rule tokens are cut off at the end.

@@ -27,7 +27,7 @@ from .subject import Subject
 # What is read off the file needs no second example.
 ONCE: Final = Space(values=("normal",), share=0.01)
 ELSEWHERE: Final = Setting(level=DEFAULT.level, provider=DEFAULT.provider, child=1)
-# What a name may suggest for a role; an input that plays several roles may be named by any.
+# The words that a name may suggest for a role; an input in several roles may be named by any.
 _SAYS: Final = {
     "query": ("query",),
     "key": ("key", "context"),

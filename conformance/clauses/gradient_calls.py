@@ -84,11 +84,11 @@ def strided(subject: Subject, problem: Problem) -> Finding:
     for number in range(start, start + LAYOUTS_TRIED):
         layout = layouts[number % len(layouts)]
         run = _of_equal_items(subject, first) if layout == "expanded" else first
-        # A mask is one tensor, which cannot lie in several ways at once.
+        # A mask is one tensor and has one layout.
         of_mask = STRIDED[0] if layout in ("mixed", "expanded") else layout
         laid_out = run.inputs.replace(layout=layout, mask_layout=of_mask)
         if not subject.answers(laid_out):
-            continue  # another clause judges whether it must
+            continue  # another clause judges a refusal
         taped = subject.gradients.tape(laid_out)
         wording = f"inputs that are not contiguous ({layout}) change the gradient of {{}}"
         findings.append(same_gradients(subject, run, taped.pull(upstream), wording))
@@ -109,7 +109,6 @@ def _gradient_run(subject: Subject, inputs: Inputs, upstream: Tensor) -> Gradien
 
 
 def _gradients_in_layout(taped: Taped, upstream: Tensor, layout: str) -> Gradients:
-    """The gradients for an output gradient in the given memory layout."""
     plain = as_returned(upstream, taped)
     if layout == "of a sum":
         return taped.pull_as_returned(

@@ -120,7 +120,6 @@ def golden_options(subject: Subject, problem: Problem) -> Finding:
 
 
 def _gradients_and_answer(subject: Subject, problem: Problem) -> Finding:
-    """The gradients, and the answer behind them."""
     inputs = with_full_rows(subject, problem, whole=True)
     if cannot_be_judged(subject, inputs):  # NaN of a row without keys is in every gradient
         return Finding(binding=False)

@@ -55,8 +55,8 @@ def through_output(expected: Golden, inputs: Inputs, heads: Tensor) -> Tensor:
     return golden.project_output(golden.merge_heads(heads, point), known_weights(inputs), point)
 
 
-# A wrong answer that an example must be able to tell from the right one: the golden answer to other
-# inputs, that at another point of the semantics, or any other output.
+# A wrong answer that an example must tell from the right answer: the golden answer to other inputs,
+# the golden answer at another point of the semantics, or any other output.
 Counterfactual = Inputs | golden.Semantics | Callable[[], Tensor]
 
 

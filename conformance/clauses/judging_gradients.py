@@ -404,8 +404,8 @@ def largest_everywhere(bound: Tensor) -> Tensor:
 def gradient_bounds(subject: Subject, run: GradientRun) -> dict[str, Tensor]:
     """The allowed distance of each gradient from the exact gradient, by name.
 
-    Without a derivation it is measured: the change of the candidate's own gradients when its inputs
-    change by one unit each. Empty where the golden gradients cannot be represented.
+    A bound without a derivation is measured: the change of the candidate's own gradients when
+    every input changes by one unit. Empty where the golden gradients cannot be represented.
     """
     kind = subject.candidate.kind
     if subject.candidate.golden_known and not why_unknown(subject.declaration.semantics, kind):

@@ -139,7 +139,7 @@ def long_sequence(subject: Subject, problem: Problem) -> Finding:
     inputs = materialise(longer, subject.candidate).replace(device=subject.device)
     oracle = Oracle(
         subject.declaration, subject.dtype
-    )  # not the subject's, which remembers its answers
+    )  # the subject's oracle would remember its answers
     expected = oracle.answer(inputs)
     wording = f"with {TIMES} times as many keys, {longer.geometry.key_length}, the answer is wrong"
     agreement = compare(

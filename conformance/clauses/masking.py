@@ -349,7 +349,7 @@ HALF_CASES: Final[tuple[tuple[float, bool], ...]] = (
     (1e3, True),
     (3e3, False),
 )
-# Below the fill of -1e4 that was usual in float16; such logits are made of one product each, which
+# Below the fill of -1e4 that was usual in float16; a logit of this size is a single product, so it
 # may come this near to the largest number.
 ONE_PRODUCT = (1.2e4, True)
 FLOAT16_CASES = (*HALF_CASES[:2], ONE_PRODUCT, *HALF_CASES[2:])
@@ -388,7 +388,7 @@ def single_key(subject: Subject, problem: Problem) -> Finding:
         f"the only kept key lies {target:.0e} below hidden ones and is not returned alone",
         counterfactual=fill,
         judged=rows,
-        signal=False,  # the first key may be the one that is kept
+        signal=False,  # the first key may be the kept key
     )
 
 
@@ -434,7 +434,7 @@ def mask_strided(subject: Subject, problem: Problem) -> Finding:
 
 
 def _repeated(mask: Tensor | None) -> Tensor | None:
-    """Make a mask constant along its first axis longer than one, of items, heads and queries."""
+    """Make a mask constant along its first axis longer than 1 (items, heads or queries)."""
     if mask is None:
         return None
     axis = next((axis for axis in range(3) if mask.shape[axis] > 1), 0)

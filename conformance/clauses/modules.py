@@ -53,7 +53,7 @@ def _has_state(candidate: Candidate) -> str:
 
 
 def _built(candidate: Candidate) -> object:
-    """What the builder returns at the smallest size; None where there is none, or it raises."""
+    """The builder's result at the smallest size; None without a builder, or if it raises."""
     problems = edge_problems(candidate, LAYERS, dtype=candidate.declaration.dtypes[0], most=1)
     if not problems:
         return None
@@ -116,7 +116,7 @@ def state_dict(subject: Subject, problem: Problem) -> Finding:
     drawn = draw_weights(problem, subject.declaration.semantics, generator_for(problem, 13))
     others = inputs.replace(weights=drawn)
     second = _module(subject, others)
-    if problem.seed % 2:  # what a call derives from the weights must not outlive them
+    if problem.seed % 2:  # a call's results from old weights must not outlive them
         subject.call(second, others)
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     guarded(second.load_state_dict, (state,), {}, "loading its own state dict")
@@ -147,7 +147,7 @@ def follows_to(subject: Subject, problem: Problem) -> Finding:
         message = f"plain tensors stay behind after .to(device): {', '.join(stays)}"
         return violated("value", message, got=stays)
     wide = _in_float64(inputs)
-    try:  # its owner keeps the module as it is
+    try:  # the module's owner keeps it unchanged
         copied = guarded(copy.deepcopy, (module,), {}, "being copied")
     except CandidateFailure as failure:
         reason = f"a copy of it cannot be moved: {failure.violation.message}"
@@ -231,7 +231,7 @@ EQUALLY_MANY: Final = 0.36
 ROWS_THAT_DIFFER = 30
 
 
-# Many equal keys, so that the kept ones of a row can be counted.
+# Many equal keys, so that a row's kept keys can be counted.
 COUNTED = Space(
     values=("tied-keys",), least=(("key_length", 8), ("query_length", 8), ("num_heads", 1))
 )
@@ -295,8 +295,7 @@ def equal_tokens(inputs: Inputs) -> Inputs:
 def shares_of(subject: Subject, plain: Inputs, answer: Tensor) -> tuple[Tensor | None, Tensor]:
     """The multiple of the common value returned in each row and head, and its error.
 
-    A core's channels must agree on the multiple; a layer's is solved for through the output
-    projection.
+    A core's channels must agree on the multiple; for a layer the output projection is inverted.
     """
     expected = subject.golden(plain)
     if not plain.is_layer:
@@ -339,7 +338,7 @@ def _nearly_singular(values: Tensor) -> bool:
 
 
 def _all_sum_to_one(counts: Tensor, slack: Tensor, keys: int, probability: float) -> bool:
-    """Whether every row returns the common value itself more often than chance explains."""
+    """Whether every row returns the common value itself, and chance does not explain it."""
     apart = _of_rows(counts)
     left = keys * (1.0 - probability)
     if bool(((counts - left).abs() > slack).any()):
@@ -459,7 +458,7 @@ def _other_factor(counts: Tensor, slack: Tensor, keys: int, probability: float, 
 
 
 def _judge_independence(counts: Tensor, keys: int, probability: float) -> Violation | None:
-    """Rows that lose all of their keys or none are rare when weights are dropped one by one."""
+    """Rows that lose all or none of their keys are rare if weights are dropped independently."""
     rows = counts.numel()
     extreme = int(((counts == 0) | (counts == keys)).sum())
     chance = probability**keys + (1.0 - probability) ** keys

@@ -172,7 +172,7 @@ LONG: Final = Space(
     preferred=(("key_length", 1025), ("head_size", 128)),
     share=0.1,
 )
-# The coarser dtype to which sums must not be rounded after each part.
+# The coarser dtype; sums must not be rounded to it after each part.
 COARSE: Final = {
     "float64": torch.float32,
     "float32": torch.bfloat16,
@@ -208,7 +208,7 @@ def accumulation(subject: Subject, problem: Problem) -> Finding:
 
 
 def _with_few_keys(subject: Subject, inputs: Inputs) -> Inputs:
-    """The first keys, where the candidate takes so few: over many keys errors of logits average out."""
+    """The first keys, if the candidate takes few: errors of logits average out over many keys."""
     few = inputs.geometry.replace(key_length=min(FEW, inputs.geometry.key_length))
     if inputs.mode == "self" or not admits_lengths(subject.candidate, few):
         return inputs

@@ -27,7 +27,7 @@ from .judging import relate
 from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
-# What it means to fail each of opcheck's tests.
+# The meaning of a failure of each of opcheck's tests.
 MEANINGS: Final = {
     "test_schema": "its schema does not say what it does to its arguments",
     "test_autograd_registration": "its gradients are not registered where torch looks for them",
@@ -74,7 +74,7 @@ def opcheck(subject: Subject, problem: Problem) -> Finding:
 
 
 def _calls(subject: Subject, problem: Problem) -> list[Called]:
-    """The candidate's calls of the operator from Python, else those from C++."""
+    """The candidate's calls of the operator from Python, or, without any, from C++."""
     packet = registered_operator(subject.declaration.operator)
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
@@ -86,7 +86,7 @@ def _calls(subject: Subject, problem: Problem) -> list[Called]:
 
 
 def _under(mode: AbstractContextManager[Any], forward: Forward) -> Forward:
-    """Wrap a forward so that every call runs inside a torch mode."""
+    """Wrap a forward so that calls run inside a torch mode."""
 
     def called(*positional: Any, **keywords: Any) -> Any:
         with mode:

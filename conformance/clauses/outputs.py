@@ -90,7 +90,7 @@ def out_bounds(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def out_strided(subject: Subject, problem: Problem) -> Finding:
-    """A buffer with gaps: the same answer in it and nothing in the gaps, or an exception."""
+    """A buffer with gaps: an equal answer and untouched gaps, or an exception."""
     inputs = subject.inputs(problem)
     layout = GAPS[problem.seed % len(GAPS)]
     plain = subject.answer(inputs)

@@ -59,7 +59,7 @@ NEARLY_TIED = Space(
 # What is added to every channel of queries and keys: with heads of 256, whose scale is exact and so
 # leaves few roundings that would hide others, all logits grow by 144 and vary by three.
 LIFT = 3.0
-# A cap of that many times the logits bends them, but leaves them apart.
+# A cap of this multiple of the logits bends them, but leaves them apart.
 CAPPED = 1.25
 LIFTED = Space(
     kinds=("core",),
@@ -116,7 +116,7 @@ def scale_error(subject: Subject, problem: Problem) -> Finding:
         violation = Violation(
             kind="value", message=message, expected=0.0, got=fitted.scale_error, measured=measured
         )
-    # Errors that are too large blur the fit and may feign a scale: other clauses judge them.
+    # Errors beyond the bound blur the fit and may feign a scale: other clauses judge them.
     binding = fitted.scale_allowed < OTHER_SCALE_ERROR or fitted.unexplained > 1.0
     return Finding(
         binding=binding, margin=margin if violation else min(margin, 1.0), violation=violation
@@ -326,7 +326,7 @@ def overflow_half(subject: Subject, problem: Problem) -> Finding:
     if "scale" in subject.declaration.features and odd:
         inputs = inputs.replace(scale=MODEST / (PAST * limit))
     elif stored and float(core.scores.abs().amax()) > limit / 2.0:
-        return Finding(binding=False)  # it declares that scores are stored in float16
+        return Finding(binding=False)  # the declaration stores scores in float16
     wording = "products past 65504 give a wrong answer"
     judged = ~subject.golden(inputs).empty_rows  # rows past the range of float16 count, too
     return matches_golden(subject, inputs, wording, judged=judged, signal=False)

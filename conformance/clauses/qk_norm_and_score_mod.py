@@ -19,7 +19,7 @@ PREPARED = EVERY_OPTION.replace(
     preferred=(("head_size", 3),),
     share=0.5,
 )
-# One problem in so many has tokens so small that epsilon shows, and one has large tokens.
+# Of this many problems one has tokens small enough to show epsilon, and one has large tokens.
 EVERY = 3
 LARGE_TOKENS = 16.0
 

@@ -35,9 +35,9 @@ from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
 COUNTS: Final = (1, 2, 3, 4)
-# Before each message: longer than any rank waits of its own accord, and short beside the limit.
+# Before each message: longer than the ranks' own waits, and short beside the limit.
 LATE: Final = 0.15
-# The limit of a call in which a rank does not take part: the others wait so long for it.
+# The limit of a call without one of its ranks: all other ranks wait this long for it.
 ABSENT: Final = 2.0
 _FEW: Final = 0.1
 _NEVER_LATE: Final = "none of its messages can be delayed: they are functional collectives"
@@ -123,7 +123,7 @@ class _Run:
     explained=False,
 )
 def agree(subject: Subject, problem: Problem) -> Finding:
-    """The answer and the gradients of each rank against those of the first, within both bounds."""
+    """Compare each rank's answer and gradients with the first rank's, within both bounds."""
     whole = _replicated(subject.candidate)
     findings = []
     if "output" in whole:
@@ -134,7 +134,6 @@ def agree(subject: Subject, problem: Problem) -> Finding:
 
 
 def _gradients_agree(subject: Subject, problem: Problem) -> Finding:
-    """Each rank's gradients of replicated tensors against those of the first rank."""
     function, inputs = subject.candidate.function, with_full_rows(subject, problem, whole=True)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
@@ -158,7 +157,6 @@ def _gradients_agree(subject: Subject, problem: Problem) -> Finding:
 
 
 def _answers_agree(subject: Subject, inputs: Inputs) -> Finding:
-    """The answer of each rank against the answer of the first rank."""
     run = _Run(subject, inputs, Calls(_ranks(subject.candidate)))
     first = run.answer()
     _, bound, judged = subject.frame(inputs)
@@ -197,7 +195,7 @@ def _answers_agree(subject: Subject, inputs: Inputs) -> Finding:
     explained=False,
 )
 def any_count(subject: Subject, problem: Problem) -> Finding:
-    """The declared number of ranks against every other number that divides the sizes."""
+    """Compare the declared number of ranks with all further numbers that divide the sizes."""
     inputs = subject.inputs(problem)
     ranks = _ranks(subject.candidate)
     usual = subject.answer(inputs)
@@ -322,7 +320,7 @@ def order(subject: Subject, problem: Problem) -> Finding:
     """Move each part to the next rank, query parts and key parts independently."""
     inputs = subject.inputs(problem)
     ranks = _ranks(subject.candidate)
-    pieces = 2 * ranks.count  # of a zigzag; of others each part is two
+    pieces = 2 * ranks.count  # zigzag parts; other parts count as two pieces
     sizes = inputs.geometry
     queries, keys = sizes.query_length // pieces * pieces, sizes.key_length // pieces * pieces
     if not can_cross(subject.candidate):

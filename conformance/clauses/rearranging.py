@@ -52,7 +52,7 @@ def reordered_keys(inputs: Inputs, order: Tensor) -> Inputs:
 
 
 def one_item(subject: Subject, inputs: Inputs, item: int) -> tuple[Inputs, View]:
-    """One batch item alone with its mask, and the view of the batch's answer it must equal.
+    """One batch item alone with its mask, and the view of the batch's answer to compare.
 
     A candidate that cannot be called with one item gets a batch of copies of the item.
     """

@@ -380,7 +380,7 @@ def all_clauses() -> list[Clause]:
 
 
 def _take(loaded: Any) -> None:
-    """Register what an entry point holds: a module has done so when it was imported."""
+    """Register the clauses of an entry point; a module has registered its own at import."""
     if isinstance(loaded, Clause):
         add(loaded)
     elif isinstance(loaded, (list, tuple)):

@@ -37,7 +37,6 @@ ANY_KIND = ("core", "layer", "positions")
 
 
 def _twice(subject: Subject, problem: Problem) -> tuple[Inputs, Tensor, Tensor]:
-    """A problem's inputs, and the answers of two calls of one forward."""
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
     return inputs, subject.call(forward, inputs).output, subject.call(forward, inputs).output
@@ -192,7 +191,7 @@ def _reordered_rows(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs,
     explained=False,
 )
 def answer_kept(subject: Subject, problem: Problem) -> Finding:
-    """The returned tensor of one call, read again after a call with other values."""
+    """The returned tensor of a call, read again after a call with new values."""
     inputs = subject.inputs(problem)
     other = subject.inputs(problem.replace(seed=problem.seed + 1)).replace(weights=inputs.weights)
     forward = subject.forward(inputs)
@@ -212,7 +211,7 @@ def answer_kept(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def grad_mode(subject: Subject, problem: Problem) -> Finding:
-    """One call under no_grad, one with gradients recorded, one whose inputs require gradients."""
+    """Three calls: under no_grad, with gradients recorded, with inputs that require gradients."""
     inputs = subject.inputs(problem)
     plain, recording = subject.answer(inputs), inputs.replace(grad_mode=True)
     answers = [subject.answer(recording), _with_leaves(subject, recording)]
@@ -240,7 +239,7 @@ def _with_leaves(subject: Subject, inputs: Inputs) -> Tensor | None:
         return None
 
 
-# Among them contiguous: other layouts may be copied before they are edited in place.
+# Contiguous layouts are among them: other layouts may be copied before they are edited in place.
 UNCHANGED_LAYOUTS = ("contiguous", "between-canaries")
 
 
@@ -258,7 +257,7 @@ UNCHANGED_LAYOUTS = ("contiguous", "between-canaries")
 def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
     """Compare every tensor and the memory around it with a copy bit for bit; NaN equals NaN.
 
-    The first call of any other clause that wrote into its arguments is repeated here.
+    The first call of another clause that wrote into its arguments is repeated here.
     """
     with_weights = "weights" in subject.declaration.features and problem.seed % 2 == 1
     layout = UNCHANGED_LAYOUTS[problem.seed % len(UNCHANGED_LAYOUTS)]
@@ -272,7 +271,7 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
 
 
 def _changed_in_place(subject: Subject, inputs: Inputs) -> Violation | None:
-    """The violation of a call that changes its tensors or the memory around them, else None."""
+    """The violation of a call that changes its tensors or surrounding memory, else None."""
     forward = subject.forward(inputs)
     positional, keywords = arguments(inputs)
     tensors = dict(zip(subject.declaration.positional, positional, strict=False))
@@ -337,7 +336,7 @@ def _repeats(tensor: Tensor) -> bool:
     )
 
 
-# How often the same call is made at the end: what changes after some calls has done so by then.
+# Number of repeated calls at the end: a change after some calls has happened by then.
 REPEATS = 8
 ORDER = Space(mask="maybe", causal="maybe", extras="maybe", values=LIVELY, share=0.25)
 
@@ -438,8 +437,8 @@ def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:
     yield problem.replace(geometry=longer_sizes.replace(batch=items), mask=other_mask)
 
 
-# On so many threads a call is made again, so often each where that takes no longer than these
-# seconds: a race shows in some calls only.
+# Thread counts of repeated calls, the number of repetitions, and the most seconds spent on them: a
+# race shows in some calls only.
 THREADS_ASKED: Final = (2, 4)
 CALLS_ON_THREADS: Final = 24
 SECONDS_ON_THREADS: Final = 0.2
@@ -476,7 +475,7 @@ def on_threads(subject: Subject, problem: Problem) -> Finding:
             answers = list(_repeated(subject, forward, inputs))
         wording = f"on {count} threads the answer is another than on one"
         for answer in answers:
-            # What is finite on no number of threads is other clauses' to judge.
+            # An answer that is finite on no number of threads is judged by other clauses.
             known = alone.isfinite() | answer.isfinite()
             one, other = (each.where(known, 0) for each in (alone, answer))
             finding = same_unless_identical(subject, (inputs, one), (inputs, other), wording)

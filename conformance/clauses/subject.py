@@ -173,7 +173,7 @@ class Differentiator:
     def _without_history(self, names: tuple[str, ...] | None, *, bias: bool) -> None:
         """Raise for an answer that requires no gradient, though differentiable arguments do.
 
-        CandidateFailure where gradients are promised or a plain call's answer requires one, else
+        CandidateFailure where gradients are promised or a plain call's answer requires them, else
         NotDifferentiable.
         """
         positional = self.subject.declaration.positional
@@ -210,7 +210,7 @@ class Differentiator:
 # Logits of the problems whose tensors and golden answers are remembered. A golden answer has some
 # twenty stages of eight bytes each for a logit: about 50 MB, as much as the spaces in turn need.
 REMEMBERED_LOGITS: Final = 300_000
-# What a problem counts for that has next to none.
+# The logits counted for a problem with next to none.
 LEAST_LOGITS: Final = 256
 # Perturbed calls that measure the spread of a candidate whose weights are unknown.
 SPREAD_CALLS = 4
@@ -221,10 +221,10 @@ class RememberedInputs(Protocol):
 
     @property
     def __wrapped__(self) -> Callable[..., Inputs]:
-        """What makes them anew."""
+        """The function that makes the tensors anew."""
 
     def __call__(self, problem: Problem, /) -> Inputs:
-        """The tensors of a problem, always the same object while it is remembered."""
+        """The tensors of a problem; a remembered problem gives the identical object."""
 
 
 class _Remembered:
@@ -236,7 +236,7 @@ class _Remembered:
         self._logits = 0
 
     def __call__(self, problem: Problem) -> Inputs:
-        """The tensors of a problem, always the same object while it is remembered."""
+        """The tensors of a problem; a remembered problem gives the identical object."""
         made = self._made.pop(problem, None)
         if made is None:
             made = self.__wrapped__(problem)
@@ -259,9 +259,9 @@ class Subject:
     """A candidate on one device and its oracle, for the checks of the clauses.
 
     ``sealed`` is the state of the judge that calls must keep; its present state by default. With
-    ``only_violations`` checks skip the question whether an example binds. A candidate with
-    ``slow_calls`` is not called again where a known answer to the same inputs suffices; others are
-    called again, as chance may decide an answer.
+    ``only_violations`` checks skip the question whether an example binds. With ``slow_calls`` the
+    candidate is not called again where a known answer to equal inputs suffices; other candidates
+    are called again, as chance may decide an answer.
     """
 
     only_violations = False
@@ -283,7 +283,7 @@ class Subject:
         self.gradients = Differentiator(self)
         self.candidate_seconds = 0.0
         self.recording: Recording | None = None
-        # The inputs of the first call and its answer: it must be the same later on.
+        # The inputs of the first call and its answer: the answer must not change later on.
         self.first_answer: tuple[Inputs, Tensor] | None = None
         self.inputs: RememberedInputs = _Remembered(self._materialise)
         self._yardsticks: WeakKeyDictionary[Inputs, Yardstick] = WeakKeyDictionary()
@@ -312,7 +312,7 @@ class Subject:
     def like(self, candidate: Candidate | None = None) -> Subject:
         """The subject of another candidate, or of this candidate anew; dtype and device stay.
 
-        Both share the record of replacements in torch by the candidate's calls: they are undone once.
+        Both share the record of the candidate's replacements in torch, which are undone once.
         """
         return Subject(candidate or self.candidate, self.dtype, self.device, sealed=self.sealed)
 

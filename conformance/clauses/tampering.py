@@ -23,7 +23,7 @@ from .judging import has_signal, identical, same_unless_identical
 from .registry import Finding, clause, violated
 from .subject import Subject
 
-# Seeds that no other clause draws from: these answers were never computed before.
+# Seeds that no other clause draws from: the answers were never computed before.
 UNSEEN = 0x5EED
 ANY_KIND = ("core", "layer", "positions")
 
@@ -120,7 +120,7 @@ def unseen(subject: Subject, problem: Problem) -> Finding:
         expected, remade, expected.bound, expected.judged
     )
     if agreement.violation is not None:
-        # Asked as other clauses ask it: its golden answer is in memory, and a variable here.
+        # Asked like other clauses ask: the golden answer is in memory, and a variable here.
         usual = subject.inputs(drawn)
         subject.golden(usual)
         again = subject.answer(usual)

@@ -34,7 +34,7 @@ from .registry import Finding, clause
 from .subject import Subject
 
 SOURCE = "flash_attn_varlen_func: cu_seqlens_q, cu_seqlens_k"
-RAGGED = ("random", "single")  # lengths at random, and one query each
+RAGGED = ("random", "single")  # random lengths, and one query each
 # The factor on a neighbour's values, so that a leak with a tiny weight shows, too.
 NEIGHBOURS = 1e4
 HALF_NEIGHBOURS = 1e1
@@ -307,7 +307,7 @@ def _with_neighbours(subject: Subject, inputs: Inputs, stays: Tensor, problem: P
 
 
 def _undisturbed(subject: Subject, inputs: Inputs, other: Inputs, stays: Tensor) -> Finding:
-    """The sequences that stay answer alike; both answers carry the errors of the first."""
+    """Compare the answers of the sequences ``stays``; both carry the errors of the first call."""
     golden_output, bound, judged = subject.frame(inputs)
     judged = judged & stays.reshape(-1, 1, 1, 1)
     first, second = subject.answer(inputs), subject.answer(other)
@@ -327,7 +327,7 @@ def _undisturbed(subject: Subject, inputs: Inputs, other: Inputs, stays: Tensor)
 
 
 def _leaking(inputs: Inputs) -> Inputs:
-    """Let every sequence attend the keys of its predecessor as well as its own."""
+    """Let every sequence attend its own keys and its predecessor's."""
     keep = inputs.keep
     both = None if keep is None else torch.cat([_of_neighbour(keep), keep], dim=-1)
     return inputs.replace(

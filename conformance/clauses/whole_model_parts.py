@@ -42,7 +42,7 @@ from .whole_models import (
     shows,
 )
 
-if TYPE_CHECKING:  # it imports onnx, which few runs need
+if TYPE_CHECKING:  # imports onnx, which few runs need
     from ..models.in_place import Activations
     from ..models.model_inputs import Engine, ModelCall
     from ..models.whole_model import WholeModel
@@ -154,11 +154,11 @@ def any_size(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def cache_equals_full(subject: Subject, problem: Problem) -> Finding:
-    """A call in two parts, the second with what the first hands on."""
+    """A call in two parts: the second gets the cache from the first."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     first = 1 + problem.seed % (call.lengths[0] - 1)
-    if model.engine.counts_keys and call.batch > 1:  # it takes one item, or one token of each
+    if model.engine.counts_keys and call.batch > 1:  # takes one item, or one token of each
         if model.takes(1, call.lengths) and problem.seed % 2:
             call = model.items(call, [0])
         else:
@@ -191,7 +191,7 @@ def cache_equals_full(subject: Subject, problem: Problem) -> Finding:
 
 
 def _unmasked_sites(candidate: Candidate) -> list[int]:
-    """The attentions over keys of the padded sequence that are reached by none of its masks."""
+    """The attentions over keys of the padded sequence that no mask of the sequence reaches."""
     model = model_of(candidate)
     padded = {entry.name for entry in model.inputs if entry.along == 0}
     masks = {entry.name for entry in model.inputs if entry.role == "mask" and entry.along == 0}
@@ -287,14 +287,14 @@ def sites_in_place(subject: Subject, problem: Problem) -> Finding:
         )
         binding = binding or bool(((expected.output.abs() > expected.bound) & judged).any())
         worst = found if worst is None or found.margin > worst.margin else worst
-        if found.kind:  # what is wrong here is given to all later ones
+        if found.kind:  # all later attentions inherit a mistake here
             return blaming(Finding.of(found, binding=binding), index)
     if worst is None and not told:
         return Finding(inapplicable="the axes of what enters its attentions are not known")
     return Finding() if worst is None else Finding.of(worst, binding=binding)
 
 
-# The fewest attentions of which one can be the odd one; every how many-th goes without rotary
+# The fewest attentions among which one can be odd; the period of attentions without rotary
 # positions in models that leave them out anywhere.
 _FEWEST: Final = 3
 _WITHOUT_ROTARY: Final = 4
@@ -375,7 +375,7 @@ def _follows_tokens(model: WholeModel) -> bool:
         "Vaswani et al. 2017, 3.2.2: heads are concatenated for each position; Su et al. 2021, "
         "3.2: queries and keys are turned"
     ),
-    space=MODELS,  # of pictures, too, which have one length
+    space=MODELS,  # pictures included: they have one length
     applies=(
         requires(
             lambda c: _follows_tokens(model_of(c)),
@@ -432,7 +432,6 @@ def leaves_no_trace(subject: Subject, problem: Problem) -> Finding:
 
 
 def _core_inputs(core: Candidate, inside: Activations) -> Inputs:
-    """The activations of an attention as inputs of a core."""
     query, key, value = (
         torch.from_numpy(np.ascontiguousarray(part))
         for part in (inside.query, inside.key, inside.value)
@@ -572,7 +571,7 @@ def _first_from_source(model: WholeModel, source: WholeModel, call: ModelCall) -
         taps = own.output, other.output
         known = zip(taps, (values for _, values in sides), bounds, strict=True)
         if not all(name in values and name in bound for name, values, bound in known):
-            continue  # in this call it is not in its place
+            continue  # out of its place in this call
         heads = model.described[own.index]["heads"]
         values = [
             as_heads(values[site.output], site.output_letters, heads)

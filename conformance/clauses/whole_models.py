@@ -31,7 +31,7 @@ from ..tolerance import model as constants
 from .registry import Check, Finding, clause, requires, violated
 from .subject import Subject
 
-if TYPE_CHECKING:  # they import onnx, which few runs need
+if TYPE_CHECKING:  # imports onnx, which few runs need
     from ..models.whole_model import WholeModel
 
 Answers = Mapping[str, Array]
@@ -122,9 +122,9 @@ def allowed_differences(
 
 
 def allowed_of_alike(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str, float]:
-    """The allowed distance between answers to calls of the same sizes that must be equal.
+    """The allowed distance between answers to calls of equal sizes that must be equal.
 
-    The same kernels compute both: no integer moves that rounding could move elsewhere.
+    The same kernels compute both: rounding moves no integer.
     """
     if not model.engine.rounds_to_integers:
         return allowed_differences(model, call, answers)
@@ -227,7 +227,7 @@ def _first_site(
 def judged_heads(
     output_letters: str, shape: Sequence[int], call: ModelCall
 ) -> tuple[str, bool, Array]:
-    """The axis letters of an attention's answer, whether its queries are padded, its real entries."""
+    """The axis letters of an attention's answer, whether its queries are padded, real entries."""
     letters = output_letters.replace("L", PADDED)
     whole = "F" not in letters and shape[letters.index(PADDED)] == call.lengths[0]
     return letters, whole, _existing(letters, shape, call) if whole else np.ones(shape, bool)
@@ -340,7 +340,7 @@ def left_padding(subject: Subject, problem: Problem) -> Finding:
     call = drawn_call(subject, problem)
     counted = np.maximum(np.cumsum(call.keep, axis=1) - 1, 0)
     padded = model.with_positions(call, counted)
-    # An answer for a whole item may be that of its first place, which is padding now.
+    # An answer for a whole item may belong to its first place, now padding.
     places = {n: axes for n, axes in model.outputs.items() if {PADDED, ATTENDING} & set(axes)}
     if not places:
         return Finding(inapplicable="its answers are for whole items, perhaps of the first place")
@@ -429,7 +429,7 @@ def _of_tokens(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str
 
 
 def _causal_part(candidate: Candidate) -> tuple[int, ...]:
-    """The attentions along the sequence whose tokens attend to earlier ones alone."""
+    """The attentions along the sequence whose tokens attend to earlier tokens alone."""
     model = model_of(candidate)
     along = int(model.has_two_sequences)
     own = {entry.name for entry in model.inputs if entry.along == along}
