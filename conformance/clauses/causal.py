@@ -35,7 +35,7 @@ _has_other_options = requires(
     counterfactual="no causality",
 )
 def causal(subject: Subject, problem: Problem) -> Finding:
-    """Junk from one token on; the rows before it are judged."""
+    """Put junk into all keys from a random place on; earlier rows are judged."""
     inputs = subject.inputs(problem)
     length = inputs.geometry.key_length
     later = torch.arange(length) >= 1 + problem.seed % (length - 1)
@@ -92,7 +92,7 @@ def causal_alignment(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def causal_combined(subject: Subject, problem: Problem) -> Finding:
-    """All options at once against the golden; losing one of them, by the seed, must show."""
+    """All options at once against the golden; losing an option, by the seed, must show."""
     inputs = subject.inputs(problem)
     lost = _losses(inputs)
     if not lost:

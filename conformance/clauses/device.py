@@ -101,7 +101,7 @@ def matches_cpu(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def deterministic(subject: Subject, problem: Problem) -> Finding:
-    """Equal calls of one forward; on a CPU state.bitwise-repeatable checks the same."""
+    """Equal calls of one forward; on a CPU state.bitwise-repeatable checks them."""
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
     first = subject.call(forward, inputs).output
@@ -356,7 +356,7 @@ def _changed_around(tensor: Tensor, before: Tensor) -> bool:
     explained=False,
 )
 def fresh_memory(subject: Subject, problem: Problem) -> Finding:
-    """Memory that torch leaves unfilled holds NaN; the answer must be the same."""
+    """Fill memory that torch leaves unwritten with NaN; the answer must not change."""
     inputs = subject.inputs(problem)
     plain = subject.answer(inputs)
     answer, guard = _watch(subject, inputs, arguments(inputs))

@@ -33,7 +33,7 @@ EMPTY_BY_MASK = Space(
     values=LIVELY,
     least=(("key_length", 2),),
     share=0.5,
-    # So that other rows stay where the batch is pinned, or where there is one query.
+    # So that full rows remain where the batch is pinned, or where there is one query.
     preferred=(("query_length", 2), ("batch", 2)),
 )
 COUNTED_BY: Final = {"B": "batch", "H": "num_heads", "Q": "query_length"}
@@ -136,7 +136,7 @@ def empty_row_weights(subject: Subject, problem: Problem) -> Finding:
 def follows_empty_rule(
     subject: Subject, inputs: Inputs, answer: Tensor, rule: str, wording: str
 ) -> Finding:
-    """Rows without keys hold what a rule says; no other rows are judged."""
+    """Rows without keys follow the rule; only these rows are judged."""
     if rule == "any":
         return Finding(binding=False)
     expected = subject.golden(inputs)

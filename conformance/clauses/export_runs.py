@@ -34,7 +34,7 @@ is_graph = requires(lambda c: c.graph is not None, "it is no ONNX graph")
 
 
 def graph_of(candidate: Candidate) -> OpenedGraph:
-    """The graph behind a candidate; LookupError where there is none."""
+    """The graph behind a candidate; LookupError without a graph."""
     if candidate.graph is None:
         msg = f"{candidate.name} is no ONNX graph"
         raise LookupError(msg)
@@ -188,7 +188,7 @@ def matches_source(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def optimisation_levels(subject: Subject, problem: Problem) -> Finding:
-    """No optimisation against every one; a level that gives no answer fails."""
+    """No optimisation against all optimisations; a level without an answer fails."""
     return _two_settings(
         subject,
         problem,

@@ -48,7 +48,7 @@ PLAIN = Space(mask="maybe", causal="maybe", values=LIVELY, share=0.15)
 # How the gradient that a sum, a transpose or a slice of the answer hands back lies in memory.
 GRADIENT_LAYOUTS = ("of a sum", *STRIDED)
 INPUT_LAYOUTS = (*STRIDED, "mixed", "expanded")
-# How many of them each problem tries.
+# The number of layouts that each problem tries.
 LAYOUTS_TRIED = 3
 
 
@@ -183,7 +183,7 @@ def _several_inputs(candidate: Candidate) -> str:
     applies=(records_gradients, _several_inputs),
 )
 def alone(subject: Subject, problem: Problem) -> Finding:
-    """Each of the inputs alone, against all of them."""
+    """The gradient of each input alone, against the gradients of all inputs together."""
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
@@ -230,7 +230,7 @@ def interleaved(subject: Subject, problem: Problem) -> Finding:
     applies=(records_gradients,),
 )
 def repeated(subject: Subject, problem: Problem) -> Finding:
-    """One output gradient, twice through one history."""
+    """Pull one output gradient twice through one history."""
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
@@ -336,7 +336,7 @@ def no_queries(subject: Subject, problem: Problem) -> Finding:
     )
     inputs = without_items(drawn) if by_batch else without_queries(subject.candidate, drawn)
     if not subject.answers(inputs):
-        reason = "it does not answer without queries"  # another clause judges whether it must
+        reason = "it does not answer without queries"  # another clause judges a refusal
         return Finding(inapplicable=reason)
     nothing = torch.zeros(inputs.output_shape, dtype=inputs.query.dtype)
     try:

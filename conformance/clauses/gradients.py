@@ -285,7 +285,7 @@ def empty_row_finite(subject: Subject, problem: Problem) -> Finding:
 
 
 def gradients_with_empty_rows(subject: Subject, problem: Problem) -> Finding:
-    """Gradients through every row, those without keys among them: finite, and golden for zeros."""
+    """Gradients through every row, with or without keys: finite, and golden under rule "zeros"."""
     inputs = inputs_for_gradients(subject, problem)
     empty = _empty_rows(subject, inputs)
     rule = subject.oracle.empty_rule(inputs)

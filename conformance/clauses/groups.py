@@ -153,7 +153,7 @@ def _repeated(subject: Subject, inputs: Inputs) -> Inputs:
     applies=(_own_weights,),
 )
 def order(subject: Subject, problem: Problem) -> Finding:
-    """One key/value head replaced: query heads that read others answer as before."""
+    """Replace one key/value head: only the query heads that read it may change."""
     inputs = subject.inputs(problem)
     chosen = problem.seed % inputs.geometry.num_kv_heads
     reads = read_heads(subject, inputs) == chosen
@@ -176,7 +176,7 @@ def order(subject: Subject, problem: Problem) -> Finding:
 
 
 def _without_heads(inputs: Inputs, reads: Tensor) -> Inputs:
-    """A layer whose output projection leaves some heads out; a core answers for each head."""
+    """A layer whose output projection drops the heads ``reads``; a core stays unchanged."""
     weights = inputs.weights
     if not inputs.is_layer or weights is None or weights.o is None:
         return inputs
@@ -187,7 +187,7 @@ def _without_heads(inputs: Inputs, reads: Tensor) -> Inputs:
 
 
 def _with_other_head(inputs: Inputs, chosen: int, problem: Problem) -> Inputs:
-    """Other keys and values in one head; for a layer, other rows of the projections."""
+    """New keys and values in one head; for a layer, new rows of the projections."""
     generator, weights = generator_for(problem, 17), inputs.weights
     if not inputs.is_layer or weights is None:
         where = torch.arange(inputs.key.shape[1]).reshape(1, -1, 1, 1) == chosen

@@ -1,4 +1,4 @@
-"""What most clauses are written with: comparisons of answers, and when these are not due."""
+"""The tools of most clauses: comparisons of answers, and when they do not apply."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _lazy_answers(expected: Golden, inputs: Inputs) -> Iterator[Tensor]:
 
 
 def through_output(expected: Golden, inputs: Inputs, heads: Tensor) -> Tensor:
-    """The answer for some head outputs: themselves, or behind a layer's output projection."""
+    """The answer for given head outputs: unchanged for a core, projected for a layer."""
     if isinstance(expected.evaluation, golden.Attention):
         return heads
     point = expected.core.semantics

@@ -150,7 +150,7 @@ def cannot_be_judged(subject: Subject, inputs: Inputs) -> bool:
 
 
 def drawn_gradients_match(subject: Subject, problem: Problem, inputs: Inputs) -> Finding:
-    """Every gradient of a random output gradient is the golden one; each query must have a key."""
+    """Compare the gradients of a random output gradient with the golden; each query needs a key."""
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)

@@ -1,4 +1,4 @@
-"""mask.no-leak*: what a query may not attend never changes its answer."""
+"""mask.no-leak*: hidden keys and values never change a query's answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LIVELY_MASK = Space(mask="always", values=LIVELY, least=(("key_length", 2),), fo
     counterfactual="no mask at all",
 )
 def no_leak(subject: Subject, problem: Problem) -> Finding:
-    """Large finite junk in hidden keys and values; rows that attend none of them are judged."""
+    """Put large finite junk into hidden keys and values; rows that attend no junk are judged."""
     inputs = subject.inputs(problem)
     return unaffected(subject, problem, inputs, hidden_keys(subject, problem, inputs))
 
@@ -119,7 +119,7 @@ def unaffected(
 
 
 def rows_apart(subject: Subject, inputs: Inputs, junk_keys: Tensor) -> Tensor:
-    """Rows that attend no junk; where tokens are queries too, the junk's own rows are left out."""
+    """Rows that attend no junk; where tokens are also queries, rows of junk tokens are left out."""
     point = subject.declaration.semantics
     junk = junk_keys.unsqueeze(1) if inputs.is_layer else junk_keys[:, None, None]
     meets = (inputs.reached(point) & junk).any(dim=-1, keepdim=True)

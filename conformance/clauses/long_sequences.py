@@ -54,9 +54,9 @@ def any_length(subject: Subject, problem: Problem) -> Finding:
 def some_rows_match(
     subject: Subject, problem: Problem, inputs: Inputs, wording: str, *, counterfactual: Inputs
 ) -> Finding:
-    """Some rows of the answer equal the golden ones; all rows where they depend on each other.
+    """Compare some rows of the answer with the golden; all rows where rows depend on each other.
 
-    The example binds only if those rows can tell the ``counterfactual`` from the golden answer.
+    The example binds only if these rows can tell the ``counterfactual`` from the golden answer.
     """
     apart = rows_apart(subject.declaration.semantics)
     rows = _some_rows(problem) if apart else torch.arange(problem.geometry.query_length)

@@ -288,7 +288,7 @@ OTHER_NUMBERS = (2, -1, 256, 2**32)
 
 
 def held_numbers(candidate: Candidate) -> list[int]:
-    """Those of them that reach a candidate: arrays and graphs may have narrower integers."""
+    """The mask numbers that the candidate can hold: arrays and graphs may have narrow integers."""
     dtypes = ["int32"] if candidate.declaration.arrays == "jax" else []
     if candidate.graph is not None:
         roles = candidate.graph.reading.masks
@@ -306,7 +306,7 @@ def held_numbers(candidate: Candidate) -> list[int]:
     counterfactual="no mask at all",
 )
 def int_nonzero(subject: Subject, problem: Problem) -> Finding:
-    """Each kept key is marked by another number; the answer is that of a mask of ones."""
+    """Mark each kept key by a different number; the answer must equal that of a mask of ones."""
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
     ones = subject.call(forward, inputs).output
@@ -419,7 +419,7 @@ MASK_LAYOUTS = (*STRIDED, "expanded")
     explained=False,
 )
 def mask_strided(subject: Subject, problem: Problem) -> Finding:
-    """One mask is passed in another memory layout; an expanded mask repeats one slice."""
+    """Pass the mask in another memory layout; an expanded mask repeats one slice."""
     inputs = subject.inputs(problem)
     layout = MASK_LAYOUTS[problem.seed % len(MASK_LAYOUTS)]
     if layout == "expanded":

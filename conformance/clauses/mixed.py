@@ -146,7 +146,7 @@ def _converted(tensor: Tensor, other: torch.dtype) -> Tensor:
 
 
 def promoted(inputs: Inputs) -> torch.dtype:
-    """The dtype that holds every input; of a layer its weights, too."""
+    """The dtype that holds every input, and a layer's weights."""
     dtypes = [tensor.dtype for tensor in (inputs.query, inputs.key, inputs.value)]
     if inputs.weights is not None:
         dtypes.append(inputs.weights.q.dtype)

@@ -110,7 +110,7 @@ _draws_weights = requires(
     explained=False,
 )
 def state_dict(subject: Subject, problem: Problem) -> Finding:
-    """Two modules of other weights; the second, perhaps used before, loads the first's state."""
+    """Two modules of different weights; the second, perhaps used, loads the first's state."""
     inputs = subject.inputs(problem)
     module = _module(subject, inputs)
     drawn = draw_weights(problem, subject.declaration.semantics, generator_for(problem, 13))

@@ -257,7 +257,7 @@ WHERE: Final = ("query", "key", "value")
     explained=False,
 )
 def nan_shows(subject: Subject, problem: Problem) -> Finding:
-    """One token of a query, a key or a value is NaN; every row that depends on it is judged."""
+    """Set one token of query, key or value to NaN; every row that depends on it is judged."""
     inputs = subject.inputs(problem)
     role = WHERE[problem.seed % len(WHERE)]
     has_golden = subject.candidate.golden_known

@@ -46,7 +46,7 @@ _some_option = requires(
     subtle=True,
 )
 def options(subject: Subject, problem: Problem) -> Finding:
-    """Combinations of all declared options; losing one of them, by the seed, must show."""
+    """Combinations of all declared options; losing an option, by the seed, must show."""
 
     def answer(placed: Problem) -> Finding:
         inputs = subject.inputs(placed)
@@ -104,7 +104,7 @@ def unless_refused_alone(
 ) -> Finding:
     """The finding of a check; with contiguous tensors where the memory layout alone is refused.
 
-    Other clauses judge which layouts a candidate takes: here it matters how they act with options.
+    Other clauses judge the refusal of a layout; this clause judges its behaviour with options.
     """
     try:
         return judge(problem)

@@ -51,7 +51,7 @@ class _Written:
     explained=False,
 )
 def out_written(subject: Subject, problem: Problem) -> Finding:
-    """A buffer of NaN before the call; the same answer as without a buffer after it."""
+    """Hand over a buffer of NaN: after the call it holds the answer of a call without a buffer."""
     inputs = subject.inputs(problem)
     plain = subject.answer(inputs)
     written = _call_with_buffer(subject, inputs, "contiguous")

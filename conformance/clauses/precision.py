@@ -136,7 +136,7 @@ def scale_error(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def typical_error(subject: Subject, problem: Problem) -> Finding:
-    """Each error in units of its own typical size; what a wrong scale explains is taken off."""
+    """Each error in units of its own typical size, without the part explained by a wrong scale."""
     fitted, broken = _fitted(subject, problem)
     if fitted is None:
         return Finding(binding=False, violation=broken)
@@ -191,7 +191,7 @@ def _keeps_scores(candidate: Candidate) -> str:
     subtle=True,
 )
 def lifted_logits(subject: Subject, problem: Problem) -> Finding:
-    """A number added to all channels of queries and keys; every other time under a softcap."""
+    """Add one number to all channels of queries and keys; in turn with and without a softcap."""
     if subject.dtype not in ("float16", "bfloat16"):
         return Finding(inapplicable=WIDER)
     if subject.declaration.accumulate not in (None, "float32", "float64"):

@@ -110,7 +110,7 @@ class _Run:
 
     @property
     def results(self) -> list[RankResult]:
-        """What became of the last call on each rank."""
+        """The result of the last call on each rank."""
         return [] if self._spanning is None else self._spanning.results
 
 
@@ -144,7 +144,7 @@ def _gradients_agree(subject: Subject, problem: Problem) -> Finding:
 
     try:
         first = GradientRun(inputs=inputs, upstream=upstream, gradients=gradients())
-    except NotDifferentiable:  # which is no promise of its own; the answers are judged
+    except NotDifferentiable:  # no promise by itself; the answers are judged
         return Finding(binding=False)
     if not isinstance(function, Spanning):  # the golden answers in the candidate's place
         return Finding(margin=0.0)
@@ -225,7 +225,7 @@ def _cut(inputs: Inputs, queries: int, keys: int) -> Inputs:
 
 
 def _right_or_refused(subject: Subject, inputs: Inputs, words: str) -> Finding:
-    """The golden answer, or an exception on every rank: never on some, while others wait."""
+    """Require the golden answer, or an exception on all ranks: none may be left waiting."""
     run = _Run(subject, inputs, Calls(_ranks(subject.candidate)))
     try:
         answer = run.answer()
@@ -354,7 +354,7 @@ def order(subject: Subject, problem: Problem) -> Finding:
     applies=(spans_ranks, _several, _divides_keys),
 )
 def no_leak(subject: Subject, problem: Problem) -> Finding:
-    """Junk in the whole last part of the keys; the rows before it are judged."""
+    """Put junk into the whole last part of the keys; earlier rows are judged."""
     inputs = subject.inputs(problem)
     count, length = _ranks(subject.candidate).count, inputs.geometry.key_length
     last = torch.arange(length) >= (count - 1) * -(-length // count)
@@ -404,7 +404,7 @@ def waits(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def dies(subject: Subject, problem: Problem) -> Finding:
-    """The last rank ends its process, or does not call; what the others do is looked at."""
+    """The last rank ends its process, or does not call; the remaining ranks are watched."""
     inputs = subject.inputs(problem)
     ranks = dataclasses.replace(_ranks(subject.candidate), seconds=ABSENT)
     absent = {ranks.count - 1: ("die", "rest")[problem.seed % 2]}

@@ -314,8 +314,8 @@ def clause(
 
     The check is called as ``check(subject, problem)`` and returns a :class:`Finding`. The other
     arguments are the fields of :class:`Clause`. Every list, report and run then has the clause:
-    installed distributions register theirs under the entry point ``attention_conformance.clauses``.
-    A family's file that is imported again registers its clauses again.
+    installed distributions register clauses at the entry point ``attention_conformance.clauses``.
+    A second import of a family's file registers its clauses again.
 
     Raises DeclarationError (a ValueError) for a slug that is taken or an argument that no clause
     can have.

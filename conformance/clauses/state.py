@@ -176,7 +176,7 @@ def reordered(subject: Subject, inputs: Inputs, problem: Problem) -> tuple[Input
 
 
 def _reordered_rows(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, View]:
-    """One item with its queries in another order; where they are keys, too, only without a mask."""
+    """One item with its queries in another order; in self mode only without a mask."""
     order = permutation(inputs.geometry.query_length, generator)
     if inputs.mode == "self" and inputs.masked:
         return inputs, unchanged
@@ -225,7 +225,7 @@ def grad_mode(subject: Subject, problem: Problem) -> Finding:
 
 
 def _with_leaves(subject: Subject, inputs: Inputs) -> Tensor | None:
-    """The answer for inputs that require gradients; None where such are refused.
+    """The answer for inputs that require gradients; None where the candidate refuses them.
 
     Other clauses judge whether gradients can be computed.
     """
@@ -351,7 +351,7 @@ ORDER = Space(mask="maybe", causal="maybe", extras="maybe", values=LIVELY, share
     explained=False,
 )
 def call_order(subject: Subject, problem: Problem) -> Finding:
-    """Longer, shorter, more items, other masks: in one order, and in the reverse one."""
+    """Longer, shorter, more items, new masks: call them in order, and in reverse."""
     calls = list(_calls(subject, problem))
     forwards = subject.forward(calls[0]), subject.forward(calls[0])
     if subject.candidate.draws_weights:  # the layers that were built before keep their weights

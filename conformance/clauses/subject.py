@@ -84,7 +84,7 @@ _REFUSES: Final = "it refuses inputs that require gradients"
 
 
 class Differentiator:
-    """The gradients of a subject; ``oracle`` computes the golden ones."""
+    """The gradients of a subject; ``oracle`` computes the golden gradients."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -104,11 +104,11 @@ class Differentiator:
         bias: bool = False,
         weights: bool = False,
     ) -> Taped:
-        """Call with gradients recorded; see :meth:`of` for what it raises.
+        """Call with gradients recorded; raises the exceptions of :meth:`of`.
 
         ``forward`` and ``call_arguments`` are made from the inputs where they are None. ``names``
-        are the positional arguments that require a gradient ("input 0" …; None: all of them), and
-        ``bias`` and ``weights`` say whether those do.
+        are the positional arguments that require a gradient ("input 0" …; None: all), and ``bias``
+        and ``weights`` say whether the additive mask and the weights do.
         """
         subject, weight_leaves = self.subject, None
         if forward is None and weights:
@@ -303,7 +303,7 @@ class Subject:
     def tampered(self) -> list[str]:
         """The names that loading, or calls since the last look, replaced in torch or the harness.
 
-        What they stood for is put back.
+        The original objects are put back.
         """
         names = [*self._replaced, *self.sealed.broken()]
         self._replaced.clear()
@@ -317,7 +317,7 @@ class Subject:
         return Subject(candidate or self.candidate, self.dtype, self.device, sealed=self.sealed)
 
     def called_otherwise(self, change: Callable[[Forward], Forward]) -> Subject:
-        """The subject of this candidate with each of its forwards changed."""
+        """The subject of this candidate with ``change`` applied to every forward."""
         function = self.candidate.function
 
         def built(*given: Any, **options: Any) -> Forward:
@@ -358,7 +358,7 @@ class Subject:
             self.candidate_seconds += time.perf_counter() - start
 
     def forward(self, inputs: Inputs) -> Forward:
-        """The callable for some inputs; a layer is built for them."""
+        """The callable for the inputs; a layer is built for them."""
         with self.timed(), watching(self.sealed, self._replaced):
             forward = build_forward(self.candidate, inputs)
         if self.recording is not None and self.candidate.kind == "layer":
@@ -468,7 +468,7 @@ class Subject:
         return True
 
     def golden(self, inputs: Inputs) -> Golden:
-        """The golden answer and its bound; remembered."""
+        """The golden answer with its bound; remembered."""
         return self.oracle.answer(inputs)
 
     def yardstick(self, inputs: Inputs) -> Yardstick:

@@ -34,7 +34,7 @@ from .registry import Finding, clause
 from .subject import Subject
 
 SOURCE = "flash_attn_varlen_func: cu_seqlens_q, cu_seqlens_k"
-RAGGED = ("random", "single")  # random lengths, and one query each
+RAGGED = ("random", "single")  # random lengths, and a single query per sequence
 # The factor on a neighbour's values, so that a leak with a tiny weight shows, too.
 NEIGHBOURS = 1e4
 HALF_NEIGHBOURS = 1e1

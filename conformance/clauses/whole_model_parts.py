@@ -439,7 +439,7 @@ def _core_inputs(core: Candidate, inside: Activations) -> Inputs:
     if inside.dtype:
         own: torch.dtype = getattr(torch, inside.dtype)
         query, key, value = query.to(own), key.to(own), value.to(own)
-    if value.shape[1] == 1:  # of all heads, though each has a key of its own
+    if value.shape[1] == 1:  # shared by all heads, though each has its own key
         value = value.expand(-1, key.shape[1], -1, -1)
     keep = None if inside.keep is None else torch.from_numpy(np.ascontiguousarray(inside.keep))
     bias, sinks = (
@@ -491,7 +491,7 @@ def _core_inputs(core: Candidate, inside: Activations) -> Inputs:
     subtle=True,
 )
 def optimisation_levels(subject: Subject, problem: Problem) -> Finding:
-    """No optimisation against every one, for tokens that exist."""
+    """No optimisation against all optimisations, over existing tokens."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     lowest = run(model, call, setting=_LOWEST)
@@ -515,7 +515,7 @@ def optimisation_levels(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def matches_source(subject: Subject, problem: Problem) -> Finding:
-    """For tokens that exist; the first attention that leaves its bound is named."""
+    """Compare existing tokens with the source; the first attention beyond its bound is named."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     source = dataclasses.replace(model, engine=cast("Engine", model.source))

@@ -47,7 +47,7 @@ _MOST_ALONE: Final = 3
 
 
 def model_of(candidate: Candidate) -> WholeModel:
-    """The model behind a candidate; LookupError where there is none."""
+    """The model behind a candidate; LookupError without a model."""
     if candidate.kind == WHOLE_MODEL:
         return cast("WholeModel", candidate.function)
     msg = f"{candidate.name} is no whole model"
@@ -400,7 +400,7 @@ def of_tokens(answer: Array, letters: str, first: int, end: int | None = None) -
 )
 @_by_either_sign
 def padding_contents(subject: Subject, problem: Problem) -> Finding:
-    """Other tokens where the mask hides them; answers at the others stay."""
+    """New tokens in hidden places; answers at all visible places must not change."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     other = model.with_tokens(call, ~call.keep, problem.seed + 1)
@@ -459,7 +459,7 @@ def _is_causal(candidate: Candidate) -> str:
     explained=False,
 )
 def causality(subject: Subject, problem: Problem) -> Finding:
-    """Other tokens from some place on; answers before it stay. Rules are read where none would."""
+    """New tokens from a place on: earlier answers stay. Quantised models have their rules read."""
     model = model_of(subject.candidate)
     if model.engine.quantised:
         for entry in model.described:

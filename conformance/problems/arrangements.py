@@ -130,7 +130,7 @@ def present_output(output: Tensor, inputs: Inputs) -> Tensor:
 
 
 def canonical_output(output: Tensor, inputs: Inputs) -> Tensor:
-    """The inverse of :func:`present_output`, differentiable; rows that are not there are zero."""
+    """The inverse of :func:`present_output`, differentiable; absent rows are zero."""
     if inputs.is_layer:
         return output
     if inputs.head_layout.has_sequences:
@@ -197,7 +197,7 @@ def places(inputs: Inputs, name: str, heads: Tensor, *, padded: bool | None = No
 
 
 def rows_of_queries(inputs: Inputs) -> Tensor:
-    """At which row of the answer each query lies: int64 ``[B, Lq]``, -1 for no query."""
+    """The row of the answer of each query: int64 ``[B, Lq]``, -1 for an absent query."""
     return places(inputs, "query", inputs.query).rows
 
 

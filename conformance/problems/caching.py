@@ -59,7 +59,7 @@ CACHED: Final[dict[str, Callable[[Geometry], int]]] = {
 
 
 def cached_length(problem: Problem, candidate: Candidate) -> int:
-    """How many keys of a problem can be handed over as a cache: at least one stays new."""
+    """The number of a problem's keys that can be handed over as a cache: at least one stays new."""
     if not problem.past or not draws_cache(candidate):
         return 0
     placed = problem.causal or problem.window is not None

@@ -451,7 +451,7 @@ class _Parameters:
             yield self.problem(row, dtype=dtype, seed=seed)
 
     def problem(self, row: dict[str, str], *, dtype: str, seed: int) -> Problem:
-        """The problem of one row; what it does not name is plain."""
+        """The problem of one row; parameters outside of the row are plain."""
         chosen = {name: self.meant[name][value] for name, value in row.items()}
         sizes: Fields = {}
         for name in SIZES:

@@ -20,7 +20,7 @@ Masks = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class CoveringParameter:
-    """A name and its values; the first one is the plainest."""
+    """A name and its values; the first value is the plainest."""
 
     name: str
     values: tuple[str, ...]
@@ -36,7 +36,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Model:
-    """Parameters, and what of them never meets."""
+    """Parameters, and rules for values that never meet."""
 
     parameters: tuple[CoveringParameter, ...]
     rules: tuple[Rule, ...] = ()
@@ -85,9 +85,9 @@ def cover(model: Model, strength: int, plain: tuple[str, ...] = ()) -> Covering:
 
 
 def first_row(model: Model, strength: int, plain: tuple[str, ...] = ()) -> tuple[str, ...] | None:
-    """The first row of :func:`cover`, without the others.
+    """The first row of :func:`cover`, found without the rest.
 
-    None where it is not known before them: where each value is only to be met once.
+    None where the first row depends on the rest: where each value must be met only once.
     """
     others, fixed = _usual(model, plain)
     if min(strength, len(others.parameters)) <= 1:
@@ -176,7 +176,7 @@ class _Values:
         return sum(self._bit[name, value] for name, value in row.items())
 
     def can_meet(self, bits: int) -> bool:
-        """Whether some whole row holds these values."""
+        """Whether a whole row holds these values."""
         return self.can_hold(0, bits)
 
     def can_hold(self, row: int, wanted: int) -> bool:

@@ -1,6 +1,6 @@
-"""Hand-picked edge problems: a fixed set that every clause tries before random ones.
+"""Hand-picked edge problems: a fixed set that every clause tries before random problems.
 
-Failures are reduced by :mod:`conformance.running.shrinking.reduction` like the others.
+Failures are reduced by :mod:`conformance.running.shrinking.reduction`, as everywhere.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def padding(shape: Shape, generator: Generator) -> Tensor:
 
 
 def random(density: float) -> Pattern:
-    """Each key is kept with this probability; every row keeps at least one."""
+    """Keep each key with probability ``density``; every row keeps at least one key."""
 
     def make(shape: Shape, generator: Generator) -> Tensor:
         kept = torch.rand(shape, generator=generator) < density
@@ -55,7 +55,7 @@ def mixed(shape: Shape, generator: Generator) -> Tensor:
 
 
 def one_hidden(shape: Shape, generator: Generator) -> Tensor:
-    """Every key but one is kept in each row; a single key stays."""
+    """Keep every key but one in each row; a single key stays."""
     key_length = shape[-1]
     chosen = torch.randint(max(key_length, 1), (*shape[:-1], 1), generator=generator)
     return (torch.arange(key_length) != chosen) | torch.tensor(key_length == 1)

@@ -67,7 +67,7 @@ def sliced_tokens(tensor: Tensor, junk: float = JUNK) -> Tensor:
 
 
 def odd_rows(tensor: Tensor, junk: float = JUNK) -> Tensor:
-    """Rows one element further apart than they are wide: none but the first is aligned."""
+    """Rows one element further apart than they are wide: only the first is aligned."""
     width = tensor.shape[-1]
     wide = _junk((*tensor.shape[:-1], width + 1), tensor, junk)
     return _placed(wide[..., :width], tensor)
@@ -85,12 +85,12 @@ def _among_nan(layout: Callable[[Tensor, float], Tensor]) -> MemoryLayout:
 
 
 def expanded(tensor: Tensor) -> Tensor:
-    """The first batch item with stride 0 along the batch: values must be equal along it."""
+    """The first batch item with stride 0 along the batch: items must be equal."""
     return tensor[:1].clone().expand(tensor.shape)
 
 
 def expanded_heads(tensor: Tensor) -> Tensor:
-    """The first head with stride 0 along the heads: values must be equal along them."""
+    """The first head with stride 0 along the heads: heads must be equal."""
     return tensor[:, :1].clone().expand(tensor.shape)
 
 
@@ -126,7 +126,7 @@ CANARIES: Final = (
 
 
 def arrange_mask(mask: Tensor, layout: str) -> Tensor:
-    """A mask of any number of axes in a layout; "expanded" holds what repeats once."""
+    """A mask of any number of axes in a layout; "expanded" stores repeated entries once."""
     if layout == "expanded":
         return _expanded_once(mask)
     if mask.dim() == 0:

@@ -63,15 +63,15 @@ class Pool:
         yield from self.problems(space, dtype, device)[len(edges.every) :]
 
     def count(self, space: Space, dtype: str) -> int:
-        """How many problems a space has; about so many where they have not been made."""
+        """The number of problems of a space; an estimate before they are made."""
         known = self._problems.get((space, dtype))
         return max(1, self._wanted(space, dtype)) if known is None else len(known)
 
     def problems(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
         """The problems of a space: at least as many as the profile says.
 
-        The leading dtype, by default the first in use, gets them all: most
-        mistakes show in every dtype. Each device gets the same.
+        The leading dtype, by default the first in use, gets them all: most mistakes show in every
+        dtype. All devices share the problems.
         """
         key = (space, dtype)
         if key not in self._problems:
@@ -97,7 +97,7 @@ class Pool:
         return [problem for problem in dict.fromkeys(placed) if problem not in first]
 
     def drawn(self, space: Space, dtype: str, device: str = "cpu", *, turn: int) -> list[Problem]:
-        """Drawn problems, as many as the profile says; each turn has a seed of its own."""
+        """Drawn problems, as many as the profile says; each turn has its own seed."""
         problems = draw_problems(
             self._candidate,
             space,

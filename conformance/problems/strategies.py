@@ -192,7 +192,7 @@ def _draw_lengths(random: Random, longest: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=16)
 def draw_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ...]:
-    """``count`` drafts, the same ones for the same seed."""
+    """``count`` drafts, determined by the seed."""
     random = Random(seed_value)  # noqa: S311 (nothing secret)
     return tuple(draw_draft(random, longest=longest) for _ in range(count))
 

@@ -22,7 +22,7 @@ _MOST_SEGMENTS: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """What a table is made for: sizes, the place of each query among the keys, a block's sizes."""
+    """The frame of a table: sizes, the place of each query among the keys, a block's sizes."""
 
     geometry: Geometry
     alignment: str
