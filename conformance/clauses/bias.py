@@ -117,7 +117,7 @@ def bias_counts(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def bias_far_below(subject: Subject, problem: Problem) -> Finding:
-    """Some rows have only biases far below the scores, the others a few among ordinary ones."""
+    """Some rows have only biases far below the scores, the remaining rows some of their biases."""
     room = ROOM * finite_limit(subject)
     sizes = [far for far in FAR if -far <= room]
     far = sizes[problem.seed % len(sizes)]

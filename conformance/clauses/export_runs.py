@@ -127,7 +127,7 @@ def allowance(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def measured_spread(subject: Subject, inputs: Inputs, forward: Callable[..., Any]) -> Tensor:
-    """How far the answers of a forward lie apart when its inputs change by one unit each."""
+    """The spread of a forward's answers when its inputs change by one unit each."""
     candidate = subject.candidate
     function = forward if candidate.kind == "core" else (lambda _sizes, _weights: forward)
     other = Subject(dataclasses.replace(candidate, function=function), subject.dtype)

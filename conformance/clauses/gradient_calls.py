@@ -276,7 +276,6 @@ def _accumulated(subject: Subject, inputs: Inputs, forward: Forward, upstream: T
 
 
 def _gradients_of_leaves(taped: Taped) -> Gradients:
-    """Copies of the gradients that the leaves hold by now."""
     held = (None if leaf.grad is None else leaf.grad.clone() for leaf in taped.all_leaves)
     return taped.gather(tuple(held))
 

@@ -196,7 +196,6 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
 
 
 def _differs(expected: GradientAnswer, other: GradientAnswer) -> bool:
-    """Whether a gradient of another backward pass is beyond the bound of the expected gradient."""
     return expected.representable and any(
         moves(gradient.value, other.gradients[name].value, gradient.worst)
         for name, gradient in expected.gradients.items()

@@ -127,7 +127,7 @@ def has_empty_rows(subject: Subject, inputs: Inputs) -> bool:
 
 
 def has_short_heads(subject: Subject, inputs: Inputs) -> bool:
-    """Whether a normalised head is so short that its gradient may overflow."""
+    """Whether a normalised head is short enough for its gradient to overflow."""
     point = subject.declaration.semantics
     if point.qk_norm == "none" or not subject.candidate.golden_known:
         return False

@@ -88,7 +88,6 @@ def _some_rows(problem: Problem) -> Tensor:
 
 
 def _of_rows(subject: Subject, inputs: Inputs, rows: Tensor) -> Inputs:
-    """The inputs of the golden for some rows: their queries, and the keys within their reach."""
     point = subject.declaration.semantics
     shown = inputs.attending(inputs.allowed(point, rows), point)
     return shown.replace(

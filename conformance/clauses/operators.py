@@ -86,8 +86,6 @@ def _calls(subject: Subject, problem: Problem) -> list[Called]:
 
 
 def _under(mode: AbstractContextManager[Any], forward: Forward) -> Forward:
-    """Wrap a forward so that calls run inside a torch mode."""
-
     def called(*positional: Any, **keywords: Any) -> Any:
         with mode:
             return forward(*positional, **keywords)

@@ -157,7 +157,6 @@ def _buffer(inputs: Inputs, layout: str) -> Tensor:
 
 
 def _is_same(returned: Any, buffer: Tensor) -> bool:
-    """Whether the returned object is the buffer, or a view of all of it."""
     if not isinstance(returned, Tensor) or returned.dtype != buffer.dtype:
         return False
     return returned.data_ptr() == buffer.data_ptr() and returned.shape == buffer.shape

@@ -429,7 +429,6 @@ def dies(subject: Subject, problem: Problem) -> Finding:
 def _right_parts(
     subject: Subject, inputs: Inputs, ranks: Ranks, others: list[RankResult]
 ) -> Finding:
-    """Compare the part of each answering rank with its place in the golden answer."""
     expected = subject.golden(inputs)
     place = ranks.places("output", "tokens" if inputs.is_layer else "heads")
     margin = 0.0

@@ -271,7 +271,7 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
 
 
 def _changed_in_place(subject: Subject, inputs: Inputs) -> Violation | None:
-    """The violation of a call that changes its tensors or surrounding memory, else None."""
+    """The violation of a call that changes its tensors or surrounding memory; None if neither."""
     forward = subject.forward(inputs)
     positional, keywords = arguments(inputs)
     tensors = dict(zip(subject.declaration.positional, positional, strict=False))

@@ -55,7 +55,6 @@ def untampered(subject: Subject, problem: Problem) -> Finding:
 
 
 def _violated_by(replaced: list[str]) -> Finding:
-    """The violation, with each replaced name once."""
     named = list(dict.fromkeys(replaced))
     return violated("tampered", f"a call changed what judges it: {', '.join(named)}", got=named)
 

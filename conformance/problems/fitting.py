@@ -197,7 +197,6 @@ def _behind_no_key(sizes: dict[str, int], candidate: Candidate, space: Space) ->
 
 
 def _whole_groups(sizes: dict[str, int], candidate: Candidate, space: Space) -> dict[str, int]:
-    """The nearest numbers of heads and key/value heads with whole groups."""
     pinned = candidate.declaration.pins.sizes
     heads, kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
     most = 2 * heads + kv_heads + 1 if space.grouped else heads + kv_heads

@@ -96,7 +96,6 @@ def _emptied(kept: Tensor, generator: Generator) -> Tensor:
 
 
 def _with_a_key(kept: Tensor, generator: Generator) -> Tensor:
-    """Turn one random key on in every row without keys."""
     key_length = kept.shape[-1]
     if key_length == 0:
         return kept

@@ -228,7 +228,6 @@ def _unlike(drawn: list[Problem], count: int, beside: Iterable[Problem]) -> list
     bits: dict[object, int] = {}
 
     def held(problem: Problem) -> int:
-        """Values, and pairs of properties, as bits of a number."""
         found = 0
         for one in (*combinations(_branches(problem), 2), *_values(problem)):
             bit = bits.get(one)
