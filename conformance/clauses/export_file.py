@@ -122,7 +122,7 @@ def one_file(subject: Subject, _problem: Problem) -> Finding:
     explained=False,
 )
 def deterministic(subject: Subject, problem: Problem) -> Finding:
-    """Two runs in one process and one in another; then the random operators named in the file."""
+    """Two runs in one process and one in another; a graph that draws random numbers fails."""
     inputs, header = subject.inputs(problem), graph_of(subject.candidate).header
     forward = subject.forward(inputs)
     first = subject.call(forward, inputs).output
