@@ -1,6 +1,6 @@
 """The specification: one file a family, one short function a clause. Importing registers them.
 
-It may import ``oracle`` and what lies below it.
+It may import ``oracle`` and packages below.
 """
 
 from . import (  # noqa: F401, I001 (importing registers; the order is that of the specification)

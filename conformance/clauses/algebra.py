@@ -57,7 +57,7 @@ def _shift_cancels(candidate: Candidate) -> str:
     applies=(_own_values, _shift_cancels, _sums_to_one),
 )
 def key_shift(subject: Subject, problem: Problem) -> Finding:
-    """The inputs of the keys shifted by a vector that is the same for all of them."""
+    """Add one random vector to all keys of an item and compare the answers."""
     inputs = subject.inputs(problem)
     generator = generator_for(problem, 10)
     shift = torch.randn((*inputs.key.shape[:-2], 1, inputs.key.shape[-1]), generator=generator)

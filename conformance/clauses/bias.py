@@ -1,4 +1,4 @@
-"""mask.bias*: additive biases join the scaled logits, however far below them they lie."""
+"""mask.bias*: additive biases join the scaled logits, also far below the scores."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FAR: Final = (-4e4, -1e9, -1.2e4, -1e30)
 ROOM: Final = math.log(2.0)
 # The share of rows, and of the keys of other rows, with a bias far below.
 LOWERED: Final = 0.4
-# Problems with such biases. Values near each other show an answer of zeros in any format.
+# Problems with biases far below the scores. Values near each other show an answer of zeros.
 FAR_BIASES = Space(
     mask="always",
     forms=("bias",),
@@ -79,7 +79,7 @@ def _counts(candidate: Candidate) -> str:
     applies=(_counts, order_is_free),
 )
 def bias_counts(subject: Subject, problem: Problem) -> Finding:
-    """One key with a larger bias against the same key repeated."""
+    """One key with its bias raised by log n against n copies of the unchanged key."""
     inputs = subject.inputs(problem)
     if inputs.bias is None:
         return Finding(binding=False)
@@ -117,7 +117,7 @@ def bias_counts(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def bias_far_below(subject: Subject, problem: Problem) -> Finding:
-    """Some rows have nothing but such biases, others some of them."""
+    """Some rows have only biases far below the scores, the remaining rows some of their biases."""
     room = ROOM * finite_limit(subject)
     sizes = [far for far in FAR if -far <= room]
     far = sizes[problem.seed % len(sizes)]
@@ -131,9 +131,10 @@ def bias_far_below(subject: Subject, problem: Problem) -> Finding:
 
 
 def _with_far(inputs: Inputs, problem: Problem, far: float) -> tuple[Inputs, Tensor]:
-    """The biases of some rows far below all scores, and which rows: bool ``[b, h, q, 1]``.
+    """Lower all biases of random rows, and a few biases elsewhere, by ``far``.
 
-    In the other rows some of the keys get such biases, never all of them.
+    Returns the inputs and the lowered rows, bool ``[b, h, q, 1]``. All further rows keep the bias
+    of their first kept key.
     """
     if inputs.bias is None or inputs.keep is None:
         msg = "the space of the clause has biases, so the problem has them"
@@ -142,26 +143,24 @@ def _with_far(inputs: Inputs, problem: Problem, far: float) -> tuple[Inputs, Ten
     rows = torch.rand((*inputs.bias.shape[:-1], 1), generator=generator) < LOWERED
     rows.view(-1)[problem.seed % max(rows.numel(), 1) :][:1] = True
     some = torch.rand(inputs.bias.shape, generator=generator) < LOWERED
-    first = inputs.keep & (inputs.keep.cumsum(dim=-1) == 1)  # a kept key that stays where it is
+    first = inputs.keep & (inputs.keep.cumsum(dim=-1) == 1)  # the first kept key, which stays
     lowered = rows | (some & ~first)
     moved = inputs.bias.double() + far * lowered.double()
     return inputs.replace(bias=moved.to(inputs.bias.dtype), generic=False), rows
 
 
 def _unbiased(inputs: Inputs) -> Inputs:
-    """Inputs whose bias, where they have one, is zero."""
     return inputs.replace(bias=None if inputs.bias is None else torch.zeros_like(inputs.bias))
 
 
 def _in_range(subject: Subject, inputs: Inputs) -> Tensor:
-    """Rows that a candidate can compute; the size of a bias does not count, as it is no product."""
+    """Rows that a candidate can compute; a bias is no product, so its size does not count."""
     plain = subject.golden(_unbiased(inputs))
     expected = subject.golden(inputs)
     return plain.judged & representable_output(expected.output, expected.limit).unsqueeze(-1)
 
 
 def _without(inputs: Inputs, rows: Tensor) -> Tensor:
-    """The mask that hides every key from some rows."""
     return ~rows if inputs.keep is None else inputs.keep & ~rows
 
 

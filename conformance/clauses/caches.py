@@ -41,7 +41,7 @@ from .state import only_order_counts, overwrite, reordered
 from .subject import Subject
 
 CONTRACT = "ONNX Attention-23: past_key, past_value are concatenated before the new ones"
-# Unused slots at the end of a cache, and what they hold.
+# Unused slots at the end of a cache, and their contents.
 SPARE: Final = 3
 JUNK: Final = (float("nan"), 1e4)
 
@@ -56,10 +56,10 @@ def can_cache(candidate: Candidate) -> str:
 
 
 def with_cache(subject: Subject, problem: Problem, past: int | None = None) -> Inputs:
-    """The inputs of a problem with some of the keys in a cache, by its seed.
+    """The inputs of a problem with its first keys in a cache: ``past`` of them, by seed if None.
 
-    Where the diagonal starts at the first key, it is not defined whether that is the first cached
-    or the first new one: causal flag and window are left out.
+    Causal flag and window are left out under top-left alignment: the diagonal could start at the
+    first cached key or at the first new key.
     """
     if subject.declaration.semantics.causal_alignment == "top-left":
         problem = problem.replace(causal=False, window=None)
@@ -69,7 +69,7 @@ def with_cache(subject: Subject, problem: Problem, past: int | None = None) -> I
 
 
 def last_queries(subject: Subject, inputs: Inputs) -> Inputs:
-    """No more queries than new keys, so that none stands before the end of the cache."""
+    """Cut the queries to the new keys, so that no query stands before the end of the cache."""
     sizes, pinned = inputs.geometry, subject.declaration.pins.sizes
     new = sizes.key_length - inputs.past
     if "query_length" in pinned or not can_cross(subject.candidate) or sizes.query_length <= new:
@@ -90,7 +90,7 @@ def last_queries(subject: Subject, inputs: Inputs) -> Inputs:
     applies=(can_cache,),
 )
 def cache_golden(subject: Subject, problem: Problem) -> Finding:
-    """Caches of any length, with all other options, against the golden over all keys."""
+    """Caches of random length under all declared options, against the golden over all keys."""
     inputs = with_cache(subject, problem)
     wording = f"with {inputs.past} cached keys the answer is wrong"
     return matches_golden(subject, inputs, wording, counterfactual=without_cache(inputs))
@@ -173,7 +173,7 @@ def untouched_tail(subject: Subject, problem: Problem) -> Finding:
 
 
 def _past_lengths(subject: Subject, problem: Problem, inputs: Inputs) -> Finding:
-    """Finite junk in the slots past the largest length of each item."""
+    """Put finite junk into the slots past the largest length of each item."""
     if inputs.keep is None:
         return Finding(binding=False)
     unused = ~inputs.keep.any(dim=2).any(dim=1)
@@ -182,7 +182,7 @@ def _past_lengths(subject: Subject, problem: Problem, inputs: Inputs) -> Finding
 
 
 def _in_buffers(inputs: Inputs, filler: float) -> tuple[Arguments, list[Tensor]]:
-    """A call whose cache is the first slots of larger buffers, and those buffers."""
+    """A call whose cache is the first slots of larger buffers, and these buffers."""
     positional, keywords = arguments(inputs)
     axis = inputs.head_layout.axes.index("S") - len("BHSD")
     buffers = []
@@ -210,7 +210,10 @@ def _in_buffers(inputs: Inputs, filler: float) -> tuple[Arguments, list[Tensor]]
     explained=False,
 )
 def cache_no_memory(subject: Subject, problem: Problem) -> Finding:
-    """Another cache in the same storage, against the same in fresh tensors, its items reordered."""
+    """Write a second cache into the storage of the first; compare with a call on fresh tensors.
+
+    The items of the fresh call are reordered, unless a single item attends itself.
+    """
     earlier = with_cache(subject, problem)
     later = _with_other_cache(earlier, subject.inputs(problem.replace(seed=problem.seed + 1)))
     forward = subject.forward(earlier)
@@ -236,8 +239,6 @@ def cache_no_memory(subject: Subject, problem: Problem) -> Finding:
 
 
 def _with_other_cache(inputs: Inputs, other: Inputs) -> Inputs:
-    """A call whose cache holds the tokens of another."""
-
     def changed(tokens: Tensor, others: Tensor) -> Tensor:
         return torch.cat([others[..., : inputs.past, :], tokens[..., inputs.past :, :]], dim=-2)
 
@@ -264,7 +265,7 @@ def empty_past(subject: Subject, problem: Problem) -> Finding:
     return same_unless_identical(subject, (inputs, answers[0]), (empty, answers[1]), wording)
 
 
-# Tokens that are decoded one by one at the end; what comes before them is one chunk.
+# Tokens decoded one by one at the end; all tokens before them are one chunk.
 SINGLES = 4
 MODES = ("tokens", "chunks", "ragged")
 
@@ -314,7 +315,7 @@ def decode_equals_full(subject: Subject, problem: Problem) -> Finding:
 
 
 def _stepwise(subject: Subject, problem: Problem, *, singly: bool) -> Finding:
-    """Each step against its rows of the answer to one call for all tokens."""
+    """The answer of each decoding step against its rows of one call for all tokens."""
     if subject.declaration.semantics.causal_alignment == "top-left":
         problem = problem.replace(causal=False)
     whole = without_key_bias(subject.inputs(problem.replace(past=0)), subject.candidate)
@@ -326,10 +327,9 @@ def _stepwise(subject: Subject, problem: Problem, *, singly: bool) -> Finding:
 def _steps(
     subject: Subject, whole: Inputs, bounds_of: Callable[[int], list[int]]
 ) -> Iterator[tuple[int, Inputs]]:
-    """The first row of each step, and its inputs.
+    """The first row and the inputs of each step.
 
-    With a causal flag a step gets no later token. Without it every query sees all keys, so every
-    step gets all of them.
+    With a causal flag a step gets no later token; without the flag every step gets all tokens.
     """
     length, caches = whole.geometry.key_length, not can_cache(subject.candidate)
     for start, end in pairwise(bounds_of(length)):
@@ -343,12 +343,11 @@ def _steps(
 
 
 def _single_bounds(length: int) -> list[int]:
-    """One chunk, then the last few tokens one by one: at least all tokens but the first."""
+    """One chunk, then up to ``SINGLES`` of the last tokens one by one."""
     return list(dict.fromkeys((0, *range(max(length - SINGLES, 1), length + 1))))
 
 
 def _chunk_bounds(length: int) -> list[int]:
-    """Three chunks of different sizes."""
     return sorted({0, length // 4 + 1, length // 2 + 1, length})
 
 
@@ -374,9 +373,9 @@ def _lost(subject: Subject, step: Inputs) -> Tensor:
 
 
 def ragged(subject: Subject, problem: Problem) -> Finding | None:
-    """Items with caches of several lengths in one call, one of them against itself alone.
+    """Items with caches of different lengths in one call; one item against itself alone.
 
-    None where no declared mask can hide other keys from each item.
+    None where no declared mask can hide different keys from different items.
     """
     options = [pair for pair in RAGGED.options(subject.candidate) if "B" in pair[1]]
     if can_cache(subject.candidate) or subject.declaration.position is not None or not options:
@@ -410,7 +409,7 @@ def ragged(subject: Subject, problem: Problem) -> Finding | None:
 def _held(inputs: Inputs, problem: Problem, *, by_length: bool) -> Tensor:
     """Which slots of each item hold a token: bool ``[B, Lk]``; ``by_length`` counts new ones, too.
 
-    Caches are filled from the first slot on, or up to the last one.
+    Caches are filled from the first slot on, or up to the last slot.
     """
     batch, count = inputs.geometry.batch, inputs.geometry.key_length
     slots = torch.arange(count)
@@ -423,7 +422,7 @@ def _held(inputs: Inputs, problem: Problem, *, by_length: bool) -> Tensor:
 
 
 def _with_held_keys(inputs: Inputs, held: Tensor) -> Inputs:
-    """The tokens of one item alone: as many are cached as were before."""
+    """The held tokens of an item alone; the number of cached tokens stays."""
     index = held.nonzero().flatten()
     past = min(int(held[: inputs.past].sum()), len(index) - 1)
     return inputs.replace(past=past).with_tokens(

@@ -35,7 +35,7 @@ _has_other_options = requires(
     counterfactual="no causality",
 )
 def causal(subject: Subject, problem: Problem) -> Finding:
-    """Junk from one token on; the rows before it are judged."""
+    """Put junk into all keys from a random place on; earlier rows are judged."""
     inputs = subject.inputs(problem)
     length = inputs.geometry.key_length
     later = torch.arange(length) >= 1 + problem.seed % (length - 1)
@@ -92,7 +92,7 @@ def causal_alignment(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def causal_combined(subject: Subject, problem: Problem) -> Finding:
-    """All options at once against the golden; losing one of them, by the seed, must show."""
+    """All options at once against the golden; losing an option, by the seed, must show."""
     inputs = subject.inputs(problem)
     lost = _losses(inputs)
     if not lost:
@@ -102,7 +102,7 @@ def causal_combined(subject: Subject, problem: Problem) -> Finding:
 
 
 def _losses(inputs: Inputs) -> list[Inputs]:
-    """Inputs without the bias, the scale, the softcap or the window, one of them at a time."""
+    """Inputs without the bias, the scale, the softcap or the window, one option at a time."""
     names = [name for name in OPTIONAL if getattr(inputs, name) is not None]
     return [inputs.replace(**{name: None}) for name in names]
 
@@ -156,9 +156,9 @@ def causal_first_key(subject: Subject, problem: Problem) -> Finding:
     counterfactual="causality alone, or the mask alone",
 )
 def causal_and_mask(subject: Subject, problem: Problem) -> Finding:
-    """Junk in one key; the rows that causality or the mask keep from it are judged.
+    """Put junk into one key of each item; rows kept from that key by flag or mask must not change.
 
-    Where another combination of both is declared, the answer is compared with the golden.
+    Under a declared combination other than "both" the answer is compared with the golden.
     """
     inputs = subject.inputs(problem)
     point = subject.declaration.semantics

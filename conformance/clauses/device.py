@@ -48,7 +48,7 @@ def called_on_the_cpu(candidate: Candidate) -> str:
 
 
 def needing(what: str, *functions: str) -> Applies:
-    """Require that torch's module for the judged device has some functions."""
+    """Require that torch's module for the judged device has the named functions."""
 
     def applies(candidate: Candidate) -> str:
         device = candidate.declaration.devices[0]
@@ -101,7 +101,7 @@ def matches_cpu(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def deterministic(subject: Subject, problem: Problem) -> Finding:
-    """Equal calls of one forward; on a CPU state.bitwise-repeatable checks the same."""
+    """Equal calls of one forward; on a CPU state.bitwise-repeatable checks them."""
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
     first = subject.call(forward, inputs).output
@@ -138,8 +138,8 @@ def batch_invariant(subject: Subject, problem: Problem) -> Finding:
     return violated("value", message, got=largest, expected=0.0)
 
 
-# Long enough for a kernel that does not wait to be done before its inputs are there: cycles of
-# torch.cuda._sleep (about 25 ms), products of square matrices where there is no such function.
+# Long enough for a kernel that does not wait to end before its inputs arrive: cycles of
+# torch.cuda._sleep (about 25 ms), or products of square matrices on devices without that function.
 CYCLES = 50_000_000
 PRODUCTS, WIDTH = 40, 1024
 WARM_UP = 3
@@ -176,7 +176,7 @@ def stream(subject: Subject, problem: Problem) -> Finding:
 
 
 class _Late:
-    """Calls a forward on a stream that brings the values of its inputs late."""
+    """Calls a forward on a side stream where the input values arrive late."""
 
     def __init__(
         self, forward: Forward, call_arguments: Arguments, values: Arguments, device: str
@@ -186,7 +186,6 @@ class _Late:
         self.device = device
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        """Fill the inputs, call and copy the answer, all on one stream."""
         module = module_of(self.device)
         side = module.Stream(device=self.device)
         with module.stream(side):
@@ -216,7 +215,6 @@ def _copied(returned: Any) -> Any:
 
 
 def _floating(call_arguments: Arguments) -> list[Tensor]:
-    """The floating-point inputs, each once."""
     tensors = {id(tensor): tensor for tensor in call_arguments[0] if tensor.is_floating_point()}
     return list(tensors.values())
 
@@ -249,7 +247,7 @@ def graph_capture(subject: Subject, problem: Problem) -> Finding:
 
 
 class _Captured:
-    """Captures a forward as a graph and replays it with other values in the same tensors."""
+    """Captures a forward as a CUDA graph and replays it with new values in the captured tensors."""
 
     def __init__(self, forward: Forward, values: Arguments, device: str) -> None:
         self.forward = forward
@@ -281,13 +279,10 @@ ANY = Space(mask="maybe", causal="maybe", share=0.5)
 
 @dataclass
 class _GuardedForward:
-    """A forward whose allocations are guarded while it runs."""
-
     forward: Forward
     allocations: Allocations = field(default_factory=allocations)
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        """The call, between guards."""
         with self.allocations:
             return self.forward(*positional, **keywords)
 
@@ -361,7 +356,7 @@ def _changed_around(tensor: Tensor, before: Tensor) -> bool:
     explained=False,
 )
 def fresh_memory(subject: Subject, problem: Problem) -> Finding:
-    """Memory that torch leaves unfilled holds NaN; the answer must be the same."""
+    """Fill memory that torch leaves unwritten with NaN; the answer must not change."""
     inputs = subject.inputs(problem)
     plain = subject.answer(inputs)
     answer, guard = _watch(subject, inputs, arguments(inputs))
@@ -446,7 +441,7 @@ def _of_length(subject: Subject, problem: Problem, length: int) -> Inputs:
 
 
 def _small(candidate: Candidate, geometry: Geometry) -> Geometry:
-    """One item, and one head of a core, where the declaration allows it: the length dominates."""
+    """Reduce to one item, and a core to one head, where allowed: the length dominates."""
     if admits_lengths(candidate, geometry.replace(batch=1)):
         geometry = geometry.replace(batch=1)
     pins = candidate.declaration.pins

@@ -33,7 +33,7 @@ EMPTY_BY_MASK = Space(
     values=LIVELY,
     least=(("key_length", 2),),
     share=0.5,
-    # So that other rows stay where the batch is pinned, or where there is one query.
+    # So that full rows remain where the batch is pinned, or where there is one query.
     preferred=(("query_length", 2), ("batch", 2)),
 )
 COUNTED_BY: Final = {"B": "batch", "H": "num_heads", "Q": "query_length"}
@@ -64,10 +64,10 @@ _returns_weights = declares("weights", "it returns no attention weights")
 
 
 def _under_a_rule(subject: Subject, problem: Problem, *, weights: bool) -> tuple[Inputs, str]:
-    """A call, and the rule that its rows without keys follow, "any" where none is promised.
+    """A call, and the declared rule for its rows without keys ("any": no promise).
 
-    Where rules differ by the way in which keys are hidden, the call has a form of mask with a rule,
-    or the causal flag alone.
+    Where the rule depends on how keys are hidden, the call uses a mask form with a rule, or the
+    causal flag alone.
     """
     declared = subject.declaration
     if declared.empty_rows_by:
@@ -136,7 +136,7 @@ def empty_row_weights(subject: Subject, problem: Problem) -> Finding:
 def follows_empty_rule(
     subject: Subject, inputs: Inputs, answer: Tensor, rule: str, wording: str
 ) -> Finding:
-    """Rows without keys hold what a rule says; no other rows are judged."""
+    """Rows without keys follow the rule; only these rows are judged."""
     if rule == "any":
         return Finding(binding=False)
     expected = subject.golden(inputs)
@@ -177,7 +177,7 @@ def _some_row_stays(candidate: Candidate) -> str:
     applies=(_some_row_stays,),
 )
 def empty_row_isolated(subject: Subject, problem: Problem) -> Finding:
-    """The other rows must stay as they are where empty rows attend every key instead."""
+    """Let empty rows attend every key instead: all other rows must keep their answers."""
     inputs = subject.inputs(problem)
     if inputs.keep is None:
         return Finding(binding=False)

@@ -165,7 +165,6 @@ def heads(subject: Subject, problem: Problem) -> Finding:
 
 
 def _query_heads_left(inputs: Inputs, moved: Inputs) -> Inputs:
-    """The exchanged problem with the query side as it was."""
     if not inputs.is_layer or inputs.weights is None or moved.weights is None:
         return moved.replace(query=inputs.query)
     back = dataclasses.replace(moved.weights, q=inputs.weights.q, q_bias=inputs.weights.q_bias)
@@ -181,7 +180,7 @@ def _query_heads_left(inputs: Inputs, moved: Inputs) -> Inputs:
     applies=(places_matter,),
 )
 def batch_independent(subject: Subject, problem: Problem) -> Finding:
-    """One item out of the batch against the same item alone."""
+    """One item of the batch against the same item alone."""
     inputs = subject.inputs(problem)
     count = inputs.geometry.batch
     item = problem.seed % count

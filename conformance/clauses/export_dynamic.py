@@ -34,7 +34,7 @@ _SIZE_NAMES: Final = {
 
 
 def declared_axes(graph: OpenedGraph, field: str) -> list[Axis]:
-    """The size that the file gives each axis of its inputs for the batch or a length."""
+    """The sizes that the file gives to the axes of ``field`` (batch or length) in all inputs."""
     axes: list[Axis] = []
     for role in graph.reading.inputs:
         shape = graph.header.input(role.name).shape
@@ -87,7 +87,7 @@ _dynamic_length = requires(
     explained=False,
 )
 def dynamic_batch(subject: Subject, problem: Problem) -> Finding:
-    """The shape of the answer, then one item against the same item alone."""
+    """The shape of the answer for another batch, then one item of a batch against itself alone."""
     inputs = subject.inputs(problem)
     violation = _baked(subject, inputs, "batch")
     if violation is not None:
@@ -127,7 +127,7 @@ def dynamic_length(subject: Subject, problem: Problem) -> Finding:
     if violation is not None:
         return Finding(violation=violation)
     subject.answer(inputs)
-    if _is_placed(subject):  # it is to run: what tokens answer depends on where they stand
+    if _is_placed(subject):  # must run: a token's answer depends on its place
         graph = graph_of(subject.candidate)
         longer = [_longer(subject, inputs, f) for f in _lengths(subject) if is_dynamic(graph, f)]
         longer = [one for one in longer if admits_lengths(subject.candidate, one.geometry)]
@@ -147,9 +147,9 @@ def _lengths(subject: Subject) -> tuple[str, ...]:
 
 
 def _is_placed(subject: Subject) -> bool:
-    """Whether tokens may answer otherwise among another number of them, with reason.
+    """Whether a token's answer may depend on the number of tokens, for a good reason.
 
-    Under a causal rule those at the end can go, if it is known how positions are counted.
+    Under a causal rule trailing tokens can go, if it is known how positions are counted.
     """
     declared = subject.declaration
     cut = declared.always_causal and declared.positions_known
@@ -157,7 +157,7 @@ def _is_placed(subject: Subject) -> bool:
 
 
 def _baked(subject: Subject, inputs: Inputs, field: str) -> Violation | None:
-    """How a call of another size fails, where the graph fixes a size that the file leaves open."""
+    """The failure of a call of another size, where the graph fixes a size left open by the file."""
     baked = graph_of(subject.candidate).reading.baked
     together = LENGTHS if field in LENGTHS and not can_cross(subject.candidate) else (field,)
     if not set(together) & set(baked):
@@ -168,7 +168,7 @@ def _baked(subject: Subject, inputs: Inputs, field: str) -> Violation | None:
 
 
 def _tied(subject: Subject, inputs: Inputs) -> Violation | None:
-    """How a call with one key more fails, where two lengths must be equal but are named apart."""
+    """The failure of a call with one key more, where two equal lengths have different names."""
     graph = graph_of(subject.candidate)
     pins = graph.reading.pins
     tied = pins.get("key_length") == "query_length" or pins.get("query_length") == "key_length"
@@ -182,7 +182,7 @@ def _tied(subject: Subject, inputs: Inputs) -> Violation | None:
 
 
 def _refused(subject: Subject, longer: Inputs, prefix: str) -> Violation | None:
-    """How the graph fails at another size; None where it does not."""
+    """The graph's failure at another size, else None."""
     try:
         subject.answer(longer)
     except CandidateFailure as failure:
@@ -209,7 +209,7 @@ def _once_more(tokens: Tensor, axis: int) -> Tensor:
 
 
 def _other_lengths(subject: Subject, inputs: Inputs) -> tuple[Inputs, View]:
-    """Inputs with fewer or more of their tokens, and which rows of the answer stay.
+    """Inputs with fewer or more of their tokens, and the view of the remaining rows of the answer.
 
     Without a causal rule or positions, every key twice leaves the weighted mean unchanged; with a
     causal rule tokens are cut off at the end.
@@ -240,7 +240,7 @@ def _twice(inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _shortened(subject: Subject, inputs: Inputs) -> tuple[Inputs, View]:
-    """Inputs without the last tokens, which the others do not see under a causal rule."""
+    """Drop the last tokens, hidden from all earlier tokens by a causal rule."""
     sizes, graph = inputs.geometry, graph_of(subject.candidate)
     crossing = can_cross(subject.candidate)
     top_left = crossing and subject.declaration.causal == "top-left"

@@ -27,7 +27,7 @@ from .subject import Subject
 # What is read off the file needs no second example.
 ONCE: Final = Space(values=("normal",), share=0.01)
 ELSEWHERE: Final = Setting(level=DEFAULT.level, provider=DEFAULT.provider, child=1)
-# What a name may suggest for a role; an input that plays several roles may be named by any.
+# The words that a name may suggest for a role; an input in several roles may be named by any.
 _SAYS: Final = {
     "query": ("query",),
     "key": ("key", "context"),
@@ -80,7 +80,7 @@ def _defects(path: Path, _written: int) -> tuple[str, ...]:
     explained=False,
 )
 def self_contained(subject: Subject, _problem: Problem) -> Finding:
-    """The files beside the graph; what is missing or elsewhere is refused when it is opened."""
+    """The files beside the graph; a missing or misplaced file is refused on opening the graph."""
     return _finding("the graph is not self-contained", graph_of(subject.candidate).header.stray)
 
 
@@ -122,7 +122,7 @@ def one_file(subject: Subject, _problem: Problem) -> Finding:
     explained=False,
 )
 def deterministic(subject: Subject, problem: Problem) -> Finding:
-    """Twice in one process and once in another; then what the file says."""
+    """Two runs in one process and one in another; a graph that draws random numbers fails."""
     inputs, header = subject.inputs(problem), graph_of(subject.candidate).header
     forward = subject.forward(inputs)
     first = subject.call(forward, inputs).output
@@ -148,7 +148,7 @@ def deterministic(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def names(subject: Subject, _problem: Problem) -> Finding:
-    """Every name against the role that behaviour or a declaration gives it."""
+    """Compare every tensor name with the role found by behaviour or declared."""
     reading = graph_of(subject.candidate).reading
     objections = [objection for role in _named(reading) if (objection := _objection(role))]
     return _finding("names do not say roles", (few(objections),) if objections else ())
@@ -175,7 +175,6 @@ def _objection(role: Role) -> str:
 
 
 def _finding(what: str, details: Sequence[str]) -> Finding:
-    """A violation that lists the details; none without details."""
     if not details:
         return Finding()
     message = printable(f"{what}: {few(details)}")
@@ -219,7 +218,7 @@ def inputs_matter(subject: Subject, problem: Problem) -> Finding:
 
 
 def feeds_of(graph: OpenedGraph, inputs: Inputs) -> dict[str, Array]:
-    """The arrays that the graph gets for some inputs, by the graph's own names."""
+    """The arrays for the graph's inputs, by the graph's own names."""
     forward: Any = graph.forward(DEFAULT)
     feeds: dict[str, Array] = forward.feeds(*arguments(inputs))
     return feeds
@@ -228,10 +227,10 @@ def feeds_of(graph: OpenedGraph, inputs: Inputs) -> dict[str, Array]:
 def has_influence(
     run: Run, role: Role, feeds: Feeds, before: Mapping[str, Array] | None = None
 ) -> bool:
-    """Whether another value of one input changes an answer, or is refused.
+    """Whether another value of one input changes an answer or is refused.
 
-    ``before`` is the answer as it was, where it is known. Raises CandidateFailure where there is
-    none, and when the process is lost.
+    ``before`` is the unchanged answer, where known. Raises CandidateFailure where the graph gives
+    no answer to the unchanged feeds, and when the process is lost.
     """
     before = _outputs(run, feeds) if before is None else before
     try:

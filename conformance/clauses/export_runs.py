@@ -34,7 +34,7 @@ is_graph = requires(lambda c: c.graph is not None, "it is no ONNX graph")
 
 
 def graph_of(candidate: Candidate) -> OpenedGraph:
-    """The graph behind a candidate; LookupError where there is none."""
+    """The graph behind a candidate; LookupError without a graph."""
     if candidate.graph is None:
         msg = f"{candidate.name} is no ONNX graph"
         raise LookupError(msg)
@@ -42,7 +42,7 @@ def graph_of(candidate: Candidate) -> OpenedGraph:
 
 
 def source_answer(subject: Subject, inputs: Inputs) -> Tensor | None:
-    """What the module answers that the graph was exported from; None where it refuses."""
+    """The answer of the module behind the exported graph; None where the module refuses."""
     source = graph_of(subject.candidate).source
     if source is None:
         return None
@@ -53,9 +53,9 @@ def source_answer(subject: Subject, inputs: Inputs) -> Tensor | None:
 
 
 def answer_at(subject: Subject, setting: Setting, inputs: Inputs, where: str) -> Tensor | Violation:
-    """The graph's answer under a setting of the runtime, or what is wrong there.
+    """The graph's answer under a setting of the runtime, or the violation of a failed call.
 
-    Raises RowWithoutKeysRefused as any call does.
+    Raises RowWithoutKeysRefused, as every call does.
     """
     forward = graph_of(subject.candidate).forward(setting)
     try:
@@ -77,12 +77,12 @@ def agree(
     names: tuple[str, str] = ("the first", "the second"),
     spread: Callable[[], Tensor] | None = None,
 ) -> Finding:
-    """Two computations of one answer agree, in rows without keys, too; ``names`` name the two.
+    """Compare two computations of one answer, called by ``names``, also in rows without keys.
 
     Each may err by its bound. NaN agrees with NaN alone, an infinity with itself alone. Rows
     without keys may hold anything that the graph computes, perhaps a mean over keys with a finite
-    fill: with ``spread``, which measures how far answers lie apart when inputs change by one unit,
-    an answer may be off by that, too.
+    fill: ``spread`` measures how far answers lie apart when inputs change by one unit in the last
+    place, and widens the bound if given.
     """
     allowed, judged = allowance(subject, inputs)
     same = (expected.isnan() & got.isnan()) | (expected == got)
@@ -104,7 +104,7 @@ def agree(
 def _not_finite(
     violation: Violation, expected: Tensor, got: Tensor, wording: str, names: tuple[str, str]
 ) -> Violation:
-    """The violation, saying what both answers are where only one of them is finite."""
+    """Add both numbers to the message where only one of two answers is finite."""
     place = tuple(violation.where)
     first, second = float(expected[place]), float(got[place])
     where = ", ".join(f"{axis} {index}" for axis, index in zip(AXES[got.dim()], place, strict=True))
@@ -127,7 +127,7 @@ def allowance(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def measured_spread(subject: Subject, inputs: Inputs, forward: Callable[..., Any]) -> Tensor:
-    """How far the answers of some forward lie apart when its inputs change by one unit each."""
+    """The spread of a forward's answers when its inputs change by one unit each."""
     candidate = subject.candidate
     function = forward if candidate.kind == "core" else (lambda _sizes, _weights: forward)
     other = Subject(dataclasses.replace(candidate, function=function), subject.dtype)
@@ -156,7 +156,7 @@ _has_source = requires(lambda c: graph_of(c).source is not None, "no source is n
     explained=False,
 )
 def matches_source(subject: Subject, problem: Problem) -> Finding:
-    """The answer of the graph against that of the module, each with its error."""
+    """The answer of the graph against that of the module, each with its own error."""
     inputs = subject.inputs(problem)
     lacking = graph_of(subject.candidate).lacking
     if lacking:
@@ -188,7 +188,7 @@ def matches_source(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def optimisation_levels(subject: Subject, problem: Problem) -> Finding:
-    """No optimisation against every one; a level that gives no answer fails."""
+    """No optimisation against all optimisations; a level without an answer fails."""
     return _two_settings(
         subject,
         problem,
@@ -220,7 +220,7 @@ _has_providers = requires(other_providers, "the runtime computes on the CPU only
     explained=False,
 )
 def providers(subject: Subject, problem: Problem) -> Finding:
-    """The CPU against one of the others for each example."""
+    """The CPU against another execution provider, a different provider for each example."""
     others = other_providers(subject.candidate)
     name = others[problem.seed % len(others)]
     return _two_settings(

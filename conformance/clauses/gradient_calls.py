@@ -48,7 +48,7 @@ PLAIN = Space(mask="maybe", causal="maybe", values=LIVELY, share=0.15)
 # How the gradient that a sum, a transpose or a slice of the answer hands back lies in memory.
 GRADIENT_LAYOUTS = ("of a sum", *STRIDED)
 INPUT_LAYOUTS = (*STRIDED, "mixed", "expanded")
-# How many of them each problem tries.
+# The number of layouts that each problem tries.
 LAYOUTS_TRIED = 3
 
 
@@ -84,11 +84,11 @@ def strided(subject: Subject, problem: Problem) -> Finding:
     for number in range(start, start + LAYOUTS_TRIED):
         layout = layouts[number % len(layouts)]
         run = _of_equal_items(subject, first) if layout == "expanded" else first
-        # A mask is one tensor, which cannot lie in several ways at once.
+        # A mask is one tensor and has one layout.
         of_mask = STRIDED[0] if layout in ("mixed", "expanded") else layout
         laid_out = run.inputs.replace(layout=layout, mask_layout=of_mask)
         if not subject.answers(laid_out):
-            continue  # another clause judges whether it must
+            continue  # another clause judges a refusal
         taped = subject.gradients.tape(laid_out)
         wording = f"inputs that are not contiguous ({layout}) change the gradient of {{}}"
         findings.append(same_gradients(subject, run, taped.pull(upstream), wording))
@@ -109,7 +109,6 @@ def _gradient_run(subject: Subject, inputs: Inputs, upstream: Tensor) -> Gradien
 
 
 def _gradients_in_layout(taped: Taped, upstream: Tensor, layout: str) -> Gradients:
-    """The gradients for an output gradient that lies in memory in some way."""
     plain = as_returned(upstream, taped)
     if layout == "of a sum":
         return taped.pull_as_returned(
@@ -133,7 +132,7 @@ def _gradients_in_layout(taped: Taped, upstream: Tensor, layout: str) -> Gradien
     subtle=True,
 )
 def shared(subject: Subject, problem: Problem) -> Finding:
-    """The gradient of one object, against those of equal copies added up."""
+    """The gradient of one tensor in several roles, against the sum over equal copies."""
     inputs = with_full_rows(subject, problem)
     key, query = inputs.key, inputs.query
     if inputs.value.shape != key.shape or cannot_be_judged(subject, inputs):
@@ -184,7 +183,7 @@ def _several_inputs(candidate: Candidate) -> str:
     applies=(records_gradients, _several_inputs),
 )
 def alone(subject: Subject, problem: Problem) -> Finding:
-    """Each of the inputs alone, against all of them."""
+    """The gradient of each input alone, against the gradients of all inputs together."""
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
@@ -231,7 +230,7 @@ def interleaved(subject: Subject, problem: Problem) -> Finding:
     applies=(records_gradients,),
 )
 def repeated(subject: Subject, problem: Problem) -> Finding:
-    """One output gradient, twice through one history."""
+    """Pull one output gradient twice through one history."""
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
@@ -252,7 +251,7 @@ def repeated(subject: Subject, problem: Problem) -> Finding:
     applies=(records_gradients,),
 )
 def accumulate(subject: Subject, problem: Problem) -> Finding:
-    """Two calls with the same tensors, ``backward()`` after each, nothing cleared between."""
+    """Two calls with the same tensors, ``backward()`` after each, gradients kept in between."""
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
@@ -271,14 +270,12 @@ def accumulate(subject: Subject, problem: Problem) -> Finding:
 
 
 def _accumulated(subject: Subject, inputs: Inputs, forward: Forward, upstream: Tensor) -> Taped:
-    """A first call with its backward pass."""
     taped = subject.gradients.tape(inputs, forward=forward)
     taped.backward(as_returned(upstream, taped))
     return taped
 
 
 def _gradients_of_leaves(taped: Taped) -> Gradients:
-    """Copies of the gradients that the leaves hold by now."""
     held = (None if leaf.grad is None else leaf.grad.clone() for leaf in taped.all_leaves)
     return taped.gather(tuple(held))
 
@@ -291,7 +288,7 @@ def _gradients_of_leaves(taped: Taped) -> Gradients:
     applies=(records_gradients,),
 )
 def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
-    """Every tensor that the backward pass could reach, and the memory around it, bit for bit."""
+    """Compare all tensors of the backward pass, and the memory around them, bit for bit."""
     inputs = with_full_rows(subject, problem).replace(layout="between-canaries")
     upstream = output_gradient(subject, problem, inputs)
     taped = subject.gradients.tape(inputs, call_arguments=arguments(inputs))
@@ -338,7 +335,7 @@ def no_queries(subject: Subject, problem: Problem) -> Finding:
     )
     inputs = without_items(drawn) if by_batch else without_queries(subject.candidate, drawn)
     if not subject.answers(inputs):
-        reason = "it does not answer without queries"  # another clause judges whether it must
+        reason = "it does not answer without queries"  # another clause judges a refusal
         return Finding(inapplicable=reason)
     nothing = torch.zeros(inputs.output_shape, dtype=inputs.query.dtype)
     try:

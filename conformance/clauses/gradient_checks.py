@@ -119,9 +119,8 @@ def _measured_slope(
 ) -> tuple[float, float]:
     """The slope of ``<upstream, answer>`` along a line, and how far it may be off.
 
-    The slope of a polynomial fitted to points of the line. Its rounding error follows from the
-    error of each answer; its truncation error is estimated by how far the slopes of polynomials of
-    lower degrees are apart.
+    A polynomial is fitted to points of the line. The rounding error of its slope follows from the
+    error of each answer; the truncation error from the slopes of fits of lower degrees.
     """
     steps = REACH * torch.cos(torch.pi * (torch.arange(POINTS).double() + 0.5) / POINTS)
     values, errors = [], []
@@ -138,7 +137,7 @@ def _measured_slope(
 
 
 def _slope_weights(steps: Tensor, degree: int) -> Tensor:
-    """What each point contributes to the slope at 0 of the polynomial of best fit."""
+    """The weight of each point in the slope at 0 of the polynomial of best fit."""
     powers = (steps / REACH).unsqueeze(-1) ** torch.arange(degree + 1)
     weights: Tensor = torch.linalg.pinv(powers)[1] / REACH
     return weights
@@ -177,9 +176,9 @@ def _twice(candidate: Candidate) -> str:
     subtle=True,
 )
 def double_backward(subject: Subject, problem: Problem) -> Finding:
-    """The gradient of a random sum of the gradients, against that of the golden in float64.
+    """The gradient of a random sum of the gradients, against the golden in float64.
 
-    No bound is derived for it: what it moves by with the last digit of the inputs is allowed.
+    The bound is measured: the change under a change of the inputs in their last digit.
     """
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):

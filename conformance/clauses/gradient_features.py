@@ -180,7 +180,7 @@ def _drops_plainly(candidate: Candidate) -> str:
     subtle=True,
 )
 def dropout(subject: Subject, problem: Problem) -> Finding:
-    """Orthogonal values: each kept weight can be read off the answer, which is linear in it."""
+    """Read each kept weight off the answer, which is linear in it: the values are orthogonal."""
     inputs = _with_few_keys(subject, problem)
     if inputs is None or cannot_be_judged(subject, inputs):
         return Finding(binding=False)
@@ -201,7 +201,6 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
 
 
 def _differs(expected: GradientAnswer, other: GradientAnswer) -> bool:
-    """Whether some gradient of another backward pass is beyond the bounds of the expected ones."""
     return expected.representable and any(
         moves(gradient.value, other.gradients[name].value, gradient.worst)
         for name, gradient in expected.gradients.items()
@@ -236,10 +235,10 @@ def _with_few_keys(subject: Subject, problem: Problem) -> Inputs | None:
 def _kept(
     subject: Subject, inputs: Inputs, answer: Tensor, grown: float
 ) -> tuple[Tensor | None, str]:
-    """What each weight was multiplied by, ``[B, H, Lq, Lk]``: 0 or ``grown``.
+    """The factor of each weight, ``[B, H, Lq, Lk]``: 0 or ``grown``.
 
-    None where some weight is too small to tell; with a reason where a weight was multiplied by
-    anything else, which the clauses about answers judge.
+    None where some weight is too small to tell, or, with a reason, where a weight has another
+    factor (the clauses about answers judge that).
     """
     expected = subject.golden(inputs)
     values = expected.core.value.double()
@@ -274,5 +273,5 @@ def _kept(
     subtle=True,
 )
 def any_length(subject: Subject, problem: Problem) -> Finding:
-    """Few queries that see many keys, many queries that see few, and heads of many channels."""
+    """Few queries over many keys, many queries over few keys, and heads of many channels."""
     return drawn_gradients_match(subject, problem, with_full_rows(subject, problem))

@@ -54,10 +54,10 @@ UNMEASURED = 0.01
 def with_junk_to_differentiate(
     subject: Subject, problem: Problem, inputs: Inputs, junk_keys: Tensor, upstream: Tensor
 ) -> Inputs:
-    """The inputs with junk in some keys and values, ``junk_keys [B, Lk]``, hidden from queries.
+    """The inputs with junk in hidden keys and values, ``junk_keys [B, Lk]``.
 
-    The gradient of a hidden weight is the product of output gradient and junk. In float16 it can
-    be infinite, and infinity times a weight of zero is NaN: that is no leak. So it stays below a
+    The gradient of a hidden weight is the product of output gradient and junk. An infinite product
+    in float16, times a weight of zero, is NaN, which is no leak: so the product stays below a
     sixteenth of the largest number.
     """
     junked = with_junk(subject, problem, inputs, junk_keys)
@@ -113,14 +113,13 @@ def golden_gradients(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def golden_options(subject: Subject, problem: Problem) -> Finding:
-    """Combinations of all declared options in which each query has a key."""
+    """Combinations of all declared options under which each query has a key."""
     return unless_refused_alone(
         subject, problem, lambda placed: _gradients_and_answer(subject, placed)
     )
 
 
 def _gradients_and_answer(subject: Subject, problem: Problem) -> Finding:
-    """The gradients, and the answer that they come from."""
     inputs = with_full_rows(subject, problem, whole=True)
     if cannot_be_judged(subject, inputs):  # NaN of a row without keys is in every gradient
         return Finding(binding=False)
@@ -162,7 +161,7 @@ def _gradients_and_answer(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def bias_gradient(subject: Subject, problem: Problem) -> Finding:
-    """The gradient of the mask, with those of the inputs or alone, where any reaches it."""
+    """The gradient of an additive mask, with those of the inputs or alone, where it exists."""
     inputs = with_full_rows(subject, problem)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
@@ -223,14 +222,13 @@ def masked_zero(subject: Subject, problem: Problem) -> Finding:
 
 
 def _all_but_the_last(keep: Tensor) -> Tensor:
-    """A mask of the same shape that hides the last key from every query."""
     return torch.ones_like(keep) & (torch.arange(keep.shape[-1]) < keep.shape[-1] - 1)
 
 
 def _hidden_keys(subject: Subject, problem: Problem, inputs: Inputs) -> Tensor:
-    """Keys of each item that one of its rows may not attend: bool ``[B, Lk]``, never its own key.
+    """Keys of each item hidden from one of its rows, never the row's own key: bool ``[B, Lk]``.
 
-    The row is a random one of those that have such keys.
+    The row is drawn among all rows with hidden keys.
     """
     point = subject.declaration.semantics
     reached = inputs.reached(point)
@@ -287,7 +285,7 @@ def empty_row_finite(subject: Subject, problem: Problem) -> Finding:
 
 
 def gradients_with_empty_rows(subject: Subject, problem: Problem) -> Finding:
-    """Gradients through every row, those without keys among them: finite, and golden for zeros."""
+    """Gradients through every row, with or without keys: finite, and golden under rule "zeros"."""
     inputs = inputs_for_gradients(subject, problem)
     empty = _empty_rows(subject, inputs)
     rule = subject.oracle.empty_rule(inputs)
@@ -318,7 +316,7 @@ def gradients_with_empty_rows(subject: Subject, problem: Problem) -> Finding:
 
 
 def _first_not_finite(gradients: Mapping[str, Tensor], inputs: Inputs) -> Violation | None:
-    """The first of some gradients that is not finite; most are, which is soon seen."""
+    """The first gradient that is not finite; most are finite, so the common case is quick."""
     if all(bool(torch.isfinite(each).all()) for each in gradients.values()):
         return None
     kept_finite = partial(torch.nan_to_num, nan=0.0, posinf=0.0, neginf=0.0)
@@ -327,7 +325,7 @@ def _first_not_finite(gradients: Mapping[str, Tensor], inputs: Inputs) -> Violat
 
 
 def _empty_rows(subject: Subject, inputs: Inputs) -> Tensor:
-    """Rows of the answer in which some head has no key, absent rows left out."""
+    """Rows of the answer in which a head has no key, without absent rows."""
     point = subject.declaration.semantics
     empty = ~inputs.allowed(point).any(dim=-1)
     if inputs.absent is not None:
@@ -350,7 +348,7 @@ def _empty_rows(subject: Subject, inputs: Inputs) -> Tensor:
     applies=(records_gradients,),
 )
 def causal(subject: Subject, problem: Problem) -> Finding:
-    """The output gradient of a single row: keys that it may not attend get a gradient of zero."""
+    """Give one row an output gradient: keys hidden from that row must get a gradient of zero."""
     inputs = inputs_for_gradients(subject, problem)
     sizes, point = inputs.geometry, subject.declaration.semantics
     reached, empty = inputs.reached(point), ~inputs.allowed(point).any(dim=-1)

@@ -34,7 +34,6 @@ _own_weights = requires(
 
 
 def _takes(candidate: Candidate, geometry: Geometry) -> bool:
-    """Whether a candidate can be called with the heads of a geometry."""
     settled = fitted_geometry(geometry, candidate, Space())
     heads = (geometry.num_heads, geometry.num_kv_heads)
     return (settled.num_heads, settled.num_kv_heads) == heads
@@ -121,7 +120,7 @@ def _as_repeated(subject: Subject, inputs: Inputs, wording: str) -> Finding:
 
 
 def _repeated(subject: Subject, inputs: Inputs) -> Inputs:
-    """Each query head with keys and values of its own, which are copies of those it reads."""
+    """Give each query head its own copy of the key/value head it reads."""
     read, sizes = read_heads(subject, inputs), inputs.geometry
     equal = inputs.replace(geometry=sizes.replace(num_kv_heads=sizes.num_heads), generic=False)
     if not inputs.is_layer:
@@ -154,7 +153,7 @@ def _repeated(subject: Subject, inputs: Inputs) -> Inputs:
     applies=(_own_weights,),
 )
 def order(subject: Subject, problem: Problem) -> Finding:
-    """One key/value head replaced: query heads that read others answer as before."""
+    """Replace one key/value head: only the query heads that read it may change."""
     inputs = subject.inputs(problem)
     chosen = problem.seed % inputs.geometry.num_kv_heads
     reads = read_heads(subject, inputs) == chosen
@@ -177,7 +176,7 @@ def order(subject: Subject, problem: Problem) -> Finding:
 
 
 def _without_heads(inputs: Inputs, reads: Tensor) -> Inputs:
-    """A layer whose output projection leaves some heads out; a core answers for each head."""
+    """A layer whose output projection drops the heads ``reads``; a core stays unchanged."""
     weights = inputs.weights
     if not inputs.is_layer or weights is None or weights.o is None:
         return inputs
@@ -188,7 +187,7 @@ def _without_heads(inputs: Inputs, reads: Tensor) -> Inputs:
 
 
 def _with_other_head(inputs: Inputs, chosen: int, problem: Problem) -> Inputs:
-    """Other keys and values in one head; for a layer, other rows of the projections."""
+    """New keys and values in one head; for a layer, new rows of the projections."""
     generator, weights = generator_for(problem, 17), inputs.weights
     if not inputs.is_layer or weights is None:
         where = torch.arange(inputs.key.shape[1]).reshape(1, -1, 1, 1) == chosen
@@ -214,7 +213,7 @@ def _rows_of(head: int, size: int, matrix: Tensor) -> Tensor:
 
 
 def _other(tensor: Tensor, where: Tensor, generator: torch.Generator) -> Tensor:
-    """A tensor with other numbers of the same size in some places."""
+    """New random numbers of about the same size where ``where`` is true."""
     size = float(tensor.double().abs().mean())
     drawn = size * torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
     return torch.where(where, drawn.to(tensor.dtype) - tensor, tensor)
@@ -228,7 +227,7 @@ def _other(tensor: Tensor, where: Tensor, generator: torch.Generator) -> Tensor:
     applies=(_own_weights, _takes_one_head, _one_head_shows),
 )
 def multi_query(subject: Subject, problem: Problem) -> Finding:
-    """One head for all against copies of it, or else against the query heads in another order."""
+    """One shared key/value head against copies of it, else against query heads in another order."""
     sizes = _with_heads(subject.candidate, problem.geometry, 1)
     if sizes is None:
         return Finding(binding=False)

@@ -1,4 +1,4 @@
-"""What most clauses are written with: comparisons of answers, and when these are not due."""
+"""The tools of most clauses: comparisons of answers, and when they do not apply."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def _lazy_answers(expected: Golden, inputs: Inputs) -> Iterator[Tensor]:
 
 
 def through_output(expected: Golden, inputs: Inputs, heads: Tensor) -> Tensor:
-    """The answer for some head outputs: themselves, or behind a layer's output projection."""
+    """The answer for given head outputs: unchanged for a core, projected for a layer."""
     if isinstance(expected.evaluation, golden.Attention):
         return heads
     point = expected.core.semantics
     return golden.project_output(golden.merge_heads(heads, point), known_weights(inputs), point)
 
 
-# A wrong answer that an example must be able to tell from the right one: the golden answer to other
-# inputs, that at another point of the semantics, or any other output.
+# A wrong answer that an example must tell from the right answer: the golden answer to other inputs,
+# the golden answer at another point of the semantics, or any other output.
 Counterfactual = Inputs | golden.Semantics | Callable[[], Tensor]
 
 
@@ -70,7 +70,7 @@ def matches_golden(
     judged: Tensor | None = None,
     signal: bool = True,
 ) -> Finding:
-    """The answer (that of a call, unless it is given) equals the golden one within its bound.
+    """Compare the answer (``answer``, else that of a call) with the golden within its bound.
 
     The example binds only if it can tell the ``counterfactual`` from the golden answer and, with
     ``signal``, if answers that are no attention are clearly wrong.
@@ -91,7 +91,7 @@ def matches_golden(
 
 
 def finite_limit(subject: Subject) -> float:
-    """The largest number that a candidate's tensors and its accumulator can both hold."""
+    """The largest finite number of both the candidate's tensors and its accumulator."""
     return largest_finite(subject.declaration, subject.dtype)
 
 
@@ -201,13 +201,12 @@ def same_unless_identical(
 
 
 def _are_equal_and_finite(answer: Tensor, other: Tensor) -> bool:
-    """Whether two answers of one dtype are equal, and finite everywhere."""
     same = answer.dtype == other.dtype and torch.equal(answer, other)
     return same and bool(answer.isfinite().all())
 
 
 def identical(tensor: Tensor, before: Tensor) -> bool:
-    """Whether two tensors hold the same bits, every NaN equal to every other."""
+    """Whether two tensors hold the same bits; all NaN count as equal."""
     if tensor.shape != before.shape or tensor.dtype != before.dtype:
         return False
     if tensor.is_complex():
@@ -221,7 +220,7 @@ def identical(tensor: Tensor, before: Tensor) -> bool:
 
 
 def still_holds(answer: Answer) -> bool:
-    """Whether the tensor that a candidate returned still holds what it held when it returned."""
+    """Whether the returned tensor still holds the values it was returned with."""
     if answer.returned is None or answer.kept is None:
         return True
     return identical(taken(answer.returned).reshape(answer.kept.shape), answer.kept)
@@ -235,7 +234,7 @@ def first_place(where: Tensor) -> tuple[int, ...]:
 def column(bound: Tensor) -> Tensor:
     """The largest bound of each channel over items and rows.
 
-    A law is checked on answers that may be wrong elsewhere: a candidate that mixes up its rows
+    Laws are checked on answers that may be wrong elsewhere: a candidate that mixes up its rows
     rounds like another row, and must not fail every law for it.
     """
     if bound.numel() == 0:
@@ -310,7 +309,7 @@ def measures_golden(
     counterfactual: Counterfactual | None = None,
     signal: bool = True,
 ) -> Finding:
-    """The answer equals the golden one within the smallest bound that is derived for it.
+    """Compare the answer with the golden within the smallest derived bound.
 
     The example binds only if it can tell the ``counterfactual`` from the golden answer and, with
     ``signal``, if answers that are no attention are clearly wrong.
@@ -344,7 +343,7 @@ def measure(yardstick: Yardstick, answer: Tensor, wording: str) -> Comparison:
 def explained(
     subject: Subject, inputs: Inputs, answer: Tensor, comparison: Comparison
 ) -> Comparison:
-    """The comparison with the parts of its bound and the scale that would explain it, if any."""
+    """Add the parts of the bound, and any explaining scale error, to a failed comparison."""
     if comparison.kind != "value" or subject.only_violations:
         return comparison
     return comparison.replace(
@@ -373,10 +372,10 @@ def as_alone(
     *,
     counterfactual: Counterfactual,
 ) -> Finding:
-    """A row's answer equals that of its query alone with the keys that flag and window admit.
+    """Compare a row with its query alone over the keys that flag and window admit.
 
     The example binds only if the row can tell the ``counterfactual``, an output for all rows, from
-    the golden answer. It does not bind where the row sees no key.
+    the golden answer, and only where the row sees a key.
     """
     lone_row = _alone(subject, inputs, row)
     if lone_row is None:
@@ -394,9 +393,9 @@ def as_alone(
 
 
 def _alone(subject: Subject, inputs: Inputs, row: int) -> tuple[Inputs, View, Tensor] | None:
-    """A call for one row alone, the view of the whole answer that it equals, the rows to judge.
+    """A call for one row alone, the matching view of the whole answer, and the judged rows.
 
-    None where the row sees no key, or the candidate takes no such lengths.
+    None where the row sees no key, or the candidate takes no call of these lengths.
     """
     visible = _structure(subject, inputs)[row].nonzero().flatten()
     if not len(visible):

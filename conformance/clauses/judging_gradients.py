@@ -72,8 +72,7 @@ def has_golden_gradients(candidate: Candidate) -> str:
 def inputs_for_gradients(subject: Subject, problem: Problem, *, whole: bool = False) -> Inputs:
     """The inputs of a problem without a cache and without sinks.
 
-    ``whole`` keeps those of a core; what a layer has cached are heads, not the tokens that the
-    golden projects.
+    ``whole`` keeps both for a core. A layer caches heads, while the golden projects tokens.
     """
     if whole and subject.candidate.kind == "core":
         return subject.inputs(problem)
@@ -109,7 +108,7 @@ def output_gradient(
 
 
 def judged_rows(subject: Subject, inputs: Inputs) -> Tensor:
-    """The rows of the answer that can be judged, broadcastable to it."""
+    """The judged rows of the answer, broadcastable to it."""
     if subject.candidate.golden_known:
         return subject.golden(inputs).judged
     point = subject.declaration.semantics
@@ -117,7 +116,7 @@ def judged_rows(subject: Subject, inputs: Inputs) -> Tensor:
 
 
 def has_empty_rows(subject: Subject, inputs: Inputs) -> bool:
-    """Whether some query that is not absent has no key."""
+    """Whether a query present in the call has no key."""
     point = subject.declaration.semantics
     empty = ~inputs.allowed(point).any(dim=-1)
     open_rule = subject.declaration.empty_rows in ("nan", "any")
@@ -128,7 +127,7 @@ def has_empty_rows(subject: Subject, inputs: Inputs) -> bool:
 
 
 def has_short_heads(subject: Subject, inputs: Inputs) -> bool:
-    """Whether a head that is normalised is so short that its gradient may overflow on the way."""
+    """Whether a normalised head is short enough for its gradient to overflow."""
     point = subject.declaration.semantics
     if point.qk_norm == "none" or not subject.candidate.golden_known:
         return False
@@ -146,12 +145,12 @@ def _norms(heads: Tensor, point: golden.Semantics) -> Tensor:
 
 
 def cannot_be_judged(subject: Subject, inputs: Inputs) -> bool:
-    """Whether other clauses judge these gradients, or they may overflow."""
+    """Whether other clauses judge these gradients, or the gradients may overflow."""
     return has_empty_rows(subject, inputs) or has_short_heads(subject, inputs)
 
 
 def drawn_gradients_match(subject: Subject, problem: Problem, inputs: Inputs) -> Finding:
-    """Every gradient of a random output gradient is the golden one; each query must have a key."""
+    """Compare the gradients of a random output gradient with the golden; each query needs a key."""
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     upstream = output_gradient(subject, problem, inputs)
@@ -174,7 +173,7 @@ def matches_golden_gradients(
 def compare_gradients(
     subject: Subject, inputs: Inputs, expected: GradientAnswer, gradients: Gradients
 ) -> Finding:
-    """Every gradient is the expected one within its bound, as in matches_golden_gradients."""
+    """Compare every gradient with the expected gradient within its bound."""
     if not expected.representable:
         reason = "its score_mod has no finite slope that torch can find" * expected.without_slope
         return Finding(inapplicable=reason)
@@ -224,7 +223,7 @@ _INPUTS = frozenset((*KEYWORD_LEAVES, *(name for names in INPUT_NAMES.values() f
 
 
 def _golden_by_argument(gradients: dict[str, Gradient], inputs: Inputs) -> dict[str, Gradient]:
-    """The golden gradient of each tensor argument, with the errors that its keys share."""
+    """The golden gradient of each tensor argument, with the errors shared by its keys."""
     length = inputs.geometry.key_length
     widened = {
         name: with_shared_errors(exact, length) if name in TOKENS else exact
@@ -264,7 +263,7 @@ def described(name: str) -> str:
 
 
 def of_gradient(name: str, comparison: Comparison) -> Violation | None:
-    """How a gradient is wrong, with what it is the gradient of; None where it agrees."""
+    """The violation of a wrong gradient, with the name of its tensor; None where it agrees."""
     violation = comparison.violation
     if violation is None or not violation.compared:
         return violation
@@ -325,7 +324,7 @@ def first_wrong(
     *,
     judged: Tensor | None = None,
 ) -> Violation | None:
-    """The first of some gradients that is not exactly what is expected of it."""
+    """The violation of the first gradient that differs from its exact expectation."""
     for name, tensor in gradients.items():
         agreement = compare(
             tensor,
@@ -341,9 +340,9 @@ def first_wrong(
 
 
 def by_kv_head(allowed: Tensor, read: Tensor, num_kv_heads: int) -> Tensor:
-    """Whether any query head that reads a key/value head attends a key: ``[B, Hkv, Lk]``.
+    """Whether a query head of each key/value head attends a key: ``[B, Hkv, Lk]``.
 
-    ``allowed [B, H, Lq, Lk]``; ``read [H]`` is the key/value head of each head.
+    ``allowed [B, H, Lq, Lk]``; ``read [H]`` is the key/value head of each query head.
     """
     attended = allowed.any(dim=2)
     merged = torch.zeros(attended.shape[0], num_kv_heads, attended.shape[-1], dtype=torch.bool)
@@ -354,7 +353,7 @@ def by_kv_head(allowed: Tensor, read: Tensor, num_kv_heads: int) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GradientRun:
-    """Gradients with the inputs and the output gradient that they were computed for."""
+    """Gradients with the inputs and the output gradient behind them."""
 
     inputs: Inputs
     upstream: Tensor
@@ -393,9 +392,9 @@ def same_gradients(
 
 
 def largest_everywhere(bound: Tensor) -> Tensor:
-    """The largest bound of a tensor for all its elements.
+    """The largest bound of a tensor, for all its elements.
 
-    A law is checked on gradients that may be wrong elsewhere, and round like other elements.
+    Laws are checked on gradients that may be wrong elsewhere, and then round like other elements.
     """
     if bound.numel() == 0:
         return bound
@@ -403,10 +402,10 @@ def largest_everywhere(bound: Tensor) -> Tensor:
 
 
 def gradient_bounds(subject: Subject, run: GradientRun) -> dict[str, Tensor]:
-    """How far each gradient may be from the exact one, by name.
+    """The allowed distance of each gradient from the exact gradient, by name.
 
-    Measured where none is derived: how far the candidate's own gradients move when its inputs
-    change by one unit each. Empty where the golden gradients cannot be represented.
+    A bound without a derivation is measured: the change of the candidate's own gradients when
+    every input changes by one unit. Empty where the golden gradients cannot be represented.
     """
     kind = subject.candidate.kind
     if subject.candidate.golden_known and not why_unknown(subject.declaration.semantics, kind):

@@ -1,4 +1,4 @@
-"""mask.no-leak*: what a query may not attend never changes its answer."""
+"""mask.no-leak*: hidden keys and values never change a query's answer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LIVELY_MASK = Space(mask="always", values=LIVELY, least=(("key_length", 2),), fo
     counterfactual="no mask at all",
 )
 def no_leak(subject: Subject, problem: Problem) -> Finding:
-    """Large finite junk in hidden keys and values; rows that attend none of them are judged."""
+    """Put large finite junk into hidden keys and values; rows that attend no junk are judged."""
     inputs = subject.inputs(problem)
     return unaffected(subject, problem, inputs, hidden_keys(subject, problem, inputs))
 
@@ -65,7 +65,7 @@ def no_leak_nonfinite(subject: Subject, problem: Problem) -> Finding:
 
 
 def hidden_keys(subject: Subject, problem: Problem, inputs: Inputs) -> Tensor:
-    """Some keys of each item, bool ``[B, Lk]``, that one random row may not attend."""
+    """The keys of each item hidden from a randomly drawn row: bool ``[B, Lk]``."""
     point = subject.declaration.semantics
     mixed = inputs.is_layer and "reinterpret" in (point.head_split, point.head_merge)
     rows = inputs.reached(point) if mixed else inputs.allowed(point).flatten(1, 2)
@@ -83,10 +83,10 @@ def unaffected(
     filler: float | None = None,
     counterfactual: Inputs | None = None,
 ) -> Finding:
-    """Rows that attend none of ``junk_keys`` (bool ``[B, Lk]``) answer alike with and without junk.
+    """Compare rows that attend none of ``junk_keys`` (bool ``[B, Lk]``) with and without junk.
 
-    Both answers carry at most the bound of the clean problem: what a row does not attend has no
-    part in its rounding errors, unless those follow the range of a whole tensor.
+    Both answers carry at most the bound of the clean problem: unattended keys have no part in a
+    row's rounding errors, unless the errors follow the range of a whole tensor.
     """
     dirty = with_junk(subject, problem, inputs, junk_keys, filler)
     judged = rows_apart(subject, inputs, junk_keys)
@@ -119,7 +119,7 @@ def unaffected(
 
 
 def rows_apart(subject: Subject, inputs: Inputs, junk_keys: Tensor) -> Tensor:
-    """Rows that attend no junk; where tokens are queries too, the junk's own rows are left out."""
+    """Rows that attend no junk; where tokens are also queries, rows of junk tokens are left out."""
     point = subject.declaration.semantics
     junk = junk_keys.unsqueeze(1) if inputs.is_layer else junk_keys[:, None, None]
     meets = (inputs.reached(point) & junk).any(dim=-1, keepdim=True)

@@ -54,9 +54,9 @@ def any_length(subject: Subject, problem: Problem) -> Finding:
 def some_rows_match(
     subject: Subject, problem: Problem, inputs: Inputs, wording: str, *, counterfactual: Inputs
 ) -> Finding:
-    """Some rows of the answer equal the golden ones; all rows where they depend on each other.
+    """Compare some rows of the answer with the golden; all rows where rows depend on each other.
 
-    The example binds only if those rows can tell the ``counterfactual`` from the golden answer.
+    The example binds only if these rows can tell the ``counterfactual`` from the golden answer.
     """
     apart = rows_apart(subject.declaration.semantics)
     rows = _some_rows(problem) if apart else torch.arange(problem.geometry.query_length)
@@ -88,7 +88,6 @@ def _some_rows(problem: Problem) -> Tensor:
 
 
 def _of_rows(subject: Subject, inputs: Inputs, rows: Tensor) -> Inputs:
-    """The inputs of the golden for some rows: their queries, and what these may attend."""
     point = subject.declaration.semantics
     shown = inputs.attending(inputs.allowed(point, rows), point)
     return shown.replace(
@@ -139,7 +138,7 @@ def long_sequence(subject: Subject, problem: Problem) -> Finding:
     inputs = materialise(longer, subject.candidate).replace(device=subject.device)
     oracle = Oracle(
         subject.declaration, subject.dtype
-    )  # not the subject's, which remembers its answers
+    )  # the subject's oracle would remember its answers
     expected = oracle.answer(inputs)
     wording = f"with {TIMES} times as many keys, {longer.geometry.key_length}, the answer is wrong"
     agreement = compare(
@@ -154,7 +153,7 @@ def long_sequence(subject: Subject, problem: Problem) -> Finding:
 
 
 def _lengthened(subject: Subject, problem: Problem) -> Problem | None:
-    """The problem with many keys; None where the candidate takes no such lengths."""
+    """The problem with many keys; None where the candidate does not take the lengths."""
     geometry = problem.geometry
     longer = geometry.replace(
         batch=1,

@@ -1,4 +1,4 @@
-"""mask.*: masks of every form, shape and memory layout hide what they should."""
+"""mask.*: masks of every form, shape and memory layout hide the declared keys."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ _free_key_length = requires(
 def _padding_shows(candidate: Candidate) -> str:
     """Why causality hides the last keys from all queries that a call without them can have, or "".
 
-    Where the diagonal ends at the last query and key, or both are one sequence, queries must be cut
-    off with the keys, and those that are left see none of the keys that are cut. Positions that are
-    counted from the last key move with it.
+    Where the diagonal ends at the last query and key, or both are one sequence, queries are cut off
+    together with the keys, and the remaining queries see none of the cut keys. Positions counted
+    from the last key move with the cut.
     """
     declared = candidate.declaration
     from_the_end = declared.semantics.causal_alignment == "bottom-right"
@@ -188,7 +188,7 @@ def broadcast(subject: Subject, problem: Problem) -> Finding:
     applies=(places_matter,),
 )
 def per_item(subject: Subject, problem: Problem) -> Finding:
-    """One item out of the batch against the same item alone with its mask."""
+    """One item of the batch against the same item alone with its mask."""
     inputs = subject.inputs(problem)
     if inputs.keep is None:
         return Finding(binding=False)
@@ -237,9 +237,9 @@ def _letters(shape: str) -> set[str]:
 
 
 def _form_pairs(candidate: Candidate) -> list[tuple[tuple[str, str], tuple[str, str]]]:
-    """Pairs of (form, shape) of different forms, where the second can hold the first's mask.
+    """Pairs of (form, shape) of different forms; the second can hold the first's mask.
 
-    Every (form, shape) comes first once before any comes again, so that few examples ask each.
+    Every (form, shape) comes first in a pair once before a second time: few examples ask them all.
     """
     declared = candidate.declaration
     options = [(form, shape) for form in declared.masks for shape in declared.shapes_of(form)]
@@ -288,7 +288,7 @@ OTHER_NUMBERS = (2, -1, 256, 2**32)
 
 
 def held_numbers(candidate: Candidate) -> list[int]:
-    """Those of them that reach a candidate: arrays and graphs may have narrower integers."""
+    """The mask numbers that the candidate can hold: arrays and graphs may have narrow integers."""
     dtypes = ["int32"] if candidate.declaration.arrays == "jax" else []
     if candidate.graph is not None:
         roles = candidate.graph.reading.masks
@@ -306,7 +306,7 @@ def held_numbers(candidate: Candidate) -> list[int]:
     counterfactual="no mask at all",
 )
 def int_nonzero(subject: Subject, problem: Problem) -> Finding:
-    """Each kept key is marked by another number; the answer is that of a mask of ones."""
+    """Mark each kept key by a different number; the answer must equal that of a mask of ones."""
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
     ones = subject.call(forward, inputs).output
@@ -349,7 +349,7 @@ HALF_CASES: Final[tuple[tuple[float, bool], ...]] = (
     (1e3, True),
     (3e3, False),
 )
-# Below the fill of -1e4 that was usual in float16; such logits are made of one product each, which
+# Below the fill of -1e4 that was usual in float16; a logit of this size is a single product, so it
 # may come this near to the largest number.
 ONE_PRODUCT = (1.2e4, True)
 FLOAT16_CASES = (*HALF_CASES[:2], ONE_PRODUCT, *HALF_CASES[2:])
@@ -369,7 +369,7 @@ ONE_PRODUCT_ROOM = 0.75
     applies=(logits_grow,),
 )
 def single_key(subject: Subject, problem: Problem) -> Finding:
-    """One live key for all rows of an item; its logit far below, or the hidden ones far above."""
+    """One live key for all rows of an item: its logit far below, or the hidden logits far above."""
     drawn = subject.inputs(problem)
     target, low = case = _single_key_case(subject, drawn, problem.seed)
     live = 0 if drawn.mask_form == "lengths" else problem.seed % drawn.geometry.key_length
@@ -388,12 +388,12 @@ def single_key(subject: Subject, problem: Problem) -> Finding:
         f"the only kept key lies {target:.0e} below hidden ones and is not returned alone",
         counterfactual=fill,
         judged=rows,
-        signal=False,  # the first key may be the one that is kept
+        signal=False,  # the first key may be the kept key
     )
 
 
 def _single_key_case(subject: Subject, drawn: Inputs, seed: int) -> tuple[float, bool]:
-    """The size of a logit, and whether it is the kept key's, below the others."""
+    """The size of a logit, and whether it belongs to the kept key (below the hidden keys)."""
     cases = HALF_CASES if narrow_range(subject) else SINGLE_KEY_CASES
     free = not drawn.is_layer and drawn.mode == "separate"  # query and key can be chosen
     if cases is HALF_CASES and free and not subject.declaration.precision:
@@ -419,7 +419,7 @@ MASK_LAYOUTS = (*STRIDED, "expanded")
     explained=False,
 )
 def mask_strided(subject: Subject, problem: Problem) -> Finding:
-    """One mask is passed in another memory layout; an expanded mask repeats one slice."""
+    """Pass the mask in another memory layout; an expanded mask repeats one slice."""
     inputs = subject.inputs(problem)
     layout = MASK_LAYOUTS[problem.seed % len(MASK_LAYOUTS)]
     if layout == "expanded":
@@ -434,7 +434,7 @@ def mask_strided(subject: Subject, problem: Problem) -> Finding:
 
 
 def _repeated(mask: Tensor | None) -> Tensor | None:
-    """A mask that is the same along its first axis longer than one, of items, heads and queries."""
+    """Make a mask constant along its first axis longer than 1 (items, heads or queries)."""
     if mask is None:
         return None
     axis = next((axis for axis in range(3) if mask.shape[axis] > 1), 0)

@@ -139,14 +139,14 @@ def mixture(subject: Subject, problem: Problem) -> Inputs:
 
 
 def _converted(tensor: Tensor, other: torch.dtype) -> Tensor:
-    """The tensor in another dtype; in a wider one with digits that the narrower one cannot hold."""
+    """Cast to another dtype, with digits beyond the reach of the narrower dtype."""
     digits = torch.linspace(-MORE_DIGITS, MORE_DIGITS, max(tensor.numel(), 1), dtype=torch.float64)
     digits = digits[: tensor.numel()].reshape(tensor.shape)
     return (tensor.double() * (1.0 + digits)).to(other)
 
 
 def promoted(inputs: Inputs) -> torch.dtype:
-    """The dtype that holds every input; of a layer its weights, too."""
+    """The dtype that holds every input, and a layer's weights."""
     dtypes = [tensor.dtype for tensor in (inputs.query, inputs.key, inputs.value)]
     if inputs.weights is not None:
         dtypes.append(inputs.weights.q.dtype)
@@ -159,7 +159,6 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def _dtypes_of(inputs: Inputs) -> str:
-    """The dtypes of a call: ``query float16, key float32, value float32``."""
     tensors = {"query": inputs.query, "key": inputs.key, "value": inputs.value}
     return ", ".join(f"{name} {name_of(tensor.dtype)}" for name, tensor in tensors.items())
 
@@ -187,9 +186,9 @@ def _of_another_dtype(
 
 
 def _right(subject: Subject, inputs: Inputs, answer: Tensor, *, cast: bool) -> Finding:
-    """The answer is right for the inputs as they are, at the precision of its dtype.
+    """Compare the answer with the golden for the uncast inputs, at the precision of its dtype.
 
-    With ``cast`` the inputs may also be cast to the query's dtype, all or partly.
+    With ``cast`` all or some of the inputs may also be cast to the query's dtype.
     """
     oracle = Oracle(subject.declaration, name_of(answer.dtype))
     golden_answer = oracle.answer(inputs)
@@ -359,6 +358,6 @@ def autocast(subject: Subject, problem: Problem) -> Finding:
 
 
 def _oracle(subject: Subject, working: torch.dtype) -> Oracle:
-    """The golden at the precision of autocast: every operation stores what it computes."""
+    """The golden at the precision of autocast: every operation stores its result."""
     declared = dataclasses.replace(subject.declaration, accumulate=None, scores="eager", tf32=False)
     return Oracle(declared, name_of(working))

@@ -53,7 +53,7 @@ def _has_state(candidate: Candidate) -> str:
 
 
 def _built(candidate: Candidate) -> object:
-    """What the builder returns at the smallest size; None where there is none, or it raises."""
+    """The builder's result at the smallest size; None without a builder, or if it raises."""
     problems = edge_problems(candidate, LAYERS, dtype=candidate.declaration.dtypes[0], most=1)
     if not problems:
         return None
@@ -110,13 +110,13 @@ _draws_weights = requires(
     explained=False,
 )
 def state_dict(subject: Subject, problem: Problem) -> Finding:
-    """Two modules of other weights; the second, perhaps used before, loads the first's state."""
+    """Two modules of different weights; the second, perhaps used, loads the first's state."""
     inputs = subject.inputs(problem)
     module = _module(subject, inputs)
     drawn = draw_weights(problem, subject.declaration.semantics, generator_for(problem, 13))
     others = inputs.replace(weights=drawn)
     second = _module(subject, others)
-    if problem.seed % 2:  # what a call derives from the weights must not outlive them
+    if problem.seed % 2:  # a call's results from old weights must not outlive them
         subject.call(second, others)
     state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     guarded(second.load_state_dict, (state,), {}, "loading its own state dict")
@@ -147,7 +147,7 @@ def follows_to(subject: Subject, problem: Problem) -> Finding:
         message = f"plain tensors stay behind after .to(device): {', '.join(stays)}"
         return violated("value", message, got=stays)
     wide = _in_float64(inputs)
-    try:  # its owner keeps the module as it is
+    try:  # the module's owner keeps it unchanged
         copied = guarded(copy.deepcopy, (module,), {}, "being copied")
     except CandidateFailure as failure:
         reason = f"a copy of it cannot be moved: {failure.violation.message}"
@@ -174,7 +174,7 @@ def _in_float64(inputs: Inputs) -> Inputs:
 
 
 def _left_behind(module: nn.Module) -> list[str]:
-    """Plain tensor attributes: neither parameter nor buffer, so ``.to`` does not see them."""
+    """Plain tensor attributes: neither parameter nor buffer, hence unseen by ``.to``."""
     return [
         f"{prefix}.{name}" if prefix else name
         for prefix, part in module.named_modules()
@@ -231,7 +231,7 @@ EQUALLY_MANY: Final = 0.36
 ROWS_THAT_DIFFER = 30
 
 
-# Many equal keys, so that the kept ones of a row can be counted.
+# Many equal keys, so that a row's kept keys can be counted.
 COUNTED = Space(
     values=("tied-keys",), least=(("key_length", 8), ("query_length", 8), ("num_heads", 1))
 )
@@ -293,9 +293,9 @@ def equal_tokens(inputs: Inputs) -> Inputs:
 
 
 def shares_of(subject: Subject, plain: Inputs, answer: Tensor) -> tuple[Tensor | None, Tensor]:
-    """The multiple of the common value that each row and head returned, and its error.
+    """The multiple of the common value returned in each row and head, and its error.
 
-    A core's channels must agree on it; a layer's are solved for through the output projection.
+    A core's channels must agree on the multiple; for a layer the output projection is inverted.
     """
     expected = subject.golden(plain)
     if not plain.is_layer:
@@ -338,7 +338,7 @@ def _nearly_singular(values: Tensor) -> bool:
 
 
 def _all_sum_to_one(counts: Tensor, slack: Tensor, keys: int, probability: float) -> bool:
-    """Whether every row returns the common value itself, which chance does not explain."""
+    """Whether every row returns the common value itself, and chance does not explain it."""
     apart = _of_rows(counts)
     left = keys * (1.0 - probability)
     if bool(((counts - left).abs() > slack).any()):
@@ -349,7 +349,10 @@ def _all_sum_to_one(counts: Tensor, slack: Tensor, keys: int, probability: float
 
 
 def _without_loss(subject: Subject, problem: Problem, probability: float, rows: int) -> Violation:
-    """What rows that return all of the common value say, with the answer to unequal keys."""
+    """The violation of rows that return the whole common value; a second call tells the cause.
+
+    The second call has unequal keys and values: its answer shows whether dropout acts at all.
+    """
     inputs = subject.inputs(problem.replace(values="normal", overrides=None, dropout=None))
     plain = subject.golden(inputs)
     forward = subject.forward(inputs)
@@ -414,14 +417,15 @@ def _judge(counts: Tensor, slack: Tensor, keys: int, probability: float) -> Viol
 
 
 def _of_rows(counts: Tensor) -> Tensor:
-    """A number for each row and head, of a core's channels that of the first."""
+    """The count of each row and head: for a core, of the first channel."""
     return counts[..., :1] if counts.dim() == len("BHLD") else counts
 
 
 def _drawn_apart(counts: Tensor) -> Tensor:
-    """The counts of rows that were drawn apart: those that items, heads or queries share once.
+    """Reduce the counts to rows with their own draw: equal items, heads or queries count once.
 
-    Flax draws what all items and heads drop once by default; what is equal by chance is no loss.
+    Flax draws the dropped weights once for all items and heads by default; rows that are equal by
+    chance are no loss.
     """
     for axis in range(len("BHL")):
         first = counts.narrow(axis, 0, 1) if counts.shape[axis] else counts
@@ -439,9 +443,9 @@ _FACTORS: Final[tuple[tuple[str, Callable[[float], float]], ...]] = (
 
 
 def _other_factor(counts: Tensor, slack: Tensor, keys: int, probability: float, got: float) -> str:
-    """The factor by which every row returns a number of keys, where one alone does.
+    """The only factor by which every row returns a whole number of keys, in words, or "".
 
-    With the number that a row with ``got`` keys would have.
+    The words hold the number for a row that returned ``got`` keys.
     """
     words = []
     for text, factor in _FACTORS:
@@ -454,7 +458,7 @@ def _other_factor(counts: Tensor, slack: Tensor, keys: int, probability: float, 
 
 
 def _judge_independence(counts: Tensor, keys: int, probability: float) -> Violation | None:
-    """Rows that lose all of their keys or none are rare when weights are dropped one by one."""
+    """Rows that lose all or none of their keys are rare if weights are dropped independently."""
     rows = counts.numel()
     extreme = int(((counts == 0) | (counts == keys)).sum())
     chance = probability**keys + (1.0 - probability) ** keys

@@ -71,7 +71,7 @@ def golden_answer(subject: Subject, problem: Problem) -> Finding:
     counterfactual="a scale ten percent larger, in half precision twice as large",
 )
 def scale(subject: Subject, problem: Problem) -> Finding:
-    """Values that show the scale, with an explicit one where the keyword is declared."""
+    """Values that show the scale, with an explicit scale where the keyword is declared."""
     inputs = subject.inputs(problem)
     used = subject.golden(inputs).core.scale
     coarse = bool(subject.declaration.precision)
@@ -172,7 +172,7 @@ LONG: Final = Space(
     preferred=(("key_length", 1025), ("head_size", 128)),
     share=0.1,
 )
-# The coarser dtype to which sums must not be rounded after each part.
+# The coarser dtype; sums must not be rounded to it after each part.
 COARSE: Final = {
     "float64": torch.float32,
     "float32": torch.bfloat16,
@@ -208,7 +208,7 @@ def accumulation(subject: Subject, problem: Problem) -> Finding:
 
 
 def _with_few_keys(subject: Subject, inputs: Inputs) -> Inputs:
-    """The first keys, if so few are taken: over many keys the errors of logits average out."""
+    """The first keys, if the candidate takes few: errors of logits average out over many keys."""
     few = inputs.geometry.replace(key_length=min(FEW, inputs.geometry.key_length))
     if not can_cross(subject.candidate) or not admits_lengths(subject.candidate, few):
         return inputs
@@ -257,7 +257,7 @@ WHERE: Final = ("query", "key", "value")
     explained=False,
 )
 def nan_shows(subject: Subject, problem: Problem) -> Finding:
-    """One token of a query, a key or a value is NaN; every row that depends on it is judged."""
+    """Set one token of query, key or value to NaN; every row that depends on it is judged."""
     inputs = subject.inputs(problem)
     role = WHERE[problem.seed % len(WHERE)]
     has_golden = subject.candidate.golden_known
@@ -281,10 +281,10 @@ def nan_shows(subject: Subject, problem: Problem) -> Finding:
 def _meeting(
     inputs: Inputs, point: golden.Semantics, allowed: Tensor, role: str, chosen: int
 ) -> Tensor:
-    """The rows of the answer that a NaN in one token must show in, broadcastable to it.
+    """The rows of the answer that must show a NaN in one token, broadcastable to the answer.
 
-    A query's own row, if it has a key; the rows that attend a key or value. Where both are one
-    token, or rows of several heads make one, any of them will do.
+    A query's own row, if it has a key; the rows that attend a key or value. Where query and key are
+    one token, or rows of several heads make one, any of these rows suffices.
     """
     meeting = []
     if role != "query":
@@ -295,7 +295,7 @@ def _meeting(
 
 
 def _poisoned(inputs: Inputs, role: str, chosen: int) -> Inputs:
-    """Inputs with one token of nothing but NaN, in every role that it plays."""
+    """Set one token to NaN, in every role of the token."""
     token = "key" if inputs.mode == "self" or (inputs.mode, role) == ("memory", "value") else role
     poisoned: Tensor = getattr(inputs, token).clone()
     poisoned[..., chosen, :] = math.nan

@@ -27,7 +27,7 @@ from .judging import relate
 from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
-# What it means to fail each of opcheck's tests.
+# The meaning of a failure of each of opcheck's tests.
 MEANINGS: Final = {
     "test_schema": "its schema does not say what it does to its arguments",
     "test_autograd_registration": "its gradients are not registered where torch looks for them",
@@ -74,7 +74,7 @@ def opcheck(subject: Subject, problem: Problem) -> Finding:
 
 
 def _calls(subject: Subject, problem: Problem) -> list[Called]:
-    """The calls of the operator that a candidate makes, from Python or else from C++."""
+    """The candidate's calls of the operator from Python, or, without any, from C++."""
     packet = registered_operator(subject.declaration.operator)
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
@@ -86,8 +86,6 @@ def _calls(subject: Subject, problem: Problem) -> list[Called]:
 
 
 def _under(mode: AbstractContextManager[Any], forward: Forward) -> Forward:
-    """A forward that enters a mode of torch for each call, and leaves it."""
-
     def called(*positional: Any, **keywords: Any) -> Any:
         with mode:
             return forward(*positional, **keywords)
@@ -98,7 +96,7 @@ def _under(mode: AbstractContextManager[Any], forward: Forward) -> Forward:
 def _copied_arguments(
     overload: Any, positional: tuple[Any, ...], named: dict[str, Any], *, with_gradients: bool
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copies of the arguments, which require gradients where gradients flow to them."""
+    """Copies of the arguments; differentiable arguments require gradients if asked."""
     written = written_arguments(overload)
 
     def copied(name: str, value: Any) -> Any:
@@ -116,7 +114,6 @@ def _copied_arguments(
 
 
 def _first_line(result: Any) -> str:
-    """The type and the first line of an exception."""
     lines = [line.strip() for line in str(result).splitlines() if line.strip()]
     return f"{type(result).__name__}: {lines[0] if lines else ''}"
 

@@ -1,4 +1,4 @@
-"""numerics.options: options that are given together in one call do not disturb each other."""
+"""numerics.options: options given together in one call do not disturb each other."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _some_option = requires(
     subtle=True,
 )
 def options(subject: Subject, problem: Problem) -> Finding:
-    """Combinations of all declared options; losing one of them, by the seed, must show."""
+    """Combinations of all declared options; losing an option, by the seed, must show."""
 
     def answer(placed: Problem) -> Finding:
         inputs = subject.inputs(placed)
@@ -104,7 +104,7 @@ def unless_refused_alone(
 ) -> Finding:
     """The finding of a check; with contiguous tensors where the memory layout alone is refused.
 
-    Other clauses judge which layouts a candidate takes: here it matters how they act with options.
+    Other clauses judge the refusal of a layout; this clause judges its behaviour with options.
     """
     try:
         return judge(problem)
@@ -117,7 +117,7 @@ def unless_refused_alone(
 
 
 def _refuses_place(subject: Subject, problem: Problem) -> bool:
-    """Whether the layout of the tensors, or of the mask, is refused without any option, too."""
+    """Whether the layout of the tensors, or of the mask, is refused even without any option."""
     plain = Problem(
         geometry=problem.geometry,
         dtype=problem.dtype,
@@ -151,7 +151,7 @@ def answers_rightly(subject: Subject, problem: Problem, inputs: Inputs, answer: 
 
 
 def _losses(inputs: Inputs) -> list[Inputs]:
-    """Inputs with one of their options left out, each in turn."""
+    """Inputs with one of their options left out, each option in turn."""
     names = [name for name in OPTIONAL if getattr(inputs, name) is not None]
     lost = [inputs.replace(**{name: None}) for name in names]
     lost += [inputs.without_mask()] if inputs.masked else []

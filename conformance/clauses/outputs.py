@@ -32,7 +32,7 @@ _offers_out = declares("out", "no out= is declared")
 
 @dataclass(frozen=True, eq=False)
 class _Written:
-    """A call with a buffer: the answer read from the buffer, and what was returned."""
+    """A call with a buffer: the answer read from the buffer, and the returned object."""
 
     answer: Answer
     buffer: Tensor
@@ -51,7 +51,7 @@ class _Written:
     explained=False,
 )
 def out_written(subject: Subject, problem: Problem) -> Finding:
-    """A buffer of NaN before the call; the same answer as without a buffer after it."""
+    """Hand over a buffer of NaN: after the call it holds the answer of a call without a buffer."""
     inputs = subject.inputs(problem)
     plain = subject.answer(inputs)
     written = _call_with_buffer(subject, inputs, "contiguous")
@@ -90,7 +90,7 @@ def out_bounds(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def out_strided(subject: Subject, problem: Problem) -> Finding:
-    """A buffer with gaps: the same answer in it and nothing in the gaps, or an exception."""
+    """A buffer with gaps: an equal answer and untouched gaps, or an exception."""
     inputs = subject.inputs(problem)
     layout = GAPS[problem.seed % len(GAPS)]
     plain = subject.answer(inputs)
@@ -117,7 +117,7 @@ def out_strided(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def out_kept(subject: Subject, problem: Problem) -> Finding:
-    """A call with a buffer, then one with another and one without any."""
+    """A call with a buffer, then a call with another buffer and a call without."""
     inputs = subject.inputs(problem)
     other = subject.inputs(problem.replace(seed=problem.seed + 1)).replace(weights=inputs.weights)
     written = _call_with_buffer(subject, inputs, "contiguous")
@@ -130,7 +130,7 @@ def out_kept(subject: Subject, problem: Problem) -> Finding:
 
 
 def _call_with_buffer(subject: Subject, inputs: Inputs, layout: str) -> _Written:
-    """One call with a buffer of NaN in some memory layout."""
+    """One call with a buffer of NaN in the given memory layout."""
     buffer = _buffer(inputs, layout)
     positional, keywords = arguments(inputs)
     forward = subject.forward(inputs)
@@ -157,7 +157,6 @@ def _buffer(inputs: Inputs, layout: str) -> Tensor:
 
 
 def _is_same(returned: Any, buffer: Tensor) -> bool:
-    """Whether what was returned is the buffer, or a view of all of it."""
     if not isinstance(returned, Tensor) or returned.dtype != buffer.dtype:
         return False
     return returned.data_ptr() == buffer.data_ptr() and returned.shape == buffer.shape

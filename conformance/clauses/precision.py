@@ -59,7 +59,7 @@ NEARLY_TIED = Space(
 # What is added to every channel of queries and keys: with heads of 256, whose scale is exact and so
 # leaves few roundings that would hide others, all logits grow by 144 and vary by three.
 LIFT = 3.0
-# A cap of that many times the logits bends them, but leaves them apart.
+# A cap of this multiple of the logits bends them, but leaves them apart.
 CAPPED = 1.25
 LIFTED = Space(
     kinds=("core",),
@@ -101,7 +101,7 @@ def _independent(candidate: Candidate) -> str:
     subtle=True,
 )
 def scale_error(subject: Subject, problem: Problem) -> Finding:
-    """Errors of a thousandth of the rounding of one element show where all elements share them."""
+    """Fit one common scale error: a thousandth of an element's rounding shows if all share it."""
     fitted, broken = _fitted(subject, problem)
     if fitted is None:
         return Finding(binding=False, violation=broken)
@@ -116,7 +116,7 @@ def scale_error(subject: Subject, problem: Problem) -> Finding:
         violation = Violation(
             kind="value", message=message, expected=0.0, got=fitted.scale_error, measured=measured
         )
-    # Errors that are too large blur the fit and may feign a scale: other clauses judge them.
+    # Errors beyond the bound blur the fit and may feign a scale: other clauses judge them.
     binding = fitted.scale_allowed < OTHER_SCALE_ERROR or fitted.unexplained > 1.0
     return Finding(
         binding=binding, margin=margin if violation else min(margin, 1.0), violation=violation
@@ -136,7 +136,7 @@ def scale_error(subject: Subject, problem: Problem) -> Finding:
     subtle=True,
 )
 def typical_error(subject: Subject, problem: Problem) -> Finding:
-    """Each error in units of its own typical size; what a wrong scale explains is taken off."""
+    """Each error in units of its own typical size, without the part explained by a wrong scale."""
     fitted, broken = _fitted(subject, problem)
     if fitted is None:
         return Finding(binding=False, violation=broken)
@@ -157,7 +157,7 @@ def typical_error(subject: Subject, problem: Problem) -> Finding:
 
 
 def _fitted(subject: Subject, problem: Problem) -> tuple[Fit | None, Violation | None]:
-    """The fit, or else the violation that prevents it, if there is one."""
+    """The fit of the errors, or (None, violation) where the answer is not finite."""
     inputs = subject.inputs(problem)
     yardstick, answer = subject.yardstick(inputs), subject.answer(inputs)
     comparison = measure(yardstick, answer, "the answer to independent inputs is wrong")
@@ -191,7 +191,7 @@ def _keeps_scores(candidate: Candidate) -> str:
     subtle=True,
 )
 def lifted_logits(subject: Subject, problem: Problem) -> Finding:
-    """A number added to all channels of queries and keys; every other time under a softcap."""
+    """Add one number to all channels of queries and keys; in turn with and without a softcap."""
     if subject.dtype not in ("float16", "bfloat16"):
         return Finding(inapplicable=WIDER)
     if subject.declaration.accumulate not in (None, "float32", "float64"):
@@ -221,7 +221,7 @@ def lifted_logits(subject: Subject, problem: Problem) -> Finding:
 
 
 def _lifted(subject: Subject, problem: Problem) -> Inputs:
-    """Queries and keys with something in common; up or down in turn, and capped where offered."""
+    """Queries and keys with a common part: up or down in turn, and capped where offered."""
     inputs = subject.inputs(problem)
     sign = -1.0 if problem.seed // 2 % 2 else 1.0
     lifted = inputs.with_tokens(query=inputs.query + LIFT, key=inputs.key + sign * LIFT)
@@ -306,9 +306,9 @@ FLOAT16_ONLY: Final = "products of ordinary numbers overflow float16 alone"
     subtle=True,
 )
 def overflow_half(subject: Subject, problem: Problem) -> Finding:
-    """Queries and keys are enlarged alike; every other time a given scale makes up for it.
+    """Enlarge queries and keys alike; in every other example a given scale makes up for it.
 
-    Where scores are not stored, logits behind the scale are past it every other time.
+    Where scores are not stored, the logits behind the scale overflow in every other example, too.
     """
     if subject.dtype != "float16":
         return Finding(inapplicable=FLOAT16_ONLY)
@@ -326,7 +326,7 @@ def overflow_half(subject: Subject, problem: Problem) -> Finding:
     if "scale" in subject.declaration.features and odd:
         inputs = inputs.replace(scale=MODEST / (PAST * limit))
     elif stored and float(core.scores.abs().amax()) > limit / 2.0:
-        return Finding(binding=False)  # it declares that scores are stored in float16
+        return Finding(binding=False)  # the declaration stores scores in float16
     wording = "products past 65504 give a wrong answer"
     judged = ~subject.golden(inputs).empty_rows  # rows past the range of float16 count, too
     return matches_golden(subject, inputs, wording, judged=judged, signal=False)
@@ -339,7 +339,7 @@ def _limit(dtype: str) -> float:
 def _past_largest(subject: Subject, inputs: Inputs, *, scaled: bool) -> Inputs:
     """Tokens enlarged until the largest product is past float16's largest number.
 
-    With ``scaled`` the largest logit is, too.
+    With ``scaled`` the largest logit is past it, too.
     """
     core = subject.golden(inputs).core
     # The largest, not the most negative: minus infinity is a weight of zero, as it should be.
@@ -366,7 +366,7 @@ def _past_largest(subject: Subject, inputs: Inputs, *, scaled: bool) -> Inputs:
     subtle=True,
 )
 def subnormal(subject: Subject, problem: Problem) -> Finding:
-    """Tiny values, subnormal ones, tiny queries that meet huge keys, and subnormal queries."""
+    """Tiny values, subnormal values, tiny queries against huge keys, and subnormal queries."""
     if subject.dtype == "float64":
         reason = "the golden answer is in float64, and ends where it does"
         return Finding(inapplicable=reason)
@@ -416,7 +416,6 @@ def _subnormal_queries(subject: Subject, inputs: Inputs) -> Finding:
 
 
 def _smallest(dtype: str) -> float:
-    """The smallest normal number."""
     return float(torch.finfo(getattr(torch, dtype)).smallest_normal)
 
 

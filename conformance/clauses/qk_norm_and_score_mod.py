@@ -19,7 +19,7 @@ PREPARED = EVERY_OPTION.replace(
     preferred=(("head_size", 3),),
     share=0.5,
 )
-# One problem in so many has tokens so small that epsilon shows, and one has large tokens.
+# Of this many problems one has tokens small enough to show epsilon, and one has large tokens.
 EVERY = 3
 LARGE_TOKENS = 16.0
 
@@ -44,7 +44,7 @@ _is_normalised = requires(
     subtle=True,
 )
 def normalised(subject: Subject, problem: Problem) -> Finding:
-    """Tokens of ordinary size, large ones, and some so small that epsilon shows."""
+    """Tokens of ordinary size, large tokens, and tokens small enough for epsilon to show."""
     inputs, point = subject.inputs(problem), subject.declaration.semantics
     other = point.replace(qk_norm="none")
     turn = problem.seed % EVERY
@@ -59,7 +59,7 @@ def normalised(subject: Subject, problem: Problem) -> Finding:
 
 
 def _times(inputs: Inputs, factor: float) -> Inputs:
-    """Queries and keys of another size: a power of two, so that nothing is rounded."""
+    """Queries and keys of another size: a power of two keeps them exact."""
     exact = 2.0 ** round(math.log2(factor))
     if inputs.mode == "self":
         return inputs.with_tokens(key=inputs.key * exact)

@@ -1,4 +1,4 @@
-"""ranks.*: several ranks give the answer that one gives, however many, however uneven or late."""
+"""ranks.*: several ranks give the answer of one rank, however many, however uneven or late."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
 COUNTS: Final = (1, 2, 3, 4)
-# Before each message: longer than any rank waits of its own accord, and short beside the limit.
+# Before each message: longer than the ranks' own waits, and short beside the limit.
 LATE: Final = 0.15
-# The limit of a call in which a rank does not take part: the others wait so long for it.
+# The limit of a call without one of its ranks: all other ranks wait this long for it.
 ABSENT: Final = 2.0
 _FEW: Final = 0.1
 _NEVER_LATE: Final = "none of its messages can be delayed: they are functional collectives"
@@ -77,7 +77,7 @@ def _ranks(candidate: Candidate) -> Ranks:
 
 
 def _replicated(candidate: Candidate) -> set[str]:
-    """Which tensors are on every rank, of the answer and of those that have gradients."""
+    """The names of the tensors held whole by every rank: the answer and the gradients."""
     ranks, is_core = _ranks(candidate), candidate.kind == "core"
     axes = "heads" if is_core else "tokens"
     names = ["output"]
@@ -90,7 +90,7 @@ def _replicated(candidate: Candidate) -> set[str]:
 
 
 class _Run:
-    """A call in another way than usual: its answer, and what became of it on each rank.
+    """A call with the given ``Calls``: its answer, and the result of each rank.
 
     ``results`` is empty where the golden answers in the candidate's place.
     """
@@ -110,7 +110,7 @@ class _Run:
 
     @property
     def results(self) -> list[RankResult]:
-        """What became of the last call on each rank."""
+        """The result of the last call on each rank."""
         return [] if self._spanning is None else self._spanning.results
 
 
@@ -123,7 +123,7 @@ class _Run:
     explained=False,
 )
 def agree(subject: Subject, problem: Problem) -> Finding:
-    """The answer and the gradients of each rank against those of the first, within both bounds."""
+    """Compare each rank's answer and gradients with the first rank's, within both bounds."""
     whole = _replicated(subject.candidate)
     findings = []
     if "output" in whole:
@@ -134,7 +134,6 @@ def agree(subject: Subject, problem: Problem) -> Finding:
 
 
 def _gradients_agree(subject: Subject, problem: Problem) -> Finding:
-    """The gradients that each rank has of what is replicated against those of the first."""
     function, inputs = subject.candidate.function, with_full_rows(subject, problem, whole=True)
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
@@ -145,7 +144,7 @@ def _gradients_agree(subject: Subject, problem: Problem) -> Finding:
 
     try:
         first = GradientRun(inputs=inputs, upstream=upstream, gradients=gradients())
-    except NotDifferentiable:  # which is no promise of its own; the answers are judged
+    except NotDifferentiable:  # no promise by itself; the answers are judged
         return Finding(binding=False)
     if not isinstance(function, Spanning):  # the golden answers in the candidate's place
         return Finding(margin=0.0)
@@ -158,7 +157,6 @@ def _gradients_agree(subject: Subject, problem: Problem) -> Finding:
 
 
 def _answers_agree(subject: Subject, inputs: Inputs) -> Finding:
-    """The answer of each rank against that of the first."""
     run = _Run(subject, inputs, Calls(_ranks(subject.candidate)))
     first = run.answer()
     _, bound, judged = subject.frame(inputs)
@@ -197,7 +195,7 @@ def _answers_agree(subject: Subject, inputs: Inputs) -> Finding:
     explained=False,
 )
 def any_count(subject: Subject, problem: Problem) -> Finding:
-    """The declared number of ranks against each other one that divides the sizes."""
+    """Compare the declared number of ranks with all further numbers that divide the sizes."""
     inputs = subject.inputs(problem)
     ranks = _ranks(subject.candidate)
     usual = subject.answer(inputs)
@@ -214,8 +212,6 @@ def any_count(subject: Subject, problem: Problem) -> Finding:
 
 
 def _cut(inputs: Inputs, queries: int, keys: int) -> Inputs:
-    """The first queries and keys of a problem, with their masks."""
-
     def kept(mask: Tensor | None) -> Tensor | None:
         if mask is None:
             return None
@@ -229,7 +225,7 @@ def _cut(inputs: Inputs, queries: int, keys: int) -> Inputs:
 
 
 def _right_or_refused(subject: Subject, inputs: Inputs, words: str) -> Finding:
-    """The golden answer, or an exception on every rank: never on some, while others wait."""
+    """Require the golden answer, or an exception on all ranks: none may be left waiting."""
     run = _Run(subject, inputs, Calls(_ranks(subject.candidate)))
     try:
         answer = run.answer()
@@ -246,7 +242,7 @@ def _right_or_refused(subject: Subject, inputs: Inputs, words: str) -> Finding:
 
 
 def _padded(inputs: Inputs) -> Inputs:
-    """A problem with one more key of zeros, which a mask hides nowhere."""
+    """A problem with one more key of zeros, visible under the mask."""
 
     def longer(tensor: Tensor) -> Tensor:
         return torch.cat([tensor, torch.zeros_like(tensor[..., :1, :])], dim=-2)
@@ -321,10 +317,10 @@ def empty_part(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def order(subject: Subject, problem: Problem) -> Finding:
-    """Each part goes to the next rank, those of queries and of keys apart."""
+    """Move each part to the next rank, query parts and key parts independently."""
     inputs = subject.inputs(problem)
     ranks = _ranks(subject.candidate)
-    pieces = 2 * ranks.count  # of a zigzag; of others each part is two
+    pieces = 2 * ranks.count  # zigzag parts; other parts count as two pieces
     sizes = inputs.geometry
     queries, keys = sizes.query_length // pieces * pieces, sizes.key_length // pieces * pieces
     if not can_cross(subject.candidate):
@@ -358,7 +354,7 @@ def order(subject: Subject, problem: Problem) -> Finding:
     applies=(spans_ranks, _several, _divides_keys),
 )
 def no_leak(subject: Subject, problem: Problem) -> Finding:
-    """Junk in the whole last part of the keys; the rows before it are judged."""
+    """Put junk into the whole last part of the keys; earlier rows are judged."""
     inputs = subject.inputs(problem)
     count, length = _ranks(subject.candidate).count, inputs.geometry.key_length
     last = torch.arange(length) >= (count - 1) * -(-length // count)
@@ -379,7 +375,7 @@ def no_leak(subject: Subject, problem: Problem) -> Finding:
 def waits(subject: Subject, problem: Problem) -> Finding:
     """One rank sends later than the others, each in turn.
 
-    What functional collectives send is not delayed: where there is nothing else, it does not apply.
+    Functional collectives cannot be delayed: a candidate without other messages is inapplicable.
     """
     inputs = subject.inputs(problem)
     ranks = _ranks(subject.candidate)
@@ -408,7 +404,7 @@ def waits(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def dies(subject: Subject, problem: Problem) -> Finding:
-    """The last rank ends its process, or does not call; what the others do is looked at."""
+    """The last rank ends its process, or does not call; the remaining ranks are watched."""
     inputs = subject.inputs(problem)
     ranks = dataclasses.replace(_ranks(subject.candidate), seconds=ABSENT)
     absent = {ranks.count - 1: ("die", "rest")[problem.seed % 2]}
@@ -433,7 +429,6 @@ def dies(subject: Subject, problem: Problem) -> Finding:
 def _right_parts(
     subject: Subject, inputs: Inputs, ranks: Ranks, others: list[RankResult]
 ) -> Finding:
-    """The parts of the ranks that answered, each in its place of the golden answer."""
     expected = subject.golden(inputs)
     place = ranks.places("output", "tokens" if inputs.is_layer else "heads")
     margin = 0.0

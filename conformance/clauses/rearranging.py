@@ -56,9 +56,9 @@ def reordered_keys(inputs: Inputs, order: Tensor) -> Inputs:
 
 
 def one_item(subject: Subject, inputs: Inputs, item: int) -> tuple[Inputs, View]:
-    """One batch item alone with its mask, and the view of the batch's answer that it must equal.
+    """One batch item alone with its mask, and the view of the batch's answer to compare.
 
-    For a candidate that cannot be called with one item, a batch of copies of that item.
+    A candidate that cannot be called with one item gets a batch of copies of the item.
     """
     single = admits_lengths(subject.candidate, inputs.geometry.replace(batch=1))
     count = 1 if single else inputs.geometry.batch
@@ -67,14 +67,14 @@ def one_item(subject: Subject, inputs: Inputs, item: int) -> tuple[Inputs, View]
 
 
 def read_heads(subject: Subject, inputs: Inputs) -> Tensor:
-    """Which key/value head each query head reads, at the declared order of groups."""
+    """The key/value head of each query head, in the declared order of groups."""
     return inputs.read_heads(subject.declaration.semantics)
 
 
 def permute_heads(
     subject: Subject, inputs: Inputs, generator: torch.Generator
 ) -> tuple[Inputs, Tensor]:
-    """Exchange key/value heads together with the query heads that read them, weights and masks.
+    """Exchange key/value heads together with their query heads, weights and masks.
 
     Returns the inputs and the new order of the query heads.
     """

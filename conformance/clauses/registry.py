@@ -1,4 +1,4 @@
-"""What a clause is, whether it is valid, and the registry of all clauses."""
+"""Clauses: their fields, the check of these fields, and the registry of all clauses."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _SLUG: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*\.[a-z0-9]+(-[a-z0-9]+)*"
 
 
 def why_not(clause: Clause) -> str:
-    """Why a clause is not valid, in words that follow its slug, or ""."""
+    """The reason why a clause is not valid, in words that follow its slug, or ""."""
     return next(_reasons(clause), "")
 
 
@@ -119,13 +119,13 @@ Level = Literal["MUST", "SHOULD", "MAY"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one example showed.
+    """The result of one example.
 
-    ``binding`` says that this example tells the clause's counterfactual from what is right.
+    ``binding`` says whether the example tells the clause's counterfactual from the right answer.
     ``margin`` is the largest error over its bound, None where no numbers were compared.
     ``refused`` says that the candidate raised where it may: see ``RowWithoutKeysRefused``.
     ``inapplicable`` is the reason why the clause turned out not to apply to the example, or "":
-    such an example never binds.
+    an inapplicable example never binds.
     """
 
     binding: bool = True
@@ -148,7 +148,7 @@ class Finding:
         return dataclasses.replace(self, binding=self.binding and condition)
 
     def told(self, facts: Mapping[str, Any], message: str = "") -> Finding:
-        """This finding, whose violation knows facts and says another message if there is one."""
+        """Add facts to the violation, if any, and replace its message unless ``message`` is ""."""
         if (own := self.violation) is None:
             return self
         measured = {**own.measured, **facts}
@@ -166,7 +166,7 @@ Applies = Callable[[Candidate], str]
 
 
 def requires(holds: Callable[[Candidate], object], reason: str) -> Applies:
-    """A requirement of a clause: where it does not hold for a candidate, it gives the reason."""
+    """A requirement of a clause: gives ``reason`` where ``holds`` is false for a candidate."""
 
     def requirement(candidate: Candidate) -> str:
         return "" if holds(candidate) else reason
@@ -185,34 +185,34 @@ def declares(feature: str, reason: str = "") -> Applies:
 
 @dataclass(frozen=True, kw_only=True)
 class Clause:
-    """One requirement of the specification and how it is checked.
+    """One requirement of the specification and its check.
 
     id
         The stable slug, such as ``mask.no-leak``; its first word is the family.
     level
-        MUST, SHOULD or MAY, or one for each kind of candidate.
+        MUST, SHOULD or MAY, or a level for each kind of candidate.
     sentence, source
-        The requirement in one sentence, and where it comes from.
+        The requirement in one sentence, and its origin.
     counterfactual
-        The wrong answer that an example must tell from the right one to bind; "": all bind.
+        The wrong answer that an example must tell from the right answer to bind; "": all bind.
     space
-        The problems that it is tried on.
+        The problems on which the clause is tried.
     requirements
         Each gives the reason why the clause does not apply to a candidate, or "".
     explained
-        Whether another point of the semantics may explain a failure, so that it is diagnosed.
+        Whether another point of the semantics may explain a failure: then the failure is diagnosed.
     of_repetition
-        Whether it checks that equal calls give equal answers: randomness fails it, while for other
-        clauses an answer that differs from call to call says nothing.
+        Whether the clause checks that equal calls give equal answers: randomness fails it, while
+        for other clauses an answer that differs from call to call says nothing.
     subtle
-        Whether a coarse precision may hide what it checks: then it does not apply, where other
-        clauses would be untestable. A declared ``precision`` may hide it from any clause.
+        Whether a coarse precision may hide the defect: then the clause does not apply, where other
+        clauses would be untestable. A declared ``precision`` may hide the defect from any clause.
     of_any_answer
-        Whether any answer shows whether it holds: of a slow candidate those are taken that are
-        known, as far as the clause may ask their problems.
+        Whether any answer shows whether the clause holds: for a slow candidate the check takes
+        known answers, as far as the clause may ask their problems.
     resized
-        Gives a drawn problem the sizes that the clause needs. The check gets what this returns: so
-        its sizes are those that are made smaller and shown. None leaves problems as they are.
+        Gives a drawn problem the sizes that the clause needs. The check gets the resized problem,
+        and failures are shrunk and shown at its sizes. None leaves problems as they are.
 
     Raises DeclarationError (a ValueError) for a field that no clause can have.
     """
@@ -233,7 +233,7 @@ class Clause:
     resized: Callable[[Subject, Problem], Problem] | None = None
 
     def problem_for(self, subject: Subject, drawn: Problem) -> Problem:
-        """The problem that is asked in place of a drawn one."""
+        """The problem to ask in place of a drawn problem."""
         return drawn if self.resized is None else self.resized(subject, drawn)
 
     def __post_init__(self) -> None:
@@ -314,8 +314,8 @@ def clause(
 
     The check is called as ``check(subject, problem)`` and returns a :class:`Finding`. The other
     arguments are the fields of :class:`Clause`. Every list, report and run then has the clause:
-    installed distributions register theirs under the entry point ``attention_conformance.clauses``.
-    A family's file that is imported again registers its clauses again.
+    installed distributions register clauses at the entry point ``attention_conformance.clauses``.
+    A second import of a family's file registers its clauses again.
 
     Raises DeclarationError (a ValueError) for a slug that is taken or an argument that no clause
     can have.
@@ -357,10 +357,10 @@ def add(new: Clause) -> None:
 
 
 def _still_imported(check: Check) -> bool:
-    """Whether the module that defines a check is the one in ``sys.modules`` under its name.
+    """Whether the module behind a check is still in ``sys.modules`` under its name.
 
-    pytester's runs inside a process drop from ``sys.modules`` what they imported, and an import
-    that failed half-way is dropped, too: the slugs that such a module has registered are free.
+    pytester's runs inside a process drop their imports from ``sys.modules``, and a failed import
+    drops its module, too: the slugs registered by a dropped module are free.
     """
     module = sys.modules.get(check.__module__)
     return module is not None and vars(module) is getattr(check, "__globals__", None)
@@ -380,7 +380,7 @@ def all_clauses() -> list[Clause]:
 
 
 def _take(loaded: Any) -> None:
-    """Register what an entry point holds: a module has done so when it was imported."""
+    """Register the clauses of an entry point; a module has registered its own at import."""
     if isinstance(loaded, Clause):
         add(loaded)
     elif isinstance(loaded, (list, tuple)):

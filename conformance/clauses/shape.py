@@ -432,7 +432,6 @@ def rejects_others(subject: Subject, problem: Problem) -> Finding:
 
 
 def _other_mismatches(inputs: Inputs) -> list[tuple[str, Inputs]]:
-    """The inputs that should be refused, each behind its description."""
     free, sizes = inputs.without_mask(), inputs.geometry
     mismatches: list[tuple[str, Inputs]] = []
     if inputs.mode == "separate":
@@ -454,7 +453,6 @@ def _other_mismatches(inputs: Inputs) -> list[tuple[str, Inputs]]:
 
 
 def _longer_masks(inputs: Inputs) -> list[tuple[str, Inputs]]:
-    """Masks with one more key, query, head or item than there are."""
     names = {"K": "key_length", "Q": "query_length", "H": "num_heads", "B": "batch"}
     mismatches = []
     for name in (name for letter, name in names.items() if letter in inputs.mask_shape):

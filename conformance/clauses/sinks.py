@@ -1,4 +1,4 @@
-"""sinks.*: one more logit for each head in the sum of the softmax, whose value is zero."""
+"""sinks.*: each head's softmax sum has one more logit, whose value is zero."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from .subject import Subject
 SOURCE = "Gemma Team 2024 (Gemma 2), section 2: logit soft-capping"
 CAPS = (1.5, 0.5, 5.0, 1.5, 30.0)
 SMALL_CAPS = (1.5, 0.5, 3.0)
-# Caps so large that they change no ordinary score.
+# Caps too large to change an ordinary score.
 HUGE, HUGE_IN_HALF = 1e3, 64.0
 # The largest logit, where all scores are far above the cap: e^x has no such power in float32.
 FAR_ABOVE, FAR_ABOVE_IN_HALF = 2e3, 2e2
@@ -106,7 +106,7 @@ def softcap_large(subject: Subject, problem: Problem) -> Finding:
 
 
 def _huge(subject: Subject, problem: Problem, cap: float) -> Finding:
-    """Against the golden, or against the candidate's answer without a cap where there is none."""
+    """Compare with the golden or, without one, with the candidate's answer without a cap."""
     plain = subject.inputs(problem.replace(softcap=None))
     inputs = plain.replace(softcap=cap)
     wording = f"a softcap of {cap:g}, far above all scores, changes the answer"
@@ -117,7 +117,7 @@ def _huge(subject: Subject, problem: Problem, cap: float) -> Finding:
 
 
 def _enlarged(subject: Subject, inputs: Inputs, target: float) -> Inputs:
-    """The queries so much larger that the largest score is near a target."""
+    """Scale the queries so that the largest score is near ``target``."""
     largest = float(subject.golden(inputs).core.scores.abs().max())
     factor = target / largest if largest else 1.0
     return inputs.with_tokens(query=(inputs.query.double() * factor).to(inputs.query.dtype))
@@ -139,7 +139,7 @@ def _enlarged(subject: Subject, inputs: Inputs, target: float) -> Inputs:
     applies=(offers_softcap,),
 )
 def softcap_after_scale(subject: Subject, problem: Problem) -> Finding:
-    """A cap that bites, with the default scale and with given ones, against the golden."""
+    """A small cap, with the default scale and with given scales, against the golden."""
     cap = SMALL_CAPS[problem.seed % len(SMALL_CAPS)]
     inputs = _capped(subject, problem, cap)
     used = subject.golden(inputs).core.scale

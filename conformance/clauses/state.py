@@ -1,4 +1,4 @@
-"""state.*: a call leaves no trace, and the same call gives the same answer."""
+"""state.*: a call leaves no trace, and an equal call gives the same answer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,6 @@ ANY_KIND = ("core", "layer", "positions")
 
 
 def _twice(subject: Subject, problem: Problem) -> tuple[Inputs, Tensor, Tensor]:
-    """A problem's inputs, and the answers of two calls of one forward with them."""
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
     return inputs, subject.call(forward, inputs).output, subject.call(forward, inputs).output
@@ -113,10 +112,10 @@ def no_memory(subject: Subject, problem: Problem) -> Finding:
 def only_order_counts(
     subject: Subject, later: Inputs, answers: tuple[Tensor, Tensor], first: Tensor
 ) -> bool:
-    """Whether the order of the items explains two answers, so that nothing is remembered.
+    """Whether the order of the items alone explains two different answers, without any memory.
 
-    A candidate that remembers nothing gives the same answer once more in fresh tensors. One that
-    looks answers up by shape does so, too, but repeats an answer that it has already given.
+    A candidate without memory repeats its answer in fresh tensors. A candidate that looks answers
+    up by shape does so, too, but then repeats an answer given earlier.
     """
     again, reordered_answer = answers
     fresh_answer = subject.answer(later)
@@ -126,9 +125,9 @@ def only_order_counts(
 
 
 def _changed(earlier: Inputs, other: Inputs, seed: int) -> Inputs:
-    """The inputs of the next call: all of them are others, or some, or only the last token.
+    """The inputs of the next call: all new, some new, or only the last token new.
 
-    Answers that are looked up by some of the inputs show when the others change.
+    An answer looked up by part of the inputs shows when the rest changes.
     """
     change = CHANGES[seed % len(CHANGES)]
     later = earlier.replace(generic=False)
@@ -177,7 +176,7 @@ def reordered(subject: Subject, inputs: Inputs, problem: Problem) -> tuple[Input
 
 
 def _reordered_rows(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, View]:
-    """One item with its queries in another order; where they are keys, too, only without a mask."""
+    """One item with its queries in another order; in self mode only without a mask."""
     order = permutation(inputs.geometry.query_length, generator)
     if inputs.mode == "self" and inputs.masked:
         return inputs, unchanged
@@ -192,7 +191,7 @@ def _reordered_rows(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs,
     explained=False,
 )
 def answer_kept(subject: Subject, problem: Problem) -> Finding:
-    """The tensor that one call returned, read again after a call with other values."""
+    """The returned tensor of a call, read again after a call with new values."""
     inputs = subject.inputs(problem)
     other = subject.inputs(problem.replace(seed=problem.seed + 1)).replace(weights=inputs.weights)
     forward = subject.forward(inputs)
@@ -212,7 +211,7 @@ def answer_kept(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def grad_mode(subject: Subject, problem: Problem) -> Finding:
-    """One call is made under no_grad, with gradients recorded, and with inputs that need them."""
+    """Three calls: under no_grad, with gradients recorded, with inputs that require gradients."""
     inputs = subject.inputs(problem)
     plain, recording = subject.answer(inputs), inputs.replace(grad_mode=True)
     answers = [subject.answer(recording), _with_leaves(subject, recording)]
@@ -226,7 +225,7 @@ def grad_mode(subject: Subject, problem: Problem) -> Finding:
 
 
 def _with_leaves(subject: Subject, inputs: Inputs) -> Tensor | None:
-    """The answer for inputs that require gradients; None where such are refused.
+    """The answer for inputs that require gradients; None where the candidate refuses them.
 
     Other clauses judge whether gradients can be computed.
     """
@@ -240,7 +239,7 @@ def _with_leaves(subject: Subject, inputs: Inputs) -> Tensor | None:
         return None
 
 
-# Among them contiguous: other layouts may be copied before they are edited in place.
+# Contiguous layouts are among them: other layouts may be copied before they are edited in place.
 UNCHANGED_LAYOUTS = ("contiguous", "between-canaries")
 
 
@@ -256,9 +255,9 @@ UNCHANGED_LAYOUTS = ("contiguous", "between-canaries")
     explained=False,
 )
 def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
-    """Every tensor and the memory around it compared with a copy, NaN equal to NaN, bit for bit.
+    """Compare every tensor and the memory around it with a copy bit for bit; NaN equals NaN.
 
-    The first call of any other clause that wrote into its arguments is made here once more.
+    The first call of another clause that wrote into its arguments is repeated here.
     """
     with_weights = "weights" in subject.declaration.features and problem.seed % 2 == 1
     layout = UNCHANGED_LAYOUTS[problem.seed % len(UNCHANGED_LAYOUTS)]
@@ -272,7 +271,7 @@ def inputs_unchanged(subject: Subject, problem: Problem) -> Finding:
 
 
 def _changed_in_place(subject: Subject, inputs: Inputs) -> Violation | None:
-    """The violation where a call with some inputs changes its tensors or the memory around them."""
+    """The violation of a call that changes its tensors or surrounding memory; None if neither."""
     forward = subject.forward(inputs)
     positional, keywords = arguments(inputs)
     tensors = dict(zip(subject.declaration.positional, positional, strict=False))
@@ -337,7 +336,7 @@ def _repeats(tensor: Tensor) -> bool:
     )
 
 
-# How often the same call is made at the end: what changes after some calls has done so by then.
+# Number of repeated calls at the end: a change after some calls has happened by then.
 REPEATS = 8
 ORDER = Space(mask="maybe", causal="maybe", extras="maybe", values=LIVELY, share=0.25)
 
@@ -352,7 +351,7 @@ ORDER = Space(mask="maybe", causal="maybe", extras="maybe", values=LIVELY, share
     explained=False,
 )
 def call_order(subject: Subject, problem: Problem) -> Finding:
-    """Longer, shorter, more items, other masks: in one order, and in the reverse one."""
+    """Longer, shorter, more items, new masks: call them in order, and in reverse."""
     calls = list(_calls(subject, problem))
     forwards = subject.forward(calls[0]), subject.forward(calls[0])
     if subject.candidate.draws_weights:  # the layers that were built before keep their weights
@@ -373,7 +372,7 @@ def call_order(subject: Subject, problem: Problem) -> Finding:
 
 
 def _after_one_call(subject: Subject, calls: list[Inputs], inputs: Inputs) -> Finding | None:
-    """The violation that one call before this one shows, with the sizes of both; None if none."""
+    """The violation shown by a single earlier call, with the sizes of both calls; else None."""
     for before in calls:
         alone = subject.call(subject.forward(calls[0]), inputs).output
         forward = subject.forward(calls[0])
@@ -387,13 +386,12 @@ def _after_one_call(subject: Subject, calls: list[Inputs], inputs: Inputs) -> Fi
 
 
 def _sizes(inputs: Inputs) -> str:
-    """The sizes of a call in words."""
     sizes = inputs.geometry
     return f"batch {sizes.batch}, queries {sizes.query_length}, keys {sizes.key_length}"
 
 
 def _first_of_all(subject: Subject) -> Finding:
-    """The very first call of the candidate, made once more."""
+    """The candidate's very first call, repeated."""
     if subject.first_answer is None:
         return Finding()
     inputs, first = subject.first_answer
@@ -403,7 +401,7 @@ def _first_of_all(subject: Subject) -> Finding:
 
 
 def _calls(subject: Subject, problem: Problem) -> Iterator[Inputs]:
-    """The inputs of a problem, and of others that the same built layer can answer."""
+    """The inputs of a problem, and of further problems within reach of the same built layer."""
     plain = subject.inputs(problem)
     yield plain
     for drawn in _others(subject, problem):
@@ -439,8 +437,8 @@ def _others(subject: Subject, problem: Problem) -> Iterator[Problem]:
     yield problem.replace(geometry=longer_sizes.replace(batch=items), mask=other_mask)
 
 
-# On so many threads a call is made again, so often each where that takes no longer than these
-# seconds: a race shows in some calls only.
+# Thread counts of repeated calls, the number of repetitions, and the most seconds spent on them: a
+# race shows in some calls only.
 THREADS_ASKED: Final = (2, 4)
 CALLS_ON_THREADS: Final = 24
 SECONDS_ON_THREADS: Final = 0.2
@@ -468,7 +466,7 @@ def _can_have_threads(candidate: Candidate) -> str:
     applies=(_can_have_threads,),
 )
 def on_threads(subject: Subject, problem: Problem) -> Finding:
-    """A call on one thread, and the same on two and on four, several times each."""
+    """A call on one thread against repeated calls on two and on four threads."""
     inputs = subject.inputs(problem)
     forward = subject.forward(inputs)
     alone = subject.call(forward, inputs).output
@@ -477,7 +475,7 @@ def on_threads(subject: Subject, problem: Problem) -> Finding:
             answers = list(_repeated(subject, forward, inputs))
         wording = f"on {count} threads the answer is another than on one"
         for answer in answers:
-            # What is finite on no number of threads is other clauses' to judge.
+            # An answer that is finite on no number of threads is judged by other clauses.
             known = alone.isfinite() | answer.isfinite()
             one, other = (each.where(known, 0) for each in (alone, answer))
             finding = same_unless_identical(subject, (inputs, one), (inputs, other), wording)
@@ -488,7 +486,7 @@ def on_threads(subject: Subject, problem: Problem) -> Finding:
 
 
 def _repeated(subject: Subject, forward: Forward, inputs: Inputs) -> Iterator[Tensor]:
-    """The answers to a call that is made again and again; two at least."""
+    """The answers of at least two repeated calls."""
     until = time.monotonic() + SECONDS_ON_THREADS
     for number in range(CALLS_ON_THREADS):
         if number > 1 and time.monotonic() > until:
@@ -497,7 +495,10 @@ def _repeated(subject: Subject, forward: Forward, inputs: Inputs) -> Iterator[Te
 
 
 def _of_threads(violation: Violation, count: int, *, races: bool) -> Finding:
-    """The violation of an answer that is another on several threads; each time another by races."""
+    """The violation of an answer that changes with the number of threads.
+
+    ``races``: the answers on one number of threads differ among themselves.
+    """
     measured = {**violation.measured, THREADS: count, RACE: races}
     if not races:
         return Finding(violation=dataclasses.replace(violation, measured=measured))

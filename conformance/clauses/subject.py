@@ -1,4 +1,4 @@
-"""A candidate under test in one dtype, called for clauses, and the golden answers for it."""
+"""A candidate under test in one dtype, called for clauses, with its golden answers."""
 
 from __future__ import annotations
 
@@ -84,18 +84,14 @@ _REFUSES: Final = "it refuses inputs that require gradients"
 
 
 class Differentiator:
-    """The gradients of a subject; ``oracle`` computes the golden ones."""
+    """The gradients of a subject; ``oracle`` computes the golden gradients."""
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.oracle = GradientOracle(subject.oracle)
 
     def of(self, inputs: Inputs, upstream: Tensor) -> Gradients:
-        """The gradients of every input, and of a layer's weights where they can be computed.
-
-        ``upstream`` is the gradient of the answer, in its axes. Raises CandidateFailure, and
-        NotDifferentiable for a candidate that promises no gradients of its own accord.
-        """
+        """The gradients of every input, and of a layer's weights where they can be computed."""
         return self.pull(self.tape(inputs, weights=True), upstream)
 
     def tape(
@@ -108,11 +104,11 @@ class Differentiator:
         bias: bool = False,
         weights: bool = False,
     ) -> Taped:
-        """Call with gradients recorded; see :meth:`of` for what it raises.
+        """Call with gradients recorded; raises the exceptions of :meth:`of`.
 
         ``forward`` and ``call_arguments`` are made from the inputs where they are None. ``names``
-        are the positional arguments that require a gradient ("input 0" …; None: all of them), and
-        ``bias`` and ``weights`` say whether those do.
+        are the positional arguments that require a gradient ("input 0" …; None: all), and ``bias``
+        and ``weights`` say whether the additive mask and the weights do.
         """
         subject, weight_leaves = self.subject, None
         if forward is None and weights:
@@ -164,7 +160,7 @@ class Differentiator:
 
     @property
     def _promised(self) -> bool:
-        """Whether gradients are a promise that the candidate makes, not only a default."""
+        """Whether the candidate itself promises gradients, beyond the default."""
         return "gradients" in self.subject.declaration.declared_features
 
     def _refused(self, failure: CandidateFailure, inputs: Inputs) -> None:
@@ -175,9 +171,9 @@ class Differentiator:
             raise NotDifferentiable(_REFUSES) from failure
 
     def _without_history(self, names: tuple[str, ...] | None, *, bias: bool) -> None:
-        """Raise for an answer that requires no gradient, though some arguments do.
+        """Raise for an answer that requires no gradient, though differentiable arguments do.
 
-        CandidateFailure where gradients are promised or a plain call's answer requires one, else
+        CandidateFailure where gradients are promised or a plain call's answer requires them, else
         NotDifferentiable.
         """
         positional = self.subject.declaration.positional
@@ -214,7 +210,7 @@ class Differentiator:
 # Logits of the problems whose tensors and golden answers are remembered. A golden answer has some
 # twenty stages of eight bytes each for a logit: about 50 MB, as much as the spaces in turn need.
 REMEMBERED_LOGITS: Final = 300_000
-# What a problem counts for that has next to none.
+# The logits counted for a problem with next to none.
 LEAST_LOGITS: Final = 256
 # Perturbed calls that measure the spread of a candidate whose weights are unknown.
 SPREAD_CALLS = 4
@@ -225,14 +221,14 @@ class RememberedInputs(Protocol):
 
     @property
     def __wrapped__(self) -> Callable[..., Inputs]:
-        """What makes them anew."""
+        """The function that makes the tensors anew."""
 
     def __call__(self, problem: Problem, /) -> Inputs:
-        """The tensors of a problem, always the same object while it is remembered."""
+        """The tensors of a problem; a remembered problem gives the identical object."""
 
 
 class _Remembered:
-    """The tensors of the problems that were asked for last; golden answers live as long."""
+    """The tensors of the latest problems; golden answers live as long."""
 
     def __init__(self, make: Callable[[Problem], Inputs]) -> None:
         self.__wrapped__ = make
@@ -240,7 +236,7 @@ class _Remembered:
         self._logits = 0
 
     def __call__(self, problem: Problem) -> Inputs:
-        """The tensors of a problem, always the same object while it is remembered."""
+        """The tensors of a problem; a remembered problem gives the identical object."""
         made = self._made.pop(problem, None)
         if made is None:
             made = self.__wrapped__(problem)
@@ -260,11 +256,12 @@ def _logits(problem: Problem) -> int:
 
 
 class Subject:
-    """The candidate on one device and its oracle, as the checks of the clauses use them.
+    """A candidate on one device and its oracle, for the checks of the clauses.
 
-    ``sealed`` is the judge as it must stay; by default as it is now. Where ``only_violations``
-    matter, whether an example binds is not looked at. One with ``slow_calls`` is called no second
-    time where any answer to the same inputs does; others are, as chance may decide an answer.
+    ``sealed`` is the state of the judge that calls must keep; its present state by default. With
+    ``only_violations`` checks skip the question whether an example binds. With ``slow_calls`` the
+    candidate is not called again where a known answer to equal inputs suffices; other candidates
+    are called again, as chance may decide an answer.
     """
 
     only_violations = False
@@ -286,7 +283,7 @@ class Subject:
         self.gradients = Differentiator(self)
         self.candidate_seconds = 0.0
         self.recording: Recording | None = None
-        # The inputs of the first call and its answer: it must be the same later on.
+        # The inputs of the first call and its answer: the answer must not change later on.
         self.first_answer: tuple[Inputs, Tensor] | None = None
         self.inputs: RememberedInputs = _Remembered(self._materialise)
         self._yardsticks: WeakKeyDictionary[Inputs, Yardstick] = WeakKeyDictionary()
@@ -306,21 +303,21 @@ class Subject:
     def tampered(self) -> list[str]:
         """The names that loading, or calls since the last look, replaced in torch or the harness.
 
-        What they stood for is put back.
+        The original objects are put back.
         """
         names = [*self._replaced, *self.sealed.broken()]
         self._replaced.clear()
         return names
 
     def like(self, candidate: Candidate | None = None) -> Subject:
-        """The subject of another candidate, or of this one anew, with this one's dtype and device.
+        """The subject of another candidate, or of this candidate anew; dtype and device stay.
 
-        Both know what the candidate's calls have replaced in torch, so that it is put back once.
+        Both share the record of the candidate's replacements in torch, which are undone once.
         """
         return Subject(candidate or self.candidate, self.dtype, self.device, sealed=self.sealed)
 
     def called_otherwise(self, change: Callable[[Forward], Forward]) -> Subject:
-        """The subject of this candidate with each of its forwards changed."""
+        """The subject of this candidate with ``change`` applied to every forward."""
         function = self.candidate.function
 
         def built(*given: Any, **options: Any) -> Forward:
@@ -353,7 +350,7 @@ class Subject:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Add the seconds of what happens meanwhile to those of the candidate."""
+        """Add the seconds spent in the block to the candidate's seconds."""
         start = time.perf_counter()
         try:
             yield
@@ -361,7 +358,7 @@ class Subject:
             self.candidate_seconds += time.perf_counter() - start
 
     def forward(self, inputs: Inputs) -> Forward:
-        """The callable for some inputs; a layer is built for them."""
+        """The callable for the inputs; a layer is built for them."""
         with self.timed(), watching(self.sealed, self._replaced):
             forward = build_forward(self.candidate, inputs)
         if self.recording is not None and self.candidate.kind == "layer":
@@ -377,10 +374,10 @@ class Subject:
         return answer
 
     def call_with(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
-        """Call with arguments that were made from some inputs; raises CandidateFailure.
+        """Call with arguments made from ``inputs``; raises CandidateFailure.
 
-        Raises RowWithoutKeysRefused where a query has no key and nothing is promised about it, and
-        StridesRefused for tensors that the candidate declares it may refuse.
+        Raises RowWithoutKeysRefused where a query has no key and the candidate promises nothing for
+        rows without keys, and StridesRefused for tensors that the candidate declares it may refuse.
         """
         answer_of = self._call if self.recording is None else self._call_and_record
         try:
@@ -407,7 +404,7 @@ class Subject:
     def _call_and_record(
         self, forward: Forward, call_arguments: Arguments, inputs: Inputs
     ) -> Answer:
-        """Call and record the call, with its arguments as they were before it."""
+        """Call, and record the call with copies of its arguments made before."""
         made = RecordedCall(
             inputs=inputs,
             forward=forward,
@@ -433,7 +430,7 @@ class Subject:
         return answer
 
     def _may_refuse(self, inputs: Inputs) -> bool:
-        """Whether some query has no key and the candidate promises nothing about such rows."""
+        """Whether a query has no key and the candidate promises nothing about rows without keys."""
         if self.oracle.empty_rule(inputs) != "any" or not (inputs.masked or inputs.causal):
             return False
         empty = ~inputs.allowed(self.declaration.semantics).any(dim=-1)
@@ -449,7 +446,7 @@ class Subject:
         return self.answer(inputs) if known is None else known
 
     def known_problems(self) -> list[Problem]:
-        """The problems that clauses asked and whose answers are kept, each once."""
+        """The distinct problems asked by clauses whose answers are kept."""
         return [one for one in dict.fromkeys(self.asked) if self.inputs(one) in self.known]
 
     def answer_or_refusal(self, inputs: Inputs) -> Tensor | None:
@@ -471,7 +468,7 @@ class Subject:
         return True
 
     def golden(self, inputs: Inputs) -> Golden:
-        """The golden answer and its bound; remembered."""
+        """The golden answer with its bound; remembered."""
         return self.oracle.answer(inputs)
 
     def yardstick(self, inputs: Inputs) -> Yardstick:
@@ -510,7 +507,7 @@ class Subject:
 
 
 def _finite(sizes: Tensor) -> Tensor:
-    """Zero where a row without keys is NaN, which would spoil the bound of the others."""
+    """Replace NaN and infinities by zero: rows without keys would spoil the bound of all rows."""
     return sizes.nan_to_num(nan=0.0, posinf=0.0)
 
 

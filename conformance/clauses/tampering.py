@@ -23,7 +23,7 @@ from .judging import has_signal, identical, same_unless_identical
 from .registry import Finding, clause, violated
 from .subject import Subject
 
-# Seeds that no other clause draws from: these answers were never computed before.
+# Seeds that no other clause draws from: the answers were never computed before.
 UNSEEN = 0x5EED
 ANY_KIND = ("core", "layer", "positions")
 
@@ -55,19 +55,17 @@ def untampered(subject: Subject, problem: Problem) -> Finding:
 
 
 def _violated_by(replaced: list[str]) -> Finding:
-    """The violation, which names everything once."""
     named = list(dict.fromkeys(replaced))
     return violated("tampered", f"a call changed what judges it: {', '.join(named)}", got=named)
 
 
 def _golden(subject: Subject, inputs: Inputs) -> Golden | None:
-    """The golden answer, None where there is none."""
     has_golden = subject.candidate.golden_known and subject.candidate.kind != "positions"
     return subject.golden(inputs) if has_golden else None
 
 
 def _reachable(inputs: Inputs, expected: Golden | None) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the harness that a candidate could find in its process, with their names."""
+    """The harness's tensors within reach of a candidate in its process, with their names."""
     for name in ("query", "key", "value", "keep", "bias"):
         tensor = getattr(inputs, name)
         if tensor is not None:
@@ -121,7 +119,7 @@ def unseen(subject: Subject, problem: Problem) -> Finding:
         expected, remade, expected.bound, expected.judged
     )
     if agreement.violation is not None:
-        # Asked as other clauses ask it: its golden answer is in memory, and a variable here.
+        # Asked like other clauses ask: the golden answer is in memory, and a variable here.
         usual = subject.inputs(drawn)
         subject.golden(usual)
         again = subject.answer(usual)

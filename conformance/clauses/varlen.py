@@ -34,14 +34,14 @@ from .registry import Finding, clause
 from .subject import Subject
 
 SOURCE = "flash_attn_varlen_func: cu_seqlens_q, cu_seqlens_k"
-RAGGED = ("random", "single")  # lengths at random, and one query each
+RAGGED = ("random", "single")  # random lengths, and a single query per sequence
 # The factor on a neighbour's values, so that a leak with a tiny weight shows, too.
 NEIGHBOURS = 1e4
 HALF_NEIGHBOURS = 1e1
 
 
 def _space(causal: str = "maybe", patterns: tuple[str, ...] = RAGGED) -> Space:
-    """Sequences of different lengths, two at least; three where they fit."""
+    """Sequences of different lengths: at least two, three where they fit."""
     return Space(
         mask="always",
         forms=(SEQUENCES,),
@@ -79,7 +79,7 @@ def _of_other_lengths(candidate: Candidate) -> str:
     applies=(_takes_sequences,),
 )
 def varlen_golden(subject: Subject, problem: Problem) -> Finding:
-    """Sequences of different lengths against the golden, which sees them padded and masked."""
+    """Sequences of different lengths against the golden over padded and masked sequences."""
     inputs = subject.inputs(problem)
     wording = "among sequences of different lengths an answer is wrong"
     return matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
@@ -113,7 +113,7 @@ def varlen_causal(subject: Subject, problem: Problem) -> Finding:
     applies=(_takes_sequences,),
 )
 def varlen_independent(subject: Subject, problem: Problem) -> Finding:
-    """Every other sequence gets tokens of its own, with large values; one sequence is judged."""
+    """Give every other sequence new tokens with large values; judge the one sequence that stays."""
     inputs = subject.inputs(problem)
     item = problem.seed % inputs.geometry.batch
     stays = torch.arange(inputs.geometry.batch) == item
@@ -150,7 +150,7 @@ def varlen_empty_sequence(subject: Subject, problem: Problem) -> Finding:
     applies=(_takes_sequences, _of_other_lengths),
 )
 def varlen_no_queries(subject: Subject, problem: Problem) -> Finding:
-    """The first sequence, one in the middle or the last is among those without queries."""
+    """Some sequences lack queries, among them the first, a middle one or the last."""
     inputs = subject.inputs(problem)
     wording = "next to a sequence without queries an answer is wrong"
     finding = matches_golden(subject, inputs, wording, counterfactual=inputs.without_mask())
@@ -240,7 +240,7 @@ def varlen_no_keys_gradients(subject: Subject, problem: Problem) -> Finding:
     applies=(_takes_sequences, _of_other_lengths),
 )
 def varlen_no_keys_neighbours(subject: Subject, problem: Problem) -> Finding:
-    """Only sequences with keys are judged, against the golden, which sees nothing but these."""
+    """Judge only sequences with keys, against the golden over their own keys."""
     inputs = subject.inputs(problem)
     if not subject.answers(inputs):
         reason = "it does not answer beside a sequence without keys"
@@ -257,8 +257,8 @@ def varlen_no_keys_neighbours(subject: Subject, problem: Problem) -> Finding:
 def _gradients_of_others(subject: Subject, problem: Problem, inputs: Inputs) -> Finding:
     """The gradients of sequences with keys, for an output gradient of all rows.
 
-    Not judged where what the rows without keys answer is not finite: that is declared, or nothing
-    is promised of it, and may be in every gradient.
+    Not judged where rows without keys answer with numbers that are not finite: these are declared,
+    or unspecified, and may be in every gradient.
     """
     if inputs.present is None:
         return Finding(binding=False)
@@ -293,7 +293,7 @@ def _where_some_lack(finding: Finding, inputs: Inputs, *, queries: bool) -> Find
 
 
 def _with_neighbours(subject: Subject, inputs: Inputs, stays: Tensor, problem: Problem) -> Inputs:
-    """Other tokens of the same number in every sequence but those that stay."""
+    """Draw new tokens for every sequence except the unchanged ``stays``."""
     size = NEIGHBOURS if wide_range(subject) else HALF_NEIGHBOURS
     where, generator = stays.reshape(-1, 1, 1, 1), generator_for(problem, 21)
 
@@ -307,7 +307,7 @@ def _with_neighbours(subject: Subject, inputs: Inputs, stays: Tensor, problem: P
 
 
 def _undisturbed(subject: Subject, inputs: Inputs, other: Inputs, stays: Tensor) -> Finding:
-    """The sequences that stay answer alike; both answers carry the errors of the first."""
+    """Compare the answers of the sequences ``stays``; both carry the errors of the first call."""
     golden_output, bound, judged = subject.frame(inputs)
     judged = judged & stays.reshape(-1, 1, 1, 1)
     first, second = subject.answer(inputs), subject.answer(other)
@@ -327,7 +327,7 @@ def _undisturbed(subject: Subject, inputs: Inputs, other: Inputs, stays: Tensor)
 
 
 def _leaking(inputs: Inputs) -> Inputs:
-    """Every sequence attends the keys of the one before it, as well as its own."""
+    """Let every sequence attend its own keys and its predecessor's."""
     keep = inputs.keep
     both = None if keep is None else torch.cat([_of_neighbour(keep), keep], dim=-1)
     return inputs.replace(
@@ -342,5 +342,5 @@ def _leaking(inputs: Inputs) -> Inputs:
 
 
 def _of_neighbour(keep: Tensor) -> Tensor:
-    """The keys that the sequence before has, for each query that a sequence has."""
+    """The predecessor's keys, for each existing query of a sequence."""
     return keep.any(dim=-1, keepdim=True) & keep.roll(1, dims=0).any(dim=-2, keepdim=True)

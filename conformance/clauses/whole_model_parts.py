@@ -42,7 +42,7 @@ from .whole_models import (
     shows,
 )
 
-if TYPE_CHECKING:  # it imports onnx, which few runs need
+if TYPE_CHECKING:  # imports onnx, which few runs need
     from ..models.in_place import Activations
     from ..models.model_inputs import Engine, ModelCall
     from ..models.whole_model import WholeModel
@@ -64,7 +64,7 @@ _takes_empty: Final = requires(
     explained=False,
 )
 def empty_item_harmless(subject: Subject, problem: Problem) -> Finding:
-    """A batch whose last item is empty against the batch in which it is not."""
+    """A batch whose last item is emptied against the unchanged batch."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     answers, emptied = run(model, call), run(model, _with_empty_item(model, call))
@@ -154,11 +154,11 @@ def any_size(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def cache_equals_full(subject: Subject, problem: Problem) -> Finding:
-    """A call in two parts, the second with what the first hands on."""
+    """A call in two parts: the second gets the cache from the first."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     first = 1 + problem.seed % (call.lengths[0] - 1)
-    if model.engine.counts_keys and call.batch > 1:  # it takes one item, or one token of each
+    if model.engine.counts_keys and call.batch > 1:  # takes one item, or one token of each
         if model.takes(1, call.lengths) and problem.seed % 2:
             call = model.items(call, [0])
         else:
@@ -191,7 +191,7 @@ def cache_equals_full(subject: Subject, problem: Problem) -> Finding:
 
 
 def _unmasked_sites(candidate: Candidate) -> list[int]:
-    """The attentions whose keys are of the padded sequence and that no mask of it reaches."""
+    """The attentions over keys of the padded sequence that no mask of the sequence reaches."""
     model = model_of(candidate)
     padded = {entry.name for entry in model.inputs if entry.along == 0}
     masks = {entry.name for entry in model.inputs if entry.role == "mask" and entry.along == 0}
@@ -205,9 +205,9 @@ def _unmasked_sites(candidate: Candidate) -> list[int]:
 
 
 def _latent_sites(model: WholeModel, call: ModelCall) -> set[int]:
-    """The attentions with as many keys for a sequence of another length.
+    """The attentions whose number of keys does not change with the sequence length.
 
-    Their keys are no tokens, but what a model made of all of them, such as Perceiver's latents.
+    Their keys are no tokens, but made by the model from all tokens, such as Perceiver's latents.
     """
     length, second = call.lengths
     others = [size for size in model.taken.get("length", (5, 8)) if size not in (1, length)]
@@ -254,7 +254,7 @@ def mask_reaches_all(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def sites_in_place(subject: Subject, problem: Problem) -> Finding:
-    """What enters and leaves each attention while the model runs, where a query has a key."""
+    """The inputs and the answer of each attention while the model runs, where a query has a key."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     worst, binding = None, False
@@ -287,21 +287,21 @@ def sites_in_place(subject: Subject, problem: Problem) -> Finding:
         )
         binding = binding or bool(((expected.output.abs() > expected.bound) & judged).any())
         worst = found if worst is None or found.margin > worst.margin else worst
-        if found.kind:  # what is wrong here is given to all later ones
+        if found.kind:  # all later attentions inherit a mistake here
             return blaming(Finding.of(found, binding=binding), index)
     if worst is None and not told:
         return Finding(inapplicable="the axes of what enters its attentions are not known")
     return Finding() if worst is None else Finding.of(worst, binding=binding)
 
 
-# The fewest attentions of which one can be the odd one; every how many-th goes without rotary
+# The fewest attentions among which one can be odd; the period of attentions without rotary
 # positions in models that leave them out anywhere.
 _FEWEST: Final = 3
 _WITHOUT_ROTARY: Final = 4
 
 
 def _alone_in_its_options(described: Sequence[SiteEntry]) -> tuple[int, str] | None:
-    """The only attention that has another option than all others, and how; None: none has."""
+    """The only attention with an option unlike all others, and the difference; else None."""
     own = [entry for entry in described if "options" in entry]
     for name in dict.fromkeys(name for entry in own for name in entry["options"]):
         values = [entry["options"][name] for entry in own]
@@ -318,7 +318,7 @@ def _alone_in_its_options(described: Sequence[SiteEntry]) -> tuple[int, str] | N
 
 
 def _in_a_pattern(name: str, values: Sequence[int], at: int) -> bool:
-    """Whether models are built so, of whose pattern a short one shows a single period."""
+    """Whether models are built with such an exception, as one period of a known pattern."""
     last, only = at == len(values) - 1, 2 * at + 1 >= len(values)
     if "rotary" in name:
         return only and at + 1 >= _WITHOUT_ROTARY
@@ -375,7 +375,7 @@ def _follows_tokens(model: WholeModel) -> bool:
         "Vaswani et al. 2017, 3.2.2: heads are concatenated for each position; Su et al. 2021, "
         "3.2: queries and keys are turned"
     ),
-    space=MODELS,  # of pictures, too, which have one length
+    space=MODELS,  # pictures included: they have one length
     applies=(
         requires(
             lambda c: _follows_tokens(model_of(c)),
@@ -413,7 +413,7 @@ def heads_by_token(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def leaves_no_trace(subject: Subject, problem: Problem) -> Finding:
-    """What a call was given, afterwards; and its answer before and after one with other tokens."""
+    """The inputs after a call; and the answer before and after a call with other tokens."""
     model, call = model_of(subject.candidate), drawn_call(subject, problem)
     answers = run(model, call)
     with giving_answers():
@@ -432,7 +432,6 @@ def leaves_no_trace(subject: Subject, problem: Problem) -> Finding:
 
 
 def _core_inputs(core: Candidate, inside: Activations) -> Inputs:
-    """The activations of an attention as inputs of a core."""
     query, key, value = (
         torch.from_numpy(np.ascontiguousarray(part))
         for part in (inside.query, inside.key, inside.value)
@@ -440,7 +439,7 @@ def _core_inputs(core: Candidate, inside: Activations) -> Inputs:
     if inside.dtype:
         own: torch.dtype = getattr(torch, inside.dtype)
         query, key, value = query.to(own), key.to(own), value.to(own)
-    if value.shape[1] == 1:  # of all heads, though each has a key of its own
+    if value.shape[1] == 1:  # shared by all heads, though each has its own key
         value = value.expand(-1, key.shape[1], -1, -1)
     keep = None if inside.keep is None else torch.from_numpy(np.ascontiguousarray(inside.keep))
     bias, sinks = (
@@ -492,7 +491,7 @@ def _core_inputs(core: Candidate, inside: Activations) -> Inputs:
     subtle=True,
 )
 def optimisation_levels(subject: Subject, problem: Problem) -> Finding:
-    """No optimisation against every one, for tokens that exist."""
+    """No optimisation against all optimisations, over existing tokens."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     lowest = run(model, call, setting=_LOWEST)
@@ -516,7 +515,7 @@ def optimisation_levels(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def matches_source(subject: Subject, problem: Problem) -> Finding:
-    """For tokens that exist; the first attention that leaves its bound is named."""
+    """Compare existing tokens with the source; the first attention beyond its bound is named."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     source = dataclasses.replace(model, engine=cast("Engine", model.source))
@@ -552,7 +551,7 @@ def matches_source(subject: Subject, problem: Problem) -> Finding:
 
 
 def _first_from_source(model: WholeModel, source: WholeModel, call: ModelCall) -> int | None:
-    """The first attention whose answer is not that of the same one in the source; None: unknown."""
+    """The first attention that answers unlike the source's attention; None: unknown."""
     from ..models.in_place import as_heads  # noqa: PLC0415 (it imports onnx)
 
     pairs = list(zip(model.engine.sites, source.engine.sites, strict=False))
@@ -572,7 +571,7 @@ def _first_from_source(model: WholeModel, source: WholeModel, call: ModelCall) -
         taps = own.output, other.output
         known = zip(taps, (values for _, values in sides), bounds, strict=True)
         if not all(name in values and name in bound for name, values, bound in known):
-            continue  # in this call it is not in its place
+            continue  # out of its place in this call
         heads = model.described[own.index]["heads"]
         values = [
             as_heads(values[site.output], site.output_letters, heads)

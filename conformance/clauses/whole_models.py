@@ -1,8 +1,8 @@
-"""model.*: what holds of a whole model, whatever it computes.
+"""model.*: properties of a whole model, whatever it computes.
 
-No golden answer of a whole model exists. Its answers are held against answers of its own that must
-be equal. They may lie apart by ``SPREAD_FACTOR`` times what they move when each weight changes by
-one unit in the last place, as the clauses allow that judge attention up to gauge.
+No golden answer of a whole model exists: the clauses compare answers of the model that must be
+equal. Two answers may lie apart by ``SPREAD_FACTOR`` times their movement when each weight changes
+by one unit in the last place, as in the clauses that judge attention up to gauge.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ..tolerance import model as constants
 from .registry import Check, Finding, clause, requires, violated
 from .subject import Subject
 
-if TYPE_CHECKING:  # they import onnx, which few runs need
+if TYPE_CHECKING:  # imports onnx, which few runs need
     from ..models.whole_model import WholeModel
 
 Answers = Mapping[str, Array]
@@ -47,7 +47,7 @@ _MOST_ALONE: Final = 3
 
 
 def model_of(candidate: Candidate) -> WholeModel:
-    """The model behind a candidate; LookupError where there is none."""
+    """The model behind a candidate; LookupError without a model."""
     if candidate.kind == WHOLE_MODEL:
         return cast("WholeModel", candidate.function)
     msg = f"{candidate.name} is no whole model"
@@ -67,7 +67,7 @@ def drawn_call(subject: Subject, problem: Problem) -> ModelCall:
 
 @contextmanager
 def giving_answers() -> Iterator[None]:
-    """Turn what a model raises that gives no answer into CandidateFailure."""
+    """Turn the exceptions of a model that gives no answer into CandidateFailure."""
     try:
         yield
     except GraphLost as lost:
@@ -89,7 +89,7 @@ def run(
 
 
 def _existing(letters: str, shape: Sequence[int], call: ModelCall) -> Array:
-    """Which entries belong to tokens that exist (in all items, where heads share their axis)."""
+    """The entries that belong to existing tokens (in all items, where heads share their axis)."""
     judged = np.ones(shape, dtype=bool)
     keep = call.keep if shape[0] == call.batch else np.atleast_2d(call.keep.all(axis=0))
     for place in (place for place, letter in enumerate(letters) if letter == PADDED):
@@ -102,9 +102,9 @@ def _existing(letters: str, shape: Sequence[int], call: ModelCall) -> Array:
 def allowed_differences(
     model: WholeModel, call: ModelCall, answers: Answers, taps: Sequence[str] = ()
 ) -> dict[str, float]:
-    """How far each answer may lie from one that must be equal.
+    """The allowed distance between answers that must be equal, by name.
 
-    Taps that a run does not answer, or in another shape, are left out.
+    Taps are left out where a run lacks them or answers in another shape.
     """
     size = constants.NUDGE_OF_INTEGERS if model.engine.rounds_to_integers else 0.0
     settings = [Setting(nudge=seed, nudge_size=size) for seed in NUDGES]
@@ -122,9 +122,9 @@ def allowed_differences(
 
 
 def allowed_of_alike(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str, float]:
-    """How far each answer may lie from that of a call of the same sizes that must be equal.
+    """The allowed distance between answers to calls of equal sizes that must be equal.
 
-    The same kernels compute both: nothing moves an integer that rounding could move elsewhere.
+    The same kernels compute both: rounding moves no integer.
     """
     if not model.engine.rounds_to_integers:
         return allowed_differences(model, call, answers)
@@ -147,7 +147,7 @@ def agreement(
     judged: Mapping[str, Array],
     wording: str,
 ) -> Comparison:
-    """Two sets of answers that must be equal where they are judged; the worst of them."""
+    """Compare two sets of answers where they are judged; the worst comparison."""
     several = len(model.outputs) > 1
     found = [
         compare(
@@ -165,7 +165,6 @@ def agreement(
 
 
 def _axes(letters: str) -> list[str]:
-    """What the axes of an answer are called."""
     words = {ITEM: "item", PADDED: "token", ATTENDING: "token"}
     names: list[str] = []
     for place, letter in enumerate(letters):
@@ -186,7 +185,7 @@ def shows(
 
 
 def existing_tokens(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str, Array]:
-    """Which entries of each answer belong to tokens that exist; bool, of the answer's shape."""
+    """The entries of each answer that belong to existing tokens; bool, of the answer's shape."""
     return {
         name: _existing(letters, answers[name].shape, call)
         for name, letters in model.outputs.items()
@@ -196,10 +195,10 @@ def existing_tokens(model: WholeModel, call: ModelCall, answers: Answers) -> dic
 def _first_site(
     model: WholeModel, first: ModelCall, second: ModelCall, tokens: slice
 ) -> int | None:
-    """The first attention whose answers to two calls differ, None where none is seen to.
+    """The first attention whose answers to two calls differ, None where no difference is seen.
 
-    The second call holds ``tokens`` of the padded sequence of the first. Answers for tokens that do
-    not exist are left out.
+    The second call holds ``tokens`` of the padded sequence of the first. Answers for absent tokens
+    are left out.
     """
     outputs = {site.output: site for site in model.engine.sites}
     taps = list(outputs)
@@ -228,7 +227,7 @@ def _first_site(
 def judged_heads(
     output_letters: str, shape: Sequence[int], call: ModelCall
 ) -> tuple[str, bool, Array]:
-    """The letters of an attention's answer, whether its queries are padded, and which exist."""
+    """The axis letters of an attention's answer, whether its queries are padded, real entries."""
     letters = output_letters.replace("L", PADDED)
     whole = "F" not in letters and shape[letters.index(PADDED)] == call.lengths[0]
     return letters, whole, _existing(letters, shape, call) if whole else np.ones(shape, bool)
@@ -269,7 +268,7 @@ def blaming(finding: Finding, site: int) -> Finding:
 
 
 def _by_either_sign(check: Check) -> Check:
-    """A check that says where a problem is answered rightly by masks that hide by 1."""
+    """Wrap a check: a violation that vanishes under inverted masks is reported as inversion."""
 
     @wraps(check)
     def asked(subject: Subject, problem: Problem) -> Finding:
@@ -341,7 +340,7 @@ def left_padding(subject: Subject, problem: Problem) -> Finding:
     call = drawn_call(subject, problem)
     counted = np.maximum(np.cumsum(call.keep, axis=1) - 1, 0)
     padded = model.with_positions(call, counted)
-    # An answer for a whole item may be that of its first place, which is padding now.
+    # An answer for a whole item may belong to its first place, now padding.
     places = {n: axes for n, axes in model.outputs.items() if {PADDED, ATTENDING} & set(axes)}
     if not places:
         return Finding(inapplicable="its answers are for whole items, perhaps of the first place")
@@ -351,7 +350,7 @@ def left_padding(subject: Subject, problem: Problem) -> Finding:
 
 
 def _against_cut(model: WholeModel, call: ModelCall, wording: str) -> Finding:
-    """Items with padding on one side, each against itself without it."""
+    """Items with padding on one side, each against itself without padding."""
     copies = 1 if 1 in model.taken.get("batch", (1,)) else call.batch
     worst, binding = None, False
     calls, of_worst = (call, call), slice(None)
@@ -401,7 +400,7 @@ def of_tokens(answer: Array, letters: str, first: int, end: int | None = None) -
 )
 @_by_either_sign
 def padding_contents(subject: Subject, problem: Problem) -> Finding:
-    """Other tokens where the mask hides them; answers at the others stay."""
+    """New tokens in hidden places; answers at all visible places must not change."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     other = model.with_tokens(call, ~call.keep, problem.seed + 1)
@@ -416,10 +415,10 @@ def padding_contents(subject: Subject, problem: Problem) -> Finding:
 
 
 def _of_tokens(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str, Array]:
-    """Entries that are judged under any mask.
+    """The entries that are judged under any mask.
 
-    An answer for a whole item may be that of its first or last place, whatever stands there: it is
-    judged where both exist.
+    An answer for a whole item may belong to its first or last place, even to padding there: it is
+    judged where both places hold tokens.
     """
     judged = existing_tokens(model, call, answers)
     ends = call.keep[:, 0] & call.keep[:, -1]
@@ -430,7 +429,7 @@ def _of_tokens(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str
 
 
 def _causal_part(candidate: Candidate) -> tuple[int, ...]:
-    """The attentions along the sequence whose tokens attend to earlier ones alone."""
+    """The attentions along the sequence whose tokens attend to earlier tokens alone."""
     model = model_of(candidate)
     along = int(model.has_two_sequences)
     own = {entry.name for entry in model.inputs if entry.along == along}
@@ -460,7 +459,7 @@ def _is_causal(candidate: Candidate) -> str:
     explained=False,
 )
 def causality(subject: Subject, problem: Problem) -> Finding:
-    """Other tokens from some place on; answers before it stay. Rules are read where none would."""
+    """New tokens from a place on: earlier answers stay. Quantised models have their rules read."""
     model = model_of(subject.candidate)
     if model.engine.quantised:
         for entry in model.described:
@@ -504,7 +503,7 @@ def causality(subject: Subject, problem: Problem) -> Finding:
     explained=False,
 )
 def batch_independence(subject: Subject, problem: Problem) -> Finding:
-    """The items the other way round, and one of them alone where a batch of one is taken."""
+    """The items in reverse order, and one item alone where the model takes a batch of one."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     answers = run(model, call)

@@ -1,4 +1,4 @@
-"""window.*: keys beyond so many before and after a query's own place are hidden from it."""
+"""window.*: keys beyond the window before and after a query's own place are hidden from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .subject import Subject
 Window = tuple[int, int]
 SOURCE = "Beltagy et al. 2020 (Longformer), section 3.1; FlashAttention, window_size"
 UNLIMITED = -1
-# Which sides are limited, in turn.
+# The limited sides, in turn.
 SIDES = ((True, True), (True, False), (False, True), (True, True))
 # Widths around the edges of tiles, for long sequences.
 WIDTHS = (0, 1, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
@@ -35,7 +35,7 @@ def window_for(problem: Problem) -> Window:
 
 
 def _limited(problem: Problem, left: int, right: int) -> Window:
-    """The widths of the sides that are limited."""
+    """The given widths for the limited sides of the problem, chosen by its seed."""
     sides = SIDES[problem.seed % len(SIDES)]
     return (left if sides[0] else UNLIMITED, right if sides[1] else UNLIMITED)
 
@@ -47,7 +47,7 @@ def _windowed(subject: Subject, problem: Problem, window: Window) -> Inputs:
 def _rows_stand_alone(
     subject: Subject, problem: Problem, inputs: Inputs, wording: str, other: Counterfactual
 ) -> Finding:
-    """A row at random, and the first or the last in turn, answer as their queries alone do."""
+    """Compare a random row, and the first or last row in turn, with their queries alone."""
     length = problem.geometry.query_length
     drawn = int(torch.randint(length, (1,), generator=generator_for(problem, 19)))
     rows = dict.fromkeys((drawn, 0 if problem.seed % 2 else length - 1))
@@ -105,7 +105,7 @@ def _neighbours(window: Window | None) -> list[Window]:
 
 
 def _as_limited(window: Window, other: Window) -> bool:
-    """Whether the same sides are limited: a width of 0 has none that is narrower."""
+    """Whether both limit the same sides: a width of 0 has no narrower window."""
     return [side < 0 for side in window] == [side < 0 for side in other]
 
 
@@ -141,7 +141,7 @@ def window_unlimited(subject: Subject, problem: Problem) -> Finding:
 
 
 def _unlimited(problem: Problem) -> tuple[Window, Window | None, Window]:
-    """A window, an equal one (None: no window), and the one that a misread limit would be."""
+    """A window, its equal (None: no window), and the window of a misread limit."""
     sizes = problem.geometry
     wide = max(sizes.query_length, sizes.key_length)
     width = problem.seed % sizes.key_length

@@ -1,4 +1,4 @@
 """Problems for a candidate: drawn, chosen at edges or combined; and the tensors made of them.
 
-It may import ``tolerance`` and what lies below it.
+It may import ``tolerance`` and packages below.
 """

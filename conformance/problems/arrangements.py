@@ -1,13 +1,13 @@
 """How a core takes its heads, and gives its answer: the declared ``layout``.
 
-Everywhere else heads are ``[B, H, L, D]``. Here they become what a kernel is called with, and what
-it returns (or its gradients) becomes heads again; :mod:`conformance.declare.head_layouts` lists the
-layouts.
+Heads are ``[B, H, L, D]`` everywhere else. This module turns them into the arguments of a kernel,
+and turns the kernel's answer (or its gradients) back into heads;
+:mod:`conformance.declare.head_layouts` lists the layouts.
 
-The sequences of a batch have different lengths where a mask of the form "sequences" hides the keys
-that a sequence does not have, and all keys from the queries that it does not have. Tokens that are
-not there lie where they disturb no alignment: before a sequence whose causal diagonal ends at the
-last query and key, after it where the diagonal starts at the first of both.
+The sequences of a batch have different lengths where a mask of the form "sequences" hides absent
+keys, and hides all keys from absent queries. Absent tokens lie where they disturb no alignment:
+before a sequence whose causal diagonal ends at the last query and key, after a sequence whose
+diagonal starts at the first query and key.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _EMPTY_SHARE: Final = 0.35
 def arranged_tokens(inputs: Inputs) -> Tensors:
     """Copies of query, key and value as the candidate takes them, in the problem's memory layout.
 
-    What is one tensor object in a call with ``shared`` is one object here, too. Raises RuntimeError
-    for tensors that one packed tensor cannot hold: see :func:`expressible`.
+    With ``shared``, inputs that are one tensor object stay one object. Raises RuntimeError for
+    tensors that one packed tensor cannot hold: see :func:`expressible`.
     """
     whole = present_tokens((inputs.query, inputs.key, inputs.value), inputs)
     names = MIXED[: len(whole)] if inputs.layout == "mixed" else (inputs.layout,) * len(whole)
@@ -45,7 +45,7 @@ def arranged_tokens(inputs: Inputs) -> Tensors:
 
 
 def _shared(placed: list[Tensor], inputs: Inputs) -> Tensors:
-    """One object for what is one object in the inputs, and holds the same tokens of them."""
+    """One object for inputs that are one object and hold equal tokens."""
     query, key, value = placed
     if inputs.key is inputs.query and torch.equal(
         there(inputs, "query", inputs.query), there(inputs, "key", inputs.key)
@@ -62,16 +62,16 @@ def with_equal_sequences(inputs: Inputs) -> Inputs:
     return inputs.replace(keep=(keys[:, :, None] & keys[:, None, :]).unsqueeze(1), present=None)
 
 
-# The memory layouts that hold an axis of equal entries once, and where they look for it.
+# The memory layouts that hold an axis of equal entries once, and the index where they expect it.
 _EXPANDED_AXES: Final = {"expanded": ("B", 0), "expanded-heads": ("H", 1)}
 
 
 def in_memory(tensor: Tensor, name: str, axes: str) -> Tensor:
-    """One tensor in a memory layout; ``axes`` are those of its head layout, packed or not."""
+    """Lay a tensor out in memory; ``axes`` are the letters of its head layout, packed or not."""
     letter, expected = _EXPANDED_AXES.get(name, ("", 0))
     if not letter or letter not in axes:
         return MEMORY_LAYOUTS[name](tensor)
-    # What lies packed in one tensor has an axis of its own in front of the heads.
+    # A packed tensor has an axis for its parts in front of the heads.
     packed = tensor.dim() > len(axes) and axes.index(letter) >= axes.index("H")
     actual = axes.index(letter) + packed
     return MEMORY_LAYOUTS[name](tensor.transpose(expected, actual)).transpose(expected, actual)
@@ -116,7 +116,7 @@ def canonical_tokens(tensors: Tensors, inputs: Inputs) -> tuple[Tensor, Tensor, 
 
 
 def token_names(inputs: Inputs) -> tuple[tuple[str, ...], ...]:
-    """Which of query, key and value lie in each positional input of a core."""
+    """The names (query, key, value) in each positional input of a core."""
     return tuple(inputs.head_layout.inputs.values())
 
 
@@ -130,7 +130,7 @@ def present_output(output: Tensor, inputs: Inputs) -> Tensor:
 
 
 def canonical_output(output: Tensor, inputs: Inputs) -> Tensor:
-    """The inverse of :func:`present_output`, differentiable; rows that are not there are zero."""
+    """The inverse of :func:`present_output`, differentiable; absent rows are zero."""
     if inputs.is_layer:
         return output
     if inputs.head_layout.has_sequences:
@@ -157,9 +157,9 @@ def expressible(inputs: Inputs) -> bool:
 
 
 def _joined(heads: Tensor, at: Places, between: float) -> Tensor:
-    """The tokens that are there, one after another: ``[B, H, L, D]`` to ``[total, H, D]``.
+    """Concatenate the existing tokens: ``[B, H, L, D]`` to ``[total, H, D]``.
 
-    Rows that no sequence has hold the number ``between``.
+    Rows outside of every sequence hold the number ``between``.
     """
     present = at.rows >= 0
     tokens = heads.transpose(1, 2)[present]
@@ -183,7 +183,7 @@ class Places(NamedTuple):
     total: int
 
 
-# How many rows follow each sequence that belong to none, in turn.
+# The number of extra rows after each sequence, in turn.
 _GAPS: Final = (1, 0, 2)
 
 
@@ -197,12 +197,12 @@ def places(inputs: Inputs, name: str, heads: Tensor, *, padded: bool | None = No
 
 
 def rows_of_queries(inputs: Inputs) -> Tensor:
-    """At which row of the answer each query lies: int64 ``[B, Lq]``, -1 for no query."""
+    """The row of the answer of each query: int64 ``[B, Lq]``, -1 for an absent query."""
     return places(inputs, "query", inputs.query).rows
 
 
 def _starts(counts: Tensor, *, padded: bool) -> Tensor:
-    """The row at which each sequence begins, and the number of all rows: ``[B + 1]``."""
+    """The first row of each sequence, and the total number of rows: ``[B + 1]``."""
     gaps = torch.tensor(_GAPS)[torch.arange(len(counts)) % len(_GAPS)] * padded
     return torch.cat([counts.new_zeros(1), (counts + gaps).cumsum(0)])
 
@@ -214,7 +214,7 @@ def there(inputs: Inputs, name: str, heads: Tensor) -> Tensor:
         return torch.ones(shape, dtype=torch.bool)
     if inputs.present is not None:
         return inputs.present[0 if name == "query" else 1]
-    # A mistake that is acted out may hide other keys in each head.
+    # An acted-out mistake may hide different keys in each head.
     keep = inputs.keep.any(dim=1).expand(inputs.geometry.batch, *inputs.score_shape[2:])
     return keep.any(dim=-1 if name == "query" else -2)
 
@@ -224,7 +224,7 @@ def sequence_keywords(inputs: Inputs) -> dict[str, Any]:
     if not inputs.head_layout.has_sequences:
         return {}
     words = inputs.head_layout.sequence_keywords
-    # Offsets that do not lie next to each other are refused by every kernel that reads them.
+    # Every kernel that reads offsets refuses offsets that do not lie next to each other.
     layout = inputs.mask_layout if inputs.mask_layout in CANARIES else ""
     has_gaps = inputs.head_layout.has_gaps
     names = ("query", "key")[: len(words) // (3 if has_gaps else 2)]
@@ -236,7 +236,7 @@ def sequence_keywords(inputs: Inputs) -> dict[str, Any]:
 
 
 def _offsets(counts: Tensor, layout: str, *, padded: bool) -> Tensor:
-    """Where each sequence begins, and where the last ends: int32 ``[B + 1]``."""
+    """The first row of each sequence and the end of the last: int32 ``[B + 1]``."""
     starts = _starts(counts, padded=padded).to(torch.int32)
     return arrange_mask(starts, layout) if layout else starts
 
@@ -249,13 +249,13 @@ def sequences(
     *,
     tied: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    """Which key each query of its sequence may attend, ``[B, 1, Lq, Lk]``, for random lengths.
+    """The keys that each query of a sequence may attend, ``[B, 1, Lq, Lk]``, for random lengths.
 
-    And which queries and keys there are, where that does not say. One sequence at least is as long
-    as the batch is made for. "full" makes them equal, "single" gives each one query;
-    "empty-lengths" leaves about a third of them without any token, "no-keys" without keys and
-    "no-queries" without queries: the first, the one in the middle or the last among them. Where
-    they are ``tied`` each has as many keys as queries.
+    Also the existing queries and keys, where the table does not tell. At least one sequence has the
+    batch's full length. Pattern "full" makes all lengths full, "single" gives each sequence a
+    single query; "empty-lengths" leaves about a third of the sequences without tokens, "no-keys"
+    without keys, "no-queries" without queries: among these the first, the middle or the last
+    sequence. ``tied`` sequences have as many keys as queries.
     """
     batch, query_length, key_length = sizes
     queries = _lengths(batch, query_length, generator)
@@ -277,7 +277,7 @@ def sequences(
 
 
 def _gone(batch: int, generator: Generator) -> Tensor:
-    """Which sequences lack something: about a third, an end or the middle among them, not all."""
+    """The sequences that lack tokens: about a third, among them an end or the middle, never all."""
     gone = torch.rand(batch, generator=generator) < _EMPTY_SHARE
     if batch > 1:
         places = sorted({0, batch // 2, batch - 1})

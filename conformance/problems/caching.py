@@ -1,11 +1,11 @@
-"""Keys and values that are handed over as a cache: what is drawn, and what a call gets.
+"""Keys and values handed over as a cache: how they are drawn, and how a call gets them.
 
-The golden gets all keys of a problem; a candidate gets the first ``past`` of them as heads
+The golden gets all keys of a problem; a candidate gets the first ``past`` keys as heads
 ``past_key [B, Hkv, P, D]`` and ``past_value [B, Hkv, P, Dv]``, the others as usual. A layer's
 cached heads are its projections of the first tokens, rounded once to the working dtype: the bound
-of its own projections holds for them, too. They are what comes out of the projections, before
-anything else (a rotation by positions, say) is done to heads; but what is turned by the tables of
-its calls gets them turned: no call has a table for the tokens of another.
+of its own projections holds for cached heads, too. They come directly out of the projections,
+before any further step (a rotation by positions, say). Where calls give rotary tables the cached
+keys are turned already: a call has tables for its own tokens alone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ CACHED: Final[dict[str, Callable[[Geometry], int]]] = {
 
 
 def cached_length(problem: Problem, candidate: Candidate) -> int:
-    """How many keys of a problem can be handed over as a cache: at least one stays new."""
+    """The number of a problem's keys that can be handed over as a cache: at least one stays new."""
     if not problem.past or not draws_cache(candidate):
         return 0
     placed = problem.causal or problem.window is not None
@@ -88,9 +88,9 @@ def cached(inputs: Inputs, past: int, candidate: Candidate) -> Inputs:
 
 
 def without_key_bias(inputs: Inputs, candidate: Candidate) -> Inputs:
-    """The inputs of a layer that takes its weights from them, with no bias of the keys.
+    """Drop the key bias of a layer that takes its weights from the inputs.
 
-    A layer that leaves the bias of its keys out answers alike, as long as no cached key has one.
+    A layer that ignores the bias of its keys answers alike, as long as cached keys have no bias.
     """
     if not candidate.draws_weights or inputs.weights is None:
         return inputs
@@ -123,7 +123,7 @@ def without_cache(inputs: Inputs) -> Inputs:
 
 
 def with_part_of_cache(inputs: Inputs, part: slice) -> Inputs:
-    """The inputs with some of the cached keys, or none, as if the others were lost."""
+    """The inputs with the cached keys in ``part`` alone; the rest of the cache is lost."""
     cached = torch.arange(inputs.past)[part]
     kept = torch.cat([cached, torch.arange(inputs.past, inputs.geometry.key_length)])
     return _keys(inputs, kept).replace(past=len(cached))

@@ -1,9 +1,9 @@
 """Problems in which the options, sizes and memory layouts of a candidate meet, two or three each.
 
-Random problems rarely show a mistake that needs several options at once. Nearly every such mistake
-needs two or three of them (Kuhn, Wallace & Gallo 2004), few enough to try all. The parameters,
-their values and what can never meet follow from the declaration; a covering array of them gives
-the rows, each of which is one problem.
+Random problems rarely show a mistake that needs several options at once. Nearly every mistake of
+this kind needs two or three options (Kuhn, Wallace & Gallo 2004), few enough to try all. The
+parameters, their values and the impossible combinations follow from the declaration; the rows
+are a covering array of the parameters, and each row is one problem.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SIZES: Final[dict[str, tuple[tuple[str, ...], tuple[tuple[int, ...], ...]]]] = {
     "head size": (CHANNELS, ((3, 6), (1, 1), (4, 4), (59, 20))),
     "widths": (WIDTHS, ((11, 13, 9, 10), (12, 12, 12, 12))),
 }
-# The kinds that have two sizes, all others one, where each new size is compiled.
+# The kinds with two sizes where each new size is compiled; all other kinds have one.
 _FEW: Final = ("heads", "queries", "keys")
 SCALES: Final = (None, 0.3, 1.0)
 SOFTCAPS: Final = (None, 1.5, 30.0)
@@ -63,7 +63,7 @@ WINDOWS: Final = (None, (2, 1), (1, -1), (-1, 1), (0, 0), (3, 0))
 CACHES: Final = (NO_CACHE, "one key", "half of the keys", "all keys but one")
 EMPTY: Final = "empty-rows"
 PATTERNS: Final = ("random", "dense", "padding", "left-padding", "full", EMPTY)
-# What lengths, and sequences, can say.
+# The patterns that lengths, and sequences, can express.
 OF_LENGTHS: Final = ("padding", "full", EMPTY)
 OF_SEQUENCES: Final = ("padding", "full", NO_QUERIES)
 MEMORY: Final = (
@@ -72,18 +72,19 @@ MEMORY: Final = (
 )
 MASK_MEMORY: Final = ("contiguous", "every-other", "channels-first", "expanded")
 APART, KEY_IS_VALUE, ALL_ONE = "three", "key is value", "one"
-# A probability so small that no weight is dropped, and none changes by what makes up for it.
+# A probability too small to drop a weight, or to change a weight by the factor that makes up for
+# it.
 HARDLY: Final = 2.0**-60
 FINITE_BIAS: Final = "finite bias"
-# What often sends a call down another path than the usual one, where the mistakes of that one hide.
+# Options that often send a call down another path, where mistakes of the usual path hide.
 OTHER_PATHS: Final = ("weights returned", "dropout", "memory", "mask memory", "tensors")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Combinations:
-    """The problems of a model, one a row, and how many combinations they cover.
+    """The problems of a model, one per row, and the number of combinations in them.
 
-    ``model`` has the parameters of more than one value.
+    ``model`` has the parameters with two values or more.
     """
 
     problems: tuple[Problem, ...]
@@ -92,7 +93,7 @@ class Combinations:
     strength: int
 
     def coverage(self, numbers: Sequence[int]) -> dict[str, Any]:
-        """What the rows with some numbers cover, as plain data."""
+        """The coverage of the rows with the given numbers, as plain data."""
         rows = self.covering
         never = rows.impossible.items()
         return {
@@ -128,7 +129,7 @@ def combinations_in_turn(
 
 
 def options_alone(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
-    """Each option alone at plain sizes, then few problems that combine them."""
+    """Each option alone at plain sizes, then a few problems that combine the options."""
     space = dataclasses.replace(space, purpose="operator")
     made = _Parameters(candidate, space)
     rows = alone(made.model)
@@ -139,13 +140,13 @@ def options_alone(candidate: Candidate, space: Space, *, dtype: str) -> list[Pro
 
 
 def options_together(candidate: Candidate, space: Space, *, dtype: str) -> list[Problem]:
-    """Problems in which any two options and sizes of a candidate meet, in plain memory."""
+    """Problems in plain memory that cover every pair of options and sizes of a candidate."""
     made = _Parameters(candidate, dataclasses.replace(space, purpose="operator"))
     return list(made.problems(cover(made.model, 2).rows, dtype=dtype))
 
 
 class _Parameters:
-    """The parameters of a candidate in a space, and what their values mean."""
+    """The parameters of a candidate in a space, and the meaning of their values."""
 
     def __init__(self, candidate: Candidate, space: Space) -> None:
         self.candidate = candidate
@@ -162,7 +163,7 @@ class _Parameters:
         )
 
     def _every(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Each parameter with its values: their names, and what they mean."""
+        """Each parameter with its values: from their names to their meaning."""
         yield from self._masks()
         yield from self._options()
         for name in SIZES:
@@ -197,9 +198,9 @@ class _Parameters:
         return [name for name in (*PATTERNS, NO_QUERIES) if name in some]
 
     def _judges(self, form: str | None, *, causal: bool, weights: bool) -> bool:
-        """Whether the answer of a row without keys is declared for such a call."""
+        """Whether the answer of a row without keys is declared for the call."""
         if self.space.purpose == "gradients":
-            return False  # what such a row does to gradients is for gradients.empty-row-finite
+            return False  # gradients.empty-row-finite judges the gradients
         return self.declared.empty_rule(form=form, causal=causal, weights=weights) != "any"
 
     def _options(self) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -226,12 +227,12 @@ class _Parameters:
     def _takes_cache(self) -> bool:
         """Whether the golden answer with a cache is known: not for top-left places."""
         if self.space.purpose == "gradients" and self.candidate.kind != "core":
-            return False  # what a layer has cached are heads, which the golden does not project
+            return False  # a layer caches heads, which the golden does not project
         placed = self.declared.always_causal or self.declared.position is not None
         return not (placed and counts_from_first(self.candidate))
 
     def _sizes(self, name: str) -> dict[str, Any]:
-        """The sizes of one kind that the declaration leaves, each once, the plainest first."""
+        """The distinct sizes of a kind that the declaration leaves, the plainest first."""
         fields, values = SIZES[name]
         if self.declared.compiles_sizes:
             values = values[:3:2] if name in _FEW else values[:1]
@@ -258,7 +259,7 @@ class _Parameters:
             yield "tensors", self._objects(layer=layer)
 
     def _objects(self, *, layer: bool) -> dict[str, Any]:
-        """The ways in which query, key and value, where shapes allow it, are one tensor."""
+        """The ways in which query, key and value are one tensor, as far as shapes allow."""
         objects = {APART: ""}
         kind, key, value = (
             ("widths", "key_size", "value_size") if layer else ("head size", *CHANNELS)
@@ -288,7 +289,7 @@ class _Parameters:
         yield from self._rules_of_memory()
 
     def _spoken_of(self, rules: Iterator[Rule]) -> Iterator[Rule]:
-        """The rules whose parameters all exist, with those of their values that exist."""
+        """Restrict rules to existing values; drop rules about absent parameters."""
         for rule in rules:
             sides = []
             for name, values in rule.sides:
@@ -346,7 +347,7 @@ class _Parameters:
                 yield Rule(reason, ((name, (first,)), (other_name, tuple(apart))))
 
     def _leaves(self, sizes: Fields) -> bool:
-        """Whether the declaration leaves room for some sizes."""
+        """Whether the declaration leaves room for the sizes."""
         settled = fitted_geometry(self.plain.replace(**sizes), self.candidate, self.space)
         return all(getattr(settled, name) == size for name, size in sizes.items())
 
@@ -359,9 +360,9 @@ class _Parameters:
             yield Rule(reason, (("cache", cached), ("window", self._values("window", but=(NONE,)))))
 
     def _rules_of_empty_rows(self) -> Iterator[Rule]:
-        """Rows that mask, causal rule or window leave without a key, where no rule is declared.
+        """Forbid rows without keys by mask, causal rule or window, where no rule is declared.
 
-        A parameter that does not exist has a single value, which rules do not name.
+        Parameters that do not exist have a single value, and rules do not name it.
         """
         reason = "nothing is known of the queries that would have no key"
         returned = self._values("weights returned") or ("",)
@@ -369,7 +370,7 @@ class _Parameters:
             unknown = {too: self._unjudged(flag, too) for too in returned}
             alike = len(set(unknown.values())) == 1
             for too in returned[:1] if alike else returned:
-                # What holds for every value of a parameter is said without it.
+                # A statement for all values of a parameter leaves the parameter out.
                 sides = (
                     ("causal", (flag,)),
                     ("weights returned", () if alike else (too,)),
@@ -387,7 +388,7 @@ class _Parameters:
                         yield Rule(reason, (*call, *sizes))
 
     def _unjudged(self, flag: str, too: str) -> tuple[str, ...]:
-        """The masks for which no rule for rows without keys is declared in such a call."""
+        """The masks without a declared rule for rows without keys in the call."""
         causal, weights = flag == "yes" or self.declared.always_causal, too == "yes"
         return tuple(
             label
@@ -396,7 +397,7 @@ class _Parameters:
         )
 
     def _leaving_none(self, flag: str) -> Iterator[tuple[tuple[str, tuple[str, ...]], ...]]:
-        """Lengths and windows with which some query attends no key, whatever the mask."""
+        """Lengths and windows that leave a query without keys, whatever the mask."""
         every: tuple[str, ...] = ("queries", "keys", "window")
         names = [name for name in every if name in self.meant]
         for values in itertools.product(*(self.meant[name] for name in names)):
@@ -436,7 +437,6 @@ class _Parameters:
         yield Rule("queries are more than new keys", (("tensors", all_same), ("cache", cached)))
 
     def _single_item(self) -> tuple[str, ...]:
-        """The batches of one item."""
         return tuple(value for value, own in self._meanings("batch") if own["batch"] == 1)
 
     def _meanings(self, name: str) -> list[tuple[str, Fields]]:
@@ -445,13 +445,13 @@ class _Parameters:
     # -- problems -----------------------------------------------------------------------------
 
     def problems(self, rows: Iterable[Sequence[str]], *, dtype: str) -> Iterator[Problem]:
-        """The problem of each row of the model, whose number is its seed."""
+        """The problem of each row of the model; the row's number is the seed."""
         for seed, values in enumerate(rows):
             row = dict(zip(self.model.names, values, strict=True))
             yield self.problem(row, dtype=dtype, seed=seed)
 
     def problem(self, row: dict[str, str], *, dtype: str, seed: int) -> Problem:
-        """The problem of one row; what it does not name is plain."""
+        """The problem of one row; parameters outside of the row are plain."""
         chosen = {name: self.meant[name][value] for name, value in row.items()}
         sizes: Fields = {}
         for name in SIZES:

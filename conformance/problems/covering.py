@@ -1,9 +1,9 @@
 """Covering arrays: few rows in which every two, or every three, values of parameters meet.
 
-What must never meet is declared by rules, so that no row is thrown away afterwards and what cannot
-be covered has a reason. The rows grow parameter by parameter (IPOG: Lei, Kacker,
-Kuhn, Okun & Lawrence 2007); sets of values are integers whose bits are values, so that the triples
-of twenty parameters take a second or two in plain Python.
+Rules declare the values that must never meet: no row is thrown away afterwards, and combinations
+that cannot be covered have a reason. The rows grow parameter by parameter (IPOG: Lei, Kacker,
+Kuhn, Okun & Lawrence 2007); sets of values are integers whose bits are values, which lets plain
+Python find the triples of twenty parameters in a second or two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Masks = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class CoveringParameter:
-    """A name and its values; the first one is the plainest."""
+    """A name and its values; the first value is the plainest."""
 
     name: str
     values: tuple[str, ...]
@@ -28,7 +28,7 @@ class CoveringParameter:
 
 @dataclass(frozen=True)
 class Rule:
-    """Values that never meet, one of each of some parameters, and why."""
+    """Values of several parameters that never meet in a row, and the reason."""
 
     reason: str
     sides: tuple[tuple[str, tuple[str, ...]], ...]
@@ -36,7 +36,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Model:
-    """Parameters, and what of them never meets."""
+    """Parameters, and rules for values that never meet."""
 
     parameters: tuple[CoveringParameter, ...]
     rules: tuple[Rule, ...] = ()
@@ -49,10 +49,10 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Covering:
-    """The rows of a model, and what they cover.
+    """The rows of a model, and the combinations they cover.
 
-    ``fresh`` says for each row how many combinations it is the first to cover; ``combinations`` are
-    all that can be, ``impossible`` counts the others by the reason why.
+    ``fresh`` counts for each row the combinations missing from earlier rows; ``combinations``
+    counts the possible combinations, ``impossible`` the impossible combinations by reason.
     """
 
     rows: tuple[tuple[str, ...], ...]
@@ -63,11 +63,12 @@ class Covering:
 
 @lru_cache(maxsize=64)
 def cover(model: Model, strength: int, plain: tuple[str, ...] = ()) -> Covering:
-    """Rows in which any ``strength`` (2 or 3) values that can meet do, the plainest row first.
+    """Rows that hold every possible combination of ``strength`` (2 or 3) values, plainest first.
 
-    Of a model with fewer parameters all rows there are. The same model gives the same rows. Before
-    these come rows for every pair of the other parameters where those named in ``plain`` have their
-    plainest values: what sends a call down another path would hide what the usual path does.
+    A model with fewer parameters gives all its rows. Equal models give equal rows. If ``plain`` is
+    given, rows for every pair of the remaining parameters come first, with the ``plain`` parameters
+    at their plainest values: a value that sends a call down another path would hide mistakes on the
+    usual path.
     """
     values = _Values(model)
     strength = min(strength, len(model.parameters))
@@ -84,9 +85,9 @@ def cover(model: Model, strength: int, plain: tuple[str, ...] = ()) -> Covering:
 
 
 def first_row(model: Model, strength: int, plain: tuple[str, ...] = ()) -> tuple[str, ...] | None:
-    """The first row of :func:`cover`, without the others.
+    """The first row of :func:`cover`, found without the rest.
 
-    None where it is not known before them: where each value is only to be met once.
+    None where the first row depends on the rest: where each value must be met only once.
     """
     others, fixed = _usual(model, plain)
     if min(strength, len(others.parameters)) <= 1:
@@ -97,14 +98,14 @@ def first_row(model: Model, strength: int, plain: tuple[str, ...] = ()) -> tuple
 
 
 def _usual_rows(model: Model, plain: tuple[str, ...]) -> list[dict[str, str]]:
-    """Rows for every pair of values of a model in which some parameters stay plain."""
+    """Rows for every pair of values of a model while the ``plain`` parameters stay plain."""
     others, fixed = _usual(model, plain)
     rows = cover(others, 2).rows if others.parameters else ((),)
     return [{**dict(zip(others.names, row, strict=True)), **fixed} for row in rows]
 
 
 def _usual(model: Model, plain: tuple[str, ...]) -> tuple[Model, dict[str, str]]:
-    """The model of the parameters that may change, and the values of those that stay plain."""
+    """The model of the free parameters, and the values of the ``plain`` parameters."""
     fixed = {
         parameter.name: parameter.values[0]
         for parameter in model.parameters
@@ -113,7 +114,7 @@ def _usual(model: Model, plain: tuple[str, ...]) -> tuple[Model, dict[str, str]]
     rules = []
     for rule in model.rules:
         if any(name in fixed and fixed[name] not in values for name, values in rule.sides):
-            continue  # it is about values that these rows do not have
+            continue  # the rule is about values outside of these rows
         sides = tuple(side for side in rule.sides if side[0] not in fixed)
         rules.append(Rule(rule.reason, sides))
     others = tuple(parameter for parameter in model.parameters if parameter.name not in fixed)
@@ -121,14 +122,14 @@ def _usual(model: Model, plain: tuple[str, ...]) -> tuple[Model, dict[str, str]]
 
 
 def alone(model: Model) -> list[tuple[str, ...]]:
-    """The plainest row with each possible value, each row once."""
+    """The plainest row with each possible value; rows are distinct."""
     values = _Values(model)
     each = (bit for bits in values.of for bit in bits if values.can_meet(bit))
     return [values.spelled(row) for row in dict.fromkeys(map(values.plainest, each))]
 
 
 class _Values:
-    """The values of a model as bits, and which of them can meet."""
+    """The values of a model as bits, and the rules for their meeting."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -153,7 +154,7 @@ class _Values:
                     if bit & mask:
                         self._of_value[bit].append(masks)
         self._ruled_wholes = [whole for whole in self.whole if whole & self._ruled]
-        # By some values a whole row (of the parameters that rules name) that holds them.
+        # A whole row (of the ruled parameters) by some of its values.
         self._whole_rows: dict[int, int | None] = {}
 
     def _masks(self, rule: Rule) -> Masks:
@@ -175,11 +176,11 @@ class _Values:
         return sum(self._bit[name, value] for name, value in row.items())
 
     def can_meet(self, bits: int) -> bool:
-        """Whether some whole row holds these values."""
+        """Whether a whole row holds these values."""
         return self.can_hold(0, bits)
 
     def can_hold(self, row: int, wanted: int) -> bool:
-        """Whether a possible row can have further values, which are tried one by one."""
+        """Whether a possible row can have further values; the values are tried one by one."""
         wanted &= ~row
         while wanted:
             bit = _lowest(wanted)
@@ -191,7 +192,7 @@ class _Values:
     def can_join(self, row: int, value: int) -> bool:
         """Whether a possible row can have one more value.
 
-        Mostly the whole row that is remembered for it can take that value, too.
+        Mostly the remembered completion of the row can take the value, too.
         """
         row, value = row & self._ruled, value & self._ruled
         whole_row = self._whole_rows.get(row)
@@ -203,7 +204,7 @@ class _Values:
         return self._completed(row | value) is not None
 
     def completed(self, bits: int) -> int | None:
-        """The values with one of each parameter that rules name; None if there is no such row."""
+        """Add a value for every ruled parameter; None if there is no possible row."""
         row = self._completed(bits & self._ruled)
         return None if row is None else row | bits
 
@@ -220,10 +221,10 @@ class _Values:
         return self._whole_rows[bits]
 
     def _search(self, bits: int, rules: list[Masks]) -> int | None:
-        """The plainest whole row of the parameters that rules name; None if there is none.
+        """The plainest possible row over all ruled parameters; None if there is none.
 
-        Only rules that may still break are looked at. Those that leave a parameter a single value
-        decide it, and where nothing is decided the parameter with the fewest values is tried.
+        Only rules that may still break are examined. A rule that leaves a parameter a single value
+        decides the parameter; otherwise the parameter with the fewest values is tried.
         """
         left: dict[int, int] = {}
         active = []
@@ -257,12 +258,12 @@ class _Values:
         return None
 
     def _breaks(self, bits: int, bit: int) -> bool:
-        """Whether one more value breaks a rule that was not broken before."""
+        """Whether one more value breaks an unbroken rule."""
         bits |= bit
         return any(all(bits & mask for mask, _ in masks) for masks in self._of_value[bit])
 
     def _broken(self, bits: int) -> str:
-        """The reason of a rule that is broken, or ""."""
+        """The reason of a broken rule, or ""."""
         for masks, reason in self._rules:
             for mask, _ in masks:
                 if not bits & mask:
@@ -272,7 +273,7 @@ class _Values:
         return ""
 
     def _why(self, bits: int) -> str:
-        """Why values cannot meet: the rule they break, or those that every whole row breaks."""
+        """Why values cannot meet: the rule they break, or the rules broken by all completions."""
         direct = self._broken(bits)
         if direct:
             return direct
@@ -299,7 +300,7 @@ class _Values:
 
 
 class _Growth:
-    """Rows that grow by one parameter after the other, those with the most values first."""
+    """Rows that grow parameter by parameter, starting with the most values."""
 
     def __init__(self, values: _Values, strength: int) -> None:
         self.values = values
@@ -327,7 +328,7 @@ class _Growth:
         return list(dict.fromkeys(self._whole(row) for row in self._rows))
 
     def _each_once(self) -> list[int]:
-        """So few rows that each value is in one of them."""
+        """A small set of rows that contains every possible value."""
         rows: list[int] = []
         left = sum(bit for bits in self.values.of for bit in bits if self.values.can_meet(bit))
         while left:
@@ -340,7 +341,7 @@ class _Growth:
         return rows
 
     def _add(self, place: int, before: list[int], first: int) -> None:
-        """Give each row a value of one more parameter; new rows for what is left."""
+        """Give each row a value of one more parameter; new rows for missing combinations."""
         values = self.values.of[place]
         self._needed = {value: self._combinations(value, before) for value in values}
         used = Counter[int]()
@@ -350,13 +351,13 @@ class _Growth:
                 allowed = [first & self.values.whole[place]]
             best = max(allowed, key=lambda value: (self._gain(row, value), -used[value]))
             if number and not self._gain(row, best):
-                continue  # any value will do: what is needed later decides
+                continue  # any value: later needs decide
             used[best] += 1
             self._meet(number, best)
         self._fill(place)
 
     def _combinations(self, value: int, before: list[int]) -> dict[int, int]:
-        """What a value has to meet: for each value (or none) the other values, as bits."""
+        """The partners that a value must meet, as bits; at strength 3 by the first partner."""
         partners: dict[int, int] = {}
         others = [bit for place in before for bit in self.values.of[place]]
         if self.strength <= 2:  # noqa: PLR2004 (pairs)
@@ -375,7 +376,7 @@ class _Growth:
         return sum((others & row).bit_count() for first, others in needed.items() if first & row)
 
     def _meet(self, number: int, value: int) -> None:
-        """Give a row a value, and strike out what it meets there."""
+        """Give a row a value, and strike out the combinations met there."""
         row = self._rows[number]
         needed = self._needed[value]
         for first in list(needed):
@@ -388,7 +389,7 @@ class _Growth:
         self._rows[number] = row | value
 
     def _fill(self, place: int) -> None:
-        """Put what is left into gaps of rows, or into rows of its own."""
+        """Put the missing combinations into gaps of rows, or into new rows."""
         for value in self.values.of[place]:
             needed = self._needed[value]
             while left := next(
@@ -417,7 +418,7 @@ class _Growth:
         self._meet(number, value)
 
     def _has_room(self, row: int, wanted: int) -> bool:
-        """Whether a row has these values, or none of their parameters."""
+        """Whether a row has the wanted values, or none of their parameters."""
         return all(
             not row & whole or row & whole == wanted & whole
             for whole in self.values.whole
@@ -425,7 +426,7 @@ class _Growth:
         )
 
     def _whole(self, row: int) -> int:
-        """A row with a value of every parameter: those that few rows have had, if they can meet."""
+        """Complete a row with a value of every parameter, in turn among the possible values."""
         for bits, whole in zip(self.values.of, self.values.whole, strict=True):
             if row & whole:
                 continue
@@ -440,7 +441,7 @@ def _lowest(bits: int) -> int:
 
 
 def _fresh(rows: Iterable[int], values: _Values, strength: int) -> Iterator[int]:
-    """How many combinations each row is the first to cover."""
+    """The number of combinations that each row is the first to cover."""
     covered: dict[int, int] = {}
     for row in rows:
         own = [row & whole for whole in values.whole]

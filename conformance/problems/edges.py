@@ -1,6 +1,6 @@
-"""Hand-picked edge problems: a fixed set that every clause tries before random ones.
+"""Hand-picked edge problems: a fixed set that every clause tries before random problems.
 
-Failures are reduced by :mod:`conformance.running.shrinking.reduction` like the others.
+Failures are reduced by :mod:`conformance.running.shrinking.reduction`, as everywhere.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SIZES: Final = (
     (1, 1, 1, 4, 3, 6, 136, 5, 4, 3, 7),  # values wider than that
     (1, 2, 1, 3, 3, 264, 260, 4, 3, 5, 6),  # both, past 256
 )
-# Where weights stay even in half precision: few keys, so many rows that some weights are uneven.
+# For weights that stay even in half precision: few keys, and enough rows for some uneven weights.
 _EVEN: Final = (12, 3, 3, 3, 3, 3, 3, 9, 9, 9, 9)
 # For candidates whose lengths may differ: a key of one query, and a query, past every tile edge.
 _LONG: Final = (
@@ -114,7 +114,7 @@ def edge_problems(
 def edges_in_turn(
     candidate: Candidate, space: Space, *, dtype: str, strength: int = 2
 ) -> Iterator[Problem]:
-    """The edge problems of a space, each once, and each made when it is asked for."""
+    """The distinct edge problems of a space, each made on demand."""
     seen: set[Problem] = set()
     for problem in _every(candidate, space, dtype=dtype, strength=strength):
         if problem not in seen and space.admits(problem, candidate):
@@ -123,7 +123,7 @@ def edges_in_turn(
 
 
 def _every(candidate: Candidate, space: Space, *, dtype: str, strength: int) -> Iterable[Problem]:
-    """The edge problems, including repeated ones and some outside the space."""
+    """The edge problems, with repetitions and some outside the space."""
     if space.edges == "combinations":
         return combinations_in_turn(candidate, space, dtype=dtype, strength=strength)
     if space.edges == "tiles":
@@ -145,7 +145,7 @@ def _short_drafts(candidate: Candidate, space: Space) -> list[Draft]:
 
 
 def _long_drafts() -> list[Draft]:
-    """Each length with and without a mask and causality, the longest ones only once or twice."""
+    """Each length with and without mask and causality, the longest lengths once or twice."""
     options = [(masked, causal) for masked in (False, True) for causal in (False, True)]
     every = [(sizes, *how) for how in options for sizes in _LENGTHS]
     every += [(sizes, *how) for sizes, how in zip(2 * _LONGEST, options, strict=True)]
@@ -156,7 +156,7 @@ def _long_drafts() -> list[Draft]:
 
 
 def _tile_drafts(candidate: Candidate) -> list[Draft]:
-    """Each once, the first two and those of wide heads with nothing but their sizes."""
+    """Each tile length once, the first two and wide heads without any option."""
     lengths = _TILES if can_cross(candidate) else _SQUARE_TILES
     drafts = [
         _draft(index, sizes, masked=index % 3 == 2, causal=index % 4 == 3)  # noqa: PLR2004 (in turn)
@@ -172,7 +172,7 @@ def _draft(index: int, sizes: tuple[int, ...], *, masked: bool, causal: bool) ->
     return Draft(
         geometry=Geometry(**dict(zip(FIELDS, sizes, strict=True))),
         seed=index,
-        # Every other one ordinary, so that no size meets only values that hide it.
+        # Every second recipe is ordinary, so that no size meets only values that hide it.
         values=index // 2 + 1 if index % 2 else 0,
         option=index,
         pattern=index + index // _FORMS,
@@ -180,6 +180,6 @@ def _draft(index: int, sizes: tuple[int, ...], *, masked: bool, causal: bool) ->
         causal=causal,
         finite_bias=index // 3 % 2 == 0,
         biases=index % 4 != 1,
-        # What offers more options must not be tried less without them.
+        # A candidate with more options must get as many problems without them.
         extras=index * _EXTRAS_STEP if index % 2 else 0,
     )

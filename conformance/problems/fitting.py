@@ -13,10 +13,10 @@ from ..declare.declaration import Declaration
 from .problem import Problem
 from .space import WIDTHS, Space, allowed_sizes, least_size, tied_fields, wanted_size
 
-# How often a geometry function is applied before what it makes is taken as it is.
+# The number of times a geometry function is applied before its result is taken as it is.
 BUILDS = 2
-# The sizes where each new one is compiled, in the order of Geometry's fields; the first and the
-# third are those that combinations have as well.
+# The sizes where each new size is compiled, in the order of Geometry's fields; combinations have
+# the first and the third, too.
 _FEW: Final = (
     (2, 4, 4, 5, 7, 3, 6, 11, 13, 9, 10),  # every axis of another size
     (1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1),  # nothing but ones
@@ -47,9 +47,9 @@ def fitted_geometry(geometry: Geometry, candidate: Candidate, space: Space) -> G
 
 
 def draft_geometry(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
-    """What the sizes of a draft become: one of few geometries where each new size is compiled.
+    """Fit a draft's sizes; to one of few geometries where each new size is compiled.
 
-    Of these the nearest is taken, from those that the space leaves as they are if there are some.
+    Then the nearest is chosen, if possible among geometries that the space leaves unchanged.
     """
     if candidate.declaration.compiles_sizes:
         few = [Geometry(**dict(zip(FIELDS, sizes, strict=True))) for sizes in _FEW]
@@ -60,21 +60,21 @@ def draft_geometry(geometry: Geometry, candidate: Candidate, space: Space) -> Ge
 
 
 def _distance(first: Geometry, second: Geometry) -> float:
-    """How unlike two geometries are: the sum of the logarithms of their sizes' quotients."""
+    """The sum of the absolute logarithms of the quotients of two geometries' sizes."""
     return sum(abs(math.log(getattr(first, name) / getattr(second, name))) for name in FIELDS)
 
 
 def causal_flag(candidate: Candidate, *, flagged: bool, masked: bool = False) -> bool:
     """Whether a problem is causal: where the flag is offered and set, or always in force.
 
-    ``masked`` says that it has a mask with which the flag is not combined: see ``either_or``.
+    ``masked``: the problem has a mask that excludes the flag, see ``either_or``.
     """
     declared = candidate.declaration
     return declared.always_causal or (flagged and declared.causal is not None and not masked)
 
 
 def one_at_a_time(problem: Problem, candidate: Candidate) -> Problem:
-    """The problem without its flag where it has a mask that the flag is not combined with."""
+    """Drop the causal flag of a problem whose mask excludes the flag."""
     alone = problem.mask is not None and either_or(candidate)
     causal = causal_flag(candidate, flagged=problem.causal, masked=alone)
     return problem if causal == problem.causal else problem.replace(causal=causal)
@@ -89,7 +89,7 @@ def either_or(candidate: Candidate) -> bool:
 
 
 def shared_inputs(problem: Problem, candidate: Candidate) -> str:
-    """The inputs of a problem that are to be one tensor, as far as their shapes allow it."""
+    """The name of the inputs to hand over as one tensor, as far as shapes allow."""
     sizes = problem.geometry
     if candidate.kind == "core":
         values = sizes.head_size == sizes.value_head_size
@@ -112,10 +112,10 @@ def counts_from_first_key(candidate: Candidate) -> bool:
 
 @dataclass(frozen=True)
 class _Rules:
-    """The fields of one size with what leads them, the allowed sizes and the wanted one.
+    """The groups of equal fields with their leading field, allowed sizes and wanted size.
 
-    They follow from a declaration and a space. Problems of the same two are fitted in a row, so
-    the latest are kept.
+    They follow from a declaration and a space. The latest are kept, as problems of one declaration
+    and space are fitted in a row.
     """
 
     declaration: Declaration
@@ -143,7 +143,7 @@ class _Rules:
 
 
 def _settle_sizes(geometry: Geometry, candidate: Candidate, space: Space) -> Geometry:
-    """Sizes that are allowed, equal where they must be, and large enough where they can be."""
+    """Make sizes allowed, equal where they must be, and large enough where they can be."""
     sizes = dict(vars(geometry))
     rules = _Rules.of(candidate, space)
     for group, lead, allowed, wanted in rules.groups:
@@ -163,7 +163,7 @@ def _settle_sizes(geometry: Geometry, candidate: Candidate, space: Space) -> Geo
 
 
 def _other_length(length: int, rules: _Rules) -> dict[str, int]:
-    """Another length for the keys, or for the queries: a free one if there is one."""
+    """A different length for the keys or the queries, preferably for an unpinned one."""
     ways: list[tuple[bool, bool, dict[str, int]]] = []
     for name in ("key_length", "query_length"):
         group, _, allowed, least = next(rule for rule in rules.groups if name in rule[0])
@@ -175,14 +175,17 @@ def _other_length(length: int, rules: _Rules) -> dict[str, int]:
 
 
 def _without(allowed: Sequence[int], length: int) -> Sequence[int]:
-    """The sizes but for one; of a range that goes beyond it, what is beyond it is nearest."""
+    """All allowed sizes but ``length``.
+
+    A range that goes beyond the length stays whole: ``length + 2`` is nearest to a size beyond it.
+    """
     if isinstance(allowed, range):
         return range(1, length) if allowed[-1] == length else allowed
     return [size for size in allowed if size != length]
 
 
 def _behind_no_key(sizes: dict[str, int], candidate: Candidate, space: Space) -> dict[str, int]:
-    """Lengths exchanged where the first queries would stand before the first key.
+    """Exchange the lengths where the first queries would stand before the first key.
 
     No table of sines has a row for a place before zero.
     """
@@ -194,7 +197,6 @@ def _behind_no_key(sizes: dict[str, int], candidate: Candidate, space: Space) ->
 
 
 def _whole_groups(sizes: dict[str, int], candidate: Candidate, space: Space) -> dict[str, int]:
-    """The nearest numbers of heads and key/value heads of which one divides the other."""
     pinned = candidate.declaration.pins.sizes
     heads, kv_heads = sizes["num_heads"], sizes["num_kv_heads"]
     most = 2 * heads + kv_heads + 1 if space.grouped else heads + kv_heads

@@ -19,7 +19,7 @@ Pattern = Callable[[Shape, Generator], Tensor]
 
 # How many of the rows lose all their keys, besides the one that always does.
 EMPTIED_SHARE: Final = 0.35
-# Patterns of sequences alone, which other masks do not have: see arrangements.sequences.
+# Patterns of sequences alone, absent from other masks: see arrangements.sequences.
 NO_TOKENS: Final = "empty-lengths"
 NO_KEYS: Final = "no-keys"
 NO_QUERIES: Final = "no-queries"
@@ -32,14 +32,14 @@ def full(shape: Shape, _generator: Generator) -> Tensor:
 
 
 def padding(shape: Shape, generator: Generator) -> Tensor:
-    """The last keys are hidden: a different number of them in each row of the mask."""
+    """Hide the last keys: a different number in each row of the mask."""
     key_length = shape[-1]
     kept = torch.randint(1, max(key_length, 1) + 1, (*shape[:-1], 1), generator=generator)
     return torch.arange(key_length) < kept
 
 
 def random(density: float) -> Pattern:
-    """Each key is kept with this probability; every row keeps at least one."""
+    """Keep each key with probability ``density``; every row keeps at least one key."""
 
     def make(shape: Shape, generator: Generator) -> Tensor:
         kept = torch.rand(shape, generator=generator) < density
@@ -55,19 +55,19 @@ def mixed(shape: Shape, generator: Generator) -> Tensor:
 
 
 def one_hidden(shape: Shape, generator: Generator) -> Tensor:
-    """Every key but one is kept in each row; a single key stays."""
+    """Keep every key but one in each row; a single key stays."""
     key_length = shape[-1]
     chosen = torch.randint(max(key_length, 1), (*shape[:-1], 1), generator=generator)
     return (torch.arange(key_length) != chosen) | torch.tensor(key_length == 1)
 
 
 def left_padding(shape: Shape, generator: Generator) -> Tensor:
-    """The first keys are hidden: a different number of them in each row of the mask."""
+    """Hide the first keys: a different number in each row of the mask."""
     return padding(shape, generator).flip(-1)
 
 
 def full_and_empty(shape: Shape, generator: Generator) -> Tensor:
-    """Each row keeps every key or, about a third of them and at least one, none."""
+    """Keep every key of a row, or none in about a third of the rows (at least one)."""
     return _emptied(full(shape, generator), generator)
 
 
@@ -96,7 +96,6 @@ def _emptied(kept: Tensor, generator: Generator) -> Tensor:
 
 
 def _with_a_key(kept: Tensor, generator: Generator) -> Tensor:
-    """Turn one random key on in every row that has none."""
     key_length = kept.shape[-1]
     if key_length == 0:
         return kept

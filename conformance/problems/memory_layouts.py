@@ -1,7 +1,7 @@
 """Ways the same values can lie in memory. Each returns a fresh tensor of its argument's values.
 
-What lies between and around the elements is no element: finite junk shows a kernel that reads it
-as one, NaN also a kernel that multiplies it by zero.
+Memory between and around the elements holds junk: finite junk shows a kernel that reads it as an
+element, NaN also a kernel that multiplies it by zero.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 MemoryLayout = Callable[[Tensor], Tensor]
 JUNK = 1e4
-# Elements on each side of a tensor in a buffer: the largest tile that a kernel may read past it.
+# Elements on each side of a tensor in a buffer: the largest overread of a kernel's tile.
 MARGIN = 128
 
 
@@ -37,7 +37,7 @@ def tokens_first(tensor: Tensor) -> Tensor:
 
 
 def _junk(shape: tuple[int, ...], like: Tensor, junk: float) -> Tensor:
-    """A buffer of nothing but junk: True for masks, a number out of range for integers."""
+    """A buffer filled with junk: True for masks, a number out of range for integers."""
     filler = junk if like.is_floating_point() else JUNK
     return torch.full(shape, filler, dtype=like.dtype)
 
@@ -60,14 +60,14 @@ def fused(tensor: Tensor, junk: float = JUNK) -> Tensor:
 
 
 def sliced_tokens(tensor: Tensor, junk: float = JUNK) -> Tensor:
-    """A window of tokens in a longer buffer, such as a cache that is not full."""
+    """A window of tokens in a longer buffer, such as a cache with room to spare."""
     length = tensor.shape[-2]
     wide = _junk((*tensor.shape[:-2], length + 3, tensor.shape[-1]), tensor, junk)
     return _placed(wide[..., 1 : 1 + length, :], tensor)
 
 
 def odd_rows(tensor: Tensor, junk: float = JUNK) -> Tensor:
-    """Rows one element further apart than they are wide: none but the first is aligned."""
+    """Rows one element further apart than they are wide: only the first is aligned."""
     width = tensor.shape[-1]
     wide = _junk((*tensor.shape[:-1], width + 1), tensor, junk)
     return _placed(wide[..., :width], tensor)
@@ -85,12 +85,12 @@ def _among_nan(layout: Callable[[Tensor, float], Tensor]) -> MemoryLayout:
 
 
 def expanded(tensor: Tensor) -> Tensor:
-    """The first batch item with stride 0 along the batch: values must be equal along it."""
+    """The first batch item with stride 0 along the batch: items must be equal."""
     return tensor[:1].clone().expand(tensor.shape)
 
 
 def expanded_heads(tensor: Tensor) -> Tensor:
-    """The first head with stride 0 along the heads: values must be equal along them."""
+    """The first head with stride 0 along the heads: heads must be equal."""
     return tensor[:, :1].clone().expand(tensor.shape)
 
 
@@ -116,7 +116,7 @@ STRIDED: Final = (
     "sliced-tokens",
     "odd-rows",
 )
-# Each of query, key and value in another layout: strides of one say nothing about the others.
+# Query, key and value in different layouts: the strides of one say nothing about the others.
 MIXED: Final = ("fused", "channels-first", "sliced-tokens")
 CANARIES: Final = (
     "between-canaries",
@@ -126,7 +126,7 @@ CANARIES: Final = (
 
 
 def arrange_mask(mask: Tensor, layout: str) -> Tensor:
-    """A mask of any number of axes in a layout; "expanded" holds what repeats once."""
+    """A mask of any number of axes in a layout; "expanded" stores repeated entries once."""
     if layout == "expanded":
         return _expanded_once(mask)
     if mask.dim() == 0:

@@ -19,7 +19,7 @@ from .strategies import draw_problems
 
 # The part of the examples for each further dtype.
 OTHER_DTYPES: Final = 0.5
-# The part that is drawn at least, however many edges there are.
+# The smallest drawn part, however many edges there are.
 LEAST_DRAWN: Final = 0.25
 # How many further problems are drawn where none of the first could show a wrong answer.
 FURTHER: Final = 8
@@ -32,7 +32,7 @@ SEEDS_APART: Final = 2**30
 
 
 class Pool:
-    """Problems by space and dtype; clauses of one space get the same, so goldens are shared."""
+    """Problems by space and dtype: clauses with equal spaces share problems and golden answers."""
 
     def __init__(
         self, candidate: Candidate, profile: Profile, seed: int, *, leading: str = ""
@@ -53,9 +53,9 @@ class Pool:
             self._combined = other._combined
 
     def in_turn(self, space: Space, dtype: str, device: str = "cpu") -> Iterator[Problem]:
-        """The problems of a space one after another, each made when it is asked for.
+        """The problems of a space one after another, each made on demand.
 
-        None is drawn before the edges are used up.
+        Edges come first: no problem is drawn before the edges are used up.
         """
         edges = self._edges_of(space, dtype)
         for edge in edges:
@@ -63,15 +63,15 @@ class Pool:
         yield from self.problems(space, dtype, device)[len(edges.every) :]
 
     def count(self, space: Space, dtype: str) -> int:
-        """How many problems a space has; about so many where they have not been made."""
+        """The number of problems of a space; an estimate before they are made."""
         known = self._problems.get((space, dtype))
         return max(1, self._wanted(space, dtype)) if known is None else len(known)
 
     def problems(self, space: Space, dtype: str, device: str = "cpu") -> list[Problem]:
         """The problems of a space: at least as many as the profile says.
 
-        The leading dtype, by default the first in use, gets them all: most
-        mistakes show in every dtype. Each device gets the same.
+        The leading dtype, by default the first in use, gets them all: most mistakes show in every
+        dtype. All devices share the problems.
         """
         key = (space, dtype)
         if key not in self._problems:
@@ -97,7 +97,7 @@ class Pool:
         return [problem for problem in dict.fromkeys(placed) if problem not in first]
 
     def drawn(self, space: Space, dtype: str, device: str = "cpu", *, turn: int) -> list[Problem]:
-        """Drawn problems, as many as the profile says; each turn has a seed of its own."""
+        """Drawn problems, as many as the profile says; each turn has its own seed."""
         problems = draw_problems(
             self._candidate,
             space,
@@ -109,7 +109,7 @@ class Pool:
         return [_placed(problem, device) for problem in problems]
 
     def coverage(self, space: Space, dtype: str, numbers: Iterable[int]) -> dict[str, Any] | None:
-        """How many combinations the problems of a space with some numbers cover, None of others."""
+        """The coverage of a space by the problems ``numbers``, as plain data; else None."""
         if space.edges != "combinations":
             return None
         self._leading = self._leading or dtype
@@ -127,7 +127,7 @@ class Pool:
     def _strength(self, space: Space, dtype: str) -> int:
         """Full in the leading dtype: most interactions show in every dtype.
 
-        Gradients cost several answers, so that another dtype gets one step less of them.
+        Gradients cost several answers: further dtypes get one step less of them.
         """
         full = self._profile.strength
         if dtype == self._leading:
@@ -154,7 +154,7 @@ class Pool:
             # Of combinations a part would leave pairs of options out.
             most = None if space.edges == "combinations" else self._profile.edges
             if space.share < 1.0 and space.edges == "sizes":
-                # A part of each: edges alone are the same in every run.
+                # A part of each: edges alone are equal in every run.
                 most = wanted // 2 if most is None else min(most, wanted // 2)
             if self._profile.most is not None:
                 limit = self._profile.most
@@ -184,9 +184,9 @@ class Pool:
         return [*edges, *drawn]
 
     def _unforeseen(self, edge: Problem) -> Problem:
-        """A problem whose values follow from the run's seed as well, where nobody shall know them.
+        """Derive a problem's values from the run's seed, too, where they must stay unknown.
 
-        Its sizes and options stay, and so does what clauses choose by a seed's remainder.
+        Sizes, options and choices by the remainder of the seed stay.
         """
         if not self._candidate.isolated:
             return edge
@@ -194,9 +194,9 @@ class Pool:
 
 
 class _Remembered:
-    """Problems that are made when they are asked for, each once.
+    """Problems made on demand, each once.
 
-    ``make`` begins to make them; it is called again where that was interrupted.
+    ``make`` starts the production, and is called again after an interruption.
     """
 
     def __init__(self, make: Callable[[], Iterator[Problem]]) -> None:
@@ -231,7 +231,7 @@ def _placed(problem: Problem, device: str) -> Problem:
 
 
 def with_other_values(problem: Problem, seed: int) -> Problem:
-    """The combination with other values, and with another scale and cap where it has them."""
+    """New random values, and a new scale and cap where the combination has them."""
     draw = Random(seed + problem.seed)  # noqa: S311 (nothing secret)
     return problem.replace(
         seed=draw.randrange(2**31),

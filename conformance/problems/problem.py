@@ -25,10 +25,9 @@ _SEEDS: Final = 2**42
 class MaskPlan(Replaceable):
     """How the mask of a problem is made and handed over.
 
-    ``pattern`` names what it hides (see :mod:`conformance.problems.mask_patterns`), ``form`` the
-    keyword it arrives in, ``shape`` its axes in letters. ``finite_bias`` adds finite values to a
-    ``bias``. Where it is ``visible``, each query keeps a key that neither causal rule nor window
-    hides.
+    ``pattern`` names the hidden places (see :mod:`conformance.problems.mask_patterns`), ``form``
+    the keyword of the mask, ``shape`` its axes in letters. ``finite_bias`` adds finite values to a
+    ``bias``. With ``visible``, each query keeps a key hidden by neither causal rule nor window.
     """
 
     pattern: str
@@ -40,18 +39,18 @@ class MaskPlan(Replaceable):
 
 @dataclass(frozen=True, kw_only=True)
 class Overrides:
-    """Values that replace drawn ones, in the problem of one seed.
+    """Values that replace drawn values, in the problem of one seed.
 
     ``tensors`` are pairs of a name and its values in row-major order: ``query``, ``key``,
     ``value``, ``keep``, ``bias``, ``sinks``, or a role of the weights such as ``q`` or ``o_bias``.
-    A tensor of another size stays as it is drawn: a clause may derive further problems from one.
+    A tensor of another size keeps its drawn values: a clause may derive further problems.
     """
 
     seed: int
     tensors: tuple[tuple[str, tuple[float, ...]], ...] = ()
 
     def value(self, name: str) -> tuple[float, ...] | None:
-        """The values of one tensor, None where it is as drawn."""
+        """The values of one tensor, None where they are drawn."""
         return dict(self.tensors).get(name)
 
     def replace(self, name: str, values: tuple[float, ...]) -> Overrides:
@@ -65,14 +64,14 @@ class Problem(Replaceable):
     """Everything needed to rebuild the tensors of one example.
 
     Values are not drawn element by element: ``values`` names a recipe and ``seed`` feeds its
-    generator, so a problem shrinks to tiny sizes and rebuilds anywhere. ``overrides`` are simpler
-    values that a failing problem was reduced to. Of the keys, the first ``past`` are handed over as
+    generator, so a problem shrinks to tiny sizes and rebuilds anywhere. ``overrides`` are the
+    simpler values of a reduced failing problem. The first ``past`` keys are handed over as
     a cache; ``sinks`` gives each head the logit of a key without a value.
 
-    ``layout`` and ``mask_layout`` say how tensors and mask lie in memory (see
-    :mod:`conformance.problems.memory_layouts`; "expanded" items or heads are equal ones),
-    ``shared`` which inputs are one tensor: "key-value", or "all". ``return_weights`` and
-    ``dropout`` are options of the call.
+    ``layout`` and ``mask_layout`` name the memory layout of tensors and mask (see
+    :mod:`conformance.problems.memory_layouts`; "expanded" items or heads are equal), ``shared``
+    the inputs that are one tensor: "key-value", or "all". ``return_weights`` and ``dropout`` are
+    options of the call.
     """
 
     geometry: Geometry
@@ -143,7 +142,7 @@ def _there(data: dict[str, Any], name: str) -> Any:
 
 
 def _check_kinds(part: Problem | Geometry | MaskPlan) -> None:
-    """Require a number where a number belongs, and so on."""
+    """Raise ValueError for a plain field with a value of a type other than declared."""
     for name, hint in get_type_hints(type(part)).items():
         value, kinds = getattr(part, name), get_args(hint) or (hint,)
         if float in kinds:

@@ -36,23 +36,23 @@ ANY_PATTERN = (
     "left-padding",
 )
 KEY_FORMS = ("keep", "drop", "keep_int", "bias")
-# Every form of a table, whatever says it, for clauses that leave the table as it is drawn.
+# Every form of a table, for clauses that leave the table as it is drawn.
 ANY_FORM = (*KEY_FORMS, "lengths", *STRUCTURED_FORMS)
 WIDTHS = ("query_size", "key_size", "value_size", "output_size")
-# The length that is preferred at most where queries and keys have one.
+# The largest preferred length where queries and keys have one length.
 LONGEST_SQUARE = 129
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space(Replaceable):
-    """A clause's problems, as constraints on what is drawn.
+    """A clause's problems, as constraints on the draw.
 
     mask, causal
         Whether a mask is handed over, whether the causal flag is set; "offered" means always when
         the candidate offers it and never otherwise. Candidates that are always causal get causal
         problems from every space.
     patterns, forms, axes
-        The mask's patterns; the forms it may take; letters its shape must contain.
+        The mask's patterns; its possible forms; letters its shape must contain.
     finite_bias
         Whether the mask is a bias with finite values.
     values
@@ -64,21 +64,21 @@ class Space(Replaceable):
     square
         Query and key length are equal ("always"), different ("never"), or either.
     equal
-        Further pairs of geometry fields that have one size.
+        Further pairs of geometry fields of equal size.
     least
         The smallest sizes, by geometry field; cores have no widths.
     preferred
         Sizes to reach where the declaration leaves room for them.
     share
-        The part of a profile's examples that is drawn: less where they are large.
+        The drawn part of a profile's examples: less where they are large.
     edges
-        The hand-picked problems: of all "sizes", "combinations" of all that a candidate declares,
-        long "lengths", or the edges of large "tiles" where gradients are judged.
+        The hand-picked problems: of all "sizes", "combinations" of all declared options of a
+        candidate, long "lengths", or the edges of large "tiles" where gradients are judged.
     purpose
-        What combinations are for: the "answer", "gradients", or what an "operator" does with each
-        option.
+        The use of combinations: the "answer", "gradients", or the behaviour of an "operator" under
+        each option.
     kinds
-        The kinds of candidates that it applies to.
+        The kinds of candidates in the space.
     """
 
     mask: Often = "never"
@@ -101,7 +101,7 @@ class Space(Replaceable):
 
     @property
     def gives_both(self) -> bool:
-        """Whether it is about the causal flag and a mask in one call."""
+        """Whether the space is about the causal flag and a mask in one call."""
         return self.causal == "always" and self.mask == "always"
 
     def options(self, candidate: Candidate) -> list[tuple[str, str]]:
@@ -120,7 +120,7 @@ class Space(Replaceable):
         """Whether masks may have a form.
 
         Lengths of sequences come along wherever lengths may, but a clause about masks must name
-        them: what they hide is not even handed over.
+        them: hidden places of a length are not even handed over.
         """
         if form == SEQUENCES and self.mask != "always":
             return "lengths" in self.forms and self.finite_bias != "always"
@@ -152,7 +152,7 @@ class Space(Replaceable):
         return self._equal_sizes(candidate) or self._too_small(candidate)
 
     def _equal_sizes(self, candidate: Candidate) -> str:
-        """The two sizes that must differ but are one, or ""."""
+        """The reason why sizes that must differ are always equal, or ""."""
         if self.square == "never" and not _can_differ(candidate):
             return "query and key have the same length"
         if self.grouped and not can_share(candidate):
@@ -180,7 +180,7 @@ class Space(Replaceable):
         return self._built_too_small(candidate)
 
     def _built_too_small(self, candidate: Candidate) -> str:
-        """The size that a geometry function keeps below what is needed, or ""."""
+        """The size kept below the needed size by a geometry function, as a reason, or ""."""
         build = candidate.declaration.pins.build
         if build is None:
             return ""
@@ -204,7 +204,7 @@ class Space(Replaceable):
         return f"no declared mask shape has the axes {', '.join(self.axes)}"
 
     def _shows(self, problem: Problem) -> bool:
-        """Whether a problem has the mask, causality and groups that the space is about."""
+        """Whether a problem has the required mask, causality and groups of the space."""
         if self.grouped and problem.geometry.num_heads == problem.geometry.num_kv_heads:
             return False
         if self.causal == "always" and not problem.causal:
@@ -215,7 +215,7 @@ class Space(Replaceable):
         return plan is not None and (plan.finite_bias or self.finite_bias != "always")
 
     def _ties(self, candidate: Candidate) -> list[tuple[str, str]]:
-        """The pairs of fields that have one size; a core has no widths."""
+        """The pairs of fields of equal size; a core has no widths."""
         absent = WIDTHS if candidate.kind == "core" else ()
         return [pair for pair in self.equal if not set(pair) & set(absent)]
 
@@ -256,7 +256,7 @@ def _obeys_pins(candidate: Candidate, sizes: Geometry) -> bool:
 
 
 def tied_fields(candidate: Candidate, space: Space) -> tuple[tuple[str, ...], ...]:
-    """Every field of a geometry, those that must have one size in one group."""
+    """Every field of a geometry, in groups of fields that must have equal sizes."""
     declared = candidate.declaration
     ties = list(declared.pins.ties)
     if not can_cross(candidate) or space.square == "always":
@@ -279,9 +279,9 @@ def _pins_groups(candidate: Candidate) -> bool:
 
 
 def stays_even(candidate: Candidate) -> bool:
-    """Whether a layer normalises its heads: no values make its weights decide more clearly.
+    """Whether a layer normalises its heads: no values sharpen the decisions of its weights.
 
-    In half precision the rounding of projections hides much of what such weights do.
+    In half precision the rounding of projections hides much of the effect of even weights.
     """
     return candidate.draws_weights and candidate.declaration.semantics.qk_norm != "none"
 
@@ -303,12 +303,12 @@ def can_share(candidate: Candidate) -> bool:
 
 
 def least_size(group: tuple[str, ...], space: Space) -> int:
-    """The smallest size that a space leaves to fields of one size."""
+    """The smallest size that a space leaves to a group of equal fields."""
     return max((least for name, least in space.least if name in group), default=1)
 
 
 def wanted_size(group: tuple[str, ...], space: Space) -> int:
-    """The size that fields of one size are to reach if they can."""
+    """The size that a group of equal fields should reach if possible."""
     preferred = max((size for name, size in space.preferred if name in group), default=1)
     if set(LENGTHS) <= set(group):  # thousands of keys of as many queries are for other clauses
         preferred = min(preferred, LONGEST_SQUARE)
@@ -316,7 +316,7 @@ def wanted_size(group: tuple[str, ...], space: Space) -> int:
 
 
 def allowed_sizes(group: tuple[str, ...], candidate: Candidate) -> Sequence[int] | None:
-    """The sizes that a declaration leaves to fields of one size; None when it pins none of them.
+    """The sizes that a declaration leaves to a group of equal fields; None when none is pinned.
 
     All sizes up to a longest are a range from 1 on.
     """
@@ -339,7 +339,7 @@ def can_cross(candidate: Candidate) -> bool:
 
 
 def _can_differ(candidate: Candidate) -> bool:
-    """Whether some call has queries and keys of different lengths."""
+    """Whether a call can have queries and keys of different lengths."""
     lengths = [allowed_sizes((name,), candidate) or (1, 2) for name in LENGTHS]
     some = [sizes[:2] if isinstance(sizes, range) else sizes for sizes in lengths]
     return can_cross(candidate) and len({size for sizes in some for size in sizes}) > 1

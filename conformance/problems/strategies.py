@@ -21,7 +21,7 @@ from .problem import MaskPlan, Problem
 from .space import Often, Space
 
 SCALES = (None, 0.25, 0.3, 1.0, 1.7)
-# Mostly absent: a narrow window hides what the other options do.
+# Mostly absent: a narrow window hides the effects of other options.
 SOFTCAPS = (None, None, 3.0, None, 30.0)
 WINDOWS = (None, None, None, (1, 1), None, None, (3, -1), None, None, (-1, 2), None, (0, 0), (2, 0))
 
@@ -39,7 +39,7 @@ PASTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """Sizes as drawn, and choices as integers that each space takes modulo what it offers."""
+    """Drawn sizes, and choices as integers, taken modulo the options that a space offers."""
 
     geometry: Geometry
     seed: int
@@ -76,7 +76,7 @@ class Draft:
             return None
         if space.causal == "always" and not space.gives_both and either_or(candidate):
             return None
-        # The form first: one that comes in a single shape is drawn as often as the others.
+        # The form first: a form with a single shape is drawn as often as others.
         forms = list(dict.fromkeys(form for form, _ in options))
         form = forms[self.option % len(forms)]
         shapes = [shape for name, shape in options if name == form]
@@ -91,7 +91,7 @@ class Draft:
     def _extras(self, candidate: Candidate, space: Space) -> dict[str, Any]:
         features = candidate.declaration.features
         extras: dict[str, Any] = {}
-        # Digits of one number: each option is chosen apart from the others.
+        # Digits of one number: each option is chosen independently.
         if space.extras != "never" and "scale" in features:
             extras["scale"] = SCALES[self.extras % len(SCALES)]
         if space.extras == "maybe" and "softcap" in features:
@@ -102,7 +102,7 @@ class Draft:
         return extras
 
     def _has_sinks(self, candidate: Candidate, space: Space) -> bool:
-        """A digit beyond those of all other options: what does not offer sinks draws the same."""
+        """A digit beyond those of all other options: candidates without sinks draw the same."""
         if space.extras != "maybe" or "sinks" not in candidate.declaration.features:
             return False
         digits = len(SCALES) * len(SOFTCAPS) * len(WINDOWS) * len(PASTS)
@@ -135,10 +135,10 @@ HALF = 0.5
 MOSTLY = 0.8
 # Clauses choose among a few things by a seed's remainder: all are met where those of this are.
 CHOSEN_BY_SEED = 12
-# For each problem that is wanted so many are drawn, but not more than some beyond it.
+# The number of drafts for each wanted problem, and the most drafts beyond the wanted number.
 OVERSAMPLING = 6
 MOST_BEYOND = 60
-# Lengths and head sizes up to the same of these are alike: one, a part of a tile, several tiles.
+# Lengths and head sizes up to one of these bounds are alike: one, a part of a tile, several tiles.
 ALIKE = (1, 16, 32, 64, 128)
 
 
@@ -182,7 +182,7 @@ def draw_geometry(random: Random, *, longest: int = 40) -> Geometry:
 
 
 def _draw_lengths(random: Random, longest: int) -> tuple[int, int]:
-    """Lengths of queries and keys: both short, equal, one of them at an edge of a tile, or one."""
+    """Lengths of queries and keys: both short, equal, one near a tile edge, or a single token."""
     edge = random.choice([length for length in TILE_EDGES if length <= longest] or [longest])
     short, other = random.randint(1, SHORT), random.randint(1, SHORT)
     few = random.randint(1, FEW_QUERIES)
@@ -192,7 +192,7 @@ def _draw_lengths(random: Random, longest: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=16)
 def draw_drafts(*, longest: int, count: int, seed_value: int) -> tuple[Draft, ...]:
-    """``count`` drafts, the same ones for the same seed."""
+    """``count`` drafts, determined by the seed."""
     random = Random(seed_value)  # noqa: S311 (nothing secret)
     return tuple(draw_draft(random, longest=longest) for _ in range(count))
 
@@ -207,12 +207,12 @@ def draw_problems(
     seed_value: int,
     beside: Iterable[Problem] = (),
 ) -> list[Problem]:
-    """``count`` problems of a space, the same ones for the same seed, each only once.
+    """``count`` distinct problems of a space, determined by the seed.
 
-    Of more that are drawn they are those with the most pairs of properties that neither the
-    problems ``beside`` them have nor each other: a mistake that needs two options, or an option and
-    a size, is met by design. What a candidate's own geometry function makes outside the space is
-    replaced by others with fresh seeds; there are none when it always does.
+    Chosen from a larger draw for the most pairs of properties not held by the problems ``beside``
+    them or by each other: mistakes that need two options, or an option and a size, are met by
+    design. Problems whose sizes a candidate's own geometry function moves outside the space are
+    replaced with fresh seeds; the list is empty if that always happens.
     """
     several = min(OVERSAMPLING * count, count + MOST_BEYOND)
     drafts = draw_drafts(longest=longest, count=several, seed_value=seed_value)
@@ -224,11 +224,10 @@ def draw_problems(
 
 
 def _unlike(drawn: list[Problem], count: int, beside: Iterable[Problem]) -> list[Problem]:
-    """``count`` problems, each the one with the most pairs that those before it do not have."""
+    """Choose ``count`` problems greedily by the most pairs of properties not yet held."""
     bits: dict[object, int] = {}
 
     def held(problem: Problem) -> int:
-        """Values, and pairs of properties, as bits of a number."""
         found = 0
         for one in (*combinations(_branches(problem), 2), *_values(problem)):
             bit = bits.get(one)
@@ -250,7 +249,7 @@ def _unlike(drawn: list[Problem], count: int, beside: Iterable[Problem]) -> list
 
 
 def _branches(problem: Problem) -> tuple[tuple[str, object], ...]:
-    """Kinds of sizes, and options: what an implementation may have a path of its own for."""
+    """Kinds of sizes, and options: properties that may have their own path in an implementation."""
     sizes, mask, window = problem.geometry, problem.mask, problem.window
     heads, shared = sizes.num_heads, sizes.num_kv_heads
     return (
@@ -270,7 +269,7 @@ def _branches(problem: Problem) -> tuple[tuple[str, object], ...]:
 
 
 def _values(problem: Problem) -> tuple[tuple[str, object], ...]:
-    """What is as good with any option: recipes and patterns, sizes of heads, order of lengths."""
+    """Properties that combine freely: recipes and patterns, sizes of heads, order of lengths."""
     sizes, mask = problem.geometry, problem.mask
     lengths = sizes.query_length, sizes.key_length
     return (

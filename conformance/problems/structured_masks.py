@@ -1,7 +1,7 @@
-"""Masks with a structure of their own: the table that each makes, and the arguments that say it.
+"""Masks with a structure of their own: their tables, and the arguments that express them.
 
 A table is bool ``[B or 1, H or 1, Lq, Lk]``, True where a query attends a key. Arguments are read
-off a table, so that whatever changes a problem changes one thing alone.
+off a table, so a change of a problem changes the table alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MOST_SEGMENTS: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """What a table is made for: sizes, the place of each query among the keys, a block's sizes."""
+    """The frame of a table: sizes, the place of each query among the keys, a block's sizes."""
 
     geometry: Geometry
     alignment: str
@@ -49,9 +49,9 @@ class StructuredMask:
     """A form of masks.
 
     draw
-        Arguments of a pattern, of those in ``patterns`` or of the likeliest for another.
+        Arguments of a pattern, from ``patterns``; for another pattern those of the likeliest.
     read
-        The table that arguments make.
+        The table made by arguments.
     arguments
         The arguments of a table, with a batch axis where they have one.
     """
@@ -67,7 +67,7 @@ class StructuredMask:
 
 
 def _draw_segments(pattern: str, structure: Structure, generator: Generator) -> Arguments:
-    """Stretches of tokens, or where random tokens anywhere, with one number each."""
+    """Stretches of tokens with one number each; for "random" numbers are scattered."""
     sizes = structure.geometry
     items, rows, columns = sizes.batch, sizes.query_length, sizes.key_length
     most = {"full": 1, "single": max(columns, 1)}.get(pattern, max(min(_MOST_SEGMENTS, columns), 1))
@@ -92,7 +92,7 @@ def _read_segments(given: Arguments, _structure: Structure) -> Tensor:
 
 
 def _segments_of(table: Tensor, _structure: Structure) -> Arguments:
-    """Equal numbers for a query and its keys; what attends to nothing has one of its own."""
+    """Equal numbers for a query and its keys; tokens that attend nothing get their own number."""
     table = table[:, 0]
     items, rows, columns = table.shape
     place, none = torch.arange(columns), columns + rows
@@ -121,7 +121,7 @@ def _draw_prefix(pattern: str, structure: Structure, generator: Generator) -> Ar
 
 
 def _read_prefix(given: Arguments, structure: Structure) -> Tensor:
-    """Every query attends the first keys, and behind them what is not ahead of it."""
+    """Every query attends the prefix and, behind it, keys that are not ahead of the query."""
     keys = torch.arange(structure.geometry.key_length)
     inside: Tensor = keys < given["prefix_lengths"][:, None, None, None]
     return inside | (structure.ahead <= 0)
@@ -156,7 +156,7 @@ def _chunk_of(table: Tensor, structure: Structure) -> Arguments:
 
 
 def _draw_tree(pattern: str, structure: Structure, generator: Generator) -> Arguments:
-    """A parent stands before its children, and -1 is that of a root."""
+    """A parent stands before its children; the parent of a root is -1."""
     items, rows = structure.geometry.batch, structure.geometry.query_length
     index = torch.arange(rows)
     drawn = (torch.rand(items, rows, generator=generator) * (index + 1)).long() - 1
@@ -166,7 +166,7 @@ def _draw_tree(pattern: str, structure: Structure, generator: Generator) -> Argu
 
 
 def _read_tree(given: Arguments, structure: Structure) -> Tensor:
-    """The last keys are the queries, each of which attends itself, its ancestors and the cache."""
+    """The last keys are the queries: each attends itself, its ancestors and the cache."""
     parents = given["parents"]
     items, rows = parents.shape
     family = torch.eye(rows, dtype=torch.bool).repeat(items, 1, 1)
@@ -201,7 +201,7 @@ def _read_indices(given: Arguments, structure: Structure) -> Tensor:
 
 
 def _indices_of(table: Tensor, _structure: Structure) -> Arguments:
-    """The keys of each query, the last first, and -1 where it has fewer than another."""
+    """The keys of each query, the last first, padded with -1 to equal numbers."""
     table = table[:, 0]
     columns = table.shape[-1]
     most = max(int(table.sum(dim=-1).max()) if table.numel() else 0, 1)
