@@ -296,8 +296,7 @@ def _read_tables(
         raise DeclarationError(msg)
     text = str(shape)
     if form == "complex" and not text.endswith("/2"):
-        msg = f"rotary_table_shape is {text!r}: complex numbers are one a pair: write '{text}/2'"
-        raise DeclarationError(msg)
+        text += "/2"  # a complex number turns a pair of channels
     if "B" in text and not batched:
         msg = f"rotary_table_shape is {text!r}, but batched=False leaves no axis B"
         raise DeclarationError(msg)

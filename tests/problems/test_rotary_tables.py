@@ -12,7 +12,6 @@ import torch
 import conformance
 from candidates.rotary_tables import (
     HALVES,
-    NEIGHBOURS,
     complex_tables,
     half_tables,
     tables_by_halves,
@@ -138,10 +137,6 @@ def test_rows_stay_where_tokens_do() -> None:
             "write the axes in the order B, L, R",
         ),
         (
-            {"rotary_tables": "complex", "semantics": NEIGHBOURS, "rotary_table_shape": "LR"},
-            "complex numbers are one a pair: write 'LR/2'",
-        ),
-        (
             {"rotary_tables": "cos-sin", "semantics": HALVES, "layout": "varlen"},
             "layout='varlen', which is judged without",
         ),
@@ -160,6 +155,21 @@ def test_what_cannot_be_declared_is_said(promises: dict[str, Any], words: str) -
     """In one sentence that names the promise."""
     with pytest.raises(DeclarationError, match=re.escape(words)):
         conformance.core(**promises)(lambda query, key, value, **_more: query)
+
+
+def test_the_width_of_tables_is_asked() -> None:
+    """A table "BLR" has an entry a pair of channels where calls with one a channel raise."""
+    width = conformance.core(
+        semantics=half_tables.declaration.semantics,
+        geometry={"value_head_size": "head_size"},
+        rotary_tables="cos-sin",
+        rotary_table_shape="BLR",
+    )
+    own = width(
+        lambda query, key, value, *, cos, sin: half_tables(query, key, value, cos=cos, sin=sin)
+    )
+    report = conformance.check(own, profile="smoke", only=("position.tables", "numerics.golden"))
+    assert report.conforms
 
 
 def test_tables_may_be_one_parameter() -> None:

@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, Final
 
 from ..._golden import golden
@@ -436,7 +437,8 @@ def plan_candidates(
         on_step("compiling", "a sum, to see whether that can be done")
         candidates = compiled_variants(candidates)
     known = dict(enumerate(isolated))
-    for number, candidate in enumerate(map(spanning, candidates)):
+    for number, given in enumerate(map(spanning, candidates)):
+        candidate = _with_tables_that_fit(given, options) if options.preflight else given
         unchecked = known[number].unchecked if isolated else ()
         if options.preflight and not isolated:
             on_step("building", candidate.name)
@@ -466,6 +468,41 @@ def plan_candidates(
     # Selecting clauses also selects among a model and its attentions.
     selected = [plan for plan in plans if plan.planned or not plan.candidate.of_model]
     return selected or plans
+
+
+# Behind a trial call with fewer channels a table of any width may be expanded.
+_WIDE_HEAD: Final = 4
+_TABLE_TRIALS: Final = 4
+
+
+def _takes_tables(run: CandidateRun) -> bool:
+    """Tell whether a candidate answers the first calls with heads of several pairs of channels."""
+    dtype = run.dtypes[0]
+    subject = Subject(run.candidate, dtype, sealed=seal(everywhere=False))
+    problems = (one for one in _problems(run, dtype, "cpu") if one.geometry.head_size >= _WIDE_HEAD)
+    with torch_state.one_thread(), torch_state.neutral():
+        for problem in islice(problems, _TABLE_TRIALS):
+            try:
+                _call_seconds(subject, subject.inputs(problem))
+            except RowWithoutKeysRefused:
+                continue
+            except CandidateFailure:
+                return False
+    return True
+
+
+def _with_tables_that_fit(candidate: Candidate, options: RunOptions) -> Candidate:
+    """Return a candidate with an entry for each pair of channels if whole tables fail its calls.
+
+    ``rotary_table_shape="LR"`` promises tables "of whole or half width" (VOCABULARY.md, section 2).
+    """
+    shape = candidate.declaration.rotary_table_shape
+    if shape is None or shape.endswith("/2") or not options.trials:
+        return candidate
+    declaration = replace(candidate.declaration, rotary_table_shape=f"{shape}/2")
+    halved = replace(candidate, declaration=declaration)
+    whole_run, halved_run = (_planned(one, options, None)[0] for one in (candidate, halved))
+    return halved if not _takes_tables(whole_run) and _takes_tables(halved_run) else candidate
 
 
 def _planned(
