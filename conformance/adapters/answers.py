@@ -40,9 +40,9 @@ def _is_public(name: str) -> bool:
 
 
 def outputs_in(answer: Any, leading: tuple[int, ...]) -> list[tuple[str, Tensor]]:
-    """Tensors that may be the output, likeliest first, each with its expression.
+    """Possible outputs among a result's tensors, likeliest first, with their expressions.
 
-    A candidate has the ``leading`` sizes and one further axis. Possible weights come last.
+    An output has the ``leading`` sizes and one further axis. Possible weights come last.
     """
     fitting = [
         (shown, part)
@@ -53,7 +53,7 @@ def outputs_in(answer: Any, leading: tuple[int, ...]) -> list[tuple[str, Tensor]
 
 
 def output_of(answer: Any, tokens: Tensor) -> Any:
-    """The output in a layer's result: the first tensor with the axes of the queries ``tokens``.
+    """The output in a layer's result: the likeliest tensor with the axes of the queries ``tokens``.
 
     Without a fitting tensor, the first tensor; without any tensor, the result itself.
     """
@@ -74,7 +74,7 @@ def may_be_weights(part: Tensor) -> bool:
 
 
 def weights_in(answer: Any, output: Any) -> Tensor | None:
-    """The weights in a result: a tensor that may be weights, else the first besides the output."""
+    """The weights in a result: a tensor with rows of sum one, else the first besides the output."""
     others = [part for _, part in parts_of(answer) if part is not output]
     looking = [part for part in others if part.dim() > 1 and may_be_weights(part)]
     return next(iter(looking or others), None)

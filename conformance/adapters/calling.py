@@ -284,7 +284,6 @@ def call_to_fill(inputs: str, names: Sequence[str], more: Iterable[str]) -> str:
 
 
 def _may_be_none(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter's annotation admits None."""
     annotation = str(parameter.annotation)
     return "Optional" in annotation or bool(re.search(r"\|\s*None\b", annotation))
 

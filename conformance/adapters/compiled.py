@@ -24,7 +24,7 @@ from ..base.record import COMPILED_SUFFIXES
 from ..declare.candidate import Candidate
 from ..errors import DeclarationError, UsageError
 
-# The clauses that judge a compiled candidate; the others judge the eager one.
+# Clauses for compiled candidates; further clauses judge the eager candidate.
 COMPILED_CLAUSES: Final = frozenset(
     {
         "compile.agrees",
@@ -38,7 +38,7 @@ COMPILED_CLAUSES: Final = frozenset(
         "varlen.golden",
     }
 )
-# Graphs that one function may be compiled to: far more than its problems need.
+# Torch's limit of graphs for a function: far more than problems need.
 MOST_GRAPHS: Final = 512
 # Compiling takes seconds: the share of a profile's examples to run, and the longest sequence.
 EXAMPLES: Final = 0.1
@@ -111,9 +111,9 @@ def compiled(
 
 
 def profile_for(candidate: Candidate, profile: Profile) -> Profile:
-    """The effort for a candidate: few and short problems for a compiled one.
+    """The effort for a candidate: few and short problems for a compiled candidate.
 
-    A candidate that compiles each new size gets fewer examples and reductions.
+    Candidates of arrays that compile each new size (JAX) get fewer examples and reductions.
     """
     if candidate.declaration.compiles_sizes:
         examples = max(2, round(profile.examples * OF_FEW_SIZES))
@@ -220,7 +220,6 @@ def _unique_graphs() -> int:
 
 
 def _require_compiler() -> None:
-    """Compile a sum; raises UsageError with a sentence if that fails."""
     try:
         Compiled(lambda a, b: a + b, dynamic=None)(torch.ones(2), torch.ones(2))
     except Exception as error:  # noqa: BLE001 (whatever a compiler, or its absence, raises)

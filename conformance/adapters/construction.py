@@ -34,11 +34,11 @@ from .trial import Trial, duplicate, with_plain_weights
 WIDTH: Final = 24
 HEADS: Final = 3
 HEAD_SIZE: Final = WIDTH // HEADS
-# With shared key-value heads: a group size that differs from all other sizes.
+# With shared key-value heads: makes the group size differ from every other size.
 GROUPED_HEADS: Final = 6
 # For widths that HEADS does not divide.
 _OTHER_HEADS: Final = 4
-# Longer than any sequence that a clause asks for; a triangle of so many booleans is 1.6 MB.
+# Longer than the sequences of every clause; a boolean triangle of this side takes 1.6 MB.
 LONGEST: Final = 1280
 
 _HEADS: Final = frozenset("head heads nhead nheads".split())
@@ -89,7 +89,7 @@ _MOST_TRIED: Final = 40
 _MOST_PARTS: Final = 4
 # Modules whose classes hold no settings.
 _NO_SETTINGS: Final = ("builtins", "torch")
-# Attempts to find the attributes that a constructor reads of its settings.
+# Attempts to find the settings that a constructor reads.
 _MOST_SETTINGS: Final = 100
 # Processor seconds to fill the further parameters of one way of calling an instance.
 _SECONDS: Final = 0.5
@@ -100,11 +100,12 @@ _UNKNOWN: Final = object()
 
 
 def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module, str]:
-    """An instance of a class and a text that says how to construct it; raises ConstructionError.
+    """An instance of a class and the text of its construction; raises ConstructionError.
 
-    Keys and values get fewer heads than queries where the constructor takes both numbers. A refused
-    width is replaced by multiples of the numbers in the refusal. An instance that answers no call
-    is rebuilt with the widths of its fixed matrices, or a number of heads from its class's file.
+    Keys and values get fewer heads than queries where the constructor asks for their number. A
+    refused width is replaced by multiples of the numbers in the refusal. An instance that answers
+    no call is rebuilt with the widths of its fixed matrices, or a number of heads from its class's
+    file.
     """
     try:
         built, how = _instance_of(kind, num_heads, 1)
@@ -226,7 +227,7 @@ def _instance_of(
 def _further_keywords(
     kind: type[nn.Module], required: Sequence[str], num_heads: int | None
 ) -> list[str]:
-    """Keywords that a constructor demands from ``**kwargs``, found in the errors that it raises."""
+    """Keywords that a constructor demands from ``**kwargs``, by the errors of trial calls."""
     kinds = [one.kind for one in inspect.signature(kind).parameters.values()]
     names = list(required)
     for _ in range(_MOST_SETTINGS * (inspect.Parameter.VAR_KEYWORD in kinds)):
@@ -319,7 +320,7 @@ def _annotated(
 ) -> tuple[Any, ...]:
     """Settings of the class that a parameter's annotation names, else ().
 
-    The first has the sizes that its field names tell, the second has its defaults.
+    First with sizes by the names of fields, then with defaults.
     """
     try:
         default = inspect.signature(kind).parameters[name].default
@@ -335,7 +336,7 @@ def _annotated(
 
 
 def _sized_settings(settings: type, num_heads: int | None, divisor: int) -> tuple[Any, ...]:
-    """Settings of a class: first sized by the names of its fields, then with its defaults.
+    """Settings of a class: first with sizes by the names of fields, then with defaults.
 
     A class with ``**kwargs`` has the fields of its default instance.
     """
@@ -421,7 +422,6 @@ def _parts_beside(kind: type[nn.Module], name: str, num_heads: int | None) -> li
 
 
 def _texts_compared(kind: type[nn.Module], name: str) -> tuple[str, ...]:
-    """The texts that a constructor compares a parameter with, as its possible values."""
     return tuple(dict.fromkeys(text for names, text in _compared(kind) if name in names))
 
 
@@ -445,7 +445,7 @@ def _compared(kind: type) -> Iterator[tuple[set[str], str]]:
 
 
 def answering(built: nn.Module, *, batched: bool = True) -> Trial | None:
-    """A Trial in which a module answers tokens of width WIDTH or of its matrices, else None."""
+    """A Trial with an answer to tokens of width WIDTH or of the module's matrices, else None."""
     try:
         ways = ways_to_call("it", built.forward, None, None)
     except DeclarationError:

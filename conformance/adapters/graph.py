@@ -133,7 +133,6 @@ def graph_candidate(path: Path, request: GraphRequest) -> Candidate:
 
 
 def _declaration(path: Path, request: GraphRequest) -> GraphDeclaration:
-    """The declaration of a graph: from the file that the user names, else from its sidecar."""
     file = request.declaration or sidecar_of(path)
     return GraphDeclaration() if file is None else read_declaration(file)
 
@@ -224,7 +223,6 @@ def _weights(
     declared: GraphDeclaration,
     request: GraphRequest,
 ) -> GraphProjections:
-    """Weights from the state dict, the source or the graph itself."""
     source = request.source
     of_source = None if source is None else source.projections
 
@@ -238,12 +236,12 @@ def _weights(
             return find(read_state_dict(request.state_dict), of_source)
         if source is None or of_source is not None or source.module is None:
             return find(None, of_source)
-        try:  # the module is not understood, but its tensors are there
+        try:  # the structure is unknown, but the module's tensors exist
             return find(dict(source.module.state_dict()))
         except UsageError as error:  # the clauses will show that the two differ
             weights = find(None)
             return dataclasses.replace(weights, assumptions=(*weights.assumptions, str(error)))
-    except (GraphLost, GraphRefused) as error:  # no answer to the tokens that would show them
+    except (GraphLost, GraphRefused) as error:  # no answer from which to recover weights
         note = f"the weights could not be read from the graph, which gave no answer: {error}"
         if of_source is None:
             return GraphProjections(gauge=UNKNOWN, assumptions=(note,))

@@ -167,7 +167,6 @@ def _alone(built: nn.Module, request: ModuleRequest) -> Understood | None:
 
 
 def _check_multiplies(built: nn.Module, request: ModuleRequest) -> None:
-    """Raise OtherAttentionError where a module adds its queries to its keys."""
     if adds_queries(built, _ways(built, request)):
         raise OtherAttentionError(ADDITIVE.format(request.shown))
 
@@ -189,7 +188,7 @@ _ASSUMED: Final[tuple[_Assumption, ...]] = (
 def _assumed(
     built: nn.Module, request: ModuleRequest, assumptions: tuple[_Assumption, ...] = _ASSUMED
 ) -> Understood | None:
-    """The module under the first assumption that makes its answers golden, else None."""
+    """The module under the first assumption with golden answers, else None."""
     for assumed, words in assumptions:
         if not request.promises.keys().isdisjoint(assumed):
             continue
@@ -227,7 +226,7 @@ _PREPARED: Final[tuple[_Assumption, ...]] = tuple(
 
 
 def _prepared(built: nn.Module, request: ModuleRequest) -> Understood | None:
-    """The module with golden answers once queries and keys are rotated or normalised, else None."""
+    """The module with golden answers after rotation or norms of queries and keys, else None."""
     if "semantics" in request.promises:
         return None
     for (assumed, words), (changes, prepared) in product((({}, ""), _CAUSAL[0]), _PREPARED):
@@ -321,7 +320,7 @@ def _with_streams(
 
 
 def idle_streams(built: nn.Module, calling: Calling, width: int) -> list[str]:
-    """Optional streams that change no bit of any answer, alone or beside the other streams."""
+    """Optional streams without influence on any bit of an answer, alone or beside other streams."""
     generator = torch.Generator().manual_seed(0)
     tokens, other = (torch.randn(2, size, width, generator=generator) for size in (5, 7))
     idle: list[str] = []
@@ -392,7 +391,7 @@ _SECONDS: Final = 6.0
 
 
 def _as_declared(built: nn.Module, request: ModuleRequest) -> Understood:
-    """The first golden way of calling, else the first with a row for each query."""
+    """The first golden way of calling, else the first with a row per query."""
     likeliest: ModuleProjections | None = None
     why: DeclarationError | None = None
     place = ("ways", request.batched)
@@ -552,7 +551,6 @@ def _construct(construct: Construct, geometry: Geometry, shown: str) -> nn.Modul
 
 
 def _probe(geometry: Geometry, kind: type[nn.Module], request: ModuleRequest) -> Geometry:
-    """A probe geometry that obeys the declaration."""
     if "gqa" in request.promises.get("features", ()):
         geometry = geometry.replace(num_heads=2 * geometry.num_kv_heads)
     pinned = read_pins(request.promises.get("geometry")).apply(geometry)
@@ -648,7 +646,7 @@ def _shown(value: object, name: str | None) -> str:
 
 
 _COMPUTED: Final = "weights that it computes from other parameters are judged as its parameters"
-# The formats in which two matrices one after the other are within the bound of their product.
+# Formats in which applying two factors stays within the error bound of their product.
 _EXACT_ENOUGH: Final = ("float32", "float64")
 
 

@@ -38,7 +38,7 @@ class HeadSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A parameter that holds one projection, or several fused along their rows.
+    """A parameter with one projection, or several fused along their rows.
 
     roles
         The projections in order: ``"q"``, ``"kv"``, ``"qkv"`` …
@@ -48,10 +48,10 @@ class Holder:
     transposed
         Whether a matrix is stored ``[in, out]``, as in GPT-2's Conv1D, unlike in ``nn.Linear``.
     layout
-        How the rows of several roles mingle: ``blocks`` one role after the other, ``grouped`` the
-        roles of each key/value head together, ``hdk`` and ``dkh`` axes in that order: head (h),
-        channel (d), role (k). ``parts`` are small matrices, one a head or one for all, each for a
-        head's part of the tokens.
+        The order of rows of several roles: ``blocks`` role after role, ``grouped`` the roles of
+        each key/value head together, ``hdk`` and ``dkh`` axes in this order: head (h), channel (d),
+        role (k). ``parts`` are small matrices, one a head or one for all, each for a head's part of
+        the tokens.
     axes
         For a parameter with an axis of heads: its axes in the order (heads, channels, width); a
         single axis marks a bias of heads and channels.

@@ -162,13 +162,13 @@ def with_masks(promises: Mapping[str, Any], call: CallAdapter | None) -> dict[st
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleProjections:
-    """Where the projections are, how they are cut into heads, and what was assumed.
+    """The places of a module's projections, their cut into heads, and the assumptions.
 
     ``golden`` says whether the module's answer on a trial problem was golden; otherwise
-    ``warnings`` say so. ``longest`` is the largest number of tokens that the module took, ``only``
-    the single number that it takes. ``point`` holds the semantics of the golden answers, ``always``
-    the alignment of their causality. ``calling`` is the way of calling; ``answered`` means that an
-    output had a row for each query, and every input mattered.
+    ``warnings`` say so. ``longest`` is the largest accepted number of tokens, ``only`` the single
+    accepted number. ``point`` holds the semantics of the golden answers, ``always`` the alignment
+    of their causality. ``calling`` is the way of calling; ``answered`` means that outputs had a row
+    per query, and every input mattered.
     """
 
     recipe: StoredProjections
@@ -263,7 +263,6 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
 
 
 def _opened(module: nn.Module, request: ModuleRequest, calling: Calling) -> ProjectionSearch:
-    """The search for one way of calling a module, with its hypotheses listed."""
     way = (
         *(calling.inputs, calling.names, calling.sequence_first, id(calling.function)),
         _lengths(request),
@@ -302,7 +301,7 @@ def _opened(module: nn.Module, request: ModuleRequest, calling: Calling) -> Proj
     return dataclasses.replace(search, request=request)
 
 
-# Widths and head sizes with which a module is called until it answers.
+# Widths tried until a module answers; twice as many head sizes.
 _MOST_TRIED: Final = 4
 
 
@@ -447,7 +446,7 @@ def _decide(hypotheses: list[Hypothesis], search: ProjectionSearch) -> tuple[Hyp
 
 
 def _agreeing(hypotheses: list[Hypothesis], search: ProjectionSearch) -> list[Hypothesis]:
-    """The hypotheses with golden answers, by the strictest dtype that any hypothesis meets.
+    """The hypotheses with golden answers, in the strictest dtype that a hypothesis meets.
 
     Bounds cost more than answers, so check the nearest answers first and stop at a failure.
     """
@@ -486,7 +485,7 @@ def _has_right_values(
     """Whether a hypothesis may be right about the value and output matrices.
 
     With equal tokens and weights that sum to one, queries, keys and logits have no influence:
-    hypotheses that differ in them are tried once, at a point that stands for all.
+    hypotheses that differ only there share a single trial, at a point with standard logits.
     """
     key = search.value_path(hypothesis), point
     if key not in search.right_values:
@@ -577,7 +576,6 @@ def _confirmation(chosen: Hypothesis, search: ProjectionSearch, *, is_golden: bo
 
 
 def _unfilled(search: ProjectionSearch) -> DeclarationError:
-    """The error for parameters without an acceptable value: names them and the call to write."""
     calling, shown = search.trial.calling, search.request.shown
     names = [parameter.name for parameter in calling.wanted]
     lacking = call_to_fill(calling.inputs, calling.names or (), names)

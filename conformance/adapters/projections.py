@@ -30,7 +30,7 @@ class Leaf:
     """A matrix, or a list of one matrix per head (``*`` in its path).
 
     ``shape`` is as stored, the rows of all heads together; ``transposed`` lists the possible
-    orientations, likeliest first; ``plain`` marks a parameter that is not a layer's ``weight``.
+    orientations, likeliest first; ``plain`` marks a parameter besides a layer's ``weight``.
     ``cube`` is the stored shape of a parameter with an axis of heads.
     """
 
@@ -64,7 +64,7 @@ class Leaf:
 
     @property
     def role(self) -> tuple[str, bool]:
-        """The roles in its name, or in a product's last factor, and whether they are clear."""
+        """The roles in its name (of ``up @ down``, in ``up``), and whether they are clear."""
         up, _, down = self.path.partition(TIMES)
         return (roles_in(up), True) if down else role_of(self.path)
 
@@ -338,7 +338,7 @@ def _as_named(shown: str, result: list[Leaf], declared: Mapping[str, str]) -> As
 def _products(result: list[Leaf]) -> list[Leaf]:
     """The matrices with products of low rank in place of their factors, or [] without products.
 
-    The second factor has one role; the first has this role, alone or among others.
+    The factor ``up`` has one role; ``down`` has this role, alone or among others.
     """
     made: dict[str, Leaf] = {}
     factors: set[str] = set()
@@ -360,7 +360,6 @@ def _products(result: list[Leaf]) -> list[Leaf]:
 
 
 def _by_name(result: list[Leaf]) -> list[Assignment]:
-    """Assignments that agree with the names."""
     named: dict[str, list[Leaf]] = {}
     vague: list[Leaf] = []
     for leaf in result:
@@ -385,7 +384,7 @@ def _by_name(result: list[Leaf]) -> list[Assignment]:
 
 
 def _cover(named: Mapping[str, list[Leaf]]) -> tuple[str, ...] | None:
-    """The role names that cover q, k and v once, separate names preferred to fused ones."""
+    """Role names that cover q, k and v once, separate names preferred to fused names."""
     roles = sorted((name for name in named if name != "o"), key=len)
     for count in (3, 2, 1):
         for chosen in itertools.combinations(roles, count):

@@ -38,7 +38,7 @@ def duplicate(module: nn.Module) -> nn.Module:
     held = [value for part in module.modules() for value in vars(part).values()]
     # Each part has a dozen containers of hooks, and copying an empty one takes long.
     own = {id(one): type(one)() for one in held if type(one) in _CONTAINERS and not one}
-    # torch copies nothing that a call has made, such as weights that were kept.
+    # torch refuses to copy tensors made by a call, such as stored attention weights.
     made = (value for value in held if isinstance(value, Tensor) and not value.is_leaf)
     own |= {id(value): value.detach().clone() for value in made}
     try:
@@ -128,7 +128,7 @@ PROBES: Final = (
     ),
 )
 
-# Lengths up to which a module is asked whether it takes them: clauses ask for a little fewer.
+# The longest length tried on a module; clauses use slightly shorter sequences.
 _ASKED: Final = 1100
 Inputs = tuple[Tensor, Tensor, Tensor]
 LENGTHS: Final = ((5, 7), (6, 6))
@@ -198,11 +198,11 @@ class Trial:
 
     @property
     def plausible(self) -> bool:
-        """Whether any call so far returned an output with a row for each query."""
+        """Whether an earlier call returned an output with a row for each query."""
         return any(answer is not None and _has_rows(answer) for answer in self._answers.values())
 
     def keeps_items_apart(self, widths: tuple[int, int, int]) -> bool:
-        """Whether changed tokens of one batch item leave the answers to the other items alone.
+        """Whether changed tokens of the first batch item leave the answers to later items alone.
 
         A module that expects tokens before batch mixes items. Lengths that a batch of one cannot
         have prove nothing: windows of tokens are then filled up from other items.
@@ -228,7 +228,7 @@ class Trial:
         return again is None or _is_same(answer.output, again.output)
 
     def heeds_every_input(self, widths: tuple[int, int, int]) -> bool:
-        """Whether negating each input changes the answer; an input changes some answer."""
+        """Whether negating each further input changes the answer, as it must for a true input."""
         answer = self.answer(widths)
         if answer is None:
             return False
@@ -370,7 +370,7 @@ class Trial:
             shapes = {one.shape for one in outputs}
             if len(shapes) > 1 or plain.dim() != 3 or plain.shape[1] != length:  # noqa: PLR2004
                 break
-            # What mixes no tokens at all is not causal: each row would be of its own token.
+            # A module without mixing of tokens is not causal: every row depends on its own token.
             mixes = not _is_same(plain[:, -1], before[:, -1])
             if mixes and _is_same(plain[:, :-1], last[:, :-1]):
                 return "no answer changes with a later token"
@@ -418,8 +418,8 @@ class Trial:
     ) -> TrialAnswer | None:
         """The answer to drawn tokens, or None where the call fails.
 
-        ``turned`` negates the tokens at one place in all items, or a slice of the first item's;
-        ``negated`` negates one input; ``equal`` repeats the first token of each sequence.
+        ``turned`` negates the tokens at a place in every item, or, as a slice, the whole first
+        item; ``negated`` negates an input; ``equal`` repeats the first token of each sequence.
         """
         batch = batch if self.batched else 1
         inputs = draw(widths, lengths, self.calling.inputs, batch, dtype)

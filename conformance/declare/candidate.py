@@ -19,7 +19,7 @@ class Candidate:
 
     function
         For a core the kernel; for a layer the builder ``(geometry, weights) -> forward``; for a
-        position encoding the function that adds it to its input.
+        position encoding the function ``[B, L, E] -> [B, L, E]``.
     fixed_weights
         A layer's own weights; None if the layer takes the weights of each problem. With
         ``weights_known=False`` its own weights are unknown: no golden answer exists.
@@ -30,7 +30,7 @@ class Candidate:
     declared_on
         The declared devices, where the declaration is narrowed to the judged device.
     eager
-        The candidate that a compiled candidate was made from.
+        The eager original of a compiled candidate.
     warnings
         Sentences for the record, such as unjudged contents of a file.
     site
@@ -38,7 +38,7 @@ class Candidate:
     reading
         The harness' reading of an undeclared candidate.
     unjudged
-        What could not be judged, so that only failures are certain; "" otherwise.
+        The unjudged part of the candidate, which leaves only failures certain; "" if none.
     isolated
         Whether ``function`` only sends calls to another process, where the candidate runs.
     """

@@ -188,7 +188,7 @@ class Declaration:
     rotary_table_shape: str | None = None
 
     def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
-        """The promised rule for rows without keys, in a call with a mask form, causality or weights.
+        """The promised rule for rows without keys, by a call's mask form, causality and weights.
 
         Calls that return weights follow the rule for weights, if declared. A call with mask and
         flag under different rules has no promise: "any".
@@ -270,7 +270,7 @@ class Declaration:
             "mask_shapes": [*self.mask_shapes, *self.length_shapes],
             "empty_rows": dict(self.empty_rows_by) or self.empty_rows,
             "features": sorted(self.features),
-            # Without addresses: two runs on the same candidate say the same.
+            # Without addresses, so that records of two runs are equal.
             "semantics": {name: _ADDRESS.sub("", str(pair[1])) for name, pair in changed.items()},
             **({} if self.ranks is None else {"ranks": self.ranks.as_json()}),
         }

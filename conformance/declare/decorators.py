@@ -149,7 +149,6 @@ def _fixed_pins(
     num_kv_heads: int | None,
     rule: Any,
 ) -> Any:
-    """The geometry rule of a layer with sizes fixed by its weights or its declaration."""
     if weights is None:
         return _pins_without_weights(num_heads, num_kv_heads, rule)
     if not isinstance(weights, golden.ProjectionWeights):
@@ -234,7 +233,6 @@ def _pins_of(
 
 
 def _check_numbers(weights: golden.ProjectionWeights) -> None:
-    """Require finite numbers in every matrix and bias, and at least one row and column."""
     for field in dataclasses.fields(weights):
         tensor: Tensor | None = getattr(weights, field.name)
         if tensor is None and field.name not in ("q", "k", "v"):
@@ -266,7 +264,6 @@ def _check_numbers(weights: golden.ProjectionWeights) -> None:
 
 
 def _check_fixed(weights: golden.ProjectionWeights, num_heads: int, value_head_size: int) -> None:
-    """Require an output matrix for the merged heads, and biases of their matrices' lengths."""
     merged = num_heads * value_head_size
     if weights.o is not None and weights.o.shape[1] != merged:
         msg = (

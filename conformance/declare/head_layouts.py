@@ -106,7 +106,7 @@ _HEAD_LAYOUTS: Final[dict[str, HeadLayout]] = {
     ),
     # [total, H, D] with cu_seqlens and max_seqlen, as FlashAttention takes it.
     "varlen": HeadLayout(axes="THD", impossible=_OF_SEQUENCES, sequence_keywords=SEQUENCE_KEYWORDS),
-    # The same with one cu_seqlens and max_seqlen for queries and keys.
+    # varlen with a common cu_seqlens and max_seqlen for queries and keys.
     "varlen-shared": HeadLayout(
         axes="THD",
         ties={"key_length": "query_length"},

@@ -117,7 +117,6 @@ class OwnKeywords:
         return call
 
     def _handed_over(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of keywords by the user's parameters."""
         parts: dict[str, list[Any]] = {}
         ordered = dict.fromkeys((*(word for word in self.names if word in values), *values))
         for word in ordered:

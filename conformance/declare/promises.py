@@ -241,7 +241,6 @@ def _for_structured(forms: tuple[str, ...], pins: Pins, kind: str, *, always_cau
 
 
 def _read_block_size(block_size: object, forms: tuple[str, ...]) -> tuple[int, int] | None:
-    """The block sizes, which only the mask form "blocks" has; raises DeclarationError."""
     if block_size is None and "blocks" not in forms:
         return None
     if "blocks" not in forms:
@@ -268,7 +267,6 @@ def _read_tables(
     batched: bool,
     ranks: Ranks | None,
 ) -> str | None:
-    """The axes of rotary tables passed as arguments; raises DeclarationError."""
     if form is None and shape is None:
         return None
     if form is None:
@@ -416,7 +414,6 @@ def _divisible(
 
 
 def _check_longest(max_length: int | None, pins: Pins) -> None:
-    """Require a length that the pins allow; raises DeclarationError."""
     if max_length is not None and (type(max_length) is not int or max_length < 1):
         msg = f"max_length is {max_length!r}: give a positive integer"
         raise DeclarationError(msg)
@@ -443,7 +440,6 @@ def _choices(choices: Mapping[str, tuple[object, Iterable[str]]]) -> None:
 def _read_layout(
     kind: str, layout: str, forms: tuple[str, ...], pins: Pins, *, batched: bool
 ) -> tuple[Pins, tuple[str, ...]]:
-    """The pins and mask forms of a core with an unusual layout of heads."""
     _choice("layout", layout, HEAD_LAYOUTS)
     if kind != "core":
         msg = f"layout is {layout!r} for a {kind}: only a core takes heads; drop it"
@@ -461,7 +457,6 @@ def _read_arrays(
     offered: frozenset[str],
     named: frozenset[str],
 ) -> frozenset[str]:
-    """The features for arrays of another library; raises DeclarationError."""
     impossible = sorted(named & (OF_TENSORS | ({"out"} if arrays == "jax" else set())))
     if impossible:
         msg = f"the feature {impossible[0]!r} needs tensors, but arrays is {arrays!r}: drop one"
@@ -476,7 +471,6 @@ def _read_arrays(
 
 
 def _read_position(position: str | None, point: golden.Semantics) -> str | None:
-    """The declared positions, or the point's; raises DeclarationError when they differ."""
     mixed = mixed_in(point)
     if position is not None and mixed is not None and position != mixed:
         msg = f"position is {position!r} but semantics mixes in {mixed} positions: drop one"

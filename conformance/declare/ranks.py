@@ -36,7 +36,7 @@ _PLACED: Final = ("query", "key", "value", "output", "x", "context", "mask")
 
 @dataclass(frozen=True)
 class Ranks:
-    """The number of ranks that compute one answer, and each rank's part of every tensor.
+    """The number of ranks behind one answer, and each rank's part of every tensor.
 
     A place is ``"replicated"`` (the whole tensor), ``"heads"``, ``"sequence"`` or ``"batch"`` (a
     contiguous part of that axis), ``"zigzag"`` (of twice as many parts of the sequence, one from

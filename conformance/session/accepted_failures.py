@@ -169,7 +169,7 @@ def _before(
     return None
 
 
-# A candidate tampering with the harness may have written any other verdict, too.
+# A candidate tampering with the harness may have forged every verdict.
 _NEVER_ACCEPTED: Final = ("tampered",)
 # On a busy machine, or without memory, any candidate may hang or crash.
 _BY_CHANCE: Final = ("hung", "crashed")
