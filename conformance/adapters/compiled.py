@@ -113,7 +113,7 @@ def compiled(
 def profile_for(candidate: Candidate, profile: Profile) -> Profile:
     """The effort for a candidate: few and short problems for a compiled candidate.
 
-    Candidates of arrays that compile each new size (JAX) get fewer examples and reductions.
+    Candidates that compile every new size (JAX) get fewer examples and reductions.
     """
     if candidate.declaration.compiles_sizes:
         examples = max(2, round(profile.examples * OF_FEW_SIZES))

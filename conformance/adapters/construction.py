@@ -534,7 +534,7 @@ _Reading = tuple[dict[str, Any], str, Any]
 
 
 class _Settings:
-    """Settings with a value for every name that a constructor reads, and a record of the values.
+    """Settings that answer a constructor's reads with guessed values, and record the values.
 
     ``guesses`` maps names to values; a dictionary as a guess stands for nested settings with
     guesses of their own. ``log`` receives each reading: guesses, name and value.

@@ -1,7 +1,6 @@
 """Values for parameters besides tokens: masks that hide nothing, position tables, switches.
 
-A value is written as an expression of ``{query}`` and ``{key}``, the harness' tokens, so that it
-can be printed.
+A value is a printable expression of ``{query}`` and ``{key}``, the harness' tokens.
 """
 
 from __future__ import annotations

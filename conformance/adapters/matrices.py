@@ -25,7 +25,7 @@ _ALL: Final = frozenset("qkv")
 def with_matrices(
     function: Callable[..., Any], /, *, name: str | None = None, **given: Any
 ) -> nn.Module:
-    """A module from a function that takes its weights as arguments, for :func:`conformance.module`.
+    """A module from a function with weights as arguments, for :func:`conformance.module`.
 
     ``given`` are arguments by name. A tuple is the shape of a matrix or bias, which becomes a
     parameter of the module, drawn from a normal distribution; a dict of tuples becomes a dict of
@@ -84,7 +84,7 @@ def _is_bundle(value: Any) -> bool:
 
 
 def as_module(function: Callable[..., Any], expression: str) -> tuple[nn.Module, str] | None:
-    """A module from a function of matrices, and the expression that makes it; None for others."""
+    """A module from a function of matrices, and the expression of the module; None for others."""
     given = matrices_given(function)
     if given is None:
         return None

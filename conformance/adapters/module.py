@@ -702,7 +702,7 @@ def of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
 def _copying_builder(
     kept: AdaptedModule,
 ) -> Callable[[Geometry, golden.ProjectionWeights], AdaptedModule]:
-    """A builder that returns a copy of one module, with its own weights, per dtype and device."""
+    """A builder of copies of one module with its own weights, for each dtype and device."""
     copies: dict[tuple[torch.dtype, torch.device], AdaptedModule] = {}
 
     def build(_geometry: Geometry, weights: golden.ProjectionWeights) -> AdaptedModule:

@@ -1,4 +1,4 @@
-"""Describes where a module stores its four projections, fused or separate, and its heads."""
+"""Describes a module's storage of its four projections, fused or separate, and its heads."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Leaf:
     """A matrix, or a list of one matrix per head (``*`` in its path).
 
     ``shape`` is as stored, the rows of all heads together; ``transposed`` lists the possible
-    orientations, likeliest first; ``plain`` marks a parameter besides a layer's ``weight``.
+    orientations, likeliest first; ``plain`` marks a parameter other than a layer's ``weight``.
     ``cube`` is the stored shape of a parameter with an axis of heads.
     """
 

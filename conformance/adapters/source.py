@@ -174,7 +174,6 @@ def _of_candidate(candidate: Candidate) -> Callable[..., Any]:
 
 
 def _understood(module: nn.Module, shown: str) -> tuple[GraphProjections | None, str]:
-    """The module's weights as the module adapter reads them, or why it cannot."""
     request, module = ModuleRequest(shown=shown), with_plain_weights(module)
     try:
         _, finding, _ = understand(module, request)

@@ -95,8 +95,8 @@ def positions(
 ) -> Decorator:
     """Declare a position encoding on its own: a function ``[B, L, E] -> [B, L, E]``.
 
-    It returns its input plus the sinusoidal encoding of positions 0 .. L, for any even width E and
-    any length up to the required ``max_length``.
+    The function returns its input plus the sinusoidal encoding of positions 0 .. L, for every even
+    width E and every length up to the required ``max_length``.
 
     Raises DeclarationError (a ValueError) without ``max_length``, and for an unknown promise.
     """

@@ -70,8 +70,8 @@ class PublicSignature:
     ) -> dict[str, Any]:
         """The promises of a function that takes the keywords ``words``.
 
-        ``given``, the promises of its declaration, override the signature's, except features, which
-        are joined.
+        The declaration's promises ``given`` override the signature's, except features, which are
+        joined.
         """
         has, words = self._of(function), frozenset(words)
         features = [

@@ -84,7 +84,7 @@ def announcements(
     failures: Iterable[tuple[str, ClauseResult]],
     dropped: Mapping[ExpectedFailure, str],
 ) -> tuple[NewExpectation, ...]:
-    """Return the fewest entries that state exactly where each failure is expected.
+    """Return the fewest entries that cover exactly the failures given.
 
     A dropped entry whose clause passes elsewhere hands the reason on.
     """
