@@ -34,9 +34,9 @@ def adds_queries(module: nn.Module, ways: Iterable[Calling]) -> bool:
     """Whether queries are added to keys: a query changes the answer, a large query no longer does.
 
     In additive attention (Bahdanau et al. 2015) a tanh ends the sum of query and key; in products,
-    the direction of a large query decides which key gets weight 1. Queries are ``[B, 1, E]``, ``[B,
-    E]`` and ``[1, B, E]``, with widths from the sizes of the module's matrices, or a part of a
-    size, as for concatenated queries and keys.
+    the direction of a large query decides which key gets weight 1. The shapes of queries are
+    ``[B, 1, E]``, ``[B, E]`` and ``[1, B, E]``, with widths from the sizes of the module's
+    matrices, or a part of a size, as for concatenated queries and keys.
     """
     copied = put_in_dtype(duplicate(module).eval(), torch.float32)
     generator = torch.Generator().manual_seed(0)

@@ -111,7 +111,7 @@ def compiled(
 
 
 def profile_for(candidate: Candidate, profile: Profile) -> Profile:
-    """The effort for a candidate: few and short problems for a compiled candidate.
+    """The effort for a candidate: few, short and never reduced problems for a compiled candidate.
 
     Candidates that compile every new size (JAX) get fewer examples and reductions.
     """

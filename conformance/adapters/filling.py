@@ -133,7 +133,7 @@ def positions_for(name: str, head_sizes: Iterable[int | str]) -> list[str]:
 
 
 def with_pairs(fills: Fills) -> Fills:
-    """Fillings whose tables repeat each angle at once, instead of all angles at the end."""
+    """Fillings with tables of angles a, a, b, b in place of a, b, a, b."""
     return tuple((name, source.replace(_WIDTHS[1], _WIDTHS[2])) for name, source in fills)
 
 

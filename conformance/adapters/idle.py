@@ -31,9 +31,9 @@ def awake(module: nn.Module) -> nn.Module:
 def idle_tables(module: nn.Module, answer: Callable[[nn.Module], Any], *, hides: bool) -> list[str]:
     """Names of called parts with tables whose numbers change no bit of any answer.
 
-    ``answer`` calls a copy. An example is rotary positions that rotate queries and keys by equal
-    angles. Tables rebuilt in every call are excluded, and so are masks of two numbers where the
-    module ``hides`` keys without them: a mask may serve an unused path.
+    ``answer`` calls a copy. An example is a part with rotary positions that rotates queries and
+    keys by equal angles. Tables rebuilt in every call are excluded, and so are masks of two numbers
+    where the module ``hides`` keys without them: a mask may serve an unused path.
     """
     with contextlib.suppress(Exception), torch.no_grad():  # the user's module may raise anything
         called = _called(awake(module), answer, 3 if hides else 1)

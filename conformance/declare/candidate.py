@@ -19,7 +19,8 @@ class Candidate:
 
     function
         For a core the kernel; for a layer the builder ``(geometry, weights) -> forward``; for a
-        position encoding the function ``[B, L, E] -> [B, L, E]``.
+        position encoding the function ``[B, L, E] -> [B, L, E]`` that adds the encoding to its
+        input.
     fixed_weights
         A layer's own weights; None if the layer takes the weights of each problem. With
         ``weights_known=False`` its own weights are unknown: no golden answer exists.

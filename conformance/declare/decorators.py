@@ -39,17 +39,18 @@ def core(
 ) -> Candidate | Decorator:
     """Declare a bare attention function; ``@core`` alone is ``@core()``.
 
-    It is called as ``function(query, key, value, **keywords)`` with ``query [B, H, Lq, D]``, ``key
-    [B, Hkv, Lk, D]`` and ``value [B, Hkv, Lk, Dv]``, and returns ``[B, H, Lq, Dv]`` in the query's
-    dtype. Calls pass the declared keywords that a problem uses. A function that is causal in every
-    call declares ``causal`` (its alignment) and ``always_causal=True``: no flag is passed, and
-    every problem is causal. ``layout`` declares another layout of heads: ``"BSHD"``,
+    It is called as ``function(query, key, value, **keywords)`` with ``query [B, H, Lq, D]``,
+    ``key [B, Hkv, Lk, D]`` and ``value [B, Hkv, Lk, Dv]``, and returns ``[B, H, Lq, Dv]`` in the
+    query's dtype. Calls pass the declared keywords that a problem uses. A function that is causal
+    in every call declares ``causal`` (its alignment) and ``always_causal=True``: no flag is passed,
+    and every problem is causal. ``layout`` declares another layout of heads: ``"BSHD"``,
     ``"packed-qkv"``, ``"packed-kv"`` or ``"varlen"`` (:mod:`conformance.declare.head_layouts`).
     ``"varlen"`` has two options: ``offsets="shared"`` gives queries and keys a common
-    ``cu_seqlens`` and ``max_seqlen``; ``padded=True`` puts padding rows between sequences:
-    ``cu_seqlens_q_padded`` and ``cu_seqlens_k_padded`` then hold the first row of each sequence,
-    and the answer has the query's rows. A function for contiguous tensors declares
-    ``strides="contiguous"``: it may raise for other tensors, but not answer wrongly.
+    ``cu_seqlens`` and ``max_seqlen``; ``padded=True`` puts padding rows, which belong to no
+    sequence, between sequences: ``cu_seqlens_q_padded`` and ``cu_seqlens_k_padded`` then hold the
+    first row of each sequence, and the answer has the query's rows. A function for contiguous
+    tensors alone declares ``strides="contiguous"``: it may raise for other tensors, but not answer
+    wrongly.
 
     ``keywords`` maps to the function's own names: ``{"keep": "attn_mask", "scale": "sm_scale",
     "window": ("window_left", "window_right")}``; a required parameter gets a neutral value in calls
