@@ -1,4 +1,4 @@
-"""Whether a module adds queries to keys instead of multiplying them: no declaration mends it."""
+"""Recognises additive attention, which no declaration can turn into dot-product attention."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ ADDITIVE: Final = (
     "ends the sum of query and key (additive attention). The specification is that of softmax(q "
     "k^T) v, so no clause speaks of it: there is nothing to declare"
 )
-# Of a query: what a tanh then makes of it is 1 or -1 in any dtype.
+# Factor of a large query: tanh of the product is 1 or -1 in any dtype.
 _LARGE: Final = 1e6
 _ITEMS: Final = 2
 _KEYS: Final = 7
-# Calls in one way of calling, and those of them whose answers change with the query.
+# Calls tried in one way of calling, and calls whose answers change with the query.
 _MOST_CALLS: Final = 3_000
 _MOST_HEEDED: Final = 3
 _MOST_SIZES: Final = 6
 
 
 def adds_queries(module: nn.Module, ways: Iterable[Calling]) -> bool:
-    """Whether a query changes the answer, and one that is large enough no longer does.
+    """Whether queries are added to keys: a query changes the answer, a large query no longer does.
 
-    So it is where a tanh ends the sum of query and key, as in additive attention (Bahdanau et al.
-    2015). Of products with keys a large query makes one weight 1, which one it says. Asked with one
-    query an item, ``[B, 1, E]``, ``[B, E]`` or ``[1, B, E]``, of any widths that are sizes of the
-    module's matrices, or the rest of one, as where query and key stand side by side.
+    In additive attention (Bahdanau et al. 2015) a tanh ends the sum of query and key; in products,
+    the direction of a large query decides which key gets weight 1. The shapes of queries are
+    ``[B, 1, E]``, ``[B, E]`` and ``[1, B, E]``, with widths from the sizes of the module's
+    matrices, or a part of a size, as for concatenated queries and keys.
     """
     copied = put_in_dtype(duplicate(module).eval(), torch.float32)
     generator = torch.Generator().manual_seed(0)
@@ -51,7 +51,7 @@ def adds_queries(module: nn.Module, ways: Iterable[Calling]) -> bool:
 
 
 def _widths(module: nn.Module) -> list[tuple[int, int]]:
-    """The widths that a query and a key may have."""
+    """Possible pairs of a query width and a key width."""
     axes = [size for one in module.parameters() if one.dim() > 1 for size in one.shape if size > 1]
     sizes = list(dict.fromkeys(axes))[:_MOST_SIZES]
     pairs = [(own, theirs) for own in sizes for theirs in sizes]
@@ -81,7 +81,7 @@ def _forgets(module: nn.Module, way: Calling, pairs: Iterable[tuple[int, int]]) 
 def _calls(
     way: Calling, pairs: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[Calling, tuple[Tensor, ...]]]:
-    """Inputs of all widths and ranks, with what else a call needs."""
+    """Ways of calling with filled parameters, and inputs of all widths and ranks."""
     count = 2 if way.inputs == "memory" else 3
     generator = torch.Generator().manual_seed(1)
     for own, theirs in pairs:
@@ -103,7 +103,7 @@ def _answer(module: nn.Module, way: Calling, inputs: tuple[Tensor, ...]) -> Tens
 
 
 def _is_same(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether two answers are the same but for rounding."""
+    """Whether two outputs are equal up to rounding."""
     if one is None or other is None or one.shape != other.shape or not one.numel():
         return False
     return bool(((other - one).abs() <= model.SAME_READ * one.abs().max()).all())

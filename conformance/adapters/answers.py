@@ -1,4 +1,4 @@
-"""The output in what a call returns: a tensor, or one in tuples, dicts and objects of any depth."""
+"""Finds the output in a call's result: a tensor, or a tensor within tuples, dicts and objects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DEEPEST: Final = 4
 def parts_of(
     answer: Any, shown: str = "answer", depth: int = _DEEPEST
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor in an answer, with the expression that takes it out, in order."""
+    """Every tensor in a result, in order, with the expression that selects the tensor."""
     if isinstance(answer, Tensor):
         yield shown, answer
     elif depth > 0:
@@ -40,9 +40,9 @@ def _is_public(name: str) -> bool:
 
 
 def outputs_in(answer: Any, leading: tuple[int, ...]) -> list[tuple[str, Tensor]]:
-    """The tensors that may be the output, the likeliest first, each with its expression.
+    """Possible outputs among a result's tensors, likeliest first, with their expressions.
 
-    They have one axis behind the ``leading`` sizes. What may as well be weights comes last.
+    An output has the ``leading`` sizes and one further axis. Possible weights come last.
     """
     fitting = [
         (shown, part)
@@ -53,9 +53,9 @@ def outputs_in(answer: Any, leading: tuple[int, ...]) -> list[tuple[str, Tensor]
 
 
 def output_of(answer: Any, tokens: Tensor) -> Any:
-    """The output in what a layer returned for some queries; the answer itself without any tensor.
+    """The output in a layer's result: the likeliest tensor with the axes of the queries ``tokens``.
 
-    Where no tensor has the axes of the queries, it is the first.
+    Without a fitting tensor, the first tensor; without any tensor, the result itself.
     """
     if isinstance(answer, Tensor):
         return answer
@@ -65,7 +65,7 @@ def output_of(answer: Any, tokens: Tensor) -> Any:
 
 
 def may_be_weights(part: Tensor) -> bool:
-    """Whether every row sums to one, without a negative entry, or is empty."""
+    """Whether no entry is negative and every row sums to one or zero, not all to zero."""
     if not part.numel() or not part.is_floating_point():
         return False
     rows = part.detach().double().sum(-1)
@@ -74,7 +74,7 @@ def may_be_weights(part: Tensor) -> bool:
 
 
 def weights_in(answer: Any, output: Any) -> Tensor | None:
-    """The weights beside the output: the tensor that looks so, else the one that follows it."""
+    """The weights in a result: a tensor with rows of sum one, else the first besides the output."""
     others = [part for _, part in parts_of(answer) if part is not output]
     looking = [part for part in others if part.dim() > 1 and may_be_weights(part)]
     return next(iter(looking or others), None)

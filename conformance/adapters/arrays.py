@@ -1,4 +1,4 @@
-"""A function of NumPy's arrays that is given tensors."""
+"""Passes tensors to functions of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def arrays_of(value: Any) -> tuple[str, ...]:
-    """Whose arrays a function may take: NumPy's first where its code speaks of these alone."""
+    """The array libraries a function may expect: NumPy first if its code uses only NumPy."""
     code, names = getattr(value, "__code__", None), getattr(value, "__globals__", {})
     used = {getattr(names.get(name), "__name__", "") for name in getattr(code, "co_names", ())}
     if "numpy" in used and "torch" not in used:
@@ -17,13 +17,13 @@ def arrays_of(value: Any) -> tuple[str, ...]:
 
 
 def on_arrays(function: Any, *inputs: Any, **options: Any) -> Any:
-    """Call a function of NumPy's arrays with tensors; its answers become tensors."""
+    """Call a function of NumPy arrays with tensors; convert the result to tensors."""
     named = {name: _as_array(value) for name, value in options.items()}
     return _as_tensors(function(*map(_as_array, inputs), **named))
 
 
 def _as_array(value: Any) -> Any:
-    if isinstance(value, dict):  # of weights
+    if isinstance(value, dict):  # weights by name
         return {name: _as_array(part) for name, part in value.items()}
     return value.detach().numpy() if isinstance(value, torch.Tensor) else value
 

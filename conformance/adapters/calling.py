@@ -1,4 +1,4 @@
-"""How the harness' call ``forward(query, key, value, *, keep=…)`` becomes a module's own."""
+"""Translates the harness' call ``forward(query, key, value, *, keep=…)`` to a module's own call."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .filling import Fills, filled, masks_that_hide_nothing
 
 CallAdapter = Mapping[str, str | tuple[str, ...]] | Callable[..., Any]
 _COUNTS: Final = {1: "self", 2: "memory", 3: "separate"}
-# What the harness calls the tokens of each kind of inputs.
+# Names of the tokens for each kind of inputs.
 TOKENS: Final = {
     "self": ("query",),
     "memory": ("query", "context"),
@@ -38,19 +38,19 @@ class Calling:
     inputs
         ``separate``, ``memory`` or ``self``.
     names
-        The parameters that take query, key and value when not by position in that order.
+        The parameters of query, key and value; None for the first positions in this order.
     rename
-        Our keyword to the module's, or to two of them for the sides of a window.
+        Our keyword to the module's, or to two parameters for the sides of a window.
     fills
-        What further parameters get when the problem does not use them: names and expressions.
+        Names of further parameters, and expressions of their values when the problem gives none.
     wanted, guessed
-        Parameters that are to be filled, and those of them that may be tokens or anything else.
+        Parameters to fill, and the subset whose names do not exclude tokens.
     spare
-        Parameters that are filled where a call without them fails.
+        Optional parameters to fill if calls without them fail.
     function
-        What is called instead of the module: ``function(module, *inputs, **keywords)``.
+        Called instead of the module: ``function(module, *inputs, **keywords)``.
     sequence_first
-        The module's tensors are ``[L, B, E]``.
+        Whether the module's tensors are ``[L, B, E]``.
     """
 
     inputs: str
@@ -66,7 +66,7 @@ class Calling:
     def __call__(
         self, module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]
     ) -> Any:
-        """Call the module; returns the harness' form of its answer: a tensor, or a pair."""
+        """Call the module; returns the output, or output and weights for ``return_weights``."""
         fills = filled(self.fills, inputs)
         if self.sequence_first:
             inputs = tuple(_swapped(tokens) for tokens in inputs)
@@ -80,8 +80,8 @@ class Calling:
     def passed(self, forward: Callable[..., Any], declaration: Declaration) -> set[str]:
         """The parameters of a module's ``forward`` that calls pass.
 
-        The source of a user's function shows them. Where it does not, it passes what is declared,
-        and the masks where it takes a declared one or stands for one (always causal).
+        The source of a user's function shows them. Without readable source, a function is taken to
+        pass the declared keywords, and all masks if a mask is declared or every call is causal.
         """
         theirs = {name for word in declaration.keywords for name in _theirs(self.rename, word)}
         if self.function is None:
@@ -95,12 +95,12 @@ class Calling:
 
     @property
     def guessed_masks(self) -> list[str]:
-        """The parameters that are filled with ones or zeros, though nothing says they are masks."""
+        """Parameters filled with ones or zeros although their names say nothing of masks."""
         masks = {*masks_that_hide_nothing()} - {"None"}
         return [name for name, source in self.fills if name in self.guessed and source in masks]
 
     def _given(self, forward: Callable[..., Any]) -> set[str]:
-        """The parameters of the tokens, and of positions that are filled in."""
+        """The parameters of the tokens and of filled positions."""
         parameters = inspect.signature(forward).parameters
         count = {mode: number for number, mode in _COUNTS.items()}[self.inputs]
         places = [entry.name for entry in _positional(list(parameters.values()))[:count]]
@@ -135,18 +135,17 @@ class Calling:
 
 
 def _theirs(rename: Mapping[str, str | tuple[str, ...]], word: str) -> tuple[str, ...]:
-    """The parameters that take a keyword of the harness."""
     names = rename.get(word, word)
     return (names,) if isinstance(names, str) else names
 
 
 def _swapped(tokens: Tensor) -> Tensor:
-    """Batch and tokens change places, where there is a batch."""
+    """Exchange the axes of batch and tokens; tokens without a batch stay."""
     return tokens.transpose(0, 1) if tokens.dim() == len("BLE") else tokens
 
 
 class AdaptedModule(nn.Module):
-    """A user's module under the harness' call; its state has the user's names under ``module.``."""
+    """A user's module behind the harness' call; state names begin with ``module.``."""
 
     def __init__(self, module: nn.Module, calling: Callable[..., Any]) -> None:
         super().__init__()
@@ -161,14 +160,14 @@ class AdaptedModule(nn.Module):
         return self.calling.passed(self.module.forward, declaration)
 
     def forward(self, *inputs: Tensor, **keywords: Any) -> Any:
-        """Call the module; the output is a tensor, or output and weights for ``return_weights``."""
+        """Call the module; returns the output, or output and weights for ``return_weights``."""
         return self.calling(self.module, inputs, keywords)
 
 
 def read_calling(
     shown: str, forward: Callable[..., Any], call: CallAdapter | None, inputs: str | None
 ) -> Calling:
-    """Read from its signature how to call a module; raises DeclarationError."""
+    """Read from a signature how to call a module; raises DeclarationError."""
     if call is not None and not isinstance(call, Mapping):
         if not callable(call):
             msg = (
@@ -186,10 +185,10 @@ def ways_to_call(
     call: Mapping[str, str | tuple[str, ...]] | None,
     inputs: str | None,
 ) -> list[Calling]:
-    """The ways in which a signature may be called, the likeliest first; raises DeclarationError.
+    """The ways to call a signature, the likeliest first; raises DeclarationError.
 
-    Which of its parameters take tokens, and in which order, is for the answers to show where names
-    do not say it.
+    Where names do not tell which parameters take tokens, every order is listed, for answers to
+    decide.
     """
     parameters = list(inspect.signature(forward).parameters.values())
     rename = dict(call or {})
@@ -202,7 +201,7 @@ def ways_to_call(
         orders = [names]
     elif inputs is not None:
         count = {mode: number for number, mode in _COUNTS.items()}[inputs]
-        # What is needed first, then what may be left out, each in order.
+        # Required parameters first, then optional ones, each in order.
         first = [entry.name for entry in tokens]
         later = [entry.name for entry in _positional(parameters) if may_be_tokens(entry)]
         taken = tuple(dict.fromkeys((*first, *later)))[:count]
@@ -242,7 +241,7 @@ def ways_to_call(
 def _orders(
     shown: str, parameters: list[inspect.Parameter], tokens: list[inspect.Parameter]
 ) -> list[tuple[str, ...]]:
-    """The parameters that may take query, key and value, where their names do not say it."""
+    """Possible parameters of query, key and value, where names do not tell the roles."""
     optional = [
         entry.name
         for entry in _named(parameters)
@@ -277,7 +276,7 @@ def _orders(
 
 
 def call_to_fill(inputs: str, names: Sequence[str], more: Iterable[str]) -> str:
-    """Arguments of ``conformance.module`` in which further parameters are None, to be replaced."""
+    """Arguments of ``conformance.module`` with further parameters None, for the user to edit."""
     tokens = TOKENS[inputs]
     taken = [f"{name}={token}" for name, token in zip(names, tokens, strict=False)] or tokens
     given = ", ".join([*taken, *(f"{name}=None" for name in more)])
@@ -285,20 +284,19 @@ def call_to_fill(inputs: str, names: Sequence[str], more: Iterable[str]) -> str:
 
 
 def _may_be_none(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter's annotation says that it takes None, too."""
     annotation = str(parameter.annotation)
     return "Optional" in annotation or bool(re.search(r"\|\s*None\b", annotation))
 
 
 def may_be_tokens(parameter: inspect.Parameter) -> bool:
-    """Whether a parameter's name speaks of no mask and no option."""
+    """Whether a parameter's name means neither a mask nor an option."""
     return not _is_mask(parameter.name) and option_of(parameter) in ("", "input")
 
 
 def check_keywords(
     shown: str, forward: Callable[..., Any], calling: Calling, declaration: Declaration
 ) -> None:
-    """Require that the module takes every declared keyword; raises DeclarationError."""
+    """Require the module to take every declared keyword; raises DeclarationError."""
     if calling.function is not None:
         _check_takes(f"the call= of {shown}", calling.function, {}, declaration)
     else:
@@ -332,17 +330,17 @@ def _check_takes(
 
 
 def mask_parameters(forward: Callable[..., Any]) -> list[str]:
-    """The parameters whose names are those of masks."""
+    """The parameters with names of masks."""
     return [name for name in inspect.signature(forward).parameters if _is_mask(name)]
 
 
 def _handed_over(
     function: Callable[..., Any], forward: Callable[..., Any], declared: set[str]
 ) -> set[str] | None:
-    """The parameters of ``forward`` to which a function's source passes more than None or False.
+    """The parameters of ``forward`` that a function's source sets to more than None or False.
 
-    None where the source cannot be read, or does more with its module than call it with arguments
-    that are written out. ``declared`` are the parameters that further keywords may name.
+    None without readable source, or with uses of the module besides calls with plain arguments.
+    ``declared`` are the parameters that ``**keywords`` may name.
     """
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(function))).body
@@ -384,7 +382,7 @@ def _handed_over(
 
 
 def _entries(written: ast.FunctionDef, value: ast.expr) -> set[str] | None:
-    """The keys of a dict that a function fills with options; None where it may hold others."""
+    """The keys of an options dict that a function builds; None if further keys are possible."""
     if isinstance(value, ast.Dict):
         return _keys(value)
     name, result, understood = _names(value), set(), 1
@@ -412,7 +410,7 @@ def _targets(node: ast.Assign | ast.AnnAssign) -> list[str | None]:
 
 
 def _keys(options: ast.Dict) -> set[str] | None:
-    """The keys of a dict that is written out whose values are neither None nor False."""
+    """The keys of a dict literal whose values are neither None nor False."""
     pairs = [(_text(key), value) for key, value in zip(options.keys, options.values, strict=True)]
     if any(key is None for key, _ in pairs):
         return None
@@ -420,7 +418,6 @@ def _keys(options: ast.Dict) -> set[str] | None:
 
 
 def _text(node: ast.AST | None) -> str | None:
-    """A text that is written out, None for anything else."""
     value = node.value if isinstance(node, ast.Constant) else None
     return value if isinstance(value, str) else None
 
@@ -442,7 +439,7 @@ def _positional(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
 
 
 def roles_by_name(parameters: list[inspect.Parameter]) -> dict[str, str]:
-    """The parameters whose names say query, key or value."""
+    """The parameters with clear names of query, key or value, by role."""
     result: dict[str, str] = {}
     for parameter in parameters:
         if parameter.kind not in (*POSITIONAL, inspect.Parameter.KEYWORD_ONLY):
@@ -459,7 +456,7 @@ def _named(parameters: list[inspect.Parameter]) -> list[inspect.Parameter]:
 
 
 def _by_name(parameters: list[inspect.Parameter], order: tuple[str, ...]) -> tuple[str, ...] | None:
-    """The names of the tokens, when they do not simply come first in that order."""
+    """The names of the tokens' parameters, or None when they are the first in this order."""
     leading = tuple(parameter.name for parameter in _positional(parameters)[: len(order)])
     return None if leading == order else order
 

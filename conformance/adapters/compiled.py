@@ -1,8 +1,8 @@
-"""``--compile``: every candidate once more through ``torch.compile``, as candidates of their own.
+"""``--compile``: every candidate once more through ``torch.compile``, as further candidates.
 
-Each call is compiled for its sizes, or reuses what was compiled before. Past torch's recompile
-limit a function runs uncompiled without a word; here that is an error, and the limit is high. What
-was compiled for one candidate is forgotten before the next.
+Each call compiles for its sizes or reuses an earlier graph. Past its recompile limit torch silently
+runs a function uncompiled; here the limit is high and reaching it is an error. Graphs of one
+candidate are forgotten before the next candidate runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..base.record import COMPILED_SUFFIXES
 from ..declare.candidate import Candidate
 from ..errors import DeclarationError, UsageError
 
-# The clauses that judge a compiled candidate; the others judge the eager one.
+# Clauses for compiled candidates; further clauses judge the eager candidate.
 COMPILED_CLAUSES: Final = frozenset(
     {
         "compile.agrees",
@@ -38,19 +38,19 @@ COMPILED_CLAUSES: Final = frozenset(
         "varlen.golden",
     }
 )
-# Graphs that one function may be compiled to: far more than its problems need.
+# Torch's limit of graphs for a function: far more than problems need.
 MOST_GRAPHS: Final = 512
-# A graph takes seconds: the part of a profile's examples, and the longest sequence.
+# Compiling takes seconds: the share of a profile's examples to run, and the longest sequence.
 EXAMPLES: Final = 0.1
 LONGEST: Final = 40
-# The part of a profile's examples where problems have few sizes.
+# The share of a profile's examples for problems with few sizes.
 OF_FEW_SIZES: Final = 0.4
 
 
 def compiled_variants(candidates: Iterable[Candidate]) -> list[Candidate]:
     """Each candidate followed by its compiled forms: torch's default mode, and dynamic sizes.
 
-    Raises UsageError where nothing can be compiled: no compiler, or no candidate for it.
+    Raises UsageError without a compiler or without a candidate to compile.
     """
     every = list(candidates)
     if not any(map(can_compile, every)):
@@ -75,7 +75,7 @@ def compiled_variants(candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def can_compile(candidate: Candidate) -> bool:
-    """Whether a candidate is made of torch's functions, and is called in this process."""
+    """Whether a candidate is a torch function that runs in this process."""
     declared = candidate.declaration
     return candidate.graph is None and declared.arrays == "torch" and declared.ranks is None
 
@@ -83,12 +83,13 @@ def can_compile(candidate: Candidate) -> bool:
 def compiled(
     candidate: Candidate, *, dynamic: bool | None = None, name: str | None = None
 ) -> Candidate:
-    """A candidate whose core, or whose layers once they are built, go through ``torch.compile``.
+    """A candidate whose core, or whose built layers, go through ``torch.compile``.
 
-    ``dynamic`` is torch's own: None lets it decide, True takes all sizes for variable. Few
-    clauses judge it: those that compiled code may answer otherwise, and none that takes long.
+    ``dynamic`` is torch's own: None leaves the choice to torch, True treats all sizes as variable.
+    Only COMPILED_CLAUSES judge the result: clauses that compilation may affect and that run fast.
 
-    Raises DeclarationError for what cannot be compiled: a graph, a function of arrays.
+    Raises DeclarationError for a graph, a function of foreign arrays, or a candidate of several
+    ranks.
     """
     if not can_compile(candidate):
         msg = f"{candidate.name} cannot be compiled: it is a graph, takes arrays, or spans ranks"
@@ -110,9 +111,9 @@ def compiled(
 
 
 def profile_for(candidate: Candidate, profile: Profile) -> Profile:
-    """How hard a candidate is tried: a compiled one with few problems, none made smaller.
+    """The effort for a candidate: few, short and never reduced problems for a compiled candidate.
 
-    Where each new size is compiled, problems have few sizes, which fewer of them go through.
+    Candidates that compile every new size (JAX) get fewer examples and reductions.
     """
     if candidate.declaration.compiles_sizes:
         examples = max(2, round(profile.examples * OF_FEW_SIZES))
@@ -135,10 +136,9 @@ def profile_for(candidate: Candidate, profile: Profile) -> Profile:
 
 
 class Compiled:
-    """A function through ``torch.compile``, which compiles it when it is first called.
+    """A function behind ``torch.compile``, compiled at its first call.
 
-    ``owner`` is the compiled candidate that it belongs to: all layers that are built for one share
-    what torch remembers.
+    ``owner`` is the compiled candidate: all layers built for one owner share torch's cache.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Compiled:
         self._made: Callable[..., Any] | None = None
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        """Call it compiled; raises where torch would give up and run it as it is."""
+        """Call the compiled function; raises where torch would fall back to eager execution."""
         with _settings():
             if _Session.take(self.owner) or self._made is None:
                 self._made = torch.compile(self.function, dynamic=self.dynamic)
@@ -159,14 +159,14 @@ class Compiled:
 
 
 class _Session:
-    """The owner of the graphs that torch remembers, and how many it had compiled before."""
+    """The owner of the graphs in torch's cache, and the count of graphs compiled before."""
 
     owner: object = None
     before: int = 0
 
     @classmethod
     def take(cls, owner: object) -> bool:
-        """Forget what was compiled for another candidate; whether there was anything to forget."""
+        """Forget the graphs of another candidate; whether the owner changed."""
         if cls.owner is owner:
             return False
         importlib.import_module("torch._dynamo").reset()
@@ -178,8 +178,8 @@ class _Session:
 def _settings() -> Iterator[None]:
     """Torch's settings for one call; the compiler works in this process, without a pool.
 
-    What torch's compiler deprecates of torch itself is no candidate's fault, where warnings are
-    errors.
+    DeprecationWarnings are ignored: torch's compiler causes them, and the candidate must not fail
+    where warnings are errors.
     """
     limits = {
         "recompile_limit": MOST_GRAPHS,
@@ -197,13 +197,13 @@ def _settings() -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class CompiledBuilder:
-    """A builder of layers, each of which is compiled."""
+    """A builder whose layers are compiled."""
 
     build: Callable[..., Any]
     dynamic: bool | None
 
     def __call__(self, geometry: Any, weights: Any) -> Any:
-        """Build it, and compile what was built; what is no function stays what it is."""
+        """Build a layer and compile it; an object that cannot be called is returned unchanged."""
         forward = self.build(geometry, weights)
         if isinstance(forward, torch.nn.Module):
             forward.eval()
@@ -211,7 +211,7 @@ class CompiledBuilder:
 
 
 def graphs_compiled() -> int:
-    """How many graphs torch has compiled for the candidate that was called last."""
+    """The number of graphs that torch compiled for the latest candidate."""
     return _unique_graphs() - _Session.before
 
 
@@ -220,7 +220,6 @@ def _unique_graphs() -> int:
 
 
 def _require_compiler() -> None:
-    """Compile a sum once; raises UsageError with one sentence where that cannot be done."""
     try:
         Compiled(lambda a, b: a + b, dynamic=None)(torch.ones(2), torch.ones(2))
     except Exception as error:  # noqa: BLE001 (whatever a compiler, or its absence, raises)

@@ -1,7 +1,7 @@
-"""An instance of a class: its constructor's parameters are given sizes by the words of their names.
+"""Constructs an instance of a class: parameter names tell the sizes to give its constructor.
 
-A name that says no size is tried with several until a call answers. A constructor that takes an
-object of settings is given one of the class that its annotation names, or those that it reads.
+Several values are tried for a name without a size until a call answers. A settings parameter gets
+an instance of its annotated class, or an object with the fields that the constructor reads.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from .trial import Trial, duplicate, with_plain_weights
 WIDTH: Final = 24
 HEADS: Final = 3
 HEAD_SIZE: Final = WIDTH // HEADS
-# Of heads that share keys and values: as many in a group as no other size is.
+# With shared key-value heads: makes the group size differ from every other size.
 GROUPED_HEADS: Final = 6
-# Where a width cannot be cut into HEADS.
+# For widths that HEADS does not divide.
 _OTHER_HEADS: Final = 4
-# Longer than any sequence that a clause asks for; a triangle of so many booleans is 1.6 MB.
+# Longer than the sequences of every clause; a boolean triangle of this side takes 1.6 MB.
 LONGEST: Final = 1280
 
 _HEADS: Final = frozenset("head heads nhead nheads".split())
@@ -54,7 +54,7 @@ _LENGTHS: Final = frozenset(
     "patches".split()
 )
 _DROPOUTS: Final = frozenset("dropout drop p pdrop rate prob".split())
-# Modules are judged in eval mode: where some is dropped all the same, it shows.
+# Modules are judged in eval mode: dropout that still acts must show.
 _DROPPED: Final = 0.1
 _BIASES: Final = frozenset("bias biases".split())
 _COUNTS: Final = frozenset("n num number".split())
@@ -71,40 +71,41 @@ _VALUES: Final = (
     (frozenset({"layer"}), 0),
 )
 _WINDOW: Final = 4
-# In place of a number that a constructor refuses, though it is its default.
+# Replaces a default number that its own constructor refuses.
 _FEW: Final = 2
-# What has two sides.
+# Words for sizes with two sides.
 _PICTURES: Final = frozenset("image img picture grid map resolution patch".split())
 _LARGE_HEAD: Final = 32
-# Of as many the second may differ from the first.
+# Two layers, since the second may differ from the first.
 _LAYERS: Final = 2
-# Of stored caches: more items than any problem has.
+# Batch size of stored caches: more items than any problem has.
 _BATCH: Final = 64
 # Norms of groups and kernels want widths divisible by small powers of two.
 _USUAL_DIVISOR: Final = 64
 _MOST_DIVISOR: Final = 256
-# How many ways to construct a class are tried.
+# Constructions tried for one class.
 _MOST_TRIED: Final = 40
-# How many other classes of a file are tried as a part of one.
+# Classes of the same file tried as a part of a module.
 _MOST_PARTS: Final = 4
-# Whose classes hold no settings.
+# Modules whose classes hold no settings.
 _NO_SETTINGS: Final = ("builtins", "torch")
-# Attributes of settings that are looked for one after the other.
+# Attempts to find the settings that a constructor reads.
 _MOST_SETTINGS: Final = 100
-# Processor seconds for what one way to call an instance needs besides tokens.
+# Processor seconds to fill the further parameters of one way of calling an instance.
 _SECONDS: Final = 0.5
-# The same for all ways to construct a class, once one is constructed.
+# Processor seconds for further constructions of a class after the first success.
 _SECONDS_FOR_ALL: Final = 3.0
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _UNKNOWN: Final = object()
 
 
 def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module, str]:
-    """An instance, and how it was constructed; ConstructionError where that cannot be done.
+    """An instance of a class and the text of its construction; raises ConstructionError.
 
-    One that has to be told how many heads keys and values have gets fewer than queries have. Where
-    a width is refused, so are multiples of the numbers that the refusal names; where nothing is
-    answered, the width that a constructor has from elsewhere, and the heads that its file has.
+    Keys and values get fewer heads than queries where the constructor asks for their number. A
+    refused width is replaced by multiples of the numbers in the refusal. An instance that answers
+    no call is rebuilt with the widths of its fixed matrices, or a number of heads from its class's
+    file.
     """
     try:
         built, how = _instance_of(kind, num_heads, 1)
@@ -130,14 +131,14 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
 
 
 def _heads_beside(kind: type[nn.Module]) -> list[int]:
-    """Numbers of heads among the names of a class's file, which a forward may read instead."""
+    """Numbers of heads among the global names of a class's file, which a forward may read."""
     names = getattr(kind.forward, "__globals__", {})
     said = [value for name, value in names.items() if name.lower() in HEAD_NAMES]
     return [value for value in said if type(value) is int and 0 < value <= _LARGE_HEAD]
 
 
 def _fixed_widths(built: nn.Module) -> list[int]:
-    """The widths of inputs of matrices that none of the sizes given to a constructor makes."""
+    """Input widths of matrices that no size given to the constructor explains."""
     matrices = [
         one for one in built.parameters() if not nn.parameter.is_lazy(one) and one.dim() > 1
     ]
@@ -146,16 +147,16 @@ def _fixed_widths(built: nn.Module) -> list[int]:
 
 
 def _divisors_named(why: str) -> list[int]:
-    """The numbers that a width may have to be divisible by: those of a refusal, and a usual one."""
+    """Possible divisors of a width: the numbers in a refusal, and a usual power of two."""
     said = re.findall(r"\d+", why.partition("raised")[2])
     numbers = dict.fromkeys(int(number) for number in said if len(number) <= len("100"))
     return [*(number for number in numbers if 1 < number <= _MOST_DIVISOR), _USUAL_DIVISOR]
 
 
 def materialised(built: nn.Module) -> nn.Module:
-    """The module itself; of one with lazy parameters a copy that a first call has given sizes.
+    """The module itself, or a copy with lazy parameters sized by a first call.
 
-    Weights that are computed from other parameters are parameters of a copy.
+    Weights computed from other parameters become plain parameters of a copy.
     """
     built = with_plain_weights(built)
     trial = answering(built) if _is_lazy(built) else None
@@ -226,7 +227,7 @@ def _instance_of(
 def _further_keywords(
     kind: type[nn.Module], required: Sequence[str], num_heads: int | None
 ) -> list[str]:
-    """The keywords that a constructor lacks of ``**kwargs``, as what it raises names them."""
+    """Keywords that a constructor demands from ``**kwargs``, by the errors of trial calls."""
     kinds = [one.kind for one in inspect.signature(kind).parameters.values()]
     names = list(required)
     for _ in range(_MOST_SETTINGS * (inspect.Parameter.VAR_KEYWORD in kinds)):
@@ -254,10 +255,10 @@ def _smaller_defaults(
     num_heads: int | None,
     divisor: int,
 ) -> dict[str, Any]:
-    """Small sizes for heads, widths and layers that are large or many by default.
+    """Small sizes for heads, widths and layers whose defaults are large.
 
-    Large ones take long, and have no more places for a mistake than small ones. Settings that may
-    be left out are of the class that is annotated, or of that of the default.
+    Large modules take longer and reveal no more mistakes. Optional settings are instances of their
+    annotated class, or of the class of their default.
     """
     numbers = {one.name: one.default for one in named if type(one.default) is int}
     heads = next((numbers[name] for name in numbers if name.lower() in HEAD_NAMES), sizes.heads)
@@ -277,7 +278,7 @@ def _smaller_defaults(
 
 
 def _takes_ids(built: nn.Module) -> bool:
-    """Whether a module with a table answers a row of the ids of some tokens alone."""
+    """Whether a module with an embedding table answers one row of token ids."""
     if not any(isinstance(part, nn.Embedding) for part in built.modules()):
         return False
     try:
@@ -317,9 +318,9 @@ def _is_number(kind: type[nn.Module], name: str) -> bool:
 def _annotated(
     kind: type[nn.Module], name: str, num_heads: int | None, divisor: int
 ) -> tuple[Any, ...]:
-    """Settings of the class that a parameter's annotation names, if it names one.
+    """Settings of the class that a parameter's annotation names, else ().
 
-    First with the sizes that the names of its fields say, then as they are by default.
+    First with sizes by the names of fields, then with defaults.
     """
     try:
         default = inspect.signature(kind).parameters[name].default
@@ -335,9 +336,9 @@ def _annotated(
 
 
 def _sized_settings(settings: type, num_heads: int | None, divisor: int) -> tuple[Any, ...]:
-    """Settings of a class with the sizes that the names of its fields say, then by default.
+    """Settings of a class: first with sizes by the names of fields, then with defaults.
 
-    Where it takes any keyword its fields are what it holds by default.
+    A class with ``**kwargs`` has the fields of its default instance.
     """
     try:
         taken = list(inspect.signature(settings).parameters.values())
@@ -363,7 +364,7 @@ def _sized_settings(settings: type, num_heads: int | None, divisor: int) -> tupl
 def _settings_beside(
     kind: type[nn.Module], read: Collection[str], num_heads: int | None, divisor: int
 ) -> list[Any]:
-    """Settings of the classes in a class's file that hold all that its constructor reads."""
+    """Settings, by classes of the same file, with every field that a constructor reads."""
     return [
         made[0]
         for one in getattr(kind.__init__, "__globals__", {}).values()
@@ -376,10 +377,9 @@ def _settings_beside(
 def _of_parts(
     kind: type[nn.Module], num_heads: int | None, built: nn.Module | None = None
 ) -> tuple[nn.Module, str] | None:
-    """An instance that answers, with other modules of its file for names that say no size.
+    """An instance that answers, with modules of its file for parameters whose names tell no size.
 
-    A layer may be handed the attention that it projects for. None where one that is ``built`` of
-    sizes answers.
+    An example is a layer whose constructor takes the attention. None where ``built`` answers.
     """
     required = [
         name
@@ -403,7 +403,7 @@ def _of_parts(
 
 
 def _parts_beside(kind: type[nn.Module], name: str, num_heads: int | None) -> list[nn.Module]:
-    """Instances of the other modules of a class's file, first those that a parameter names."""
+    """Instances of other modules in a class's file, sorted by likeness to a parameter's name."""
     beside = [
         one
         for one in getattr(kind.__init__, "__globals__", {}).values()
@@ -422,12 +422,11 @@ def _parts_beside(kind: type[nn.Module], name: str, num_heads: int | None) -> li
 
 
 def _texts_compared(kind: type[nn.Module], name: str) -> tuple[str, ...]:
-    """The texts that a constructor compares a parameter with: it takes one of them."""
     return tuple(dict.fromkeys(text for names, text in _compared(kind) if name in names))
 
 
 def _compared(kind: type) -> Iterator[tuple[set[str], str]]:
-    """The texts that a class's constructors compare or look up something with, and its names."""
+    """The names and texts in each comparison or dict lookup of a class's constructors."""
     for one in itertools.takewhile(lambda one: one is not nn.Module, kind.__mro__):
         try:
             source = ast.parse(textwrap.dedent(inspect.getsource(vars(one)["__init__"])))
@@ -446,7 +445,7 @@ def _compared(kind: type) -> Iterator[tuple[set[str], str]]:
 
 
 def answering(built: nn.Module, *, batched: bool = True) -> Trial | None:
-    """A trial in which a module answers tokens of the width that is given to constructors."""
+    """A Trial with an answer to tokens of width WIDTH or of the module's matrices, else None."""
     try:
         ways = ways_to_call("it", built.forward, None, None)
     except DeclarationError:
@@ -465,7 +464,7 @@ def answering(built: nn.Module, *, batched: bool = True) -> Trial | None:
 
 
 class Sizes:
-    """What parameters of a constructor are given, by the words of their names."""
+    """Values for the parameters of a constructor, chosen by the words in their names."""
 
     def __init__(
         self, num_heads: int | None, names: list[str], divisor: int = 1, width: int | None = None
@@ -480,7 +479,7 @@ class Sizes:
         self.head_size = self.width // self.heads
 
     def choices(self, name: str) -> tuple[Any, ...]:
-        """The values that are tried for a name: the first is what it says."""
+        """The values to try for a parameter name, the likeliest first."""
         value = self.value(name)
         if value is _UNKNOWN:
             return (self.width, self.heads, 1, self.head_size, 0.0, None, False)
@@ -490,19 +489,19 @@ class Sizes:
         return (value, pair) if words & _PICTURES else (value,)
 
     def is_of_a_head(self, name: str) -> bool:
-        """Whether a name says the size of a head."""
+        """Whether a parameter name means the size of a head."""
         words = set(words_of(name))
         of_a_head = bool(words & (_HEADS | {"kv", "qk"}) and words & _SIZES)
         return name.lower() in _HEAD_SIZE_NAMES or of_a_head
 
     def counts_layers(self, name: str) -> bool:
-        """Whether a name says how many layers there are."""
+        """Whether a parameter name means the number of layers."""
         words = set(words_of(name))
         counted = bool(words & _LAYER_NAMES) or ("layer" in words and bool(words & _COUNTS))
         return counted and not words & _SIZES
 
     def value(self, name: str) -> Any:
-        """What a name says; a mark of its own where it says nothing."""
+        """The value that a parameter name suggests, or ``_UNKNOWN``."""
         words, lowered = set(words_of(name)), name.lower()
         sized = bool(words & _SIZES)
         said = (
@@ -523,7 +522,7 @@ class Sizes:
 
 
 def _says_shared(name: str) -> bool:
-    """Whether a name counts the heads of keys and values, or the groups that share them."""
+    """Whether a name counts key-value heads, or the groups of queries that share them."""
     words = set(words_of(name))
     if name.lower() in KV_HEAD_NAMES:
         return True
@@ -535,10 +534,10 @@ _Reading = tuple[dict[str, Any], str, Any]
 
 
 class _Settings:
-    """Settings that answer what a constructor reads of them, and keep what they answered.
+    """Settings that answer a constructor's reads with guessed values, and record the values.
 
-    Guesses are values by name; a name whose guess is a dictionary holds settings of its own, for
-    which that has the guesses. ``log`` takes each reading: the guesses, the name and the value.
+    ``guesses`` maps names to values; a dictionary as a guess stands for nested settings with
+    guesses of their own. ``log`` receives each reading: guesses, name and value.
     """
 
     def __init__(self, sizes: Sizes, guesses: dict[str, Any], log: list[_Reading]) -> None:
@@ -556,7 +555,7 @@ class _Settings:
         return self._read(name, KeyError)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """As of a dict."""
+        """Read a name like ``dict.get``."""
         try:
             return self[name]
         except KeyError:
@@ -594,7 +593,7 @@ class _Called:
 
 
 class _FurtherSettings(_Settings):
-    """Settings within settings; where nothing is read of them they stand for False."""
+    """Nested settings: false, so that an unread object counts as False."""
 
     def __bool__(self) -> bool:
         return False
@@ -609,14 +608,14 @@ class _Kept:
     by_key: bool = False
 
     def names(self) -> Iterator[str]:
-        """Everything that was read, of settings within settings, too."""
+        """Every name that was read, including the names of nested settings."""
         for name, value in self.read.items():
             yield name
             if isinstance(value, _Settings):
                 yield from vars(value)["_own"].names()
 
     def values(self) -> Any:
-        """What was read as an object, or a dictionary, that anybody can write."""
+        """The values read, as a SimpleNamespace, or a dict if a key was read."""
         values = {name: _written(value) for name, value in self.read.items()}
         return values if self.by_key else SimpleNamespace(**values)
 
@@ -635,7 +634,7 @@ def _of_settings(
     divisor: int,
     others: Mapping[str, Any],
 ) -> tuple[nn.Module, str]:
-    """An instance of a class with a parameter for an object, or a dict, of settings."""
+    """An instance of a class with a parameter for a settings object or dict."""
     guesses: dict[str, Any] = {}
     seen: list[str] = []
     words = sorted({text for _, text in _compared(kind) if text.isidentifier()})
@@ -648,7 +647,7 @@ def _of_settings(
             answering(kind(**{**others, name: settings}))
         except Exception as error:  # noqa: BLE001 (a user's constructor may raise anything)
             failure = error
-        # What is shared is known only now, and what is called.
+        # Names read only now may tell of shared heads or of methods.
         if set(own.names()) - set(seen) or _settle_method(log, failure):
             seen = list(dict.fromkeys((*seen, *own.names())))
             continue
@@ -670,7 +669,7 @@ def _of_settings(
 
 
 def _guess(log: list[_Reading], failure: Exception, words: list[str]) -> bool:
-    """Whether there is another guess of what was read when a constructor failed, now made."""
+    """Replace a guess after a failed construction; False when no further guess exists."""
     missing = [one for one in log if one[2] is _UNKNOWN]
     held, word, value = [*log[-1:], *missing[-1:]][-1] if log else ({}, "", None)
     if log and word not in held and (missing or _is_of_int(failure)):
@@ -685,9 +684,9 @@ def _of_sizes_left_out(
     sizes: Sizes,
     choices: Mapping[str, Sequence[Any]],
 ) -> tuple[nn.Module, str] | None:
-    """An instance with other values than a constructor's defaults, where it refuses these.
+    """An instance with other values for optional parameters, where the defaults are refused.
 
-    Sizes that it says may be None, or another of its numbers.
+    Tries the width for parameters that default to None, then a small number for each int.
     """
     given = {name: values[0] for name, values in choices.items()}
     said = {one.name: sizes.value(one.name) for one in named if one.default is None}
@@ -703,7 +702,7 @@ def _of_sizes_left_out(
 def _answering_of(
     kind: type[nn.Module], choices: Sequence[Mapping[str, Any]]
 ) -> tuple[nn.Module, str] | None:
-    """The first instance of some arguments that answers."""
+    """The first instance, among several choices of arguments, that answers a call."""
     for arguments in choices:
         with contextlib.suppress(ConstructionError):
             made = _constructed(kind, arguments)
@@ -719,7 +718,7 @@ def _of_read_settings(
     divisor: int,
     choices: Mapping[str, Sequence[Any]],
 ) -> tuple[nn.Module, str] | None:
-    """An instance of settings that it reads, where those of an annotated class are no good."""
+    """An instance from guessed settings, where settings of the annotated class failed."""
     given = {name: values[0] for name, values in choices.items()}
     for name in (name for name, made in objects.items() if made):
         with contextlib.suppress(ConstructionError):
@@ -728,7 +727,7 @@ def _of_read_settings(
 
 
 def _settle_method(log: list[_Reading], failure: Exception | None) -> bool:
-    """Whether what was read last was called, and is now guessed to be a method."""
+    """Whether the last value read was called as a method; its guess is then a function."""
     called = bool(log) and "not callable" in str(failure) and not isinstance(log[-1][2], _Called)
     if called:
         guesses, name, number = log[-1]
@@ -737,12 +736,12 @@ def _settle_method(log: list[_Reading], failure: Exception | None) -> bool:
 
 
 def _is_of_int(failure: Exception) -> bool:
-    """Whether a number was taken for settings: it has no items or attributes."""
+    """Whether the failure is an attribute or item access on a number."""
     return isinstance(failure, (TypeError, AttributeError)) and "'int' object" in str(failure)
 
 
 def _settle(log: list[_Reading], chain: list[Any]) -> bool:
-    """Whether the guess that was read last, which was no good, is now the next of a chain."""
+    """Replace the last replaceable guess by its successor in ``chain``; False if none is left."""
     for guesses, name, _ in reversed(log):
         value = guesses.get(name, _UNKNOWN)
         places = [place for place, one in enumerate(chain) if repr(one) == repr(value)]
@@ -754,7 +753,6 @@ def _settle(log: list[_Reading], chain: list[Any]) -> bool:
 
 
 def _settled(guesses: Mapping[str, Any]) -> Iterator[str]:
-    """The names whose values were guessed."""
     for name, value in guesses.items():
         if isinstance(value, dict) and value:
             yield from _settled(value)
@@ -763,6 +761,6 @@ def _settled(guesses: Mapping[str, Any]) -> Iterator[str]:
 
 
 def settings_read(text: str) -> Iterator[str]:
-    """The import that a text of how something was constructed needs."""
+    """The import lines that a construction text needs."""
     if "SimpleNamespace(" in text:
         yield "from types import SimpleNamespace"

@@ -1,7 +1,6 @@
-"""What a module needs besides its tokens: masks that hide nothing, tables of positions, switches.
+"""Values for parameters besides tokens: masks that hide nothing, position tables, switches.
 
-Each is the source of an expression of ``{query}`` and ``{key}``, the tokens as the harness has
-them, so that the value that was taken can be printed.
+A value is a printable expression of ``{query}`` and ``{key}``, the harness' tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ..base.parameter_names import option_of, words_of
 
 Fills = tuple[tuple[str, str], ...]
 
-# What is tried for an option that a plain call does not use.
+# Values tried for options that a plain call does not use.
 _NEUTRAL: Final = {
     "cache": ("None", "0"),
     "dropout": ("0.0", "None"),
@@ -68,7 +67,7 @@ _TABLES: Final = frozenset("embedding embeddings emb embed encoding encodings co
 _WIDTHS: Final = ("", ".repeat(1, 2)", ".repeat_interleave(2, 1)")
 _AXES: Final = ("", "[None]", f".expand({_BATCH}, -1, -1)", "[None, None]", "[:, None]")
 _ZEROS: Final = "torch.zeros_like({query})"
-# The sides of the picture that the tokens are: a column of them, or a square.
+# Sides of a picture made of the tokens: a column, or a square.
 _SIDE: Final = f"round({_LENGTH} ** 0.5)"
 _HEIGHTS: Final = (_LENGTH, _SIDE)
 _WIDTHS_OF_PICTURES: Final = ("1", _SIDE)
@@ -83,22 +82,22 @@ _SIDES: Final = {
 
 
 def masks_that_hide_nothing() -> Iterator[str]:
-    """None, then masks that may hide no key: which of them do, the answers show."""
+    """None, then expressions of masks that may hide no key: the answers show which hide none."""
     yield "None"
     for shape, (maker, dtype) in itertools.product(_MASK_SHAPES, _MASK_VALUES):
         yield f"{{query}}.{maker}({shape}{dtype})"
 
 
 def sides_for(name: str) -> tuple[str, ...]:
-    """The sides of the picture that tokens are, one or both as a name says; () for other names."""
+    """Expressions for the height, the width or both of a picture, as a name asks; else ()."""
     lowered, words = name.lower(), words_of(name)
     return _SIDES.get(lowered) or next((_SIDES[w] for w in words if w in _SIDES), ())
 
 
 def positions_for(name: str, head_sizes: Iterable[int | str]) -> list[str]:
-    """Positions and tables of them that a parameter of a name may take, the likeliest first.
+    """Expressions of positions and position tables for a parameter's name, the likeliest first.
 
-    Those of cosines and of sines go together entry by entry.
+    The lists for cosines and for sines correspond entry by entry.
     """
     words, head_sizes = set(words_of(name)), tuple(head_sizes)
     tables = [
@@ -134,17 +133,17 @@ def positions_for(name: str, head_sizes: Iterable[int | str]) -> list[str]:
 
 
 def with_pairs(fills: Fills) -> Fills:
-    """Fillings whose tables hold each angle twice in a row, where they hold all angles twice."""
+    """Fillings with tables of angles a, a, b, b in place of a, b, a, b."""
     return tuple((name, source.replace(_WIDTHS[1], _WIDTHS[2])) for name, source in fills)
 
 
 def by_angles(source: str, angles: str) -> str:
-    """A filling with other angles than those of positions; the same text where it has none."""
+    """A filling with its angles of positions replaced; unchanged without such angles."""
     return _ANGLES_OF_SIZE.sub(lambda _found: angles, source)
 
 
 def at_squares(source: str) -> str:
-    """A filling with the angles of the places 0, 1, 4, 9 and so on; the same without any."""
+    """A filling with the angles of positions 0, 1, 4, 9 and so on; unchanged without angles."""
     return _ANGLES_OF_SIZE.sub(lambda found: found[0].replace(_COUNTED, _SQUARES), source)
 
 
@@ -157,8 +156,8 @@ def fillings(
 ) -> Iterator[Fills]:
     """The ways to fill parameters, the likeliest first.
 
-    Parameters of one kind are filled alike. Those that are ``guessed`` to be no tokens may be
-    anything.
+    Parameters of one kind are filled alike. ``guessed`` parameters, thought to be no tokens, may
+    get any value.
     """
     groups: dict[str, list[tuple[str, list[str]]]] = {}
     for parameter in wanted:
@@ -189,12 +188,12 @@ def fillings(
 
 
 def takes_items(fills: Fills) -> bool:
-    """Whether some value has an axis of items, which tokens without a batch have not."""
+    """Whether a value has an axis of items, which tokens without a batch lack."""
     return any(_BATCH in source for _, source in fills)
 
 
 def filled(fills: Fills, inputs: Sequence[Tensor]) -> dict[str, Any]:
-    """The values of fillings for some tokens."""
+    """Evaluate fillings on tokens: values by parameter name."""
     if not fills:
         return {}
     places = {"torch": torch, "query": inputs[0], "key": inputs[min(1, len(inputs) - 1)]}
@@ -205,5 +204,5 @@ def filled(fills: Fills, inputs: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def shown_fill(source: str) -> str:
-    """A filling as Python of the tokens' names."""
+    """A filling as Python code, in the names of the tokens."""
     return source.format(query="query", key="key")

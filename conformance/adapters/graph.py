@@ -38,7 +38,7 @@ _SATURATES: Final = (
     "answers are wrong on such machines; quantise it with reduce_range=True, or set the session's "
     "option session.x64quantprecision to 1"
 )
-# What nothing can tell of a graph that is its own witness.
+# The limit of weights recovered from the graph itself.
 _OWN_WITNESS: Final = (
     "the weights are those that the graph stores: whether a matrix is exchanged, transposed or out "
     "of date shows only beside --source or --state-dict"
@@ -51,11 +51,11 @@ class GraphRequest:
     """What the user passed for a graph: files, the module it was exported from, promises.
 
     declared
-        What is known of a graph that was cut out of a model, in place of a file that declares it.
+        The declaration of a graph cut out of a model, in place of a file.
     site, file
-        Where it was cut out, and what keeps its file.
+        The graph's place in the model, and the object that keeps its file alive.
     warnings
-        What to warn of, as in :class:`Candidate`.
+        Sentences of warning, as in :class:`Candidate`.
     """
 
     declaration: Path | None = None
@@ -80,20 +80,20 @@ def graph(
 ) -> Candidate:
     """Declare an ONNX file that computes attention; it runs on onnxruntime in a child process.
 
-    The roles of its inputs and outputs are those that ``declaration`` (by default the file
-    ``NAME.conformance.toml`` beside it) gives, else they are found by behaviour; its weights are
-    those of ``source`` or ``state_dict``, else they are recovered from the graph. The declaration's
-    ``assumptions`` say what was found out.
+    ``declaration`` (by default the file ``NAME.conformance.toml`` beside it) gives the roles of
+    inputs and outputs, else they are found by behaviour. Weights come from ``source`` or
+    ``state_dict``, else they are recovered from the graph. The declaration's ``assumptions`` list
+    the findings.
 
     source
-        The module that it was exported from, or a candidate that brings its weights.
+        The exported module, or a candidate with its own weights.
     state_dict
         A file of weights: ``.pt``, read with ``weights_only=True``, or ``.safetensors``.
     promises
         As for :func:`conformance.layer`: ``empty_rows``, ``semantics``, ``expected_failures`` …
 
-    Raises UsageError with one sentence for a file that cannot be opened or that
-    holds no attention, and for a declaration that contradicts it.
+    Raises UsageError with a sentence for a file that cannot be opened or holds no attention, and
+    for a declaration that contradicts the file.
     """
     return graph_candidate(
         Path(path),
@@ -108,7 +108,7 @@ def graph(
 
 
 def graph_candidate(path: Path, request: GraphRequest) -> Candidate:
-    """The candidate that an ONNX file is; raises UsageError, see :func:`graph`."""
+    """The candidate of an ONNX file; raises UsageError, see :func:`graph`."""
     header = read_header(path)
     declared = request.declared or _declaration(path, request)
     declared = dataclasses.replace(
@@ -133,7 +133,6 @@ def graph_candidate(path: Path, request: GraphRequest) -> Candidate:
 
 
 def _declaration(path: Path, request: GraphRequest) -> GraphDeclaration:
-    """What a file declares of a graph: the one that the user names, else the one beside it."""
     file = request.declaration or sidecar_of(path)
     return GraphDeclaration() if file is None else read_declaration(file)
 
@@ -143,8 +142,8 @@ def _read(
 ) -> tuple[GraphReading, GraphProjections, list[str]]:
     """Roles, weights, and warnings.
 
-    A graph that hangs or dies is read with nothing optimised. Where it does not answer then either,
-    its file alone is read, and the missing answer is reported as a failure.
+    A graph that hangs or dies is read again without optimisation, then by its file alone; the
+    missing answer is reported as a failure.
     """
     notes: list[str] = []
     for setting in (DEFAULT, LOWEST):
@@ -161,7 +160,7 @@ def _read(
     return _noted(read_without_calls(header, declared), notes), GraphProjections(gauge=UNKNOWN), []
 
 
-# What a mask is where the other of its numbers hides a key.
+# Pairs of mask roles with opposite polarity.
 _OPPOSITES: Final = (
     {"keep", "drop"},
     {"keep_int", "drop_int"},
@@ -171,10 +170,10 @@ _OPPOSITES: Final = (
 def _as_its_source(
     source: ExportSource | None, reading: GraphReading, header: Header, declared: GraphDeclaration
 ) -> tuple[GraphReading, list[str]]:
-    """The reading with the causal rule of the source: that of the graph may be the broken one.
+    """The reading with the causal rule of the source, and warnings; the graph's rule may be broken.
 
-    And warnings of masks that the two read with opposite polarities: by that of the graph it is
-    judged, but where it is compared with its source.
+    Warnings name masks of opposite polarity in graph and source: the graph's polarity counts,
+    except in comparisons with the source.
     """
     if source is None or source.module is None or source.lacking(reading)[0]:
         return reading, []
@@ -204,14 +203,14 @@ def _noted(reading: GraphReading, notes: Sequence[str]) -> GraphReading:
 
 
 class _ProcessAt(GraphProcess):
-    """A process whose runs are at one setting unless they name another."""
+    """A process with another default setting for its runs."""
 
     def __init__(self, process: GraphProcess, setting: Setting) -> None:
         self.path, self.limits = process.path, process.limits
         self._process, self._setting = process, setting
 
     def request(self, do: str, feeds: Feeds | None = None, **how: Any) -> tuple[Any, Any]:
-        """Pass a request on to the process that this one stands for."""
+        """Forward a request to the underlying process."""
         if how.get("setting", DEFAULT) == DEFAULT:
             how["setting"] = self._setting
         return self._process.request(do, feeds, **how)
@@ -224,7 +223,6 @@ def _weights(
     declared: GraphDeclaration,
     request: GraphRequest,
 ) -> GraphProjections:
-    """The weights by the state dict, the source or the graph itself."""
     source = request.source
     of_source = None if source is None else source.projections
 
@@ -238,12 +236,12 @@ def _weights(
             return find(read_state_dict(request.state_dict), of_source)
         if source is None or of_source is not None or source.module is None:
             return find(None, of_source)
-        try:  # the module is not understood, but its tensors are there
+        try:  # the structure is unknown, but the module's tensors exist
             return find(dict(source.module.state_dict()))
         except UsageError as error:  # the clauses will show that the two differ
             weights = find(None)
             return dataclasses.replace(weights, assumptions=(*weights.assumptions, str(error)))
-    except (GraphLost, GraphRefused) as error:  # no answer to the tokens that would show them
+    except (GraphLost, GraphRefused) as error:  # no answer from which to recover weights
         note = f"the weights could not be read from the graph, which gave no answer: {error}"
         if of_source is None:
             return GraphProjections(gauge=UNKNOWN, assumptions=(note,))
@@ -299,7 +297,7 @@ def _candidate(
 
 
 def _declared(forward: GraphForward, opened: OpenedGraph, heads: int | None) -> Candidate:
-    """The declaration that roles and weights make, completed by what the user promises."""
+    """The candidate with the promises from roles and weights, overridden by the user's."""
     reading, declared = opened.reading, opened.declaration
     promises = {**_promises(opened), **declared.promises}
     name = declared.name or opened.header.path.stem

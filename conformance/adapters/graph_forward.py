@@ -1,4 +1,4 @@
-"""A graph under the harness' call ``forward(query, key, value, *, keep=…)``."""
+"""Calls a graph as ``forward(query, key, value, *, keep=…)``."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _TOGETHER: Final = {"M": "HD", "F": "BH", "W": "HB"}
 
 
 def arrange(tensor: Tensor, own: str, theirs: str) -> Tensor:
-    """A tensor with axes ``own`` in the order, and with the axes put together, of ``theirs``."""
+    """Permute a tensor from axes ``own`` to the order of ``theirs``, and merge axes as it says."""
     letters = spelled(theirs).replace("1", "")
     tensor = tensor.permute([own.index(letter) for letter in letters])
     return tensor.reshape(axes_shape(theirs, dict(zip(letters, tensor.shape, strict=True))))
 
 
 def restore(tensor: Tensor, theirs: str, own: str, sizes: Mapping[str, int]) -> Tensor:
-    """The inverse of ``arrange``; a tensor that cannot have these sizes comes back as it is.
+    """The inverse of ``arrange``; a tensor that does not fit comes back unchanged.
 
-    ``sizes`` are those of the letters that ``theirs`` puts together.
+    ``sizes`` gives the sizes of the letters that ``theirs`` merges.
     """
     if tensor.dim() != len(theirs):
         return tensor
@@ -49,12 +49,12 @@ def restore(tensor: Tensor, theirs: str, own: str, sizes: Mapping[str, int]) -> 
 
 
 def spelled(axes: str) -> str:
-    """The letters of axes, each on its own: those of ``M``, ``F`` and ``W`` in their order."""
+    """Axes as single letters, with ``M``, ``F`` and ``W`` spelled out."""
     return "".join(_TOGETHER.get(letter, letter) for letter in axes)
 
 
 def axes_shape(axes: str, sizes: Mapping[str, int]) -> list[int]:
-    """The size of each axis, of some that lie together the product."""
+    """The size of each axis; a merged axis has the product of its sizes."""
     return [
         1 if axis == "1" else math.prod(sizes[part] for part in _TOGETHER.get(axis, axis))
         for axis in axes
@@ -80,15 +80,15 @@ _ORDER: Final = {
 
 
 def mask_pairs(reading: GraphReading) -> tuple[tuple[str, str], ...]:
-    """Which form of a mask the graph takes in which shape, in the declaration's letters."""
+    """Pairs of a mask form and a shape, in the declaration's letters, that the graph takes."""
     pairs = ((FORMS[role.role], _letters(role, reading)) for role in reading.masks)
     return tuple(dict.fromkeys(pairs))
 
 
 def _letters(role: Role, reading: GraphReading) -> str:
-    """The letters in which a mask is handed over for an input.
+    """The axes of the mask that is passed to an input.
 
-    Of several inputs of one form each has all axes: sizes alone do not tell ``BK`` from ``QK``.
+    Inputs that share a form get all axes: sizes alone do not tell ``BK`` from ``QK``.
     """
     letters, form = spelled(role.axes), FORMS[role.role]
     several = sum(FORMS[other.role] == form for other in reading.masks) > 1
@@ -99,7 +99,7 @@ def _letters(role: Role, reading: GraphReading) -> str:
 
 
 def described(opened: OpenedGraph) -> dict[str, Any]:
-    """How the graph is called, as plain data for a script that does it alone."""
+    """The graph's calling convention as plain data, for a standalone script."""
     reading = opened.reading
     return {
         "inputs": [_role(role) | _size(role, opened.header) for role in reading.inputs],
@@ -124,7 +124,7 @@ def _role(role: Role) -> dict[str, Any]:
 
 
 def _size(role: Role, header: Header) -> dict[str, Any]:
-    """The shape of a cache that holds nothing, None for the number of items."""
+    """The shape of an empty cache, with None for the number of items."""
     if role.role not in PASTS:
         return {}
     axes = role.axes or "BHLD"
@@ -138,14 +138,14 @@ def _size(role: Role, header: Header) -> dict[str, Any]:
 
 
 class GraphForward:
-    """Calls a function from arrays to arrays by name as if it were a kernel or a layer.
+    """Calls a function of arrays by name in the manner of a kernel or a layer.
 
     run
         ``run(feeds)``: the graph in its process, or the eager module it was exported from.
     num_heads
-        For masks with an axis of heads; None where it is unknown.
+        The number of heads, for masks with an axis of heads; None where unknown.
     shapes
-        What the file says of the axes of inputs, for caches.
+        The axes of inputs by the file's header, for caches.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class GraphForward:
         self.shapes = shapes or {}
 
     def __call__(self, *inputs: Tensor, return_weights: bool = False, **masks: Tensor) -> Any:
-        """The answer as the public contract shapes it; with ``return_weights`` a pair."""
+        """The output in the public contract's axes; with ``return_weights``, output and weights."""
         result = self.run(self.feeds(inputs, masks))
         sizes = self._sizes(inputs)
         output = self.taken(result[self.reading.output.name], self.reading.output, sizes)
@@ -171,7 +171,7 @@ class GraphForward:
         return output, self.taken(result[weights.name], weights, sizes)
 
     def feeds(self, inputs: tuple[Tensor, ...], masks: Mapping[str, Tensor]) -> dict[str, Array]:
-        """The arrays that the graph is called with, by the names of its inputs."""
+        """The arrays for a call of the graph, by input name."""
         tensors = dict(zip(_ORDER[self.reading.mode], inputs, strict=True))
         sizes = self._sizes(inputs)
         feeds: dict[str, Array] = {}
@@ -197,7 +197,7 @@ class GraphForward:
         return feeds
 
     def _past(self, role: Role, sizes: Mapping[str, int]) -> Array:
-        """A cache that holds no token yet."""
+        """An empty cache."""
         if role.value is not None:
             return np.asarray(role.value)
         heads = self._pinned("num_kv_heads", sizes["H"])
@@ -216,7 +216,7 @@ class GraphForward:
         return pin if isinstance(pin, int) else otherwise
 
     def taken(self, array: Array, role: Role, sizes: Mapping[str, int]) -> Tensor:
-        """An output of the graph in the harness' order of axes."""
+        """An output of the graph, in the harness' order of axes."""
         tensor = tensor_of(array)
         if role.role == "weights":
             own = "BHQK" if self.reading.batched else "HQK"
@@ -246,7 +246,7 @@ class GraphForward:
         }
 
     def _mask(self, role: Role, left: dict[str, Tensor], sizes: Mapping[str, int]) -> Array:
-        """The call's mask for this input, taken out of ``left``; else one that hides nothing."""
+        """The call's mask for this input, removed from ``left``; else a mask that hides nothing."""
         form, letters = FORMS[role.role], _letters(role, self.reading)
         handed_over = left.get(form)
         if handed_over is not None and mask_fits(handed_over, letters, sizes):
@@ -261,7 +261,7 @@ class GraphForward:
 
 
 def _constant(role: Role, sizes: Mapping[str, int]) -> Array:
-    """The array of an input that is the same in every call; a number fills its axes."""
+    """The array of a constant input; a scalar is broadcast to the input's axes."""
     value = np.asarray(role.value)
     if value.ndim or not role.axes:
         return value
@@ -269,7 +269,7 @@ def _constant(role: Role, sizes: Mapping[str, int]) -> Array:
 
 
 def mask_fits(mask: Tensor, letters: str, sizes: Mapping[str, int]) -> bool:
-    """Whether a mask has the axes of an input; whether its keys fit is for the graph to say."""
+    """Whether a mask has an input's axes; the graph itself checks the number of keys."""
     return mask.dim() == len(letters) and all(
         size == (1 if letter == "1" else sizes[letter])
         for letter, size in zip(letters, mask.shape, strict=True)
@@ -278,7 +278,7 @@ def mask_fits(mask: Tensor, letters: str, sizes: Mapping[str, int]) -> bool:
 
 
 def nothing_hidden(form: str, shape: list[int]) -> Tensor:
-    """A mask of a form that lets every query attend to every key."""
+    """A mask under which every query attends to every key."""
     if form == "lengths":
         return torch.ones(shape, dtype=torch.int64)
     if form == "bias":
@@ -287,7 +287,7 @@ def nothing_hidden(form: str, shape: list[int]) -> Tensor:
 
 
 def array_of(tensor: Tensor, dtype: str) -> Array:
-    """A contiguous array of a graph's dtype; torch gives numpy no bfloat16."""
+    """A contiguous array in a graph's dtype; torch itself cannot convert bfloat16 to numpy."""
     plain = tensor.detach().cpu().contiguous()
     if dtype == BFLOAT16:
         return plain.to(torch.bfloat16).view(torch.int16).numpy().view(numpy_dtype(dtype))

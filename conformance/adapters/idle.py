@@ -1,4 +1,4 @@
-"""What a module computes with and does not need: tables whose numbers change no answer."""
+"""Finds tables in a module's computation whose numbers change no answer."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from .trial import duplicate
 
-# What is drawn is no larger than the matrices of a layer of this width would be.
+# Random weights are no larger than the matrices of a layer of this width.
 _NARROW: Final = 4
 
 
 def awake(module: nn.Module) -> nn.Module:
-    """A copy in evaluation mode, its weights that are zero drawn: behind these all is idle.
+    """A copy in eval mode with random numbers in zero weights, which hide every effect behind them.
 
     Raises DeclarationError where the module cannot be copied.
     """
@@ -29,11 +29,11 @@ def awake(module: nn.Module) -> nn.Module:
 
 
 def idle_tables(module: nn.Module, answer: Callable[[nn.Module], Any], *, hides: bool) -> list[str]:
-    """The parts of a module that are called, and keep tables with which no answer changes by a bit.
+    """Names of called parts with tables whose numbers change no bit of any answer.
 
-    ``answer`` calls a copy. Rotary positions of a part that turn queries and keys by the same
-    angles are such tables. What a part makes anew in every call is no table. Nor is a mask, of two
-    numbers, where the module ``hides`` keys without it: some have one for a way not taken.
+    ``answer`` calls a copy. An example is a part with rotary positions that rotates queries and
+    keys by equal angles. Tables rebuilt in every call are excluded, and so are masks of two numbers
+    where the module ``hides`` keys without them: a mask may serve an unused path.
     """
     with contextlib.suppress(Exception), torch.no_grad():  # the user's module may raise anything
         called = _called(awake(module), answer, 3 if hides else 1)
@@ -43,7 +43,7 @@ def idle_tables(module: nn.Module, answer: Callable[[nn.Module], Any], *, hides:
 
 
 def _called(module: nn.Module, answer: Callable[[nn.Module], Any], least: int) -> list[str]:
-    """The parts whose forward runs, with tables that hold at ``least`` so many numbers."""
+    """The parts whose forward runs, with tables of at least ``least`` different numbers."""
     names: dict[str, None] = {}
     parts = {
         name: part
@@ -61,7 +61,7 @@ def _called(module: nn.Module, answer: Callable[[nn.Module], Any], least: int) -
 
 
 def _is_idle(module: nn.Module, name: str, answer: Callable[[nn.Module], Any], before: Any) -> bool:
-    """Whether answers are the same with other numbers in the tables of a part, or other rows."""
+    """Whether answers stay equal when the tables of a part get new numbers, or shifted rows."""
     for change in (_other_numbers, _other_rows):
         changed = awake(module)
         answer(changed)  # what the first call keeps is a table from now on
@@ -83,24 +83,24 @@ def _other_numbers(table: Tensor) -> Tensor:
 
 
 def _other_rows(table: Tensor) -> Tensor:
-    """A table with its rows moved by one: angles that queries and keys share turn no product."""
+    """A table with its rows shifted by one: equal angles of queries and keys cancel in products."""
     axis = next((axis for axis, size in enumerate(table.shape) if size > 1), None)
     return table.clone() if axis is None else table.roll(1, axis)
 
 
 def _tables(part: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The floating-point tensors of a part itself that are no parameters, by name."""
+    """A part's own floating-point tensors besides parameters, by name."""
     for key, value in (*part.named_buffers(recurse=False), *vars(part).items()):
         if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
             yield key, value
 
 
-# Two answers that are the same but for roundings.
+# Relative difference of two equal answers.
 _ROUNDING: Final = 1e-5
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two answers, tensors or several of them, are alike but for roundings."""
+    """Whether two answers, tensors or containers of tensors, are equal up to rounding."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         if one.shape != other.shape:
             return False

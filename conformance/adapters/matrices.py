@@ -1,4 +1,4 @@
-"""A function that takes its weights as arguments, as a module that has them as parameters."""
+"""Turns a function that takes weights as arguments into a module with parameters."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _ALL: Final = frozenset("qkv")
 def with_matrices(
     function: Callable[..., Any], /, *, name: str | None = None, **given: Any
 ) -> nn.Module:
-    """A module of a function that takes its weights as arguments, for :func:`conformance.module`.
+    """A module from a function with weights as arguments, for :func:`conformance.module`.
 
-    ``given`` are arguments by name: a tuple is the shape of a matrix, or of a bias, which becomes
-    a parameter of the module, drawn from a normal distribution; a dict of tuples is a dict of
-    these; anything else is passed as it is. What is left of the function's signature is that of
-    ``forward``.
+    ``given`` are arguments by name. A tuple is the shape of a matrix or bias, which becomes a
+    parameter of the module, drawn from a normal distribution; a dict of tuples becomes a dict of
+    parameters; any other value is passed unchanged. The function's remaining parameters are the
+    signature of ``forward``.
 
-    Raises DeclarationError for a name that the function has not.
+    Raises DeclarationError for a name that the function lacks.
     """
     signature = inspect.signature(function)
     for word in given:
@@ -73,7 +73,7 @@ def with_matrices(
     return made
 
 
-# What matrix and bias are called in a dict of both, as ``linear(x, **c_attn)`` takes them.
+# Keys of matrix and bias in a dict of both, as in ``linear(x, **c_attn)``.
 _KEYS: Final = (("w", "b"), ("weight", "bias"), ("kernel", "bias"))
 # The names by which a layer's matrix and bias are known.
 _STORED: Final = {name: own for pair in _KEYS for name, own in zip(pair, _KEYS[1], strict=True)}
@@ -84,10 +84,7 @@ def _is_bundle(value: Any) -> bool:
 
 
 def as_module(function: Callable[..., Any], expression: str) -> tuple[nn.Module, str] | None:
-    """The module of a function that takes matrices, and what makes it of the function's expression.
-
-    None for any other function.
-    """
+    """A module from a function of matrices, and the expression of the module; None for others."""
     given = matrices_given(function)
     if given is None:
         return None
@@ -97,10 +94,10 @@ def as_module(function: Callable[..., Any], expression: str) -> tuple[nn.Module,
 
 
 def matrices_given(function: Callable[..., Any]) -> dict[str, Any] | None:
-    """What ``with_matrices`` is given for a function of matrices: shapes, heads, sizes.
+    """Arguments of ``with_matrices`` for a function of matrices: shapes, heads, sizes.
 
-    Of the orders of a matrix' axes the first is taken with which a call is answered. None where no
-    call is, and for any other function.
+    Takes the first order of a matrix' axes with an answered call. None for a function that answers
+    no call or takes no matrices.
     """
     try:
         parameters = inspect.signature(function).parameters
@@ -140,7 +137,7 @@ def _with_bias(shape: tuple[int, ...], keys: tuple[str, str]) -> dict[str, tuple
 
 
 def _keys_of(function: Callable[..., Any]) -> dict[str, str]:
-    """The roles of the texts in a function's code that speak of weights: keys of a dict of them."""
+    """Texts in a function's code that name weights, with roles: keys of a dict argument."""
     code = getattr(function, "__code__", None)
     texts = [
         text
@@ -152,7 +149,7 @@ def _keys_of(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def _texts_in(constant: Any) -> Iterator[str]:
-    """The texts among the constants of a function's code, and of the functions within it."""
+    """The texts among the constants of a code object, nested functions included."""
     if isinstance(constant, str):
         yield constant
     for one in getattr(constant, "co_consts", constant if isinstance(constant, tuple) else ()):
@@ -160,7 +157,7 @@ def _texts_in(constant: Any) -> Iterator[str]:
 
 
 def takes_matrices(parameters: Iterable[inspect.Parameter]) -> bool:
-    """Whether some required parameters are named as matrices of query, key and value, some not."""
+    """Whether required parameters include matrices of query, key and value, and an input."""
     needed = [one for one in parameters if one.default is one.empty and one.kind in POSITIONAL]
     roles = {one.name: _role_of_weight(one) for one in needed}
     matrices = "".join(role for word, role in roles.items() if role and not _is_bias(word))
@@ -173,9 +170,9 @@ def _answers(function: Callable[..., Any], given: Mapping[str, Any]) -> bool:
 
 
 def _role_of_weight(parameter: inspect.Parameter) -> str:
-    """The role of a weight that a parameter's name speaks of, "" for an input or an option.
+    """The role of the weight that a parameter's name means; "" for an input or an option.
 
-    A name that is only a role's, such as ``q`` or ``keys``, is an input's.
+    A bare role such as ``q`` or ``keys`` names an input.
     """
     words = words_of(parameter.name)
     role, clear = role_of(parameter.name)
@@ -194,7 +191,7 @@ def _is_bias(name: str) -> bool:
 def _shapes(
     weights: Mapping[str, str], sizes: Sizes, numbers: Mapping[str, int]
 ) -> Iterator[dict[str, tuple[int, ...]]]:
-    """The shapes that weights may have: one matrix for all heads, or each head's own."""
+    """Possible shapes of weights: one matrix for all heads, or an axis of heads."""
     width, size = sizes.width, sizes.head_size
     shared = any(name.lower() in KV_HEAD_NAMES for name in numbers)
     heads = dict.fromkeys("qo", sizes.heads) | dict.fromkeys(

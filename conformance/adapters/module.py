@@ -55,7 +55,7 @@ from .trial import PROBES, Trial, duplicate, put_in_dtype, with_plain_weights
 def without_biases(
     semantics: golden.Semantics | None, recipe: StoredProjections
 ) -> golden.Semantics:
-    """The declared point, without the biases that the module has no place for."""
+    """The declared point, minus the biases that the module lacks."""
     words = {"q": "query", "k": "key", "v": "value", "o": "output"}
     absent = {f"{word}_bias": False for role, word in words.items() if not recipe.has_bias(role)}
     return (semantics or golden.STANDARD).replace(**absent)
@@ -68,7 +68,7 @@ def loaded(
     sizes: HeadSizes,
     weights: golden.ProjectionWeights,
 ) -> AdaptedModule:
-    """A module with a problem's weights, in their dtype and on their device, adapted."""
+    """An adapted module with a problem's weights, in their dtype and on their device."""
     fresh = put_in_dtype(fresh.to(weights.q.device), weights.q.dtype)
     recipe.write(fresh, sizes, weights)
     return AdaptedModule(fresh, calling)
@@ -77,7 +77,7 @@ def loaded(
 def finished(
     candidate: Candidate, built: nn.Module, calling: Calling, finding: ModuleProjections
 ) -> Candidate:
-    """Check that the module takes what is declared, and say what was assumed."""
+    """Check that the module takes the declared keywords, and add assumptions to the candidate."""
     declaration, notes = candidate.declaration, finding.assumptions
     if not isinstance(calling, multihead.MultiheadCalling):
         check_keywords(candidate.name, built.forward, calling, declaration)
@@ -91,7 +91,7 @@ def finished(
 
 
 def assuming(candidate: Candidate, *assumptions: str) -> Candidate:
-    """A candidate with some more assumptions, put first."""
+    """A candidate with further assumptions, placed first."""
     everything = (*assumptions, *candidate.declaration.assumptions)
     declaration = dataclasses.replace(candidate.declaration, assumptions=everything)
     return dataclasses.replace(candidate, declaration=declaration)
@@ -102,12 +102,11 @@ _WHOLE: Final = "understood"
 
 
 def understand(built: nn.Module, request: ModuleRequest) -> Understood:
-    """The calling, the finding with every assumption, and the promises completed by them.
+    """The calling, the finding with every assumption, and the completed promises.
 
-    Tokens come before batch, or every call is causal or of one sequence if nothing is declared of
-    that, where answers are golden only so. Where none are, calls that seem meant causal are that.
-    What was understood of the same request before is known. Raises DeclarationError with what to
-    pass.
+    Undeclared properties are assumed where only they make answers golden: tokens before batch,
+    causal calls, single sequences. Without golden answers, evidence decides on causality. Results
+    are kept in ``request.known``. Raises DeclarationError with what to pass.
     """
     if _WHOLE not in request.known:
         try:
@@ -153,7 +152,7 @@ def _searched(built: nn.Module, request: ModuleRequest) -> Understood:
 
 
 def _alone(built: nn.Module, request: ModuleRequest) -> Understood | None:
-    """A module that answers one sequence alone, though none of its answers is golden."""
+    """The module called with single sequences ``[L, E]``, where its answers are not golden."""
     assumed, words = _ALONE
     if not request.promises.keys().isdisjoint(assumed):
         return None
@@ -168,12 +167,11 @@ def _alone(built: nn.Module, request: ModuleRequest) -> Understood | None:
 
 
 def _check_multiplies(built: nn.Module, request: ModuleRequest) -> None:
-    """Raise OtherAttentionError where a module adds its queries to its keys."""
     if adds_queries(built, _ways(built, request)):
         raise OtherAttentionError(ADDITIVE.format(request.shown))
 
 
-# What may be assumed of a module of which it is not declared, and in words.
+# Promises that may be assumed when the user declares none of them, and a text.
 _Assumption = tuple[dict[str, Any], str]
 _CAUSAL: Final[tuple[_Assumption, ...]] = tuple(
     ({"causal": alignment, "always_causal": True}, f"every call is causal, {alignment}")
@@ -190,7 +188,7 @@ _ASSUMED: Final[tuple[_Assumption, ...]] = (
 def _assumed(
     built: nn.Module, request: ModuleRequest, assumptions: tuple[_Assumption, ...] = _ASSUMED
 ) -> Understood | None:
-    """The module as the first assumption has it under which it is golden, if there is one."""
+    """The module under the first assumption with golden answers, else None."""
     for assumed, words in assumptions:
         if not request.promises.keys().isdisjoint(assumed):
             continue
@@ -212,7 +210,7 @@ def _assumed(
     return None
 
 
-# What queries and keys may be prepared with, which is a choice; causal in every call, or not.
+# Legitimate choices of semantics for the preparation of queries and keys.
 _PREPARED: Final[tuple[_Assumption, ...]] = tuple(
     ({"rotary": rotary, "qk_norm": norm}, words)
     for (rotary, turned), (norm, normed) in product(
@@ -228,7 +226,7 @@ _PREPARED: Final[tuple[_Assumption, ...]] = tuple(
 
 
 def _prepared(built: nn.Module, request: ModuleRequest) -> Understood | None:
-    """The module as it is golden with queries and keys that are turned or normalised."""
+    """The module with golden answers after rotation or norms of queries and keys, else None."""
     if "semantics" in request.promises:
         return None
     for (assumed, words), (changes, prepared) in product((({}, ""), _CAUSAL[0]), _PREPARED):
@@ -245,7 +243,7 @@ def _prepared(built: nn.Module, request: ModuleRequest) -> Understood | None:
     return None
 
 
-# What a module may do otherwise, and in words: its weights are read as it does all else rightly.
+# Possible mistakes and a text: weights are read as if everything else were right.
 _BUT_FOR: Final[tuple[_Assumption, ...]] = (
     *(
         ({"scale": rule}, "its scale")
@@ -266,7 +264,7 @@ _BUT_FOR: Final[tuple[_Assumption, ...]] = (
 
 
 def _golden_but_for_one(built: nn.Module, request: ModuleRequest) -> Understood | None:
-    """The module as it is golden but for one mistake: what is assumed is then no second one."""
+    """The module with golden answers but for one mistake of ``_BUT_FOR``, else None."""
     declared = request.promises.get("semantics") or golden.STANDARD
     for (assumed, words), (changes, what) in product((({}, ""), *_CAUSAL), _BUT_FOR):
         if not request.promises.keys().isdisjoint(assumed):
@@ -285,9 +283,10 @@ def _golden_but_for_one(built: nn.Module, request: ModuleRequest) -> Understood 
 
 
 def with_second_stream(built: nn.Module, shown: str) -> ModuleRequest | None:
-    """The request in which streams that may be left out are given, where that is golden.
+    """The request that passes optional streams as inputs, where the answers are golden.
 
-    None as well where they are none that the tokens themselves stand for when they are left out.
+    None as well where a call without the streams differs from a call with the tokens in their
+    place.
     """
     streams = _streams(built)
     modes = ("memory", "separate")[: len(streams)]
@@ -321,10 +320,7 @@ def _with_streams(
 
 
 def idle_streams(built: nn.Module, calling: Calling, width: int) -> list[str]:
-    """The streams that may be left out and with which no answer changes by a bit.
-
-    Neither where one alone is given nor where the others are, too.
-    """
+    """Optional streams without influence on any bit of an answer, alone or beside other streams."""
     generator = torch.Generator().manual_seed(0)
     tokens, other = (torch.randn(2, size, width, generator=generator) for size in (5, 7))
     idle: list[str] = []
@@ -343,9 +339,10 @@ def idle_streams(built: nn.Module, calling: Calling, width: int) -> list[str]:
 
 
 def broken_law(built: nn.Module, calling: Calling, finding: ModuleProjections) -> str:
-    """What of an answer's causes holds for no reading of a module, in words; "" where none does.
+    """A law of attention that the module breaks under every reading, in words; else "".
 
-    Equal calls are answered alike, and by no other item, whichever of batch and tokens comes first.
+    Equal calls have equal answers, and no item changes another item's answer, in either order of
+    batch and tokens.
     """
     if calling.function is not None:
         return ""
@@ -361,7 +358,7 @@ def broken_law(built: nn.Module, calling: Calling, finding: ModuleProjections) -
 
 
 def _streams(built: nn.Module) -> list[str]:
-    """The parameters of a further input that may be left out."""
+    """The optional parameters that take a further input."""
     parameters = inspect.signature(built.forward).parameters.values()
     return [
         entry.name for entry in parameters if entry.default is None and option_of(entry) == "input"
@@ -369,13 +366,13 @@ def _streams(built: nn.Module) -> list[str]:
 
 
 def _takes_items(built: nn.Module, finding: ModuleProjections, calling: Calling) -> bool:
-    """Whether a module answers a batch: if it does so wrongly, that is a mistake of it."""
+    """Whether a module answers a batch; a wrong answer to a batch is a mistake of the module."""
     widths = finding.recipe.widths(built, finding.sizes)
     return Trial(built, calling, batched=True, names=()).answer(widths) is not None
 
 
 def _meant_causal(built: nn.Module, request: ModuleRequest, plain: Understood) -> Understood | None:
-    """The module as it is causal in every call, where something but agreement says that it is."""
+    """The module with every call causal, where evidence besides golden answers says so."""
     assumed, words = _CAUSAL[0]
     if plain[0].inputs != "self" or not request.promises.keys().isdisjoint((*assumed, "masks")):
         return None
@@ -389,12 +386,12 @@ def _meant_causal(built: nn.Module, request: ModuleRequest, plain: Understood) -
     return None
 
 
-# Processor seconds after which no further way of calling is tried where none is answered.
+# Processor seconds for trying ways of calling before the first answer.
 _SECONDS: Final = 6.0
 
 
 def _as_declared(built: nn.Module, request: ModuleRequest) -> Understood:
-    """The first way of calling that is golden, else the first that answers each query a row."""
+    """The first golden way of calling, else the first with a row per query."""
     likeliest: ModuleProjections | None = None
     why: DeclarationError | None = None
     place = ("ways", request.batched)
@@ -428,7 +425,7 @@ def _understood(finding: ModuleProjections, request: ModuleRequest) -> Understoo
 
 
 def _ways(built: nn.Module, request: ModuleRequest) -> list[Calling]:
-    """The ways in which an instance may be called, in either order of batch and tokens."""
+    """Ways to call an instance, in both orders of batch and tokens."""
     own = callable(request.call)
     ways = [calling_of(built, request)] if own else callings(built, request)
     turned = [
@@ -438,12 +435,12 @@ def _ways(built: nn.Module, request: ModuleRequest) -> list[Calling]:
     ]
     if getattr(built, "batch_first", None) is False:
         ways, turned = turned or ways, ways if turned else []
-    # Last where a token's place is taken by something that is made.
+    # Ways that fill a possible place of tokens with made values come last.
     return sorted([*ways, *turned], key=lambda calling: bool(calling.guessed))
 
 
 def calling_of(built: nn.Module | type[nn.Module], request: ModuleRequest) -> Calling:
-    """How an instance, or the instances of a class, are called."""
+    """How to call an instance, or the instances of a class."""
     if multihead.is_multihead(built) and request.call is None:
         return Calling(inputs=request.inputs or "separate")
     forward: Callable[..., Any] = built.forward
@@ -453,7 +450,7 @@ def calling_of(built: nn.Module | type[nn.Module], request: ModuleRequest) -> Ca
 
 
 def callings(built: nn.Module, request: ModuleRequest) -> list[Calling]:
-    """The ways in which an instance may be called."""
+    """The possible ways to call an instance, the likeliest first."""
     if multihead.is_multihead(built):
         return [calling_of(built, request)]
     renamed = request.call if isinstance(request.call, Mapping) else None
@@ -502,10 +499,10 @@ Construct = Callable[[Geometry], nn.Module]
 def of_constructor(
     kind: type[nn.Module], construct: Construct, request: ModuleRequest
 ) -> Candidate:
-    """A candidate whose ``construct(geometry)`` is called for each problem.
+    """A candidate that calls ``construct(geometry)`` for each problem.
 
-    Projections are found once, on a probe. Raises DeclarationError when the modules do not have the
-    sizes of their geometries.
+    Projections are found once, on a probe. Raises DeclarationError when a module lacks the sizes of
+    its geometry.
     """
     if request.num_heads is not None or request.num_kv_heads is not None:
         msg = (
@@ -554,7 +551,6 @@ def _construct(construct: Construct, geometry: Geometry, shown: str) -> nn.Modul
 
 
 def _probe(geometry: Geometry, kind: type[nn.Module], request: ModuleRequest) -> Geometry:
-    """A probe that obeys what is declared."""
     if "gqa" in request.promises.get("features", ()):
         geometry = geometry.replace(num_heads=2 * geometry.num_kv_heads)
     pinned = read_pins(request.promises.get("geometry")).apply(geometry)
@@ -587,27 +583,27 @@ def module(
 ) -> Candidate:
     """Declare a ``torch.nn.Module`` that is multi-head attention: an instance or a class.
 
-    Its four projections are found by name, and where names leave something open by agreement with
-    the golden reference. Problems' weights are loaded into copies, never into the instance. What
-    was assumed is in the declaration's ``assumptions``.
+    The four projections are found by name; where names are ambiguous, agreement with the golden
+    reference decides. Weights of problems are loaded into copies, never into the instance. The
+    declaration's ``assumptions`` list everything that was assumed.
 
     num_heads, num_kv_heads
-        Where no attribute such as ``num_heads`` says them.
+        Numbers of heads, for a module without an attribute such as ``num_heads``.
     construct
-        For a class: ``construct(geometry)`` makes a module of these sizes, so that sizes are drawn
-        (``geometry=`` says which the class can have). Without it a class is constructed once.
+        For a class: ``construct(geometry)`` makes a module with these sizes, and problems vary the
+        sizes (``geometry=`` restricts them). Without it a class is constructed once.
     call
         A dict from our keywords to the module's, such as ``{"keep": "mask"}``, or a function
         ``call(module, query, key, value, **keywords)`` with the inputs that ``inputs=`` says.
     keywords
-        The same dict, under the name that decorators have for it.
+        The dict form of ``call``, under its name in the decorators.
     projections
-        Names where the search finds none: ``{"q": "a", "k": "b", "v": "c", "o": "d"}``, or
-        ``"qkv"`` and ``"kv"`` for fused ones.
+        Names where the search fails: ``{"q": "a", "k": "b", "v": "c", "o": "d"}``, or ``"qkv"`` and
+        ``"kv"`` for fused matrices.
     promises
         As for :func:`conformance.layer`.
 
-    Raises DeclarationError (a ValueError) with one sentence saying what to pass.
+    Raises DeclarationError (a ValueError) with a sentence on what to pass.
     """
     shown = _shown(cls_or_instance, name)
     check_number("num_heads", num_heads)
@@ -650,12 +646,12 @@ def _shown(value: object, name: str | None) -> str:
 
 
 _COMPUTED: Final = "weights that it computes from other parameters are judged as its parameters"
-# The formats in which two matrices one after the other are within the bound of their product.
+# Formats in which applying two factors stays within the error bound of their product.
 _EXACT_ENOUGH: Final = ("float32", "float64")
 
 
 def of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
-    """The candidate of a module as it is built; raises DeclarationError with what to pass."""
+    """The candidate of an instance; raises DeclarationError with what to pass."""
     if isinstance(built, torch.jit.ScriptModule):
         msg = (
             f"{request.shown} is scripted: give the module it was scripted from, or use fixed_layer"
@@ -706,7 +702,7 @@ def of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
 def _copying_builder(
     kept: AdaptedModule,
 ) -> Callable[[Geometry, golden.ProjectionWeights], AdaptedModule]:
-    """A builder that gives one module with its own weights, a copy for each dtype and device."""
+    """A builder of copies of one module with its own weights, for each dtype and device."""
     copies: dict[tuple[torch.dtype, torch.device], AdaptedModule] = {}
 
     def build(_geometry: Geometry, weights: golden.ProjectionWeights) -> AdaptedModule:

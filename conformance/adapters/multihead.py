@@ -1,4 +1,4 @@
-"""``torch.nn.MultiheadAttention``: where its weights are, how it is called, what it may promise."""
+"""``torch.nn.MultiheadAttention``: the place of its weights, its calls and its promises."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _BATCHED: Final = 3
 
 
 def is_multihead(module: object) -> bool:
-    """Whether an instance or class is torch's layer, or a subclass that is called the same way."""
+    """Whether an instance or class is torch's layer, or a subclass with the inherited forward."""
     kind = module if isinstance(module, type) else type(module)
     return issubclass(kind, nn.MultiheadAttention) and kind.forward is nn.MultiheadAttention.forward
 
 
 def recipe(module: nn.MultiheadAttention) -> StoredProjections:
-    """Where the layer keeps its weights: fused, or separate when kdim or vdim differ."""
+    """The layer's weights: fused, or separate when kdim or vdim differ."""
     fused = module.in_proj_weight is not None
     paths = {"qkv": "in_proj_weight"} if fused else {role: f"{role}_proj_weight" for role in "qkv"}
     paths["o"] = "out_proj.weight"
@@ -57,7 +57,7 @@ def sizes(module: nn.MultiheadAttention) -> HeadSizes:
 
 
 def extra_keys(module: nn.MultiheadAttention) -> Iterator[str]:
-    """Settings of the module that add keys no problem has, a sentence each."""
+    """Sentences on settings of the module that add keys to a problem's own."""
     if module.bias_k is not None:
         yield "add_bias_kv adds a key of its own, which the specification does not have"
     if module.add_zero_attn:
@@ -65,9 +65,9 @@ def extra_keys(module: nn.MultiheadAttention) -> Iterator[str]:
 
 
 def promises(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """The module's own promises where the user made none.
+    """The user's promises, completed by the module's own.
 
-    Raises DeclarationError for what it cannot take.
+    Raises DeclarationError for promises that the module cannot keep.
     """
     for form in declared.get("masks", ()):
         if form not in _FORMS:
@@ -87,9 +87,9 @@ def promises(declared: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class MultiheadCalling(Calling):
-    """Calls the layer as its documentation says, in its own batch order.
+    """Calls the layer as documented, in its own batch order.
 
-    Without ``return_weights`` it is called with ``need_weights=False``, which takes the fused path.
+    Calls without ``return_weights`` pass ``need_weights=False``, which takes the fused path.
     """
 
     def _call(
@@ -99,7 +99,7 @@ class MultiheadCalling(Calling):
         keywords: dict[str, Any],
         fills: Mapping[str, Any],  # noqa: ARG002 (it needs none)
     ) -> Any:
-        # One input is all three; of two the second is key and value.
+        # A single input serves as all three; a second input serves as key and value.
         query, key, value = (*inputs, *(inputs[-1:] * (3 - len(inputs))))
         return_weights = bool(keywords.get("return_weights"))
         masks = _masks(self._scores_shape(module, query, key), keywords)
@@ -108,7 +108,7 @@ class MultiheadCalling(Calling):
         )
 
     def passed(self, forward: Callable[..., Any], declaration: Declaration) -> set[str]:
-        """Both masks where one is declared, by its shape, and the switches of returned weights."""
+        """The declared parameters, both masks if a mask is declared, and the weights' switches."""
         masks = {"attn_mask", "key_padding_mask"} if declaration.masks else set()
         switches = {"need_weights", "average_attn_weights"}
         return super().passed(forward, declaration) | masks | switches
@@ -122,16 +122,16 @@ class MultiheadCalling(Calling):
 
 
 def calling(module: nn.MultiheadAttention, inputs: str | None) -> MultiheadCalling:
-    """How this instance is called."""
+    """How to call an instance of the layer."""
     return MultiheadCalling(
         inputs=inputs or "separate", sequence_first=not getattr(module, "batch_first", False)
     )
 
 
 def check_mask_shapes(name: str, declaration: Declaration) -> None:
-    """Require shapes from which one sees what a mask is for; raises DeclarationError.
+    """Require mask shapes that tell padding from ``[Q, K]`` masks; raises DeclarationError.
 
-    A mask of two axes is taken for [Q, K], whichever its letters are.
+    A mask of two axes counts as ``[Q, K]``, whatever its letters.
     """
     for shape in declaration.mask_shapes if declaration.batched else ():
         if "B" in shape and len(shape) != _FULL:
@@ -143,7 +143,7 @@ def check_mask_shapes(name: str, declaration: Declaration) -> None:
 
 
 def _masks(shape: tuple[int, ...], keywords: dict[str, Any]) -> dict[str, Tensor]:
-    """Masks under the layer's names: both boolean or both float, as it wants them."""
+    """Masks under the layer's names: both boolean or both float, as the layer requires."""
     masks = [mask for mask in (_as_drop(keywords), keywords.get("bias")) if mask is not None]
     if len(masks) > 1:
         drop, bias = masks
@@ -171,7 +171,7 @@ def _as_drop(keywords: dict[str, Any]) -> Tensor | None:
 
 
 def construct(geometry: Geometry) -> nn.MultiheadAttention:
-    """The layer of a geometry: fused projections when all widths are one, else separate ones."""
+    """The layer of a geometry: fused projections for equal widths, else separate ones."""
     return nn.MultiheadAttention(
         geometry.query_size,
         geometry.num_heads,
@@ -182,7 +182,7 @@ def construct(geometry: Geometry) -> nn.MultiheadAttention:
 
 
 def nearest(geometry: Geometry) -> Geometry:
-    """The nearest geometry the layer can have; about half get one width, so both kinds are met."""
+    """The nearest geometry of the layer; about half get equal widths, to test both kinds."""
     width = geometry.num_heads * geometry.head_size
     separate = geometry.key_size > geometry.value_size
     return geometry.replace(

@@ -1,4 +1,4 @@
-"""Where a module keeps its four projections, fused or separate, and how many heads it has."""
+"""Describes a module's storage of its four projections, fused or separate, and its heads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class HeadSizes:
     value_head_size: int
 
     def rows(self, role: str) -> int:
-        """The rows of the query, key or value matrix."""
+        """The number of rows of the query, key or value matrix."""
         return {
             "q": self.num_heads * self.head_size,
             "k": self.num_kv_heads * self.head_size,
@@ -38,23 +38,23 @@ class HeadSizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """A parameter that holds one projection, or several fused along their rows.
+    """A parameter with one projection, or several fused along their rows.
 
     roles
-        What it holds, in order: ``"q"``, ``"kv"``, ``"qkv"`` …
+        The projections in order: ``"q"``, ``"kv"``, ``"qkv"`` …
     path
-        Its dotted name. A ``*`` stands for 0, 1, 2 … : one parameter a head, rows head after head.
-        ``up @ down`` is the product of two, of low rank.
+        The parameter's dotted name. A ``*`` stands for 0, 1, 2 … : one parameter a head, rows head
+        after head. ``up @ down`` is a product of low rank.
     transposed
         Whether a matrix is stored ``[in, out]``, as in GPT-2's Conv1D, unlike in ``nn.Linear``.
     layout
-        How the rows of several roles mingle: ``blocks`` one role after the other, ``grouped`` the
-        roles of each key/value head together, ``hdk`` and ``dkh`` axes in that order: head (h),
-        channel (d), role (k). ``parts`` are small matrices, one a head or one
-        for all, each of a head's part of the tokens.
+        The order of rows of several roles: ``blocks`` role after role, ``grouped`` the roles of
+        each key/value head together, ``hdk`` and ``dkh`` axes in this order: head (h), channel (d),
+        role (k). ``parts`` are small matrices, one a head or one for all, each for a head's part of
+        the tokens.
     axes
-        Of a parameter with an axis of heads: its axes in the order of (heads, channels) and width;
-        one axis stands for a bias of heads and channels.
+        For a parameter with an axis of heads: its axes in the order (heads, channels, width); a
+        single axis marks a bias of heads and channels.
     """
 
     roles: str
@@ -64,7 +64,7 @@ class Holder:
     axes: tuple[int, ...] = ()
 
     def parameters(self, module: nn.Module) -> list[nn.Parameter]:
-        """The parameters of a module that this holder names, in the order of the heads."""
+        """The module's parameters of this holder, in the order of the heads."""
         if "*" not in self.path:
             return [self._single(module, name) for name in self.path.split(TIMES)]
         parameters = dict(module.named_parameters(remove_duplicate=False))
@@ -85,7 +85,7 @@ class Holder:
         raise DeclarationError(msg)
 
     def read(self, module: nn.Module, sizes: HeadSizes) -> dict[str, Tensor]:
-        """A copy of what is held, by role, as ``(out, in)`` matrices (or biases)."""
+        """Copies of the ``(out, in)`` matrices (or biases) by role."""
         parts = [self._as_matrix(parameter.detach()) for parameter in self.parameters(module)]
         if self.layout == "parts":
             packed = _side_by_side(parts, sizes.num_heads)
@@ -96,7 +96,7 @@ class Holder:
 
     @torch.no_grad()
     def write(self, module: nn.Module, sizes: HeadSizes, parts: Mapping[str, Tensor]) -> None:
-        """Load what it holds, in place; raises DeclarationError for another shape."""
+        """Load matrices or biases by role, in place; raises DeclarationError for another shape."""
         packed = pack(parts, self.roles, self.layout, sizes)
         if self.layout == "parts":
             packed = self._of_parts(module, packed, sizes.num_heads)
@@ -114,7 +114,7 @@ class Holder:
             view.copy_(part.reshape(view.shape))
 
     def _of_parts(self, module: nn.Module, packed: Tensor, heads: int) -> Tensor:
-        """The small matrices (or biases); DeclarationError where these are not all of it."""
+        """The small matrices (or biases) of ``packed``; DeclarationError if they lose numbers."""
         by_head = packed.chunk(heads)
         if packed.dim() > 1:
             by_head = tuple(rows.chunk(heads, 1)[head] for head, rows in enumerate(by_head))
@@ -125,7 +125,7 @@ class Holder:
         return torch.cat(small)
 
     def _as_matrix(self, stored: Tensor) -> Tensor:
-        """A parameter as ``(out, in)``, or its numbers as one axis for a bias."""
+        """A parameter as an ``(out, in)`` matrix, or a bias with one axis."""
         rows = self._as_rows(stored)
         if len(self.axes) <= 1:
             return rows
@@ -134,15 +134,15 @@ class Holder:
     def _as_rows(self, stored: Tensor) -> Tensor:
         if self.axes:
             return stored.permute(self.axes) if stored.dim() == len(self.axes) else stored.view(-1)
-        stored = stored.view(stored.shape[:2])  # that of a convolution has axes of size one behind
+        stored = stored.view(stored.shape[:2])  # a convolution has trailing axes of size one
         return stored.T if self.transposed else stored
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredProjections:
-    """The holders of a module's matrices and biases; the same for every size of the module.
+    """The holders of a module's matrices and biases, valid for every size of the module.
 
-    ``tied`` names two that are one tensor, "" where none are.
+    ``tied`` names two parameters that share a tensor, else "".
     """
 
     matrices: tuple[Holder, ...]
@@ -154,7 +154,7 @@ class StoredProjections:
         return any(role in holder.roles for holder in self.biases)
 
     def in_parts(self) -> StoredProjections:
-        """The same with small matrices of query, key and value, each of a head's part of tokens."""
+        """A copy with small query, key and value matrices, each for a head's part of the tokens."""
 
         def cut(holders: tuple[Holder, ...]) -> tuple[Holder, ...]:
             return tuple(
@@ -166,9 +166,9 @@ class StoredProjections:
 
     @property
     def is_free(self) -> bool:
-        """Whether any weights can be loaded: small matrices hold none between parts of tokens.
+        """Whether the module can hold arbitrary weights.
 
-        Nor does a product of two, of low rank, or one matrix that stands for two.
+        Small matrices for parts of tokens, products of low rank and tied matrices cannot.
         """
         in_parts = any(holder.layout == "parts" for holder in self.matrices)
         return not (in_parts or self.has_products or self.tied)
@@ -184,26 +184,26 @@ class StoredProjections:
         return any(holder.roles == "o" for holder in self.matrices)
 
     def read(self, module: nn.Module, sizes: HeadSizes) -> golden.ProjectionWeights:
-        """The module's weights, in the layout of the golden reference."""
+        """The module's weights in the layout of the golden reference."""
         result: dict[str, Tensor] = {}
         for holder in self.matrices:
             result.update(holder.read(module, sizes))
         for holder in self.biases:
             biases = holder.read(module, sizes)
             result.update({f"{role}_bias": bias for role, bias in biases.items()})
-        if self.has_products:  # rounded once, to whatever format they are used in
+        if self.has_products:  # rounded once, to the format of their use
             result = {name: held.double() for name, held in result.items()}
         return golden.ProjectionWeights(**result)
 
     def widths(self, module: nn.Module, sizes: HeadSizes) -> tuple[int, int, int]:
-        """The widths of what the module projects to query, key and value."""
+        """The widths of the inputs that the module projects to query, key and value."""
         weights = self.read(module, sizes)
         return weights.q.shape[1], weights.k.shape[1], weights.v.shape[1]
 
     def write(self, module: nn.Module, sizes: HeadSizes, weights: golden.ProjectionWeights) -> None:
-        """Load weights in place; a bias that is not given becomes zero.
+        """Load weights in place; missing biases become zero.
 
-        Raises DeclarationError for a shape that does not fit or a bias without a place.
+        Raises DeclarationError for a shape that does not fit or a bias that the module lacks.
         """
         for holder in self.matrices:
             parts = {role: getattr(weights, role) for role in holder.roles}
@@ -229,13 +229,13 @@ def _product(factors: list[Tensor]) -> Tensor:
 
 
 def _side_by_side(small: list[Tensor], heads: int) -> Tensor:
-    """Matrices of parts of the tokens as one, block by block; one alone is that of every head."""
+    """Small matrices (or biases) merged block by block; a single matrix serves every head."""
     blocks = small * heads if len(small) == 1 else small
     return torch.block_diag(*blocks) if small[0].dim() > 1 else torch.cat(blocks)
 
 
 def supports(layout: str, roles: str, sizes: HeadSizes) -> bool:
-    """Whether a layout makes sense for these sizes: some need every role to have equal heads."""
+    """Whether a layout is possible for these sizes: some layouts need equal heads in every role."""
     if layout == "blocks":
         return True
     if layout == "parts":
@@ -299,7 +299,7 @@ _SETTINGS: Final = ("config", "cfg", "args", "hparams")
 def positive_attribute(
     module: nn.Module, names: tuple[str, ...] | list[str]
 ) -> tuple[str, int] | None:
-    """The first attribute of these names that is a positive integer, outermost module first."""
+    """The first attribute with a given name and a positive integer, outermost module first."""
     for path, owner in module.named_modules():
         prefix = f"{path}." if path else ""
         holders = [(prefix, owner)]
@@ -322,7 +322,7 @@ def possible_sizes(
     """Every way to cut matrices into heads, likeliest first.
 
     ``shapes`` maps roles (``"q"``, ``"kv"``, ``"qkv"``, ``"o"`` …) to ``(out, in)``; without
-    ``num_heads`` every divisor is tried, small ones first.
+    ``num_heads`` every divisor is tried, small divisors first.
     """
     yielded = set()
     merged = shapes["o"][1] if "o" in shapes else None
@@ -345,7 +345,7 @@ def _possible_rows(
     num_heads: tuple[int, ...] | None,
     num_kv_heads: int | None,
 ) -> Iterator[tuple[int, int, int]]:
-    """Rows of q, k and v; fused ones are cut by the heads, equally, or by the output's width."""
+    """Rows of q, k and v; fused rows are cut by the heads, equally, or by the output's width."""
     rows = {"".join(sorted(roles)): shape[0] for roles, shape in shapes.items()}
     merged = shapes["o"][1] if "o" in shapes else 0
     if "kqv" in rows:
@@ -385,7 +385,7 @@ def _cut(query_rows: int, key_rows: int, value_rows: int, heads: int) -> HeadSiz
 
 
 def sizes_of(geometry: Geometry) -> HeadSizes:
-    """The heads of a geometry."""
+    """The numbers and sizes of a geometry's heads."""
     return HeadSizes(
         num_heads=geometry.num_heads,
         num_kv_heads=geometry.num_kv_heads,
@@ -395,7 +395,7 @@ def sizes_of(geometry: Geometry) -> HeadSizes:
 
 
 def blank_weights(geometry: Geometry) -> golden.ProjectionWeights:
-    """Weights of zeros for a geometry."""
+    """Projection weights of zeros for a geometry, without biases."""
     sizes = sizes_of(geometry)
     return golden.ProjectionWeights(
         q=torch.zeros(sizes.rows("q"), geometry.query_size),

@@ -1,4 +1,4 @@
-"""Finds a module's projections and heads: what names leave open, the golden reference decides."""
+"""Finds a module's projections and heads by names, and by the golden reference where names fail."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def evaluate(
     *,
     causal: bool = False,
 ) -> golden.MultiHeadAttention:
-    """The golden layer on query, key and value."""
+    """The golden layer's result on query, key and value."""
     return golden.multi_head_attention(
         *inputs,
         weights,
@@ -94,7 +94,7 @@ _WORDS: Final = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleRequest:
-    """What the user passed for a module; ``promises`` are those of ``conformance.layer``."""
+    """What the user passed for a module; ``promises`` are keywords of ``conformance.layer``."""
 
     shown: str
     num_heads: int | None = None
@@ -102,7 +102,7 @@ class ModuleRequest:
     call: CallAdapter | None = None
     projections: Mapping[str, str] | None = None
     promises: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    # What was searched before, by how it was called: for requests that differ in their promises.
+    # Earlier searches by way of calling, shared by requests that differ in their promises.
     known: dict[Any, Any] = dataclasses.field(default_factory=dict, compare=False)
 
     @property
@@ -126,23 +126,23 @@ class ModuleRequest:
 
     @property
     def always_causal(self) -> bool:
-        """Whether every call is causal, though nothing asks for it."""
+        """Whether every call is declared causal, without a keyword that asks for causality."""
         return bool(self.promises.get("always_causal", False))
 
     def promising(self, more: Mapping[str, Any]) -> ModuleRequest:
-        """A request with more promises, or with others in place of its own."""
+        """A copy of the request with promises added or replaced."""
         return dataclasses.replace(self, promises={**self.promises, **more})
 
 
 def check_number(name: str, value: int | None) -> None:
-    """Require a number of heads to be one; DeclarationError."""
+    """Require a number of heads to be a positive integer or None; raises DeclarationError."""
     if value is not None and (type(value) is not int or value < 1):
         msg = f"{name} is {value!r}: give a positive integer"
         raise DeclarationError(msg)
 
 
 def check_promises(promises: Mapping[str, Any]) -> None:
-    """Raise DeclarationError for wrong promises, before anything is searched."""
+    """Raise DeclarationError for wrong promises, before the search."""
     accepted = [word for word in inspect.signature(declare).parameters if word != "kind"]
     for word in promises:
         if word not in accepted:
@@ -154,7 +154,7 @@ def check_promises(promises: Mapping[str, Any]) -> None:
 
 
 def with_masks(promises: Mapping[str, Any], call: CallAdapter | None) -> dict[str, Any]:
-    """A mask form that ``call=`` renames is declared by that."""
+    """The promises, completed by the mask forms that ``call=`` renames."""
     renamed = call if "masks" not in promises and isinstance(call, Mapping) else ()
     forms = [word for word in renamed if word in MASK_FORMS]
     return {**promises, "masks": forms} if forms else dict(promises)
@@ -162,14 +162,13 @@ def with_masks(promises: Mapping[str, Any], call: CallAdapter | None) -> dict[st
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleProjections:
-    """Where the projections are, how they are cut into heads, and what was assumed.
+    """The places of a module's projections, their cut into heads, and the assumptions.
 
-    ``golden`` says whether the module's answer on a trial problem was the golden one; ``warnings``
-    say so where it was another. ``longest`` is the most tokens that it was seen to take.
-    ``only`` is the one number of tokens that it takes, where others are refused.
-    ``point`` is that of the golden answers, and ``always`` the alignment of a causality in them.
-    ``calling`` is how it was called, and ``answered`` whether it had a row for each query then,
-    and each of its inputs changed something.
+    ``golden`` says whether the module's answer on a trial problem was golden; otherwise
+    ``warnings`` say so. ``longest`` is the largest accepted number of tokens, ``only`` the single
+    accepted number. ``point`` holds the semantics of the golden answers, ``always`` the alignment
+    of their causality. ``calling`` is the way of calling; ``answered`` means that outputs had a row
+    per query, and every input mattered.
     """
 
     recipe: StoredProjections
@@ -187,7 +186,7 @@ class ModuleProjections:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Hypothesis:
-    """One reading of a module: ``choice`` numbers its assignment of roles."""
+    """A reading of a module's matrices; ``choice`` numbers the assignment of roles."""
 
     choice: int
     recipe: StoredProjections
@@ -196,7 +195,7 @@ class Hypothesis:
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectionSearch:
-    """Everything one search needs. ``heads`` is None when no name or number says how many."""
+    """The state of a search; ``heads`` is None when no name or number tells the number of heads."""
 
     module: nn.Module
     request: ModuleRequest
@@ -207,19 +206,19 @@ class ProjectionSearch:
     hypotheses: tuple[Hypothesis, ...] = ()
     notes: tuple[str, ...] = ()
     read: dict[Hypothesis, golden.ProjectionWeights] = dataclasses.field(default_factory=dict)
-    # What is read of value and output alone, and whether it may be so, by points.
+    # Keys of value and output projections, and whether they may be right at a point.
     value_paths: dict[Hypothesis, Any] = dataclasses.field(default_factory=dict)
     right_values: dict[Any, bool] = dataclasses.field(default_factory=dict)
 
     def weights(self, hypothesis: Hypothesis) -> golden.ProjectionWeights:
-        """The drawn projections as a hypothesis reads them."""
+        """The drawn projections, read under a hypothesis."""
         if hypothesis not in self.read:
             read = hypothesis.recipe.read(self.trial.module, hypothesis.sizes)
             self.read[hypothesis] = read
         return self.read[hypothesis]
 
     def value_path(self, hypothesis: Hypothesis) -> Any:
-        """What a hypothesis reads that values pass, to be compared with another's."""
+        """A key for a hypothesis's value and output projections; equal keys, equal numbers."""
         if hypothesis not in self.value_paths:
             weights = self.weights(hypothesis)
             passed = (weights.v, weights.v_bias, weights.o, weights.o_bias)
@@ -229,7 +228,7 @@ class ProjectionSearch:
 
 
 def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleProjections:
-    """Find projections and heads; raises DeclarationError with one sentence saying what to pass."""
+    """Find projections and heads; raises DeclarationError with a sentence on what to pass."""
     search = _opened(module, request, calling)
     hypotheses, notes = list(search.hypotheses), list(search.notes)
     chosen, is_golden = _decide(hypotheses, search)
@@ -264,7 +263,6 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
 
 
 def _opened(module: nn.Module, request: ModuleRequest, calling: Calling) -> ProjectionSearch:
-    """The search in a module that is called in one way, its hypotheses listed."""
     way = (
         *(calling.inputs, calling.names, calling.sequence_first, id(calling.function)),
         _lengths(request),
@@ -303,12 +301,12 @@ def _opened(module: nn.Module, request: ModuleRequest, calling: Calling) -> Proj
     return dataclasses.replace(search, request=request)
 
 
-# Widths and head sizes with which a module is called until it answers.
+# Widths tried until a module answers; twice as many head sizes.
 _MOST_TRIED: Final = 4
 
 
 def _settle(trial: Trial, hypotheses: Iterable[Hypothesis]) -> bool:
-    """Fill what the module needs besides its tokens; whether anything is answered."""
+    """Fill the parameters besides tokens; whether any call answers."""
     some = list(itertools.islice(hypotheses, _MOST_HYPOTHESES))
     widths = dict.fromkeys(one.recipe.widths(trial.module, one.sizes) for one in some[:_MOST_TRIED])
     sizes = dict.fromkeys(one.sizes.head_size for one in some)
@@ -316,9 +314,9 @@ def _settle(trial: Trial, hypotheses: Iterable[Hypothesis]) -> bool:
 
 
 def _longest(chosen: Hypothesis, search: ProjectionSearch) -> tuple[int, str] | None:
-    """The most tokens that a module of which nothing is declared takes, and the buffer that ends.
+    """The largest number of tokens and the tensor with this size; None without a limit.
 
-    None where all lengths are taken, or what is declared speaks of them.
+    None also where the declaration speaks of lengths.
     """
     if not {"max_length", "geometry"}.isdisjoint(search.request.promises):
         return None
@@ -326,9 +324,9 @@ def _longest(chosen: Hypothesis, search: ProjectionSearch) -> tuple[int, str] | 
 
 
 def _with_any_heads(search: ProjectionSearch) -> ProjectionSearch:
-    """The search without an attribute that sounded like a number of heads and cannot be one.
+    """The search without an attribute that looked like a number of heads, but fits no matrix.
 
-    Raises DeclarationError where no number of heads would fit either, or the user gave this one.
+    Raises DeclarationError where no number of heads fits, or the user gave the number.
     """
     freed = dataclasses.replace(search, heads=None, kv_heads=None)
     declared = search.request.num_heads is not None or search.request.num_kv_heads is not None
@@ -353,7 +351,7 @@ def _declared_heads(
 
 
 def _trial(module: nn.Module, request: ModuleRequest, calling: Calling, possible: Options) -> Trial:
-    """A trial in which every matrix and bias that may be a projection's is drawn at random."""
+    """A trial with random numbers in every matrix and bias that may belong to a projection."""
     drawn: set[int] = set()
     for assignment in possible.assignments:
         recipe = next(recipes(assignment, possible.biases))
@@ -365,7 +363,7 @@ def _trial(module: nn.Module, request: ModuleRequest, calling: Calling, possible
 
 
 def _lengths(request: ModuleRequest) -> tuple[tuple[int, int], ...]:
-    """The lengths of trial calls: those that are declared, else the usual ones."""
+    """Query and key lengths of trial calls: the usual ones, limited to the declared lengths."""
     rule, longest = request.promises.get("geometry"), request.promises.get("max_length")
     pins = read_pins(rule if isinstance(rule, Mapping) else None)
     lengths = []
@@ -388,7 +386,7 @@ def _hypotheses(search: ProjectionSearch) -> Iterator[Hypothesis]:
 
 
 def _in_parts(search: ProjectionSearch) -> Iterator[Hypothesis]:
-    """Readings in which every head projects its own part of the tokens by small matrices."""
+    """Hypotheses in which every head projects its own part of the tokens by a small matrix."""
     for choice, assignment in enumerate(search.possible.assignments):
         inputs = [leaf for roles, leaf in assignment.items() if roles != "o"]
         counts = {leaf.count for leaf in inputs}
@@ -413,7 +411,7 @@ def _in_parts(search: ProjectionSearch) -> Iterator[Hypothesis]:
 
 
 def _fits(module: nn.Module, recipe: StoredProjections, sizes: HeadSizes) -> bool:
-    """Whether layouts make sense for these sizes and biases have as many rows as they should."""
+    """Whether layouts suit these sizes and biases have the right number of rows."""
     if not all(supports(holder.layout, holder.roles, sizes) for holder in recipe.matrices):
         return False
     for holder in recipe.biases:
@@ -448,9 +446,9 @@ def _decide(hypotheses: list[Hypothesis], search: ProjectionSearch) -> tuple[Hyp
 
 
 def _agreeing(hypotheses: list[Hypothesis], search: ProjectionSearch) -> list[Hypothesis]:
-    """The hypotheses under which the answers are golden, by the strictest dtype that any meets.
+    """The hypotheses with golden answers, in the strictest dtype that a hypothesis meets.
 
-    Bounds cost more than answers, so they are computed from the nearest answer on, until one fails.
+    Bounds cost more than answers, so check the nearest answers first and stop at a failure.
     """
     of_logits = ("scale", "rotary", "qk_norm", "causal_alignment")
     plain = {name: getattr(golden.STANDARD, name) for name in of_logits}
@@ -477,18 +475,17 @@ def _agreeing(hypotheses: list[Hypothesis], search: ProjectionSearch) -> list[Hy
     return []
 
 
-# So far from an answer, in units of its largest element, is no rounding of half precision.
+# A distance beyond rounding in half precision, in units of an answer's largest element.
 _FAR: Final = 0.05
 
 
 def _has_right_values(
     hypothesis: Hypothesis, search: ProjectionSearch, point: golden.Semantics
 ) -> bool:
-    """Whether the matrices of value and output may be those that a hypothesis says.
+    """Whether a hypothesis may be right about the value and output matrices.
 
-    Where all tokens are the same and the weights of each query sum to one, neither queries and keys
-    nor what is done to the logits matter: hypotheses that differ there are tried once, at a point
-    that stands for all that do.
+    With equal tokens and weights that sum to one, queries, keys and logits have no influence:
+    hypotheses that differ only there share a single trial, at a point with standard logits.
     """
     key = search.value_path(hypothesis), point
     if key not in search.right_values:
@@ -506,7 +503,7 @@ def _has_right_values(
 
 
 def _leaves_rows_empty(answer: TrialAnswer) -> bool:
-    """Whether some queries may have no keys, where a module is causal."""
+    """Whether a causal rule may leave queries without keys."""
     query, key, _ = answer.inputs
     return query.shape[1] > key.shape[1]
 
@@ -528,7 +525,7 @@ def _widths(weights: golden.ProjectionWeights) -> tuple[int, int, int]:
 def answers_golden(
     recipe: StoredProjections, sizes: HeadSizes, trial: Trial, request: ModuleRequest
 ) -> bool:
-    """Whether a module's answer on trial is golden when its weights are read by this recipe."""
+    """Whether a module's trial answer is golden when a recipe reads its weights."""
     return any(holds(recipe, sizes, trial, request, step) for step in range(_STRICTNESSES))
 
 
@@ -539,7 +536,7 @@ def holds(
     request: ModuleRequest,
     strictness: int,
 ) -> bool:
-    """Whether the answer on trial is golden by the bound of one of its dtypes."""
+    """Whether the trial answer is golden within the bound of its dtype number ``strictness``."""
     weights = recipe.read(trial.module, sizes)
     answer = trial.answer(_widths(weights))
     if answer is None or strictness >= len(answer.dtypes):
@@ -559,7 +556,7 @@ def holds(
 def is_causal_with_masks(
     module: nn.Module, finding: ModuleProjections, calling: Calling, request: ModuleRequest
 ) -> bool:
-    """Whether a module that is causal without a mask is so with each one that is declared."""
+    """Whether a module that is causal without a mask stays causal with every declared mask."""
     declared = declare("layer", **request.promises)
     widths = finding.recipe.widths(module, finding.sizes)
     trial = Trial(module, calling, batched=request.batched, names=())
@@ -579,7 +576,6 @@ def _confirmation(chosen: Hypothesis, search: ProjectionSearch, *, is_golden: bo
 
 
 def _unfilled(search: ProjectionSearch) -> DeclarationError:
-    """The parameters for which nothing that was made is taken, and how to give them."""
     calling, shown = search.trial.calling, search.request.shown
     names = [parameter.name for parameter in calling.wanted]
     lacking = call_to_fill(calling.inputs, calling.names or (), names)
@@ -627,7 +623,7 @@ def _unfit(search: ProjectionSearch) -> str:
 
 
 def _tied(module: nn.Module, recipe: StoredProjections) -> str:
-    """Two parameters of a recipe that are one tensor, in words; "" where none are."""
+    """The paths of two parameters of a recipe that share a tensor, in words; else ""."""
     paths: dict[int, str] = {}
     for holder in (*recipe.matrices, *recipe.biases):
         for parameter in holder.parameters(module) if TIMES not in holder.path else ():
@@ -638,7 +634,7 @@ def _tied(module: nn.Module, recipe: StoredProjections) -> str:
 
 
 def recipe_notes(recipe: StoredProjections) -> Iterator[str]:
-    """Where each projection was found, a sentence each."""
+    """Sentences on where each projection was found."""
     for holder in recipe.matrices:
         roles = ", ".join(_WORDS[role] for role in holder.roles)
         fused = f", fused as {holder.layout}" if len(holder.roles) > 1 else ""
@@ -658,7 +654,7 @@ def _leftovers(possible: Options, recipe: StoredProjections) -> Iterator[str]:
 
 
 def trial_notes(trial: Trial) -> Iterator[str]:
-    """What a trial call showed."""
+    """Sentences on what a trial call showed."""
     if not trial.answered and trial.failure is not None:
         yield f"a trial call {raised_text(trial.failure)}"
     elif trial.returned is not None and issubclass(trial.returned, (tuple, list)):

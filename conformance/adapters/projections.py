@@ -1,4 +1,4 @@
-"""Which matrices of a module may be its four projections: by name, else all that fit."""
+"""Lists which matrices of a module may be its four projections: by name, else all that fit."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .packing import FUSED_LAYOUTS, TIMES, Holder, StoredProjections
 _MATRIX: Final = 2
 _NOT_PROJECTIONS: Final = (nn.Embedding, nn.EmbeddingBag, nn.LayerNorm, nn.Bilinear, nn.RNNBase)
 _CONVOLVES: Final = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# The axes of (heads, channels) and width in a parameter that has all three, the likeliest first;
-# for the output width comes first.
+# Orders of the axes (heads, channels, width) in a parameter of three axes, likeliest first; the
+# output projection has width first.
 _CUBE: Final = ((0, 2, 1), (1, 2, 0), (0, 1, 2))
 _OUTPUT_CUBE: Final = ((2, 0, 1), (0, 1, 2), (1, 0, 2))
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
@@ -27,11 +27,11 @@ _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """One matrix (or one a head, its path then has a ``*``).
+    """A matrix, or a list of one matrix per head (``*`` in its path).
 
     ``shape`` is as stored, the rows of all heads together; ``transposed`` lists the possible
-    orientations, likeliest first; ``plain`` marks a parameter that is not some layer's ``weight``.
-    ``cube`` is the shape of one with an axis of heads.
+    orientations, likeliest first; ``plain`` marks a parameter other than a layer's ``weight``.
+    ``cube`` is the stored shape of a parameter with an axis of heads.
     """
 
     path: str
@@ -51,7 +51,7 @@ class Leaf:
         return (first, second * third) if holder.roles == "o" else (first * second, third)
 
     def out_and_in(self, *, transposed: bool) -> tuple[int, int]:
-        """The rows and columns of the matrix read as ``(out, in)``."""
+        """The rows and columns of the matrix as ``(out, in)``."""
         rows, columns = self.shape
         if not transposed:
             return rows * self.count, columns
@@ -64,15 +64,15 @@ class Leaf:
 
     @property
     def role(self) -> tuple[str, bool]:
-        """The roles that its name speaks of, and whether clearly; of a product the last factor."""
+        """The roles in its name (of ``up @ down``, in ``up``), and whether they are clear."""
         up, _, down = self.path.partition(TIMES)
         return (roles_in(up), True) if down else role_of(self.path)
 
 
 def leaves(module: nn.Module) -> list[Leaf]:
-    """Every matrix that could be a projection, in the order of definition, heads put together.
+    """Every matrix that could be a projection, in order of definition, with heads stacked.
 
-    Raises DeclarationError for parameters that do not exist yet.
+    Raises DeclarationError for lazy parameters.
     """
     result: list[Leaf] = []
     for name, owner in module.named_modules(remove_duplicate=False):
@@ -82,12 +82,12 @@ def leaves(module: nn.Module) -> list[Leaf]:
     return _stack_heads(result)
 
 
-# What vectors of norms are called, which may lie beside a projection: they are no biases.
+# Names of a norm's vectors, which may lie beside a projection and are no biases.
 _OF_NORMS: Final = frozenset("weight gamma beta gain g scale".split())
 
 
 def plain_biases(module: nn.Module, taken: set[str]) -> list[Holder]:
-    """Biases that are parameters of their own, such as ``in_proj_bias`` or ``b_q``."""
+    """Biases stored as parameters of their own, such as ``in_proj_bias`` or ``b_q``."""
     holders = []
     every = dict(module.named_parameters(remove_duplicate=False))
     for name, parameter in every.items():
@@ -146,7 +146,7 @@ def _of_owner(prefix: str, owner: nn.Module) -> Iterator[Leaf]:
 
 
 def _mixes_channels(owner: nn.Module, name: str) -> bool:
-    """Whether a weight is that of a convolution over one token, which is a matrix."""
+    """Whether a weight belongs to a convolution over single tokens, which is a matrix product."""
     if not isinstance(owner, _CONVOLVES) or name != "weight":
         return False
     return owner.groups == 1 and all(size == 1 for size in owner.kernel_size)
@@ -161,7 +161,7 @@ def _orientations(owner: nn.Module, name: str) -> tuple[bool, ...]:
 
 
 def _stack_heads(result: list[Leaf]) -> list[Leaf]:
-    """Put ``heads.0.query``, ``heads.1.query`` … together; lists without names stay as they are."""
+    """Stack ``heads.0.query``, ``heads.1.query`` …; lists without clear roles stay apart."""
     groups: dict[str, list[Leaf]] = {}
     for leaf in result:
         roles, clear = role_of(leaf.path)
@@ -198,12 +198,12 @@ _FUSED_COUNTS: Final[dict[int, tuple[str, ...]]] = {
 _ROLES: Final = "qkvo"
 _MOST_LEAVES: Final = 7
 
-# What judges a module whose weights nobody can read.
+# Advice for a module with unreadable weights.
 INSIDE: Final = (
     "declare it with conformance.fixed_layer (conformance.check(module) judges the attention in "
     "it alone, where it finds one)"
 )
-# What is done where the weights are kept in no matrices.
+# Advice for weights that are not stored as matrices.
 OWN_WEIGHTS: Final = (
     "declare it with the weights that it has, conformance.fixed_layer(module, "
     "conformance.ProjectionWeights(q=q, k=k, v=v, o=o), num_heads=4), each reshaped to a matrix "
@@ -214,7 +214,7 @@ _NO_WEIGHTS: Final = (
     "it has no parameters): where it takes heads that are projected already, pass a function that "
     "calls it to conformance.core"
 )
-# Parameters of which a sentence says the shape.
+# Parameters whose shapes a message shows.
 _MOST_SHOWN: Final = 4
 
 Assignment = Mapping[str, Leaf]
@@ -222,9 +222,9 @@ Assignment = Mapping[str, Leaf]
 
 @dataclass(frozen=True)
 class Options:
-    """The possible assignments of roles to matrices, and the biases kept on their own.
+    """The possible assignments of roles to matrices, and the biases stored apart.
 
-    ``named`` says that names decided, so that one assignment is left.
+    ``named`` says that names left a single assignment.
     """
 
     assignments: tuple[Assignment, ...]
@@ -256,7 +256,7 @@ def options(shown: str, module: nn.Module, projections: Mapping[str, str] | None
 
 
 def how_to_name(leaves: Sequence[Leaf]) -> str:
-    """How to say which matrix is which, with names that are there."""
+    """Advice on naming the projections, with the module's own names."""
     named = dict(zip(_ROLES, (leaf.title for leaf in leaves), strict=False))
     return f"say which is which, as in projections={named}, or {INSIDE}"
 
@@ -336,9 +336,9 @@ def _as_named(shown: str, result: list[Leaf], declared: Mapping[str, str]) -> As
 
 
 def _products(result: list[Leaf]) -> list[Leaf]:
-    """The matrices with products of low rank in place of their factors; none without such.
+    """The matrices with products of low rank in place of their factors, or [] without products.
 
-    The second factor is that of a role, and the first is of the same role, or of it and others.
+    The factor ``up`` has one role; ``down`` has this role, alone or among others.
     """
     made: dict[str, Leaf] = {}
     factors: set[str] = set()
@@ -360,7 +360,6 @@ def _products(result: list[Leaf]) -> list[Leaf]:
 
 
 def _by_name(result: list[Leaf]) -> list[Assignment]:
-    """The assignments that the names leave open."""
     named: dict[str, list[Leaf]] = {}
     vague: list[Leaf] = []
     for leaf in result:
@@ -385,7 +384,7 @@ def _by_name(result: list[Leaf]) -> list[Assignment]:
 
 
 def _cover(named: Mapping[str, list[Leaf]]) -> tuple[str, ...] | None:
-    """The names that hold each of q, k and v once: separate ones before fused ones."""
+    """Role names that cover q, k and v once, separate names preferred to fused names."""
     roles = sorted((name for name in named if name != "o"), key=len)
     for count in (3, 2, 1):
         for chosen in itertools.combinations(roles, count):
@@ -395,7 +394,7 @@ def _cover(named: Mapping[str, list[Leaf]]) -> tuple[str, ...] | None:
 
 
 def _search(result: list[Leaf]) -> list[Assignment]:
-    """Every assignment of nameless matrices, in the order of definition first."""
+    """Every assignment of unnamed matrices, the order of definition first."""
     if len(result) > _MOST_LEAVES:
         return []
     count = min(len(result), len(_ROLES))

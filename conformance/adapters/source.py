@@ -1,4 +1,4 @@
-"""The eager module that a graph was exported from, as the yardstick of the export."""
+"""The eager module that a graph was exported from, as the reference for the export."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _ACCEPTED: Final = "a torch.nn.Module instance, or a function without arguments 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportSource:
-    """What ``--source`` names.
+    """The object that ``--source`` names.
 
     module
         The eager module in eval mode, None for a declared candidate.
     candidate
         The declared candidate, None for a module.
     projections
-        Its weights and heads, None where the harness does not understand the module.
+        Weights and heads, None where the harness does not understand the module.
     note
-        Why it does not.
+        The reason why the harness does not understand the module.
     """
 
     shown: str
@@ -50,7 +50,7 @@ class ExportSource:
     note: str = ""
 
     def lacking(self, reading: GraphReading) -> tuple[list[str], list[str]]:
-        """Parameters without an input of the graph: the required ones, and the optional ones."""
+        """Parameters without an input of the graph: required names, and optional names."""
         if self.module is None:
             return [], []
         parameters = inspect.signature(self.module.forward).parameters
@@ -69,9 +69,9 @@ class ExportSource:
         return needed, offered
 
     def runner(self, reading: GraphReading, refusals: list[str]) -> Run:
-        """A run of the module with the graph's inputs; it raises GraphRefused for any exception.
+        """A function that runs the module on the graph's inputs; raises GraphRefused on exceptions.
 
-        The exceptions are listed in ``refusals`` until the module answers once.
+        ``refusals`` lists the exceptions until the module first answers.
         """
         run, answers = self._run(reading), 0
 
@@ -91,13 +91,13 @@ class ExportSource:
         return guarded
 
     def forward(self, reading: GraphReading, num_heads: int | None) -> Callable[..., Any]:
-        """The source under the harness' call, with the graph's inputs."""
+        """The source as a forward of the harness, with the graph's inputs."""
         if self.candidate is not None:
             return _of_candidate(self.candidate)
         return GraphForward(self._run(reading), reading, num_heads)
 
     def exported(self, reading: GraphReading, num_heads: int | None) -> Callable[..., Any] | None:
-        """The exported program under the harness' call, the step before the graph."""
+        """The exported program, the step before the graph, as a forward of the harness."""
         if self.module is None:
             return None
         return GraphForward(self._run(reading, exported=True), reading, num_heads)
@@ -124,7 +124,7 @@ class ExportSource:
 
 
 def source_of(value: Any, shown: str) -> ExportSource:
-    """The source that an object is; raises UsageError for what cannot be one."""
+    """The source that an object describes; raises UsageError for other objects."""
     if isinstance(value, Candidate):
         return _candidate_source(value, shown)
     if isinstance(value, type) and issubclass(value, nn.Module):
@@ -174,7 +174,6 @@ def _of_candidate(candidate: Candidate) -> Callable[..., Any]:
 
 
 def _understood(module: nn.Module, shown: str) -> tuple[GraphProjections | None, str]:
-    """The module's weights as the module adapter reads them, or why it cannot."""
     request, module = ModuleRequest(shown=shown), with_plain_weights(module)
     try:
         _, finding, _ = understand(module, request)
@@ -188,7 +187,7 @@ def _understood(module: nn.Module, shown: str) -> tuple[GraphProjections | None,
 
 
 def arguments_of(module: nn.Module, feeds: Feeds) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """A graph's inputs as the module's arguments: by name where names agree, else in order."""
+    """A graph's inputs as the module's arguments: by name if all names agree, else in order."""
     dtype = next((entry.dtype for entry in module.parameters() if entry.is_floating_point()), None)
     tensors = {name: tensor_of(array) for name, array in feeds.items()}
     if dtype is not None:
@@ -203,7 +202,7 @@ def arguments_of(module: nn.Module, feeds: Feeds) -> tuple[tuple[Tensor, ...], d
 
 
 def _named(answer: Any, reading: GraphReading) -> dict[str, Array]:
-    """What a module returned by the names of the graph's outputs, which come in the same order."""
+    """A module's results under the names of the graph's outputs, in order."""
     flat = [entry for entry in _flattened(answer) if isinstance(entry, Tensor)]
     names = [role.name for role in reading.outputs]
     return {

@@ -38,7 +38,7 @@ def duplicate(module: nn.Module) -> nn.Module:
     held = [value for part in module.modules() for value in vars(part).values()]
     # Each part has a dozen containers of hooks, and copying an empty one takes long.
     own = {id(one): type(one)() for one in held if type(one) in _CONTAINERS and not one}
-    # torch copies nothing that a call has made, such as weights that were kept.
+    # torch refuses to copy tensors made by a call, such as stored attention weights.
     made = (value for value in held if isinstance(value, Tensor) and not value.is_leaf)
     own |= {id(value): value.detach().clone() for value in made}
     try:
@@ -52,10 +52,10 @@ def duplicate(module: nn.Module) -> nn.Module:
 
 
 def with_plain_weights(module: nn.Module) -> nn.Module:
-    """The module itself; of one that computes weights from other parameters a copy that has them.
+    """The module itself, or a copy in which computed weights are plain parameters.
 
-    These are torch's parametrizations, and what computes a weight before each call (weight_norm and
-    spectral_norm as hooks, pruning): such a hook can be removed, and leaves the weight behind.
+    Replaces torch's parametrizations, and the hooks of weight_norm, spectral_norm and pruning,
+    which compute a weight before each call and can be removed with the weight kept.
     """
     if not any(_computes_weights(part) for part in module.modules()):
         return module
@@ -84,9 +84,9 @@ def _computing_hooks(part: nn.Module) -> list[tuple[int, Any]]:
 
 
 def put_in_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """The module itself, its floating-point parameters and buffers in a dtype.
+    """Cast a module's floating-point parameters and buffers in place, and return the module.
 
-    Complex and integer tensors stay as they are.
+    Complex and integer tensors keep their dtypes.
     """
     cast: nn.Module = getattr(module, _METHODS[dtype])()
     return cast
@@ -98,7 +98,7 @@ def is_in_dtype(module: nn.Module, dtype: torch.dtype) -> bool:
     return all(tensor.dtype == dtype for tensor in tensors if tensor.is_floating_point())
 
 
-# Sizes that all differ, so that a class which cannot have them is noticed at once.
+# Sizes all differ, to reveal a class that cannot have different sizes.
 PROBES: Final = (
     Geometry(
         batch=2,
@@ -128,14 +128,14 @@ PROBES: Final = (
     ),
 )
 
-# Lengths up to which a module is asked whether it takes them: clauses ask for a little fewer.
+# The longest length tried on a module; clauses use slightly shorter sequences.
 _ASKED: Final = 1100
 Inputs = tuple[Tensor, Tensor, Tensor]
 LENGTHS: Final = ((5, 7), (6, 6))
 _BATCH: Final = 2
 # How many tensors of tokens a call is given; elsewhere three.
 _GIVEN: Final = {"self": 1, "memory": 2}
-# Other lengths that are tried where these are refused, and ways to call at each.
+# Lengths tried when LENGTHS are refused, and fillings tried at each.
 _MOST_LENGTHS: Final = 24
 _MOST_AT_A_LENGTH: Final = 12
 _NUMBER: Final = re.compile(r"\d+")
@@ -144,9 +144,9 @@ _DTYPES: Final = {torch.float64: ("float64", "float32"), torch.float32: ("float3
 
 @dataclass(frozen=True)
 class TrialAnswer:
-    """One answered trial: query, key and value, the output, and the dtypes to judge it by.
+    """One answered trial: query, key and value, the output, and the dtypes to judge the output by.
 
-    A module may keep parts in float32 (a scale, a softmax): then its answers are judged by that.
+    The float32 entry is for modules that compute a part (a scale, a softmax) in float32.
     """
 
     inputs: Inputs
@@ -156,12 +156,12 @@ class TrialAnswer:
 
 @dataclass
 class Trial:
-    """A module under trial: a copy in eval mode with drawn matrices, in float64 where it can be.
+    """A module under trial: a copy in eval mode with drawn matrices, in float64 where possible.
 
-    ``names`` are the parameters to draw. ``lengths`` are those of queries and keys that are tried;
-    ``only`` is the one number of tokens that is taken where these are not. What else a call needs
-    is looked for in ``seconds`` of processor. ``failure`` holds the exception of the latest call
-    that raised, ``returned`` the type of what the module returned.
+    ``names`` are the parameters to draw, ``lengths`` the pairs of query and key lengths to try, and
+    ``only`` the single length that a module takes if it refuses them. ``seconds`` of processor time
+    limit the search for values of further parameters. ``failure`` holds the exception of the latest
+    failed call, ``returned`` the type of the module's latest result.
     """
 
     module: nn.Module
@@ -193,19 +193,19 @@ class Trial:
 
     @property
     def answered(self) -> bool:
-        """Whether any call so far returned an answer."""
+        """Whether any call so far returned a tensor."""
         return any(answer is not None for answer in self._answers.values())
 
     @property
     def plausible(self) -> bool:
-        """Whether any call so far returned an answer with a row for each query."""
+        """Whether an earlier call returned an output with a row for each query."""
         return any(answer is not None and _has_rows(answer) for answer in self._answers.values())
 
     def keeps_items_apart(self, widths: tuple[int, int, int]) -> bool:
-        """Whether the answer to an item stays as it is when another one's tokens change.
+        """Whether changed tokens of the first batch item leave the answers to later items alone.
 
-        With batch and tokens in the other order it does not. A length that one item alone cannot
-        have tells nothing: windows of tokens are then filled up from other items.
+        A module that expects tokens before batch mixes items. Lengths that a batch of one cannot
+        have prove nothing: windows of tokens are then filled up from other items.
         """
         if self._apart is None and self.batched:
             answer = self.answer(widths)
@@ -219,7 +219,7 @@ class Trial:
         return self._apart is not False
 
     def repeats(self, widths: tuple[int, int, int]) -> bool:
-        """Whether the same call is answered alike twice."""
+        """Whether two equal calls get equal answers, up to rounding."""
         answer = self.answer(widths)
         if answer is None:
             return True
@@ -228,7 +228,7 @@ class Trial:
         return again is None or _is_same(answer.output, again.output)
 
     def heeds_every_input(self, widths: tuple[int, int, int]) -> bool:
-        """Whether each of several inputs changes the answer: what changes none is no input."""
+        """Whether negating each further input changes the answer, as it must for a true input."""
         answer = self.answer(widths)
         if answer is None:
             return False
@@ -240,10 +240,10 @@ class Trial:
         return all(other is None or not _is_same(answer.output, other.output) for other in others)
 
     def settle(self, widths: Iterable[tuple[int, int, int]], head_sizes: Sequence[int]) -> bool:
-        """Fill what the module needs besides its tokens with the first values that it takes.
+        """Fill the parameters besides tokens with the first values that the module takes.
 
-        Where masks are made, rows that are all the same show that one hides every key. Returns
-        whether anything is answered.
+        Equal rows in an answer reveal a made mask that hides every key. Returns whether any call
+        answers.
         """
         widths = tuple(widths)
         if self.calling.function is not None:
@@ -266,7 +266,7 @@ class Trial:
         head_sizes: Sequence[int],
         most: int | None = None,
     ) -> bool:
-        """Whether something is answered; the fillings are those of the likeliest answer."""
+        """Choose the fillings of the likeliest answer; False if no call answers."""
         calling = self.calling
         first: Calling | None = None
         for wanted in dict.fromkeys((calling.wanted, (*calling.wanted, *calling.spare))):
@@ -287,7 +287,7 @@ class Trial:
         return first is not None
 
     def _own_lengths(self) -> list[int]:
-        """The sizes of its tensors and attributes: what is refused may be a wrong length."""
+        """Sizes of a module's tensors and attributes, as lengths that the module may insist on."""
         numbers = dict.fromkeys(map(int, _NUMBER.findall(str(self.failure))))
         for part in self.module.modules():
             tensors = (*part.parameters(recurse=False), *part.buffers(recurse=False))
@@ -300,12 +300,12 @@ class Trial:
         return sizes[:_MOST_LENGTHS]
 
     def _fresh(self, widths: tuple[int, int, int]) -> TrialAnswer | None:
-        """An answer that is not kept."""
+        """The answer to a new call in float32, kept out of the cache."""
         calls = (self._call(widths, sizes, torch.float32) for sizes in self.lengths)
         return next((answer for answer in calls if answer is not None), None)
 
     def answer(self, widths: tuple[int, int, int]) -> TrialAnswer | None:
-        """The module's answer to inputs of these widths; None when it cannot take them."""
+        """The module's answer to inputs of these widths, or None if every call fails."""
         if self.calling.inputs == "self" and len(set(widths)) > 1:
             return None
         if self.calling.inputs == "memory" and widths[1] != widths[2]:
@@ -317,7 +317,7 @@ class Trial:
         return self._answers[widths]
 
     def answer_to_equal_tokens(self, widths: tuple[int, int, int]) -> TrialAnswer | None:
-        """The answer where all tokens of an input are the same, at the lengths of ``answer``."""
+        """The answer when all tokens of a sequence are equal, at the lengths of ``answer``."""
         if widths not in self._equal:
             answer = self.answer(widths)
             if answer is not None:
@@ -328,9 +328,9 @@ class Trial:
         return self._equal[widths]
 
     def longest(self, widths: tuple[int, int, int]) -> tuple[int, str] | None:
-        """The most tokens it takes, where there is an end, and its tensor of that size, or "".
+        """The largest number of tokens, if limited, and the tensor with this size (or "").
 
-        A causal mask that is stored ends there, and so does a learned table of positions.
+        Stored causal masks and learned position tables limit the number.
         """
         if widths not in self._ends:
             self._ends[widths] = self._end(widths)
@@ -351,14 +351,13 @@ class Trial:
         return least, named.get(least, "")
 
     def _takes(self, widths: tuple[int, int, int], length: int) -> bool:
-        """Whether so many tokens are answered."""
         return self._call(widths, (length, length), torch.float32) is not None
 
     def why_causal(self, widths: tuple[int, int, int]) -> str:
-        """Why a module that attends to itself seems to be meant causal; empty if nothing says so.
+        """Evidence that a self-attention module is meant to be causal; "" without evidence.
 
-        Its answers may be wrong otherwise: no answer changes with a later token, or it stores what
-        hides later keys.
+        The evidence is an answer that ignores later tokens, or a stored triangular buffer. The
+        answers themselves may be wrong.
         """
         length, _ = self.lengths[-1]
         for dtype in _DTYPES:
@@ -371,7 +370,7 @@ class Trial:
             shapes = {one.shape for one in outputs}
             if len(shapes) > 1 or plain.dim() != 3 or plain.shape[1] != length:  # noqa: PLR2004
                 break
-            # What mixes no tokens at all is not causal: each row would be of its own token.
+            # A module without mixing of tokens is not causal: every row depends on its own token.
             mixes = not _is_same(plain[:, -1], before[:, -1])
             if mixes and _is_same(plain[:, :-1], last[:, :-1]):
                 return "no answer changes with a later token"
@@ -382,10 +381,9 @@ class Trial:
     def is_causal_with(
         self, widths: tuple[int, int, int], num_heads: int, form: str, shape: str
     ) -> bool:
-        """Whether a causal module is causal with a mask, too, which hides the last key.
+        """Whether a causal module stays causal when given a mask that hides the last key.
 
-        The earlier queries do not see that one anyway. A call that is refused says nothing against
-        it.
+        Earlier queries do not see the last key anyway. A refused call counts as True.
         """
         queries, keys = lengths = self.lengths[-1]
         sizes = {"B": _BATCH, "H": num_heads, "Q": queries, "K": keys}
@@ -418,10 +416,10 @@ class Trial:
         equal: bool = False,
         batch: int = _BATCH,
     ) -> TrialAnswer | None:
-        """The answer to drawn tokens; the first item's have the other sign at ``turned`` places.
+        """The answer to drawn tokens, or None where the call fails.
 
-        All items' have it at one place, and all tokens of the input ``negated``. With ``equal`` the
-        first token of each sequence stands for all of it.
+        ``turned`` negates the tokens at a place in every item, or, as a slice, the whole first
+        item; ``negated`` negates an input; ``equal`` repeats the first token of each sequence.
         """
         batch = batch if self.batched else 1
         inputs = draw(widths, lengths, self.calling.inputs, batch, dtype)
@@ -453,24 +451,23 @@ def _is_size(value: Any) -> bool:
 
 
 def _has_rows(answer: TrialAnswer) -> bool:
-    """Whether an answer has a row for each query."""
     shape = answer.output.shape
     return len(shape) == len("BLE") and shape[:2] == answer.inputs[0].shape[:2]
 
 
 def _says_nothing(answer: TrialAnswer) -> bool:
-    """Whether all rows of each item are the same, or hold NaN."""
+    """Whether all rows of each item are equal, or the output holds NaN."""
     output = answer.output
     return bool(output.isnan().any()) or _is_same(output, output[:, :1].expand_as(output))
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:
-    """Whether two answers are the same but for rounding."""
+    """Whether two outputs are equal up to rounding."""
     return bool(((other - one).abs() <= model.SAME_READ * one.abs().max()).all())
 
 
 def _is_triangle(buffer: Tensor) -> bool:
-    """Whether a buffer tells later tokens from all others, as a stored causal mask does."""
+    """Whether a buffer separates later tokens from earlier ones, like a stored causal mask."""
     count = buffer.shape[-1] if buffer.dim() > 1 else 0
     if count < 2 or buffer.shape[-2] != count or buffer.numel() != count**2:  # noqa: PLR2004
         return False
@@ -487,7 +484,7 @@ def draw(
     batch: int,
     dtype: torch.dtype,
 ) -> Inputs:
-    """Normal query, key and value; the same tensor where a module takes one for several."""
+    """Normal query, key and value; one tensor serves for several in ``self`` and ``memory``."""
     generator = torch.Generator().manual_seed(1)
     query_length, key_length = lengths
 

@@ -1,4 +1,4 @@
-"""A candidate: something that claims to be attention, with its declaration."""
+"""A candidate: an implementation that claims to be attention, with its declaration."""
 
 from __future__ import annotations
 
@@ -15,30 +15,31 @@ from .declaration import WHOLE_MODEL, Declaration
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A declared candidate. It still calls like the function it wraps.
+    """A declared candidate; calls go to the wrapped function.
 
     function
         For a core the kernel; for a layer the builder ``(geometry, weights) -> forward``; for a
-        position encoding the function that adds it to its input.
+        position encoding the function ``[B, L, E] -> [B, L, E]`` that adds the encoding to its
+        input.
     fixed_weights
-        The weights a layer brings along; None when it takes those of each problem. With
-        ``weights_known=False`` it brings weights that are unknown: no golden answer exists.
+        A layer's own weights; None if the layer takes the weights of each problem. With
+        ``weights_known=False`` its own weights are unknown: no golden answer exists.
     graph
-        The ONNX graph behind it, when there is one.
+        The ONNX graph behind the candidate, else None.
     first_name
-        The name that it was declared under, for one that was renamed.
+        The declared name of a renamed candidate.
     declared_on
-        The declared devices, where the declaration is narrowed to the one that is judged.
+        The declared devices, where the declaration is narrowed to the judged device.
     eager
-        What it was compiled from, for one that was.
+        The eager original of a compiled candidate.
     warnings
-        Sentences for the record, such as what else a file holds that is not judged.
+        Sentences for the record, such as unjudged contents of a file.
     site
-        Where in a whole model it lies, for an attention of one.
+        The place of an attention within a whole model.
     reading
-        How it was read, for one that nobody declared.
+        The harness' reading of an undeclared candidate.
     unjudged
-        What of it could not be judged, so that nothing but a failure is certain; "" where all was.
+        The unjudged part of the candidate, which leaves only failures certain; "" if none.
     isolated
         Whether ``function`` only sends calls to another process, where the candidate runs.
     """
@@ -70,17 +71,17 @@ class Candidate:
 
     @property
     def shown_kind(self) -> str:
-        """The kind as a report says it: ``graph`` for any ONNX graph."""
+        """The kind for reports: ``graph`` for any ONNX graph."""
         return self.kind if self.graph is None else "graph"
 
     @property
     def of_model(self) -> bool:
-        """Whether it is a whole model, or an attention of one."""
+        """Whether the candidate is a whole model, or an attention of a model."""
         return self.kind == WHOLE_MODEL or self.site is not None
 
     @property
     def arrays(self) -> str:
-        """Whose arrays ``function`` takes: torch's where another process converts them."""
+        """The array library of ``function``; torch where another process converts the arrays."""
         return "torch" if self.isolated else self.declaration.arrays
 
     @property
@@ -90,11 +91,11 @@ class Candidate:
 
     @property
     def golden_known(self) -> bool:
-        """Whether a golden answer exists: its weights, and the positions it mixes in, are known."""
+        """Whether a golden answer exists: the weights and mixed-in positions are known."""
         return self.weights_known and self.declaration.positions_known
 
     def on(self, device: str) -> Candidate:
-        """The candidate as it is judged on one device: its precision follows from that."""
+        """The candidate narrowed to one device, which decides the precision."""
         if self.declaration.devices == (device,):
             return self
         declared = self.declared_on or self.declaration.devices
@@ -102,10 +103,10 @@ class Candidate:
         return dataclasses.replace(self, declaration=declaration, declared_on=declared)
 
     def located(self, target: str) -> Candidate:
-        """The candidate with the target that it comes from."""
+        """A copy with the target of its origin."""
         return dataclasses.replace(self, target=target)
 
 
 def like_nobody(*_arguments: object, **_keywords: object) -> Any:
-    """In the place of a candidate that is never called."""
+    """Stand in for the function of a candidate that is never called."""
     raise NotImplementedError

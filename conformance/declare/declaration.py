@@ -15,7 +15,7 @@ from .ranks import Ranks
 WHOLE_MODEL: Final = "model"
 KINDS: Final = ("core", "layer", "positions", WHOLE_MODEL)
 MASK_FORMS: Final = ("keep", "drop", "keep_int", "bias", "lengths")
-# Masks with a structure of their own: the keywords that say each.
+# Masks with a structure of their own: the keywords of each form.
 STRUCTURED_FORMS: Final[dict[str, tuple[str, ...]]] = {
     "segments": ("query_segments", "key_segments"),
     "prefix": ("prefix_lengths",),
@@ -24,7 +24,7 @@ STRUCTURED_FORMS: Final[dict[str, tuple[str, ...]]] = {
     "indices": ("key_indices",),
     "blocks": ("block_mask",),
 }
-# The axes of their tables; those of the other forms are declared.
+# The axes of their tables; axes of other forms are declared.
 STRUCTURED_SHAPES: Final = {
     **dict.fromkeys(STRUCTURED_FORMS, "B1QK"),
     "chunks": "11QK",
@@ -39,7 +39,7 @@ TABLE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
 DEFAULT_TABLE_SHAPES: Final = {"cos-sin": "LR", "complex": "LR/2", "angles": "LR/2"}
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
-# Ways to a row without keys, other than the forms of masks, that may have a rule of their own.
+# Ways to a row without keys, besides mask forms, that may have separate rules.
 BY_CAUSALITY: Final = "causal"
 WITH_WEIGHTS: Final = "weights"
 PRECISIONS: Final = ("int8-dynamic",)
@@ -77,7 +77,7 @@ FEATURES: Final = frozenset(
         "window",
     }
 )
-# What only torch's own tensors can show.
+# Features that only torch's own tensors can show.
 OF_TENSORS: Final = frozenset(
     {"autocast", "double_backward", "grad_bias", "grad_weights", "gradients", "graph_capture"}
 )
@@ -103,9 +103,9 @@ OWN_KEYWORDS: Final = frozenset(
 )
 # The mask form of layout="varlen": lengths that arrive as these keywords, in every call.
 SEQUENCES: Final = "sequences"
-# Where the text of a function or an object says at which address it lies.
+# The memory address in the text of a function or an object.
 _ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+")
-# What a record holds of a declaration, in this order.
+# The fields of a declaration in a record, in order.
 _IN_JSON: Final = (
     "kind masks mask_shapes causal always_causal empty_rows features inputs batched dtypes devices "
     "accumulate tf32 scores precision position layout arrays operator mixed memory strides "
@@ -114,7 +114,7 @@ _IN_JSON: Final = (
 
 
 def is_mask_shape(shape: object) -> bool:
-    """Whether this names axes in the order B, H, Q, K, with 1 for some, and nothing behind K."""
+    """Whether a text names axes in the order B, H, Q, K, with 1 for some, and K last if present."""
     if not isinstance(shape, str) or len(shape) > len("BHQK"):
         return False
     letters = [sign for sign in shape if sign != "1"]
@@ -130,25 +130,24 @@ DEFAULT_LENGTH_SHAPES: Final = ("B",)
 class Declaration:
     """A candidate's promises.
 
-    ``empty_rows`` is the one rule for rows without keys, "any" where there is none; where it
-    differs by the way to them, ``empty_rows_by`` holds pairs of a way and its rule. ``mask_shapes``
-    are the accepted shapes of masks that have a key axis, ``length_shapes`` those of ``lengths``.
-    ``semantics`` is the point the candidate is judged by, with ``causal`` and ``empty_rows``
-    already in it; that hidden keys have no influence is required at any point, but of a softcap
-    that is declared to come after the mask. ``always_causal`` says that every call is causal by
-    itself: then no keyword is passed; ``precision`` is "int8-dynamic" for a layer whose projections
-    are made of 8-bit integers, "" for others. ``layout`` is how a core takes its heads, ``arrays``
-    whose arrays it takes, ``operator`` the registered torch operator behind it, ``mixed`` what it
-    does with inputs of several dtypes, ``memory`` how its peak memory grows with the length (None:
-    nothing is promised), ``strides`` whether it may refuse what is not contiguous. ``assumptions``
-    says what an adapter took for granted; ``mask_pairs`` which form an adapter takes in which
-    shape, None for any in any. Of ``features``, ``declared_features`` are those that were named,
-    not just there by default. ``unchecked`` names parameters that stay unchecked on purpose.
-    ``ranks`` are those that compute an answer together, None for a candidate of one process.
-    ``block_size`` is how many queries and keys a block of the mask form "blocks" has.
-    ``rotary_tables`` is the form in which every call gives the cosines and sines of its tokens, or
-    their angles,
-    ``rotary_table_shape`` their axes, such as "LR", or "LR/2" of one entry a pair of channels.
+    ``empty_rows`` is the rule for rows without keys, "any" without a promise; if the rule depends
+    on how a row loses its keys, ``empty_rows_by`` holds pairs of a way and its rule.
+    ``mask_shapes`` are the accepted shapes of masks with a key axis, ``length_shapes`` the shapes
+    of ``lengths``. ``semantics`` is the point to judge by, with ``causal`` and ``empty_rows``
+    filled in; hidden keys must have no influence at any point, except under a softcap declared to
+    come after the mask. ``always_causal`` means that every call is causal without a keyword;
+    ``precision`` is "int8-dynamic" for a layer with projections in 8-bit integers, else "".
+    ``layout`` is a core's layout of heads, ``arrays`` its array library, ``operator`` the
+    registered torch operator behind it, ``mixed`` its behaviour with inputs of several dtypes,
+    ``memory`` the growth of its peak memory with the length (None: no promise), ``strides`` whether
+    it may refuse tensors that are not contiguous. ``assumptions`` are an adapter's assumptions;
+    ``mask_pairs`` the pairs of mask form and shape that an adapter takes, None for all pairs.
+    ``declared_features`` are the named ``features``, without defaults. ``unchecked`` names
+    parameters left unchecked on purpose. ``ranks`` describes ranks that compute an answer together,
+    None for a candidate of one process. ``block_size`` is the number of queries and keys in a block
+    of the mask form "blocks". ``rotary_tables`` is the form in which every call gives the cosines
+    and sines of its tokens, or their angles, ``rotary_table_shape`` their axes, such as "LR", or
+    "LR/2" with one entry a pair of channels.
     """
 
     kind: str
@@ -189,10 +188,10 @@ class Declaration:
     rotary_table_shape: str | None = None
 
     def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
-        """What is promised for a row without keys in a call with a mask, the flag, weights.
+        """The promised rule for rows without keys, by a call's mask form, causality and weights.
 
-        Calls that return weights follow their own rule if they have one. Where mask and flag, both
-        given, go by different rules, nothing is promised.
+        Calls that return weights follow the rule for weights, if declared. A call with mask and
+        flag under different rules has no promise: "any".
         """
         if not self.empty_rows_by:
             return self.empty_rows
@@ -205,22 +204,22 @@ class Declaration:
 
     @property
     def empty_rules(self) -> frozenset[str]:
-        """Every rule that some call follows, "any" among them only where nothing is promised."""
+        """Every rule that a call may follow; "any" only without any promise."""
         named = {rule for _, rule in self.empty_rows_by if rule != "any"}
         return frozenset(named or {self.empty_rows})
 
     @property
     def compiles_sizes(self) -> bool:
-        """Whether each new size is compiled, so that problems have few different sizes."""
+        """Whether the candidate compiles each new size: problems then have few different sizes."""
         return self.arrays == "jax"
 
     @property
     def positions_known(self) -> bool:
-        """Whether the declared point says which positions are mixed in, if any are."""
+        """Whether the declared point covers the mixed-in positions, if any."""
         return self.position is None or self.position == mixed_in(self.semantics)
 
     def shapes_of(self, form: str) -> tuple[str, ...]:
-        """The shapes in which masks of a form are accepted."""
+        """The accepted shapes of masks of a form."""
         if form in STRUCTURED_SHAPES:
             shape = STRUCTURED_SHAPES[form]
             return (shape if self.batched else shape[1:],)
@@ -231,7 +230,7 @@ class Declaration:
 
     @property
     def keywords(self) -> tuple[str, ...]:
-        """Every keyword that a call may use."""
+        """Every keyword that a call may pass."""
         flagged = self.causal is not None and not self.always_causal
         offered = [
             word
@@ -246,7 +245,7 @@ class Declaration:
 
     @property
     def required(self) -> tuple[str, ...]:
-        """Every keyword that every call uses."""
+        """Every keyword that all calls pass."""
         return (
             *self.head_layout.sequence_keywords,
             *TABLE_KEYWORDS.get(self.rotary_tables or "", ()),
@@ -254,14 +253,14 @@ class Declaration:
 
     @property
     def positional(self) -> tuple[str, ...]:
-        """The names of the inputs that are passed by position."""
+        """The names of the positional inputs."""
         if self.kind == "positions" or self.inputs == "self":
             return ("x",)
         return ("query", "context") if self.inputs == "memory" else tuple(self.head_layout.inputs)
 
     @property
     def head_layout(self) -> HeadLayout:
-        """How a core takes its heads: the object that ``layout`` names."""
+        """The HeadLayout that ``layout`` names."""
         return HEAD_LAYOUTS[self.layout]
 
     def as_json(self) -> dict[str, Any]:
@@ -271,7 +270,7 @@ class Declaration:
             "mask_shapes": [*self.mask_shapes, *self.length_shapes],
             "empty_rows": dict(self.empty_rows_by) or self.empty_rows,
             "features": sorted(self.features),
-            # Without addresses: two runs on the same candidate say the same.
+            # Without addresses, so that records of two runs are equal.
             "semantics": {name: _ADDRESS.sub("", str(pair[1])) for name, pair in changed.items()},
             **({} if self.ranks is None else {"ranks": self.ranks.as_json()}),
         }
@@ -286,7 +285,7 @@ class Declaration:
 
 
 def mixed_in(point: golden.Semantics) -> str | None:
-    """The kind of positions (of ``POSITIONS``) that a point of the semantics mixes in, if any."""
+    """The kind of positions (of ``POSITIONS``) that a point mixes in, else None."""
     if point.rotary != "none":
         return "rotary"
     return "alibi" if point.alibi else None

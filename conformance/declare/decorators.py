@@ -23,7 +23,7 @@ from .promises import declare
 from .signatures import read_signature
 
 Decorator = Callable[[Callable[..., Any]], Candidate]
-# Promises of how a function is called, which its declaration needs no more than once.
+# Promises on calls, consumed by the decorator rather than the declaration.
 _OF_CALLS = ("signature", "keywords")
 _WIDTHS = ("query_size", "key_size", "value_size", "output_size")
 
@@ -39,24 +39,24 @@ def core(
 ) -> Candidate | Decorator:
     """Declare a bare attention function; ``@core`` alone is ``@core()``.
 
-    It is called as ``function(query, key, value, **keywords)`` with ``query [B, H, Lq, D]``, ``key
-    [B, Hkv, Lk, D]`` and ``value [B, Hkv, Lk, Dv]``, and returns ``[B, H, Lq, Dv]`` in the query's
-    dtype. The keywords passed are those that are declared and that the problem uses. One that is
-    causal in every call declares ``causal`` (its alignment) and ``always_causal=True``: no flag is
-    passed, and every problem is causal. ``layout`` is how it takes its heads where that is another
-    way: ``"BSHD"``, ``"packed-qkv"``, ``"packed-kv"`` or ``"varlen"``
-    (:mod:`conformance.declare.head_layouts`), the last with ``offsets="shared"`` where queries and
-    keys have one ``cu_seqlens`` and ``max_seqlen``, and with ``padded=True`` where rows that belong
-    to no sequence lie between them: ``cu_seqlens_q_padded`` and ``cu_seqlens_k_padded`` then say at
-    which row each sequence begins, and the answer has the query's rows. One that takes contiguous
-    tensors alone declares ``strides="contiguous"``: it may raise for others, but not answer
+    It is called as ``function(query, key, value, **keywords)`` with ``query [B, H, Lq, D]``,
+    ``key [B, Hkv, Lk, D]`` and ``value [B, Hkv, Lk, Dv]``, and returns ``[B, H, Lq, Dv]`` in the
+    query's dtype. Calls pass the declared keywords that a problem uses. A function that is causal
+    in every call declares ``causal`` (its alignment) and ``always_causal=True``: no flag is passed,
+    and every problem is causal. ``layout`` declares another layout of heads: ``"BSHD"``,
+    ``"packed-qkv"``, ``"packed-kv"`` or ``"varlen"`` (:mod:`conformance.declare.head_layouts`).
+    ``"varlen"`` has two options: ``offsets="shared"`` gives queries and keys a common
+    ``cu_seqlens`` and ``max_seqlen``; ``padded=True`` puts padding rows, which belong to no
+    sequence, between sequences: ``cu_seqlens_q_padded`` and ``cu_seqlens_k_padded`` then hold the
+    first row of each sequence, and the answer has the query's rows. A function for contiguous
+    tensors alone declares ``strides="contiguous"``: it may raise for other tensors, but not answer
     wrongly.
 
-    ``keywords`` are its own names: ``{"keep": "attn_mask", "scale": "sm_scale", "window":
-    ("window_left", "window_right")}``; a parameter without a default gets what changes nothing.
-    ``signature`` is that of a public function, whose names, layout and conventions it has:
-    ``"flash_attn"``, ``"torch_sdpa"`` and others (:mod:`conformance.declare.signatures`), each
-    promise of which can be given otherwise.
+    ``keywords`` maps to the function's own names: ``{"keep": "attn_mask", "scale": "sm_scale",
+    "window": ("window_left", "window_right")}``; a required parameter gets a neutral value in calls
+    without its keyword. ``signature`` names a public function with equal names, layout and
+    conventions: ``"flash_attn"``, ``"torch_sdpa"`` and others
+    (:mod:`conformance.declare.signatures`); explicit promises override the signature's.
 
     Raises DeclarationError (a ValueError) for a promise that is unknown or that the function's
     signature cannot keep.
@@ -77,11 +77,11 @@ def layer(
 
     ``forward(query, key, value, **keywords)`` takes ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]`` and
     ``value [B, Lk, Ev]`` and returns ``[B, Lq, Eo]``. ``inputs="self"`` calls ``forward(x)``,
-    ``inputs="memory"`` calls ``forward(query, context)``; ``batched=False`` drops the batch axis.
-    A forward that is a ``torch.nn.Module`` is put in eval mode. ``@layer`` alone is ``@layer()``.
-    ``keywords`` are the forward's own names: see :func:`core`.
+    ``inputs="memory"`` calls ``forward(query, context)``; ``batched=False`` drops the batch axis. A
+    forward that is a ``torch.nn.Module`` is put in eval mode. ``@layer`` alone is ``@layer()``.
+    ``keywords`` maps to the forward's own names: see :func:`core`.
 
-    Raises DeclarationError (a ValueError) for a promise that is unknown.
+    Raises DeclarationError (a ValueError) for an unknown promise.
     """
     return _applied(_decorator("layer", name, promises), function)
 
@@ -96,10 +96,10 @@ def positions(
 ) -> Decorator:
     """Declare a position encoding on its own: a function ``[B, L, E] -> [B, L, E]``.
 
-    It returns its input plus the sinusoidal encoding of positions 0 .. L, for any even width E and
-    any length up to ``max_length``, which must be given.
+    The function returns its input plus the sinusoidal encoding of positions 0 .. L, for every even
+    width E and every length up to the required ``max_length``.
 
-    Raises DeclarationError (a ValueError) without it, and for a promise that is unknown.
+    Raises DeclarationError (a ValueError) without ``max_length``, and for an unknown promise.
     """
     if function is not None or max_length is None:
         msg = "conformance.positions needs to know how long: write positions(max_length=512)"
@@ -116,7 +116,7 @@ def fixed_layer(
     name: str | None = None,
     **promises: Any,
 ) -> Candidate:
-    """Declare a layer that brings its own weights: a built module, a library's layer.
+    """Declare a layer with its own weights: a built module, a library's layer.
 
     Widths and heads are pinned by the weights; batch, lengths, values and masks are drawn. With
     ``weights=None`` no golden answer exists: only metamorphic clauses run, and ``geometry=`` must
@@ -150,7 +150,6 @@ def _fixed_pins(
     num_kv_heads: int | None,
     rule: Any,
 ) -> Any:
-    """The geometry rule of a layer whose sizes its weights, or its declaration, decide."""
     if weights is None:
         return _pins_without_weights(num_heads, num_kv_heads, rule)
     if not isinstance(weights, golden.ProjectionWeights):
@@ -164,7 +163,7 @@ def _fixed_pins(
 
 
 def _joined(rule: Any, sizes: dict[str, int], said: str) -> dict[str, Any]:
-    """Declared pins and sizes that are known otherwise; raises DeclarationError for others."""
+    """Declared pins completed by known sizes; raises DeclarationError for a contradiction."""
     pins = read_pins(rule)
     for name, size in sizes.items():
         pinned = pins.sizes.get(name, (sizes.get(pins.equal_to.get(name, name), size),))
@@ -235,7 +234,6 @@ def _pins_of(
 
 
 def _check_numbers(weights: golden.ProjectionWeights) -> None:
-    """Require rows and columns in every matrix, and finite numbers in it and in every bias."""
     for field in dataclasses.fields(weights):
         tensor: Tensor | None = getattr(weights, field.name)
         if tensor is None and field.name not in ("q", "k", "v"):
@@ -267,7 +265,6 @@ def _check_numbers(weights: golden.ProjectionWeights) -> None:
 
 
 def _check_fixed(weights: golden.ProjectionWeights, num_heads: int, value_head_size: int) -> None:
-    """Require an output matrix for the merged heads, and biases as long as their matrices."""
     merged = num_heads * value_head_size
     if weights.o is not None and weights.o.shape[1] != merged:
         msg = (
@@ -320,7 +317,7 @@ def _check_name(name: object) -> None:
 
 
 def _applied(decorator: Decorator, function: object) -> Candidate | Decorator:
-    """The decorator, or the candidate where it is used without parentheses."""
+    """The decorator, or the candidate where the decorator is used without parentheses."""
     return decorator if function is None else decorator(function)  # type: ignore[arg-type]  # it refuses what is no function
 
 
@@ -332,7 +329,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _declare(kind: str, promises: dict[str, Any], said: str = "") -> Declaration:
-    """Declare; ``said`` is the name of the public function where it is not the kind."""
+    """Check the names of promises and declare; ``said`` is the public function if not the kind."""
     accepted = [word for word in inspect.signature(declare).parameters if word != "kind"]
     for word in promises:
         if word not in accepted:
@@ -343,9 +340,9 @@ def _declare(kind: str, promises: dict[str, Any], said: str = "") -> Declaration
 
 
 def check_signature(function: Callable[..., Any], declaration: Declaration, name: str) -> None:
-    """Require that a function can be called as declared; raises DeclarationError.
+    """Require a function that can be called as declared; raises DeclarationError.
 
-    Functions written in C have no signature: they are not checked.
+    Functions in C without a signature are not checked.
     """
     try:
         signature = signature_of(function) or inspect.signature(function)
@@ -377,7 +374,7 @@ def check_signature(function: Callable[..., Any], declaration: Declaration, name
 def _check_required(
     signature: inspect.Signature, inputs: tuple[str, ...], declaration: Declaration, name: str
 ) -> None:
-    """Require that a call without keywords is possible: problems without options make it."""
+    """Require that calls without optional keywords are possible: some problems use none."""
     try:
         signature.bind(*inputs, **dict.fromkeys(declaration.required))
     except TypeError as error:
@@ -390,6 +387,6 @@ def _check_required(
 
 
 def renamed(candidate: Candidate, name: str) -> Candidate:
-    """A candidate under another name."""
+    """A copy of a candidate under another name."""
     first_name = candidate.first_name or candidate.name
     return dataclasses.replace(candidate, name=name, first_name=first_name)

@@ -1,6 +1,6 @@
-"""How a core takes its heads: one object for each declared ``layout``.
+"""The layouts of a core's heads: an object for each declared ``layout``.
 
-Everywhere else heads are ``[B, H, S, D]``. A new order of these axes is one more entry here.
+Everywhere else heads are ``[B, H, S, D]``. A new order of these axes is a new entry here.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ SEQUENCE_KEYWORDS: Final = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max
 
 @dataclass(frozen=True, kw_only=True)
 class HeadLayout:
-    """The axes of heads, and which tensors query, key and value lie in.
+    """The axes of heads, and the tensors of query, key and value.
 
     axes
-        ``B`` items, ``H`` heads, ``S`` positions, ``D`` channels, in their order; ``T`` for the
-        tokens of all sequences of a batch, one after another.
+        ``B`` items, ``H`` heads, ``S`` positions, ``D`` channels, in order; ``T`` for the tokens of
+        all sequences of a batch, one after another.
     inputs
-        The positional inputs, with what lies in each. What shares a tensor lies along an axis of
-        its own, in front of the heads.
+        The positional inputs and their contents. Contents that share a tensor have an extra axis in
+        front of the heads.
     ties
-        Sizes that are equal because their tensors are one: geometry field to geometry field.
+        Sizes made equal by a shared tensor: geometry field to geometry field.
     impossible
-        Features that have no form in this layout, and why.
+        Features without a form in this layout, and why.
     sequence_keywords
-        What says where sequences begin, how many tokens the longest has, and, where rows that
-        belong to no sequence lie between them, at which row each begins.
+        Keywords of the first token of each sequence, of the longest length, and, with padding rows
+        between sequences, of each sequence's first row.
     """
 
     axes: str = OWN_AXES
@@ -49,12 +49,12 @@ class HeadLayout:
 
     @property
     def is_own(self) -> bool:
-        """Whether heads are handed over as they are everywhere else."""
+        """Whether heads keep the harness' own layout."""
         return self.axes == OWN_AXES and not self.is_packed
 
     @property
     def is_packed(self) -> bool:
-        """Whether several of query, key and value lie in one tensor."""
+        """Whether one tensor holds several of query, key and value."""
         return any(len(parts) > 1 for parts in self.inputs.values())
 
     @property
@@ -64,7 +64,7 @@ class HeadLayout:
 
     @property
     def has_gaps(self) -> bool:
-        """Whether rows that belong to no sequence lie between the sequences."""
+        """Whether padding rows lie between the sequences."""
         return any(word.endswith("_padded") for word in self.sequence_keywords)
 
     def arranged(self, heads: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class HeadLayout:
         return heads if self.axes == OWN_AXES else heads.permute(*map(OWN_AXES.index, self.axes))
 
     def restored(self, tensor: Tensor) -> Tensor:
-        """The inverse of :meth:`arranged`, for one tensor that holds one input."""
+        """The inverse of :meth:`arranged`, for a tensor with one input."""
         return tensor if self.axes == OWN_AXES else tensor.permute(*map(self.axes.index, OWN_AXES))
 
 
@@ -106,7 +106,7 @@ _HEAD_LAYOUTS: Final[dict[str, HeadLayout]] = {
     ),
     # [total, H, D] with cu_seqlens and max_seqlen, as FlashAttention takes it.
     "varlen": HeadLayout(axes="THD", impossible=_OF_SEQUENCES, sequence_keywords=SEQUENCE_KEYWORDS),
-    # The same with one cu_seqlens and max_seqlen for queries and keys.
+    # varlen with a common cu_seqlens and max_seqlen for queries and keys.
     "varlen-shared": HeadLayout(
         axes="THD",
         ties={"key_length": "query_length"},
@@ -114,7 +114,7 @@ _HEAD_LAYOUTS: Final[dict[str, HeadLayout]] = {
         sequence_keywords=("cu_seqlens", "max_seqlen"),
     ),
 }
-# Those of sequences with rows between them that belong to none, as cuDNN and TransformerEngine pad.
+# Layouts with padding rows between sequences, as in cuDNN and TransformerEngine.
 HEAD_LAYOUTS: Final[Mapping[str, HeadLayout]] = _HEAD_LAYOUTS | {
     f"{name}-padded": dataclasses.replace(
         layout,
@@ -129,7 +129,7 @@ HEAD_LAYOUTS: Final[Mapping[str, HeadLayout]] = _HEAD_LAYOUTS | {
 
 
 def check_company(layout: str, features: frozenset[str], empty_rows: str) -> None:
-    """Refuse features and rules that a layout has no room for; raises DeclarationError."""
+    """Raise DeclarationError for features and rules that a layout cannot have."""
     for feature, why in HEAD_LAYOUTS[layout].impossible.items():
         if feature in features:
             msg = f"the feature {feature!r} cannot be had with layout={layout!r}: {why}; drop one"

@@ -1,4 +1,4 @@
-"""A candidate's own names of keywords: a call in the harness' words becomes one in the user's."""
+"""A candidate's names for keywords: translates calls from the harness' names to the user's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _OF_SEQUENCES: Final = frozenset(
 _WORDS: Final = (*sorted(OWN_KEYWORDS), *sorted(_OF_SEQUENCES))
 # Keywords whose two parts may be handed over as two parameters.
 _PAIRS: Final = frozenset({"window"})
-# What a required parameter gets in a call that does not use its keyword; a mask gets None.
+# Values of required parameters in calls without their keyword; a mask gets None.
 _UNUSED: Final[Mapping[str, Any]] = {
     "causal": False,
     "dropout": 0.0,
@@ -38,16 +38,16 @@ Prepare = Callable[[dict[str, Any], Tensor, Tensor], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class OwnKeywords:
-    """How a function names the harness' keywords, and in which form it takes their values.
+    """A function's names for the harness' keywords, and the form of their values.
 
     names
-        The parameter of each keyword, or the two parameters of a pair's parts. Keywords of one
-        parameter are handed over together, as a tuple in this order.
+        The parameter of each keyword, or two parameters for the parts of a pair. Keywords that
+        share a parameter are passed together, as a tuple in this order.
     prepare
-        Where values have another form: a function of a call's keywords, still in the harness'
-        words, and of its query and key, which returns what is handed over.
+        A function that converts values: from a call's keywords, in the harness' names, its query
+        and its key, to the keywords to pass.
     grouped
-        A flag that it needs where key and value have fewer heads, "" where it needs none.
+        A flag for calls in which key and value have fewer heads, "" without a flag.
     """
 
     names: Mapping[str, tuple[str, ...]]
@@ -55,13 +55,13 @@ class OwnKeywords:
     grouped: str = ""
 
     def joined(self, others: OwnKeywords | None) -> OwnKeywords:
-        """These names with others, which stand in place of these."""
+        """These names, overridden by others."""
         if others is None:
             return self
         return dataclasses.replace(self, names={**self.names, **others.names})
 
     def applied(self, function: Callable[..., Any], declaration: Declaration) -> Callable[..., Any]:
-        """The function, or the builder of a layer, as one of the harness' keywords."""
+        """The function, or the builder of a layer, behind the harness' keywords."""
         if declaration.kind != "layer":
             return self._called(function, declaration, None)
 
@@ -79,9 +79,9 @@ class OwnKeywords:
     def _called(
         self, function: Callable[..., Any], declaration: Declaration, head_size: int | None
     ) -> Callable[..., Any]:
-        """A function of the harness' keywords that calls ``function`` with its own.
+        """A function of the harness' keywords that calls ``function`` with the user's names.
 
-        Without a ``head_size`` that of the query is its last axis.
+        ``head_size`` None means the size of the query's last axis.
         """
         required = tuple(self._required(function))
         point, heads = declaration.semantics, declaration.head_layout.axes.index("H")
@@ -117,7 +117,6 @@ class OwnKeywords:
         return call
 
     def _handed_over(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of keywords by the parameters that get them."""
         parts: dict[str, list[Any]] = {}
         ordered = dict.fromkeys((*(word for word in self.names if word in values), *values))
         for word in ordered:
@@ -129,9 +128,9 @@ class OwnKeywords:
         return {name: each[0] if len(each) == 1 else tuple(each) for name, each in parts.items()}
 
     def _in_our_words(self, signature: inspect.Signature) -> inspect.Signature:
-        """A function's signature with the harness' keywords in place of its own names for them.
+        """A function's signature, with the harness' keywords in place of the user's.
 
-        Raises DeclarationError where it lacks a name.
+        Raises DeclarationError if a declared name is no parameter.
         """
         parameters = dict(signature.parameters)
         opens = [entry for entry in parameters.values() if entry.kind is entry.VAR_KEYWORD]
@@ -152,7 +151,6 @@ class OwnKeywords:
         return inspect.Signature([*kept, *ours, *opens])
 
     def _required(self, function: Callable[..., Any]) -> Iterator[str]:
-        """The harness' keywords whose parameters have no default."""
         signature = parameters_of(function)
         parameters = {} if signature is None else signature.parameters
         for word, names in self.names.items():
@@ -162,7 +160,7 @@ class OwnKeywords:
 
 
 class _RenamedModule(nn.Module):
-    """A module that is called with the harness' keywords, and is moved and cast as itself."""
+    """A module behind the harness' keywords, moved and cast with its inner module."""
 
     def __init__(
         self, module: nn.Module, theirs: Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
@@ -173,14 +171,14 @@ class _RenamedModule(nn.Module):
         self.train(module.training)
 
     def forward(self, *inputs: Any, **keywords: Any) -> Any:
-        """Call the module by its own names."""
+        """Call the module with the user's names."""
         return self.module(*inputs, **self.theirs(inputs, keywords))
 
 
 def parameters_of(function: Any) -> inspect.Signature | None:
     """The signature of a function, an operator or a module's forward.
 
-    None for one written in C whose docstring does not begin with it.
+    None for a function in C whose docstring begins without a signature.
     """
     called = function.forward if isinstance(function, nn.Module) else function
     try:
@@ -190,7 +188,7 @@ def parameters_of(function: Any) -> inspect.Signature | None:
 
 
 def read_keywords(given: object) -> OwnKeywords:
-    """Check the names that a declaration gives; raises DeclarationError with one sentence."""
+    """Check a declaration's names of keywords; raises DeclarationError with a sentence."""
     example = '{"keep": "attn_mask", "scale": "sm_scale"}'
     if not isinstance(given, Mapping):
         msg = (

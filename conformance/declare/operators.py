@@ -1,4 +1,4 @@
-"""Operators registered with torch: by name, by the object that calls them, and by their calls."""
+"""Operators registered with torch: by name, by calling object, and by recorded calls."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import DeclarationError
 
-# What was called: the overload, with its arguments.
+# A call: the overload, with its arguments.
 Called = tuple[OpOverload, tuple[Any, ...], dict[str, Any]]
 _SEPARATOR: Final = "::"
 
 
 def operator_of(function: Any) -> str:
-    """The name ``ns::name`` of the operator that an object is, "" for anything else."""
+    """The name ``ns::name`` of an operator object, "" for other objects."""
     packet = packet_of(function)
     return "" if packet is None else str(packet._qualified_op_name)  # noqa: SLF001 (it has no public name)
 
 
 def packet_of(function: Any) -> OpOverloadPacket | None:
-    """All overloads of the operator that an object is; None for anything else."""
+    """All overloads of an operator object; None for other objects."""
     if isinstance(function, CustomOpDef):
         function = function._opoverload  # noqa: SLF001 (what opcheck itself asks for)
     if isinstance(function, OpOverload):
@@ -37,7 +37,7 @@ def packet_of(function: Any) -> OpOverloadPacket | None:
 
 
 def registered_operator(name: str) -> OpOverloadPacket:
-    """All overloads of a registered operator; raises DeclarationError for an unknown one."""
+    """All overloads of a registered operator; raises DeclarationError for an unknown name."""
     namespace, separator, own = name.partition(_SEPARATOR)
     if not separator or not namespace or not own:
         msg = f"operator is {name!r}: write its namespace and its name, such as 'mylib::attention'"
@@ -56,7 +56,7 @@ def registered_operator(name: str) -> OpOverloadPacket:
 
 
 def signature_of(function: Any) -> inspect.Signature | None:
-    """The signature of an operator with one overload, as its schema says; None for others."""
+    """The schema's signature of an operator with one overload; None for other objects."""
     packet = packet_of(function)
     if packet is None or len(packet.overloads()) != 1:
         return None
@@ -73,7 +73,7 @@ def _parameter(argument: Any) -> inspect.Parameter:
 
 
 class PythonCalls(TorchFunctionMode):
-    """Keeps the calls of one operator that are made from Python meanwhile."""
+    """Records the calls of one operator from Python."""
 
     def __init__(self, packet: OpOverloadPacket) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class PythonCalls(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Note the call, and make it."""
+        """Record the call, and make it."""
         named = kwargs or {}
         if packet_of(func) is self.packet:
             self.calls.append((_resolved(func, args, named), *_before(args, named)))
@@ -95,7 +95,7 @@ class PythonCalls(TorchFunctionMode):
 
 
 class DispatchedCalls(TorchDispatchMode):
-    """Keeps the calls of one operator that come from C++ meanwhile."""
+    """Records the calls of one operator from C++."""
 
     def __init__(self, packet: OpOverloadPacket) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
@@ -109,7 +109,7 @@ class DispatchedCalls(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Note the call, and make it."""
+        """Record the call, and make it."""
         named = kwargs or {}
         if packet_of(func) is self.packet:
             self.calls.append((func, *_before(args, named)))
@@ -117,7 +117,7 @@ class DispatchedCalls(TorchDispatchMode):
 
 
 def _before(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Copies of the arguments as they are before the call, which may write to them."""
+    """Copies of the arguments from before the call, which may write to them."""
 
     def copied(value: Any) -> Any:
         return value.detach().clone() if isinstance(value, Tensor) else value
@@ -126,7 +126,6 @@ def _before(args: tuple[Any, ...], named: dict[str, Any]) -> tuple[tuple[Any, ..
 
 
 def _resolved(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> OpOverload:
-    """The overload that a call means."""
     if isinstance(func, OpOverload):
         return func
     names = func.overloads()
@@ -137,7 +136,7 @@ def _resolved(func: Any, args: tuple[Any, ...], named: dict[str, Any]) -> OpOver
 
 
 def written_arguments(overload: OpOverload) -> frozenset[str]:
-    """The names of the arguments that a schema says are written to."""
+    """The names of the arguments that the schema marks as written."""
     schema = overload._schema  # noqa: SLF001 (it has no public name)
     return frozenset(
         argument.name

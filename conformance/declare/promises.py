@@ -1,4 +1,4 @@
-"""Checks what a candidate declares, and makes the declaration of it."""
+"""Checks a candidate's promises, and builds its declaration."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ from .ranks import Ranks
 
 
 def _forms_of_layout(layout: str, forms: tuple[str, ...]) -> tuple[str, ...]:
-    """The forms of masks; only sequences of different lengths where a layout has those.
+    """The declared mask forms, or "sequences" alone for a layout with sequences.
 
-    Raises DeclarationError where others are declared as well.
+    Raises DeclarationError for mask forms declared with sequences.
     """
     if not HEAD_LAYOUTS[layout].has_sequences:
         return forms
@@ -109,7 +109,7 @@ def declare(
     padded: bool = False,
     expected_failures: GivenExpectations = None,
 ) -> Declaration:
-    """Check every promise and put them together; raises DeclarationError with one sentence."""
+    """Check every promise and build the declaration; raises DeclarationError with a sentence."""
     _flags(always_causal=always_causal, batched=batched, tf32=tf32, padded=padded)
     forms = _words("masks", masks, (*MASK_FORMS, *STRUCTURED_FORMS))
     pins = _for_structured(forms, read_pins(geometry), kind, always_causal=always_causal)
@@ -208,7 +208,7 @@ def declare(
 
 
 def _of_sequences(layout: object, ending: str, promise: str) -> str:
-    """The layout of sequences with a promise about their offsets; DeclarationError for others."""
+    """The layout of sequences with an ending for its offsets; raises DeclarationError."""
     if not (isinstance(layout, str) and layout.startswith("varlen")):
         msg = f"{promise} with layout={layout!r}: only layout='varlen' has offsets"
         raise DeclarationError(msg)
@@ -216,9 +216,9 @@ def _of_sequences(layout: object, ending: str, promise: str) -> str:
 
 
 def _for_structured(forms: tuple[str, ...], pins: Pins, kind: str, *, always_causal: bool) -> Pins:
-    """The pins of what takes masks of a structure: a tree has a key for each query.
+    """The pins of a candidate with structured masks: a tree has a key for each query.
 
-    Raises DeclarationError for what cannot be had together.
+    Raises DeclarationError for promises that exclude each other.
     """
     if "prefix" in forms and always_causal:
         msg = (
@@ -241,7 +241,6 @@ def _for_structured(forms: tuple[str, ...], pins: Pins, kind: str, *, always_cau
 
 
 def _read_block_size(block_size: object, forms: tuple[str, ...]) -> tuple[int, int] | None:
-    """The sizes of a block, which masks by blocks have and no others; raises DeclarationError."""
     if block_size is None and "blocks" not in forms:
         return None
     if "blocks" not in forms:
@@ -268,7 +267,6 @@ def _read_tables(
     batched: bool,
     ranks: Ranks | None,
 ) -> str | None:
-    """The axes of rotary tables that are arguments; raises DeclarationError."""
     if form is None and shape is None:
         return None
     if form is None:
@@ -303,12 +301,12 @@ def _read_tables(
     return text
 
 
-# The largest head size that is drawn for tables where none is pinned.
+# The largest head size drawn for tables when no head size is pinned.
 _WIDEST_HEAD: Final = 128
 
 
 def _for_tables(form: str | None, kind: str, point: golden.Semantics, pins: Pins) -> Pins:
-    """The pins of what is given tables: all channels that turn are in pairs."""
+    """Pins for rotary tables: the head size must give an even number of turning channels."""
     alike = next(group for group in grouped(pins.ties) if "head_size" in group)
     decided = pins.build is not None or not set(alike).isdisjoint(pins.sizes)
     if form is None or kind not in ("core", "layer") or decided:
@@ -324,7 +322,7 @@ def _read_empty_rows(
     causal: str | None,
     offered: frozenset[str],
 ) -> tuple[str, dict[str, str]]:
-    """The rule for rows without keys, "any" if rules differ by way, and then the rules by way."""
+    """The rule for rows without keys and {}, or "any" and the rules by way where they differ."""
     if not isinstance(declared, Mapping):
         _choice("empty_rows", declared, EMPTY_ROWS)
         return declared, {}
@@ -358,10 +356,7 @@ def _read_ranks(
     forms: tuple[str, ...],
     batched: bool,
 ) -> tuple[Ranks, Pins]:
-    """The ranks, their places in words, and the pins where they divide sizes.
-
-    Raises DeclarationError.
-    """
+    """The ranks with places in words, and the pins of divided sizes; raises DeclarationError."""
     if not isinstance(ranks, Ranks):
         msg = f"ranks is {ranks!r}: give a conformance.Ranks, such as Ranks(2, query='sequence')"
         raise DeclarationError(msg)
@@ -403,7 +398,7 @@ def _read_ranks(
 def _divisible(
     pinned: Mapping[str, tuple[int, ...]], multiples: Mapping[str, int]
 ) -> dict[str, tuple[int, ...]]:
-    """The pinned sizes that ranks can divide; raises DeclarationError where one has none."""
+    """The pinned sizes that ranks can divide; raises DeclarationError if none is left."""
     result = {}
     for name, sizes in pinned.items():
         multiple = multiples.get(name, 1)
@@ -418,7 +413,6 @@ def _divisible(
 
 
 def _check_longest(max_length: int | None, pins: Pins) -> None:
-    """Require a length that pinned ones leave; raises DeclarationError."""
     if max_length is not None and (type(max_length) is not int or max_length < 1):
         msg = f"max_length is {max_length!r}: give a positive integer"
         raise DeclarationError(msg)
@@ -430,7 +424,7 @@ def _check_longest(max_length: int | None, pins: Pins) -> None:
 
 
 def _flags(**flags: object) -> None:
-    """Require True or False: the text "no" would be as good as True."""
+    """Require True or False: a text such as "no" would count as True."""
     for name, value in flags.items():
         if not isinstance(value, bool):
             msg = f"{name} is {repr_of(value)}: give True or False"
@@ -445,7 +439,6 @@ def _choices(choices: Mapping[str, tuple[object, Iterable[str]]]) -> None:
 def _read_layout(
     kind: str, layout: str, forms: tuple[str, ...], pins: Pins, *, batched: bool
 ) -> tuple[Pins, tuple[str, ...]]:
-    """The pins and the mask forms of a core whose heads lie in another order than usual."""
     _choice("layout", layout, HEAD_LAYOUTS)
     if kind != "core":
         msg = f"layout is {layout!r} for a {kind}: only a core takes heads; drop it"
@@ -463,7 +456,6 @@ def _read_arrays(
     offered: frozenset[str],
     named: frozenset[str],
 ) -> frozenset[str]:
-    """The features of what takes arrays of another library; raises DeclarationError."""
     impossible = sorted(named & (OF_TENSORS | ({"out"} if arrays == "jax" else set())))
     if impossible:
         msg = f"the feature {impossible[0]!r} needs tensors, but arrays is {arrays!r}: drop one"
@@ -478,7 +470,6 @@ def _read_arrays(
 
 
 def _read_position(position: str | None, point: golden.Semantics) -> str | None:
-    """What is declared, or what the point mixes in; raises DeclarationError when they differ."""
     mixed = mixed_in(point)
     if position is not None and mixed is not None and position != mixed:
         msg = f"position is {position!r} but semantics mixes in {mixed} positions: drop one"
@@ -487,7 +478,7 @@ def _read_position(position: str | None, point: golden.Semantics) -> str | None:
 
 
 def _read_precision(precision: str | None, kind: str, dtypes: tuple[str, ...]) -> str:
-    """A declared precision beyond that of the dtype: DynamicQuantizeLinear takes float32 alone."""
+    """A precision besides the dtype's own; float32 only, as DynamicQuantizeLinear requires."""
     if precision is None or (isinstance(precision, str) and not precision):
         return ""
     _choice("precision", precision, PRECISIONS)
@@ -537,7 +528,7 @@ def _words(name: str, values: Iterable[str], accepted: Iterable[str]) -> tuple[s
 
 
 def _devices(names: Iterable[str]) -> tuple[str, ...]:
-    """The names of devices that torch knows, whether this machine has them or not."""
+    """Names of devices that torch knows, present on this machine or not."""
     entries = _texts("devices", names)
     for name in entries:
         try:
@@ -552,7 +543,7 @@ def _devices(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _some(name: str, values: tuple[str, ...], example: str) -> tuple[str, ...]:
-    """Require at least one value: without any, no clause would be run, and none would fail."""
+    """Require a value: an empty list would run no clause, and nothing could fail."""
     if not values:
         msg = f"{name} is empty, so nothing would be judged: give at least one, such as {example!r}"
         raise DeclarationError(msg)
@@ -573,7 +564,7 @@ def _read_features(
 def _read_shapes(
     declared: Iterable[str] | None, forms: tuple[str, ...], *, batched: bool
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Shapes with a key axis and shapes of lengths, each in the letters of the axes, in order."""
+    """Shapes with a key axis and shapes of lengths, in the letters of their axes."""
     shapes: tuple[str, ...]
     if declared is not None:
         shapes = _texts("mask_shapes", declared)
@@ -609,7 +600,7 @@ def _check_shape(shape: object) -> None:
 
 
 def _check_score_mod(point: golden.Semantics) -> None:
-    """Call it once, so that a wrong function is reported when it is declared."""
+    """Call score_mod once, to report a wrong function at its declaration."""
     try:
         golden.modify(torch.zeros(1, 1, 2, 3, dtype=torch.float64), point)
     except Exception as error:
@@ -639,7 +630,7 @@ def _read_semantics(
             other = f"{field}={getattr(point, field)!r}"
             msg = f"{name} is {declared!r} but semantics says {other}: drop one"
             raise DeclarationError(msg)
-        if isinstance(declared, dict):  # the rule of a call is looked up when it is made
+        if isinstance(declared, dict):  # each call looks up its own rule
             continue
         point = point.replace(**{field: declared})
     return point

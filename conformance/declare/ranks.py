@@ -1,4 +1,4 @@
-"""Candidates that several ranks compute together: which part of each tensor a rank has."""
+"""Candidates computed by several ranks together: each rank's part of every tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # scripts of failures are written without torch
     from torch import Tensor
 
 PLACES: Final = ("replicated", "heads", "sequence", "zigzag", "batch")
-# What ranks can be declared with: other features compare memory or settings of one process.
+# Features possible with ranks: other features compare memory or settings of one process.
 FEATURES: Final = frozenset(
     {"cross", "gqa", "grad_bias", "grad_weights", "gradients", "scale", "softcap", "window"}
 )
@@ -24,7 +24,7 @@ _AXES: Final[dict[str, dict[str, int]]] = {
     "heads": {"batch": 0, "heads": 1, "sequence": 2, "zigzag": 2},
     "tokens": {"batch": 0, "sequence": 1, "zigzag": 1},
 }
-# Ring attention with equal work for causal ranks: each has a part from the front and from the end.
+# Parts per rank: in ring attention a part from the front and a part from the end balance the work.
 _HALVES: Final = {"zigzag": 2}
 _OF_THE_SEQUENCE: Final = frozenset({"sequence", "zigzag"})
 # How many axes a tensor has: Shard(-2) counts from the last.
@@ -36,30 +36,30 @@ _PLACED: Final = ("query", "key", "value", "output", "x", "context", "mask")
 
 @dataclass(frozen=True)
 class Ranks:
-    """How many ranks compute one answer, and what of each tensor a rank is called with.
+    """The number of ranks behind one answer, and each rank's part of every tensor.
 
-    A place is ``"replicated"`` (all of it), ``"heads"``, ``"sequence"`` or ``"batch"`` (a
-    contiguous part of that axis), ``"zigzag"`` (of twice as many parts of the sequence one from the
-    front and one from the end), or a placement of ``torch.distributed.tensor``. Parts are those of
-    ``torch.chunk``: the last ones may be shorter, or empty. The gradient of what is replicated is
-    the whole gradient, on every rank.
+    A place is ``"replicated"`` (the whole tensor), ``"heads"``, ``"sequence"`` or ``"batch"`` (a
+    contiguous part of that axis), ``"zigzag"`` (of twice as many parts of the sequence, one from
+    the front and one from the end), or a placement of ``torch.distributed.tensor``. Parts are cut
+    like ``torch.chunk``: the last parts may be shorter, or empty. A replicated tensor has the whole
+    gradient on every rank.
 
     count
-        How many ranks there are, unless a clause is about their number.
+        The number of ranks, unless a clause varies it.
     query, key, value, x, context
-        The inputs, by the names that they have in a call.
+        The inputs, by their names in a call.
     output
         The answer; a placement may be ``Partial()``: the sum over all ranks.
     mask
         The mask in any form; along an axis of size 1 it is not divided.
     weights
-        Those of a layer: with ``"heads"`` the rows of query, key and value projections and the
-        columns of the output projection go with their heads, and the output bias is replicated.
+        The weights of a layer: with ``"heads"`` the rows of query, key and value projections and
+        the columns of the output projection go with their heads, and the output bias is replicated.
     even
-        It takes only sizes that the number of ranks divides, and may raise, on all ranks, for
-        others.
+        Whether the candidate takes only sizes divisible by the number of ranks; other sizes may
+        raise, on all ranks.
     seconds
-        The time limit of one call; also that of a collective that waits.
+        The time limit of one call, and of a waiting collective.
     """
 
     count: int
@@ -91,14 +91,14 @@ class Ranks:
             raise DeclarationError(msg)
 
     def places(self, name: str, axes: str) -> Placed:
-        """Where a tensor of a call lies; ``axes`` are "heads" ``[B, H, L, D]`` or "tokens"."""
+        """The place of a tensor with axes "heads" ``[B, H, L, D]`` or "tokens" ``[B, L, E]``."""
         if name in _MASKS:
             return dataclasses.replace(placed(self.mask, _AXES["heads"]), broadcast=True)
         place = getattr(self, name, "replicated")
         return placed(place, _AXES[axes])
 
     def in_words(self, axes: str) -> Ranks:
-        """The same in words, where there is one for a placement on these axes."""
+        """A copy with words in place of torch's placements on these axes, where a word exists."""
         words = {
             name: _word(getattr(self, name), "heads" if name == "mask" else axes)
             for name in _PLACED
@@ -106,27 +106,27 @@ class Ranks:
         return dataclasses.replace(self, **words)
 
     def for_count(self, count: int) -> Ranks:
-        """The same on another number of ranks."""
+        """A copy for another number of ranks."""
         return dataclasses.replace(self, count=count)
 
     @property
     def divides_keys(self) -> bool:
-        """Whether each rank has its own keys of the sequence; placements are words by then."""
+        """Whether each rank has its own keys of the sequence; places must be words."""
         return not _OF_THE_SEQUENCE.isdisjoint((self.key, self.context, self.x))
 
     @property
     def divides_queries(self) -> bool:
-        """Whether each rank has its own queries of the sequence; placements are words by then."""
+        """Whether each rank has its own queries of the sequence; places must be words."""
         return not _OF_THE_SEQUENCE.isdisjoint((self.query, self.x))
 
     def _multiple(self, name: str, place: str) -> int:
-        """What a size must be a multiple of because a tensor is divided along it."""
+        """The number of equal parts of a tensor along an axis: its size must be a multiple."""
         own = getattr(self, name)
         return self.count * _HALVES.get(own, 1) if own == place else 1
 
     @property
     def multiples(self) -> dict[str, int]:
-        """What each size has to be a multiple of; placements are words by then.
+        """The required divisor of each size; places must be words.
 
         Heads are always divided evenly: a query head needs the key/value head of its group.
         """
@@ -147,7 +147,7 @@ class Ranks:
     def fitted(self, geometry: Geometry, pins: Pins = NO_PINS) -> Geometry:
         """The nearest larger geometry that the ranks can divide, with the pinned number of heads.
 
-        Groups of heads stay as large as they are, or where pins forbid that as many heads.
+        Groups of heads keep their size; if pins forbid this, query heads keep their number instead.
         """
         multiples = self.multiples
         heads, shared = multiples["num_heads"], multiples["num_kv_heads"]
@@ -175,7 +175,7 @@ class Ranks:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The places as words, for the report; "replicated" is left out."""
+        """The places as words, for the report, without "replicated" entries."""
         entries = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {
             name: entry if isinstance(entry, (int, float)) else str(entry)
@@ -186,9 +186,9 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where one tensor lies: divided along an axis (None: all of it on each rank), or summed.
+    """The place of a tensor: divided along an axis (None: whole on each rank), or summed.
 
-    One that is ``broadcast`` is not divided where the axis has size 1.
+    A ``broadcast`` tensor is not divided along an axis of size 1.
     """
 
     axis: int | None = None
@@ -198,11 +198,11 @@ class Placed:
 
     @property
     def whole(self) -> bool:
-        """Whether each rank has all of it, as it is: neither a part nor a summand."""
+        """Whether each rank has the whole tensor, neither a part nor a summand."""
         return self.axis is None and not self.summed
 
     def spans(self, size: int, rank: int, count: int) -> list[tuple[int, int]]:
-        """The first and the last index (exclusive) of each stretch that a rank has of a size."""
+        """The (start, stop) indices of a rank's stretches of an axis."""
         if self.axis is None or (self.broadcast and size == 1):
             return [(0, size)]
         pieces = [rank] if self.halves == 1 else [rank, 2 * count - 1 - rank]
@@ -210,7 +210,7 @@ class Placed:
         return [(min(place * step, size), min((place + 1) * step, size)) for place in pieces]
 
     def part(self, whole: Tensor, rank: int, count: int) -> Tensor:
-        """What a rank has of a tensor."""
+        """A rank's part of a tensor."""
         if self.axis is None:
             return whole
         import torch  # noqa: PLC0415 (a declaration is read without it)
@@ -239,7 +239,7 @@ class Placed:
             taken += stop - start
 
     def joined(self, parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-        """The whole tensor, put together or added up; of what is replicated that of rank 0."""
+        """The whole tensor from all parts, concatenated or summed; rank 0's if replicated."""
         if self.axis is None:
             total = parts[0]
             for part in parts[1:] if self.summed else ():
@@ -255,7 +255,7 @@ WHOLE: Final = Placed()
 
 
 def placed(place: Any, axes: dict[str, int]) -> Placed:
-    """A declared place on the axes of a tensor; raises DeclarationError for an axis it lacks."""
+    """A declared place on a tensor's axes; raises DeclarationError for a missing axis."""
     if isinstance(place, str):
         if place == "replicated":
             return WHOLE
@@ -273,7 +273,7 @@ def placed(place: Any, axes: dict[str, int]) -> Placed:
 
 
 def _word(place: Any, axes: str) -> Any:
-    """The word for a placement of torch's, or itself where there is none."""
+    """The word for a placement of torch's, or the placement where no word exists."""
     if isinstance(place, str) or place.is_partial():
         return place
     if place.is_replicate():
@@ -284,7 +284,7 @@ def _word(place: Any, axes: str) -> Any:
 
 
 def weight_place(role: str, weights: str) -> Placed:
-    """Where a projection lies whose rows, or of the output the columns, go with the heads."""
+    """The place of a projection whose rows (the output's columns) go with the heads."""
     if weights == "replicated" or role == "o_bias":
         return WHOLE
     return Placed(1 if role == "o" else 0)
@@ -308,5 +308,4 @@ def _check_place(name: str, place: Any) -> None:
 
 
 def _next(size: int, multiple: int) -> int:
-    """The next multiple that is not smaller."""
     return -(-size // multiple) * multiple

@@ -1,7 +1,7 @@
-"""The signatures of public attention functions, each with what its documentation promises.
+"""Signatures of public attention functions, with the promises of their documentation.
 
-A new one is a row of :data:`SIGNATURES`. Of a function that lacks a parameter of its row the row
-promises nothing of that parameter.
+A new signature is a row of :data:`SIGNATURES`. A row promises nothing about a parameter that a
+function lacks.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _EVERY_SHAPE: Final = ("BHQK", "B1QK", "B11K", "11QK", "QK")
 
 @dataclass(frozen=True, kw_only=True)
 class PublicSignature:
-    """What a public function calls its parameters, and what it says of itself.
+    """A public function's parameter names and documented promises.
 
     inputs
         The names of its positional inputs.
     keywords
-        The harness' keyword to its parameter.
+        From the harness' keyword to the parameter.
     others
-        Its other parameters, which no call gives.
+        Further parameters, which no call passes.
     marks
-        The parameters that it has had in every version: an undeclared function with all of them,
-        and with none that it lacks, is taken for it.
+        The parameters present in every version: an undeclared function is recognised if it has all
+        of them, and no parameter beyond the row's.
     prepare
-        Where its values have another form: see :class:`OwnKeywords`.
+        Converts values: see :class:`OwnKeywords`.
     grouped
-        A flag that it needs where key and value have fewer heads, "" where it needs none.
+        A flag for calls in which key and value have fewer heads, "" without a flag.
     source
-        Where this is documented.
+        The address of the documentation.
     """
 
     inputs: tuple[str, ...]
@@ -53,11 +53,11 @@ class PublicSignature:
 
     @property
     def parameters(self) -> frozenset[str]:
-        """Every parameter that the public function has."""
+        """Every parameter of the public function."""
         return frozenset((*self.inputs, *self.keywords.values(), *self.others))
 
     def keywords_of(self, function: Callable[..., Any]) -> OwnKeywords:
-        """The names of keywords, of those parameters that a function has."""
+        """The keywords whose parameters a function has."""
         has = self._of(function)
         return OwnKeywords(
             names={word: (theirs,) for word, theirs in self.keywords.items() if theirs in has},
@@ -68,10 +68,10 @@ class PublicSignature:
     def promised(
         self, function: Callable[..., Any], words: Collection[str], given: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The promises of a function that takes some of the harness' keywords.
+        """The promises of a function that takes the keywords ``words``.
 
-        ``given`` are those of its declaration: each stands in place of the signature's, but for
-        features, which join.
+        The declaration's promises ``given`` override the signature's, except features, which are
+        joined.
         """
         has, words = self._of(function), frozenset(words)
         features = [
@@ -93,7 +93,7 @@ class PublicSignature:
         return {**own, **given, "features": added}
 
     def _of(self, function: Callable[..., Any]) -> frozenset[str]:
-        """Those of the parameters that a function has: all where it takes any keyword."""
+        """The row's parameters that a function has; all if it takes any keyword."""
         signature = parameters_of(function)
         if signature is None:
             return self.parameters
@@ -103,7 +103,7 @@ class PublicSignature:
 
 
 def _with_mask_functions(keywords: dict[str, Any], query: Tensor, _key: Tensor) -> dict[str, Any]:
-    """A table of keys as a block mask, and a bias as a function of a score."""
+    """Convert ``keep`` to a block mask, and ``bias`` to a function of a score."""
     keep, bias = keywords.pop("keep", None), keywords.pop("bias", None)
     if keep is not None:
         from torch.nn.attention.flex_attention import (  # noqa: PLC0415 (slow to import)
@@ -126,7 +126,7 @@ def _with_mask_functions(keywords: dict[str, Any], query: Tensor, _key: Tensor) 
 
 
 def _with_causal_mask(keywords: dict[str, Any], query: Tensor, key: Tensor) -> dict[str, Any]:
-    """A mask and the flag as one mask, as callers of torch's function combine them."""
+    """Merge a mask and the causal flag into one mask, as callers of torch's function do."""
     form = next((form for form in ("keep", "bias") if form in keywords), None)
     if form is None or not keywords.pop("causal", False):
         return keywords
@@ -137,7 +137,7 @@ def _with_causal_mask(keywords: dict[str, Any], query: Tensor, key: Tensor) -> d
 
 
 def _with_limited_window(keywords: dict[str, Any], query: Tensor, key: Tensor) -> dict[str, Any]:
-    """A side of the window without a limit as one of all tokens ``[B, L, H, D]``."""
+    """Replace an unlimited side of the window by the longest length of ``[B, L, H, D]``."""
     if "window" in keywords:
         every = max(query.shape[1], key.shape[1])
         keywords["window"] = tuple(every if side < 0 else side for side in keywords["window"])
@@ -244,7 +244,7 @@ SIGNATURES: Final[Mapping[str, PublicSignature]] = {
 
 
 def read_signature(name: object, kind: str) -> PublicSignature:
-    """The row of a signature, which a core alone has; raises DeclarationError."""
+    """The row of a core's signature; raises DeclarationError."""
     if kind != "core":
         msg = f"signature is {name!r} for a {kind}: only a core has one; drop it"
         raise DeclarationError(msg)
@@ -256,7 +256,7 @@ def read_signature(name: object, kind: str) -> PublicSignature:
 
 
 def signature_by_parameters(function: Callable[..., Any]) -> str:
-    """The name of the public signature that a function's parameters are, "" for none."""
+    """The name of the public signature that matches a function's parameters, else ""."""
     signature = parameters_of(function)
     names = () if signature is None else tuple(signature.parameters)
     for name, row in SIGNATURES.items():

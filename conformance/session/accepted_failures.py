@@ -84,7 +84,7 @@ def announcements(
     failures: Iterable[tuple[str, ClauseResult]],
     dropped: Mapping[ExpectedFailure, str],
 ) -> tuple[NewExpectation, ...]:
-    """Return the fewest entries that state exactly where each failure is expected.
+    """Return the fewest entries that cover exactly the failures given.
 
     A dropped entry whose clause passes elsewhere hands the reason on.
     """
@@ -169,7 +169,7 @@ def _before(
     return None
 
 
-# A candidate tampering with the harness may have written any other verdict, too.
+# A candidate tampering with the harness may have forged every verdict.
 _NEVER_ACCEPTED: Final = ("tampered",)
 # On a busy machine, or without memory, any candidate may hang or crash.
 _BY_CHANCE: Final = ("hung", "crashed")

@@ -155,7 +155,7 @@ def _verdict(name: str, old: Entry, new: Entry) -> list[dict[str, Any]]:
 
 
 def _expectations(old: Entry, new: Entry) -> list[dict[str, Any]]:
-    """Return the expectations that fail to hold in only one of the two records."""
+    """Return the stale expectations found in only one of the two records."""
     before, after = (
         {
             (entry.get("clause"), entry.get("candidate"), entry.get("problem", "stale")): entry

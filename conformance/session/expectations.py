@@ -88,7 +88,7 @@ def _judge_failure(
 
 
 def drop(entry: ExpectedFailure) -> str:
-    """Return the advice on an expectation that no failure meets any more."""
+    """Return the advice on an expectation without a matching failure."""
     return "drop the expectation" + ("" if entry.place is None else f" in {entry.place}")
 
 
@@ -330,7 +330,7 @@ def _why_unanswered(entry: ExpectedFailure, runs: Sequence[ClauseResult]) -> str
     if any(result.status in _NOT_STALE for result in runs):
         return ""
     if any(result.reason.startswith(absent_device(result.device)) for result in runs):
-        return ""  # it may be answered where that device is
+        return ""  # a machine with the device may run the clause
     if all(result.status == "not-applicable" for result in runs):
         return f"the clause is not applicable: {runs[0].reason}"
     return "nothing that it covers failed"

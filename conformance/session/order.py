@@ -21,11 +21,11 @@ from ..errors import UsageError, did_you_mean
 from ..running.workers.messages import Loaded
 from ..targets.loading import closest
 
-# Made by `python benchmarks/first_failure.py --order` from mistakes of the catalogue: each clause
-# finds the most mistakes not found by the earlier ones, for a second of its time. Clauses whose
-# failures are never diagnosed come later: wrong masks make rows of no numbers, which memory layouts
-# show. The first three are run whole in a run that stops at its first failure; behind them come
-# those of all options together, the soonest to show mistakes invisible in every first example.
+# Made by `python benchmarks/first_failure.py --order` from mistakes of the catalogue: per second,
+# each clause finds the most mistakes beyond earlier clauses. Clauses without diagnoses come later,
+# such as clauses on memory layouts, which fail for the NaN rows of wrong masks. A run that stops at
+# its first failure runs the first three clauses whole; clauses of all options together follow, the
+# soonest to show mistakes invisible in every first example.
 SOONEST: Final = (
     "mask.causal-combined",
     "mask.empty-row-weights",

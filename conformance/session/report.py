@@ -29,7 +29,7 @@ from .expectations import Stale
 
 OF_THREADS: Final = "state.threads"
 _NONE: Final[Mapping[str, Any]] = {}
-# Fields of a diagnosis that concern its failure alone.
+# Fields of a diagnosis about a single failure.
 _OF_FAILURES: Final = ("facts", "common", "example", "picture", "line", "parts", "alone")
 # Names of causes without a mistake's name, by the kind of their violations.
 _TOGETHER: Final = {
@@ -45,7 +45,7 @@ _TOGETHER: Final = {
     INVERTED: "attention-mask-inverted",
 }
 _OF_NON_FINITE_INPUTS: Final = "mask.no-leak-nonfinite"
-# Fixes for failures of clauses that no other way to compute attention explains.
+# Fixes for clauses whose failures no catalogued mistake explains.
 _FIXES_OF_CLAUSES: Final = {
     "gradients.empty-row-finite": (
         "let nothing that is not finite be computed for a row without keys, such as 0 / 0: where() "
@@ -169,7 +169,7 @@ def _named_causes(left: Sequence[ClauseEntry], known: _Known) -> Iterator[CauseE
             for part in known.made(clause, name):
                 own.setdefault(part, []).append(clause)
                 names.setdefault(part, name)
-        for part in known.parts.get(name, ()):  # one that another always hides is to be mended, too
+        for part in known.parts.get(name, ()):  # also mend a mistake that a partner always hides
             if part not in own:
                 own[part], names[part] = list(clauses), name
     times = Counter(id(clause) for clauses in own.values() for clause in clauses)
@@ -274,7 +274,7 @@ def _kind_of_cause(clause: ClauseEntry) -> tuple[str, str]:
     kind, message = str(violation.get("kind")), str(violation.get("message"))
     if kind == "raised":
         return kind, message.rpartition(" (")[2]
-    if clause["id"] == _OF_NON_FINITE_INPUTS:  # that an answer is not finite is no wonder there
+    if clause["id"] == _OF_NON_FINITE_INPUTS:  # its inputs explain non-finite answers
         return "clause", clause["id"]
     if kind in ("shape", "dtype"):  # "the output has shape …"
         return kind, message.partition(f" {kind} ")[0]
@@ -496,8 +496,7 @@ def _green(loaded: Loaded, results: Sequence[ClauseResult]) -> tuple[str, str]:
 
 # Choices in undeclared code that are mostly mistakes, with the known exceptions.
 _RARELY_MEANT: Final = {"scale": "T5 means", "group_order": "x-transformers means"}
-# Options that leave a verdict open if never given: the clauses about them, and the way to have them
-# asked.
+# Options that leave a verdict open if never given: their clauses, and how to have them tested.
 _LEFT_OPEN: Final = {
     "mask": ("mask.", "declare what it means with masks="),
     "cache": ("cache.", "its cache stays empty; declare it with call="),
@@ -623,7 +622,7 @@ def candidate_entry(
 ) -> CandidateEntry:
     """Return the entry of one candidate; ``warnings`` contradict the declaration.
 
-    ``graph_options`` enter a graph's entry, so that a replay can open the graph again.
+    ``graph_options`` enter a graph's entry, for a replay to open the graph again.
     """
     results = certain_results(loaded, results)
     word, reason = verdict(loaded, results, stale, interrupted=interrupted, missing=missing)

@@ -18,18 +18,18 @@ from ..running.workers.pool import WorkerPool
 from ..running.workers.supervisor import HarnessError, OutOfTime, Supervisor, WorkerLost
 from .order import steps
 
-# Clauses run first with all their examples in a run that stops at its first failure. They show most
-# mistakes, in a fifth of a second.
+# In a run that stops at its first failure, the number of clauses that run whole first: they show
+# most mistakes within a fifth of a second.
 WHOLE_FIRST: Final = 3
-# Further examples show mistakes invisible in every first one: of the next clause, which asks all
-# options together and shows within some dozens whatever needs two of them, of the clauses finding
-# mistakes soonest, and of every other clause.
+# Further examples, for mistakes invisible in first examples: of the next clause, which combines all
+# options and shows mistakes of two options within some dozens; of the clauses that find mistakes
+# soonest; and of the remaining clauses.
 _SOON: Final = 14
 _MOST_OF_NEXT: Final = 48
 _MORE_OF_SOON: Final = 8
 _MORE: Final = 3
-# With slow calls or little time, all clauses take turns after the most productive steps: examples
-# after which a clause is laid aside for the next one.
+# With slow calls or little time, clauses take turns after the most productive steps: numbers of
+# examples at which a clause yields to the next clause.
 _TURNS: Final = (1, 3, 8, 24)
 # Seconds of the harness for an example.
 _EXAMPLE: Final = 0.005
@@ -38,10 +38,10 @@ _LEAST: Final = 5
 
 
 class Estimate:
-    """The remaining clauses, and the durations of finished ones.
+    """The remaining clauses, and the durations of finished clauses.
 
-    Clauses differ a hundredfold and candidates much less: a clause is expected to take as long as
-    on other candidates, or as long as the average clause.
+    Durations differ a hundredfold between clauses and much less between candidates: the estimate
+    for a clause is its mean on earlier candidates, or the mean of all clauses.
     """
 
     def __init__(self, slugs: Iterable[str], *, jobs: int = 1) -> None:
@@ -64,7 +64,7 @@ class Estimate:
         self.total += 1
 
     def seconds(self) -> float | None:
-        """The seconds that are left, None where too few clauses have run."""
+        """The remaining seconds, None before enough clauses have run."""
         if self.done < _LEAST:
             return None
         means = {slug: sum(took) / len(took) for slug, took in self._took.items()}
@@ -74,7 +74,7 @@ class Estimate:
         return work / max(1, min(self._jobs, self._left.total()))
 
 
-# Clauses of other statuses have failed already, or no example can change them.
+# Statuses that examples can change; further statuses are failures, or final.
 _EXPLORED: Final = ("passed", "untestable")
 
 
@@ -122,8 +122,8 @@ TAMPERED: Final = "conformance.running.workers.planning:tampered_job"
 OF_TAMPERING: Final = "state.untampered"
 EXPLAINED: Final = "conformance.running.workers.planning:explained_job"
 _LOST: Final = ("hung", "crashed")
-# With this many candidates a worker, a candidate is run by one worker; else its clauses are
-# divided.
+# From this many candidates per worker on, a candidate has a single worker; else workers share its
+# clauses.
 _CANDIDATES_A_WORKER: Final = 2
 
 # A clause's number and result, explanations of failures by number, or a candidate's warnings.
@@ -471,7 +471,7 @@ class Schedule:
         planned = self.loaded[index].planned
         groups = groupby(range(len(planned)), key=lambda n: (*planned[n].place, planned[n].family))
         parts = [list(numbers) for _, numbers in groups]
-        if takes_turns(self, index):  # each worker goes through clauses of its own
+        if takes_turns(self, index):  # every worker has separate clauses
             parts = [[*chain(*parts[first :: self.jobs])] for first in range(self.jobs)]
         for numbers in filter(None, parts):
             yield Chunk(index=index, numbers=tuple(numbers), order=Order(deferred=True))
