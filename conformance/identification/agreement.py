@@ -101,7 +101,7 @@ class PointJudge:
 
 @dataclass(kw_only=True)
 class Probed:
-    """A way to call an implementation, the point that explains it so far, and the judge."""
+    """A way to call an implementation, the best point so far, and the judge."""
 
     caller: Caller
     point: golden.Semantics

@@ -77,7 +77,7 @@ def draw(
 def draw_weights(
     geometry: Geometry, biases: str, *, dtype: str, seed: int
 ) -> golden.ProjectionWeights:
-    """Projections that keep unit size, with the biases of some roles (``"qkvo"`` for all)."""
+    """Random projections of unit output size, with biases for some roles (``"qkvo"`` for all)."""
     generator = torch.Generator().manual_seed(100 + seed)
     rows = projection_shapes(geometry)
 
@@ -105,7 +105,7 @@ def letter_sizes(letters: str, geometry: Geometry) -> tuple[int, ...]:
 
 
 def random_keep(letters: str, geometry: Geometry, *, seed: int = 0) -> Tensor:
-    """A random mask whose rows each keep at least one key and hide at least one."""
+    """A random mask: every row keeps at least one key and hides at least one."""
     sizes = letter_sizes(letters, geometry)
     generator = torch.Generator().manual_seed(7 + seed)
     keys = sizes[-1]
@@ -156,7 +156,7 @@ class ProbeAnswer:
     rows: Tensor | None = None
 
     def read_as(self, **options: Any) -> ProbeAnswer:
-        """The answer, read as an answer to the probe with other options."""
+        """The same answer with changed options in its probe."""
         return dataclasses.replace(self, inputs=self.inputs.replace(**options))
 
     def compared(self, rows: Tensor | None) -> ProbeAnswer:
@@ -175,7 +175,7 @@ def rows_with_keys(inputs: Inputs, point: golden.Semantics) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeRule:
-    """Ties between sizes: fields of a geometry, each with its value as source in terms of ``g``."""
+    """Ties between sizes: geometry fields with the source of their values in terms of ``g``."""
 
     changes: tuple[tuple[str, str], ...] = ()
 

@@ -44,7 +44,7 @@ def job(plan: Any, _argument: Any, _tell: Callable[[str, str], None]) -> list[st
 
 
 def contradictions(candidate: Candidate) -> list[str]:
-    """One sentence for each promise that the candidate certainly breaks by another convention."""
+    """Sentences about the promises that the candidate certainly breaks by another convention."""
     if candidate.kind == "positions" or not candidate.golden_known:
         return []
     caller = declared_caller(candidate)
@@ -132,7 +132,6 @@ def declared_caller(candidate: Candidate) -> Caller:
 def _live(
     observed: list[ProbeAnswer], judge: PointJudge, reading: golden.Semantics
 ) -> list[ProbeAnswer]:
-    """The answers with only those rows left to compare that have keys under a reading."""
     return [one.compared(rows_with_keys(judge.read(one.inputs), reading)) for one in observed]
 
 

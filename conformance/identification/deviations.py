@@ -184,7 +184,7 @@ def _mistakes(case: Investigation) -> list[NamedMistake]:
 
 
 def _mistaken_scales(case: Investigation) -> Iterator[NamedMistake]:
-    """The mistakes that produce a scale that is a plain number by no rule."""
+    """The mistakes that produce the point's scale, if the scale is a number by no rule."""
     if not isinstance(case.point.scale, float):
         return
     inputs, changes = case.caller.draw(), {"scale": case.point.scale}

@@ -1,4 +1,4 @@
-"""What is computed without any mask: what its weights say, read as diagnosis reads them."""
+"""Read the computation without a mask from the weights, with the means of diagnosis."""
 
 from __future__ import annotations
 
@@ -72,10 +72,9 @@ _SECONDS_READING: Final = 3.0
 class PlainReading:
     """The reading that fits every plain probe.
 
-    ``always`` is the alignment of a causality that no flag turns on. ``others`` are further points
-    that fit every probe; ``was_read`` says that the point was read off the weights. ``made`` are
-    changes beyond any point that every call makes, such as a norm of the tokens that are projected,
-    and ``words`` say so.
+    ``always`` is the alignment of causality without a flag. ``others`` are further points that fit
+    every probe; ``was_read``: the point was read off the weights. ``made`` are changes beyond any
+    point in every call, such as a norm of the projected tokens, and ``words`` describe them.
     """
 
     point: golden.Semantics
@@ -88,7 +87,7 @@ class PlainReading:
 
 
 def observe(caller: Caller, dtype: str = "float32") -> list[ProbeAnswer] | Refusal:
-    """Probes of different sizes, and one of greater lengths where these are taken."""
+    """Answers to probes of different sizes, and to longer lengths if these are accepted."""
     observed = []
     for seed, sizes in enumerate(_PROBES):
         answer = caller.call(caller.draw(sizes, seed=seed, dtype=dtype))
@@ -102,9 +101,9 @@ def observe(caller: Caller, dtype: str = "float32") -> list[ProbeAnswer] | Refus
 def read_plain(
     weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJudge
 ) -> PlainReading | None:
-    """The simplest point within bound of every probe; None when there is none.
+    """The simplest point within bound of every probe; None if no point fits.
 
-    The specification first, then what the weights say of its causality, its axis and its scale.
+    Tried first: the specification; then causality, axis and scale as read off the weights.
     """
     hint = weights.caller.hint
     hinted = () if hint is None else (Proposal(*hint),)
@@ -119,15 +118,14 @@ def read_plain(
 
 
 def _read(weights: Weights) -> Iterator[Proposal]:
-    """What the weights say of causality, axis and scale."""
     for reading, base in weights.readings:
         yield from simple_points(reading, base)
 
 
 def _tried(caller: Caller) -> Iterator[Proposal]:
-    """The ways to take the steps of a layer, at each scale.
+    """The possible steps of a layer with its own projections, at every scale rule.
 
-    For one that brings its own projections: its weights could be read through others alone.
+    The weights of a fixed layer could only be read through other projections.
     """
     for rule, steps in itertools.product(SCALES, _steps(caller)):
         yield Proposal(steps.replace(scale=rule))
@@ -141,10 +139,10 @@ def first_fitting(
     *,
     was_read: bool = False,
 ) -> PlainReading | None:
-    """The first proposal that fits every probe, and of a scale by no rule larger logits, too.
+    """The first proposal that fits every probe, and larger logits if its scale follows no rule.
 
-    What bends large logits alone, such as a cap, is another scale of small ones.
-    Of another rule for its scale those that fit as well: few sizes tell all rules apart.
+    An effect on large logits alone, such as a cap, looks like another scale on small logits. Fits
+    with other scale rules are added: few sizes tell all rules apart.
     """
     fits: list[Proposal] = []
     tried: set[Proposal] = set()
@@ -181,14 +179,14 @@ def first_fitting(
 
 
 def _are_alike(one: Proposal, other: Proposal) -> bool:
-    """Whether two proposals differ in the rule of their scale alone."""
+    """Whether two proposals differ only in the rule of the scale."""
     rules = isinstance(one.point.scale, str) and isinstance(other.point.scale, str)
     same = replace(other, point=other.point.replace(scale=one.point.scale))
     return rules and same == one and one.point.scale_factor == 1.0
 
 
 class Weights:
-    """The weights that an implementation gives to its values, read when they are needed."""
+    """The weights that an implementation gives to its values, read on demand."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
@@ -198,33 +196,33 @@ class Weights:
         self.made: Combination = ()
 
     def judge(self, judge: PointJudge) -> PointJudge:
-        """A judge who compares answers with points behind what is done to the tokens first."""
+        """A judge who applies the changes to the tokens before the projections."""
         return judge.making(self.made) if self.made and self.readings else judge
 
     def behind(self, plain: PlainReading | None) -> PlainReading | None:
-        """A reading by that judge, which says what is done to the tokens first."""
+        """A reading that also reports the changes to the tokens before the projections."""
         if plain is None or not self.made:
             return plain
         return replace(plain, made=self.made, words=self.made[0].sentence)
 
     @cached_property
     def readings(self) -> list[tuple[Reading, golden.Semantics]]:
-        """Readings that explain an answer, each with the way in which a layer takes its steps."""
+        """Readings that explain an answer, with the steps of the layer."""
         return list(self._readings(self._inputs))
 
     @cached_property
     def stretched(self) -> Reading | None:
-        """A reading of larger logits; None where there is none."""
+        """A reading of larger logits, or None."""
         return next((reading for reading, _ in self._readings(self._larger)), None)
 
     @cached_property
     def large(self) -> ProbeAnswer | None:
-        """The answer from which larger logits are read; None where there is none."""
+        """The answer behind the reading of larger logits, or None."""
         return self.caller.answer(self._larger) if self.readings else None
 
     @cached_property
     def _larger(self) -> Inputs:
-        """The inputs that weights are read from, with queries that make larger logits."""
+        """The inputs for reading weights, with queries scaled up for larger logits."""
         inputs, weights = self._inputs, self._inputs.weights
         spread = [float(LogitFit(one, right_rows=True).logits.std()) for one, _ in self.readings]
         factor = max([_STRETCHED, *(_SPREAD / own for own in spread[:1] if own > 0.0)])
@@ -286,7 +284,7 @@ def _changes(steps: golden.Semantics) -> int:
 
 
 def _steps(caller: Caller) -> Iterator[golden.Semantics]:
-    """The ways in which a layer may take its steps, those with the fewest changes first."""
+    """The ways for a layer to take its steps, the fewest changes first."""
     choices: dict[str, Sequence[Any]] = {"head_split": _SPLITS[1:], "head_merge": _MERGES[1:]}
     choices |= {name: (False,) for role, name in _BIASES.items() if role in caller.biases}
     sizes = caller.draw().geometry
@@ -307,7 +305,7 @@ def read_further(
 ) -> PlainReading | None:
     """The first point with positions, norms, caps, windows or biases that fits every probe.
 
-    Those with numbers of their own only where nothing else has ``explained`` the answers.
+    Points with fitted numbers count only if nothing else has ``explained`` the answers.
     """
     ordered = order_matters(weights.caller) is not False
     by_head = weights.caller.heads_are_fixed
@@ -337,10 +335,10 @@ def read_further(
 def read_mistaken(
     weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJudge
 ) -> PlainReading | None:
-    """The first reading that fits every probe of prepared heads with a mistake in preparing them.
+    """The first reading of prepared heads with a catalogued mistake in the preparation.
 
-    That is one of the catalogue, such as rotary positions that turn queries alone. Where it keeps
-    the weights from being read, as turned values do, the usual positions are tried.
+    An example: rotary positions that turn queries alone. If the mistake keeps the weights from
+    being read, as turned values do, the usual positions are tried.
     """
     mistakes = [
         one
@@ -379,9 +377,9 @@ def _usual_positions() -> list[Proposal]:
 def _with_epsilon(
     plain: PlainReading | None, caller: Caller, judge: PointJudge
 ) -> PlainReading | None:
-    """A reading with the epsilon of its norm that double precision shows, where it is answered.
+    """A reading with the epsilon of its norm corrected by a double-precision answer, if any.
 
-    In single precision ordinary tokens hide one that is too small.
+    In single precision ordinary tokens hide an epsilon that is too small.
     """
     if plain is None or plain.point.qk_norm not in ("rms", "layer"):
         return plain
