@@ -31,7 +31,7 @@ def resolve_one(target: str, graph_options: GraphOptions = NO_GRAPH_OPTIONS) -> 
 
 
 def open_object(value: Any, shown: str) -> list[Candidate]:
-    """The candidates of an object: the object itself, its products or its reading; raises UsageError."""
+    """The candidates in an object, from its call, or from its reading; raises UsageError."""
     return list(_opened(entry.located(target) for entry, target in candidates_of(value, shown)))
 
 
