@@ -232,7 +232,7 @@ def order_matters(
     answer = caller.answer(inputs)
     if answer is None:
         return None
-    # Not the reverse: a bias by distance would not show it.
+    # Not the reverse order: a bias by distance would not change.
     shuffled = torch.Generator().manual_seed(_SHUFFLED)
     order = torch.randperm(inputs.geometry.key_length, generator=shuffled)
     moved = inputs.with_tokens(key=inputs.key[..., order, :], value=inputs.value[..., order, :])

@@ -19,7 +19,7 @@ from ..errors import DeclarationError
 from ..problems.edges import edges_in_turn
 from ..problems.problem import Problem
 
-# So many problems show how the axes of its heads lie.
+# The number of problems that show the order of a function's axes.
 _PROBLEMS: Final = 16
 
 

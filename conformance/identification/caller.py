@@ -99,7 +99,7 @@ def letter_sizes(letters: str, geometry: Geometry) -> tuple[int, ...]:
         "Q": geometry.query_length,
         "K": geometry.key_length,
     }
-    if letters in ("B", "BQ", "Q", ""):  # lengths speak of keys without a letter for them
+    if letters in ("B", "BQ", "Q", ""):  # lengths vary the keys without a letter K
         letters += "K"
     return tuple(full[axis] if axis in letters else 1 for axis in "BHQK")
 

@@ -31,9 +31,9 @@ from .switches import Options, plain_options
 
 _MODES: Final = {1: "self", 2: "memory", 3: "separate"}
 SEPARATE: Final = 3
-# Attributes of a module that say the size of a head.
+# Attributes of a module with the size of a head.
 _HEAD_SIZE: Final = re.compile(r"(head_?|key_|d_)?(dim|size|k)(_(per_)?heads?)?")
-# No head is larger; of heads of one channel nothing is learnt.
+# The largest plausible head size.
 _LARGEST_HEAD: Final = 1024
 _LENGTHS: Final = ("key_length", "g.query_length")
 _VALUES: Final = ("value_head_size", "g.head_size")
@@ -143,7 +143,7 @@ def read_inputs(parameters: Parameters, shown: str) -> tuple[str, tuple[str, ...
         leading = [entry.name for entry in parameters.entries if entry.position in (0, 1, 2)]
         return "separate", None if tuple(leading) == names else names
     if not says_inputs(parameters):
-        return "separate", None  # nothing is known of it: query, key and value, by position
+        return "separate", None  # an open signature: query, key and value, by position
     required = [
         entry
         for entry in parameters.entries
@@ -175,7 +175,7 @@ def needed(parameters: Parameters) -> Iterator[Options]:
     groups: dict[str, list[list[tuple[str, str]]]] = {}
     roles = {entry.meaning for entry in parameters.entries} & {"q", "k", "v"}
     for entry in parameters.entries:
-        unknown = not entry.meaning and len(roles) == SEPARATE  # the inputs are others
+        unknown = not entry.meaning and len(roles) == SEPARATE  # query, key and value have names
         if not entry.required or not (unknown or entry.meaning in (*neutral, "mask", "positions")):
             continue
         if entry.meaning == "mask" or unknown:
@@ -190,11 +190,11 @@ def needed(parameters: Parameters) -> Iterator[Options]:
         yield tuple(itertools.chain.from_iterable(chosen))
 
 
-# Ways to fill what a function needs besides its inputs.
+# The largest number of ways to fill required arguments besides the inputs.
 _MOST_FILLED: Final = 60
 
 
-# What builders of layers may be bound to, each as changes in order.
+# Possible ties between the sizes of built layers, as changes in order.
 _VALUE_HEADS: Final = ((), (("value_head_size", "g.head_size"),))
 _WIDTHS: Final = (
     (),

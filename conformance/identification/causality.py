@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .deviations import Investigation
 
 
-# Where both fit, the specification's own is taken.
+# If both fit, the specification's alignment wins.
 _ALIGNMENTS: Final = ("bottom-right", "top-left")
 _OFFSETS: Final = (0, -1, 1)
 _COMBINATIONS: Final = ("both", "mask-only", "causal-only", "either")
@@ -35,9 +35,9 @@ _SQUARE: Final = {"query_length": 5, "key_length": 5}
 def find_causality(case: Investigation, parameter: CallParameter) -> Causality:
     """Probe a flag with more keys than queries and the reverse, else with equal lengths."""
     caller, judge = case.caller, case.judge
-    # What hiding a key may mean for this implementation, the likeliest first.
+    # The possible ways to hide a key, the likeliest first.
     points = [case.point, *case.other_readings]
-    # A flag that was turned off for plain calls is turned on by its other value.
+    # If plain calls turn the flag off, the opposite value turns it on.
     gives = FLIPPED.get(dict(caller.convention.options).get(parameter.name, ""), "True")
     flagged = caller.under(causal=parameter.name, causal_gives=gives)
     answers = [_call(flagged, sizes) for sizes in (LONG_KEYS, LONG_QUERIES)]
@@ -92,7 +92,7 @@ def find_combination(case: Probed, use: MaskUse) -> str | None:
     """How mask and causality combine: ``both``, … or ``refused``; None if no rule fits."""
     inputs = case.caller.draw(LONG_KEYS, seed=0)
     keep = draw_keep(use.form, use.shape, inputs.geometry, seed=3)
-    keep[..., 0] = True  # a key that causality shows to every query of top-left, too
+    keep[..., 0] = True  # top-left causality shows this key to every query, too
     inputs = masked(inputs, use.form, use.shape, keep).replace(causal=True)
     answer = case.caller.under(masks=(use,)).call(inputs)
     if isinstance(answer, Refusal):
@@ -120,7 +120,7 @@ def find_single_query(case: Probed) -> golden.Semantics | None:
     )
 
 
-# So many times larger are tokens whose logits differ by more than float32 leaves out at 1e9.
+# The factor of tokens to make logits differ by more than the float32 rounding of 1e9.
 _LOUD: Final = 32.0
 RULES: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid")
 _RAISES: Final = ("raises",)
@@ -139,7 +139,7 @@ def empty_row_rules(
     if use is not None:
         keep = draw_keep(use.form, use.shape, inputs.geometry, seed=5).clone()
         by_both = case.judge.always_causal and use.form != "lengths"
-        if by_both:  # first rows are left later keys alone, which causality hides
+        if by_both:  # the first rows keep later keys alone, hidden by causality
             keep[..., :2] = False
         if not by_both or keep.shape[2] > 1:
             keep[:1, :, :1] = False
@@ -158,7 +158,7 @@ def empty_row_rules(
     empty = inputs.answer_rows(rows, case.point)
     sample = answer.compared(empty)
     rules = tuple(rule for rule in RULES if case.fits(sample, empty_rows=rule))
-    if rules:  # a large number that is added to hidden logits swallows small logits alone
+    if rules:  # a large negative number added to hidden logits swallows only small logits
         loud = case.caller.answer(inputs.map_tokens(lambda tokens: _LOUD * tokens))
         same = loud is not None and loud.compared(empty)
         rules = tuple(one for one in rules if same and case.fits(same, empty_rows=one)) or _OTHER

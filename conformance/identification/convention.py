@@ -69,7 +69,7 @@ CORE_LAYOUTS: Final = (
         single_head=True,
     ),
 )
-# The orders of keys and of values that differ from that of the queries.
+# Orders of axes for keys and values, different from the order of the queries.
 _OF_KEYS: Final = (
     ("heads first", "{}", "{}", False),
     ("tokens first", _TOKENS_FIRST, _TOKENS_FIRST, False),
@@ -255,7 +255,7 @@ def _mask_lines(convention: Convention, form: str) -> list[str]:
             f"if {form} is not None:",
             f'    options["{use.parameter}"] = {_mask_expression(use)}',
         ]
-    # Several ways: the shape of the mask decides, the most special first.
+    # Several uses: the shape of the mask decides, the most special shape first.
     lines = []
     word = "if"
     query = convention.inputs_names[0]

@@ -26,11 +26,11 @@ from .record import Findings
 from .signature import CallParameter, Parameters
 
 _BIASES: Final = {"q": "query_bias", "v": "value_bias", "o": "output_bias"}
-# GPT-2 and BERT fill masked logits with -10000, which float16 can hold: a choice, told as one.
+# GPT-2 and BERT fill masked logits with -10000, a float16 number: a choice, no mistake.
 _FILL_OF_OLD: Final = -1e4
-# The clause whose mistakes are other scales.
+# The clause of the mistakes with a wrong scale.
 _SCALES: Final = "numerics.scale"
-# Choices that every implementation has to make: no deviation.
+# Unavoidable choices are no deviations.
 _UNAVOIDABLE: Final = ("causal_alignment", "empty_rows")
 
 

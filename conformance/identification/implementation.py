@@ -45,7 +45,7 @@ from ..targets.target_strings import (
 )
 from .signature import Parameters, read_parameters
 
-# What names an object of a file in a declaration.
+# The function in a declaration that loads an object from a file.
 LOAD: Final = "conformance.load"
 _BUILDER: Final = ("geometry", "weights")
 

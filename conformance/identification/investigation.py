@@ -50,7 +50,7 @@ _SOFTCAP: Final = 1.5
 _WINDOW: Final = (2, 1)
 _WIDTH: Final = 3
 _SHARED: Final = {"num_heads": 6, "num_kv_heads": 2}
-# What an integer window may mean: keys before, keys after (-1: all), and causality.
+# Readings of an integer window: keys before, keys after (-1: all), and causality.
 _WIDTH_READINGS: Final = (
     (_WIDTH - 1, 0, False),
     (_WIDTH, 0, False),

@@ -50,7 +50,7 @@ from .statements import Beyond, read_beyond, read_places, reading_of, what_is_ce
 from .switches import without_causality
 from .writing import declaration_text, model_text, positions_text, signature_text
 
-# Processor seconds in which a mistake with a name is looked for in what could not be read.
+# Processor seconds for the search for a named mistake behind unread answers.
 SECONDS_TO_NAME: Final = 6.0
 _WIDTHS: Final = (8, 6, 16, 32, 64, 128, 256, 512, 24, 12, 10, 100)
 _LENGTH: Final = 5
@@ -102,7 +102,7 @@ def _added(function: Callable[..., Any], length: int, width: int) -> Tensor | No
         answers.append(answer.detach().double())
     table = answers[0]
     sums = table + tokens.double()
-    # The table is read off the zeros and added to the tokens: each rounds once.
+    # The table is read off the zeros and added to the tokens: two roundings.
     rounding = position_bound(tokens, tokens.dtype) + position_bound(table, tokens.dtype)
     if not bool(((answers[1] - sums).abs() <= rounding).all()):
         return None
@@ -138,7 +138,7 @@ def _right(function: Callable[..., Any], length: int, width: int) -> bool:
     return added is not None and _is(added, golden.sinusoidal_positions(length, width))
 
 
-# Ways of calling that are kept for the nearest reading, when none is golden.
+# The largest number of ways of calling to keep for the nearest reading, if none is golden.
 _MOST_UNREAD: Final = 6
 
 
@@ -264,7 +264,7 @@ def read_case(
         return _without_weights(callers, findings)
     opened = _first_golden(callers, implementation.parameters)
     length = _wanted_length(opened) if isinstance(opened, str) else None
-    if length is not None:  # it may take so many tokens alone, as a window does
+    if length is not None:  # perhaps only this length is accepted, as by a fixed window
         pinned = (caller.at_length(length) for caller in _opened(implementation))
         again = _first_golden(pinned, implementation.parameters)
         opened = opened if isinstance(again, str) else again
@@ -393,7 +393,7 @@ def _has_equal_rows(output: Tensor) -> bool:
     return bool(apart <= SAME_READ * output.abs().max())
 
 
-# How torch says that a tensor of its own has another size than one that was given.
+# Torch's message for a module's own tensor with a size different from the input's.
 _OTHER_SIZE: Final = re.compile(r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 
 
@@ -545,7 +545,7 @@ def _unread(unread: Unread, said: str) -> str:
     )
 
 
-# How exceptions begin that no other arrangement of inputs would spare.
+# Beginnings of exceptions that every arrangement of inputs would raise.
 _FAULTS: Final = (
     "raised NameError",
     "raised ImportError",

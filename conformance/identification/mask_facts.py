@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _DECADES: Final = tuple(10.0**power for power in range(1, 13))
 MUST_UP_TO: Final = 1e8
 _BISECTIONS: Final = 8
-# What masks are filled with: round numbers and the lowest ones of half precision.
+# Usual fills of masks: round numbers and the lowest numbers of half precision.
 _USUAL: Final = (1e2, 1e3, 1e4, 32767.0, 32768.0, 65504.0, 1e5, 1e6, 1e7, 1e8, 1e9)
 
 
@@ -129,7 +129,7 @@ def _observe(case: Probed, use: MaskUse, target: float, *, low: bool) -> ProbeAn
     reached = _extreme(first, case.point, low=low)
     if reached <= 0.0:
         return None
-    # The sign of a key's logit differs between heads: the lowest (highest) of them counts.
+    # The sign of a key's logit differs between heads: the lowest (highest) logit counts.
     stretched, rows = single_key_inputs(inputs, live=0, target=target * target / reached, low=low)
     answer = case.caller.call(stretched)
     if isinstance(answer, Refusal) or not bool(torch.isfinite(stretched.key).all()):
@@ -142,7 +142,7 @@ def _extreme(inputs: Inputs, point: golden.Semantics, *, low: bool) -> float:
     evaluation = evaluate(inputs.without_mask(), point)
     core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
     scores = core.scores
-    if inputs.mode == "self":  # the enlarged tokens are queries, too: their own rows are not judged
+    if inputs.mode == "self":  # rows of the enlarged tokens, as queries, are not judged
         scores = scores[..., 1:, :] if low else scores[..., :1, :]
     if not scores.numel():
         return 0.0
@@ -197,9 +197,9 @@ _OPERATIONS: Final = {
     "multiply-logits": "the logits are multiplied by it: a hidden key keeps a logit of 0",
     "add-to-kept": "where a mask is meant, hand over an additive float",
 }
-# Names of masks that are not for the keys of a self-attention.
+# Names of masks for other keys than those of a self-attention.
 _OF_OTHERS: Final = re.compile(r"head|encoder|context|cross|mem|additional", re.IGNORECASE)
-# Form and shape that are promised of a mask that does nothing: only its name suggests them.
+# The promised form and shape of a mask without effect, suggested only by its name.
 _BY_NAME: Final = (
     ("len", "lengths", "B"),
     ("padding", "drop", "BK"),
@@ -227,7 +227,7 @@ def add_facts(case: Investigation) -> None:
     named: set[str] = set()
     for result in results:
         name = f"mask {result.parameter.name} ({result.kind})"
-        if name in named and isinstance(result, MaskReading):  # in other shapes otherwise
+        if name in named and isinstance(result, MaskReading):  # read differently in other shapes
             name = f"mask {result.parameter.name} ({result.kind}, {result.uses[0].native})"
         named.add(name)
         if isinstance(result, MaskReading):
@@ -246,7 +246,7 @@ def add_facts(case: Investigation) -> None:
     case.unread = [name for name in _not_read(results, readings) if name not in idle]
     if not readings:
         case.idle = next((name for name in idle if not _OF_OTHERS.search(name)), "")
-    # Masks of inputs that plain calls do not have change nothing.
+    # Masks for inputs absent from plain calls change nothing.
     case.unchecked += [name for name in idle if _OF_OTHERS.search(name)]
     if not parameters:
         case.findings.add("mask", "none", "no parameter sounds like one", None)
@@ -264,7 +264,7 @@ def _add_mask(case: Investigation, name: str, reading: MaskReading) -> None:
             f"; not {', '.join(reading.ambiguous)}, taken for another shape where sizes are equal"
         )
     evidence = f"golden within bound in {len(reading.uses)} shape{'s' * (len(reading.uses) != 1)}"
-    # Only a mask of two values could be read the other way.
+    # Only a mask of two values has a polarity.
     if reading.form not in ("bias", "lengths") and reading.point.mask_operation != "add-to-kept":
         evidence += ", and not with the other polarity"
     value = {

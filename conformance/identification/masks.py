@@ -16,7 +16,7 @@ from .caller import Caller, ProbeAnswer, masked, rows_with_keys
 from .convention import MaskUse
 from .signature import CallParameter
 
-# (declared shape, expression for the implementation's shape, that shape in words)
+# (declared shape, expression for the implementation's shape, its words)
 _SHAPES: Final = (
     ("BHQK", "{}", "[B, H, Lq, Lk]"),
     ("B1QK", "{}", "[B, 1, Lq, Lk]"),
@@ -28,13 +28,13 @@ _SHAPES: Final = (
     ("BK", "{}", "[B, Lk]"),
     ("K", "{}", "[Lk]"),
 )
-# Shapes with moved axes; tried where a shape is not taken as it is.
+# Shapes with moved axes, for refused shapes.
 _TURNED: Final = (
     ("BHQK", "{}.flatten(0, 1)", "[B*H, Lq, Lk]"),
     ("BQK", "{}.permute(1, 2, 0)", "[Lq, Lk, B]"),
     ("BK", "{}.T", "[Lk, B]"),
 )
-# The same masks in four dimensions, for two parameters that differ by shape alone.
+# Masks in four dimensions, for two parameters that differ by shape alone.
 _AS_FOUR: Final = {
     "BK": ("B11K", "{0}[:, 0, 0]"),
     "QK": ("11QK", "{0}[0, 0]"),
@@ -47,7 +47,7 @@ _KINDS: Final = (
     ("int", "keep_int", "drop", "{}.to(torch.int64)"),
     ("0/1 float", "keep", "drop", "{}.to({query}.dtype)"),
 )
-# A float that is compared with a threshold: it hides keys, and is not added.
+# A float compared with a threshold to hide keys, not added.
 _THRESHOLD: Final = (
     "compared float",
     "keep",
@@ -166,10 +166,10 @@ def _of_parameter(case: Probed, parameter: CallParameter) -> Iterator[MaskResult
     for kind in (*_KINDS, _THRESHOLD):
         of_numbers = kind in _OF_NUMBERS
         if of_numbers and (additive is not None or (understood and kind is not _THRESHOLD)):
-            continue  # tried only where neither a bias nor a mask of two values is taken
+            continue  # tried only if neither a bias nor a mask of two values is accepted
         found = _boolean(case, parameter, kind)
         result, others = (found[0] if found else None), found[1:]
-        if kind is _THRESHOLD:  # what is 0 or not, in place of true or false, is no threshold
+        if kind is _THRESHOLD:  # a test for 0 (a boolean in disguise) is no threshold
             read = [one for one in found if isinstance(one, MaskReading)]
             yield from (one for one in read if one.form == "keep" or not understood)
             continue
@@ -183,7 +183,7 @@ def _of_parameter(case: Probed, parameter: CallParameter) -> Iterator[MaskResult
             and (additive is not None or lengths is not None or understood)
             and not (result.idle and kind is _KINDS[0])  # nobody expects a bool to be ignored
         ):
-            continue  # another form is what the parameter is for
+            continue  # the parameter is meant for another form
         yield from () if result is None else (result, *others)
     yield from (result for result in (additive, lengths) if result is not None)
 
@@ -264,13 +264,13 @@ def _two_values(
     left = taken
     for reading in _readings(case.point):
         fitting = [use for use, answer in left if _fits_with_keys(case, reading, answer)]
-        # Of other shapes the other polarity is looked for, not all that a mask may do.
+        # Further shapes are tried only with the other polarity, not with other operations.
         again = results and reading.mask_operation != "replace"
         if not fitting or again or reading.mask_operation == "ignore":
             continue
         drops = reading.mask_polarity == "drop"
         form = drop_form if drops else keep_form
-        # A mask of 0 and 1 that keeps arrives as integers already.
+        # A keeping mask of 0 and 1 arrives as integers already.
         cast = ".to(torch.int64)" if word == "int" and not drops else ""
         uses = [
             dataclasses.replace(
@@ -282,7 +282,7 @@ def _two_values(
         results += [] if read is None else [read]
         left = [(use, answer) for use, answer in left if use not in fitting]
     uses = [use for use, _ in taken]
-    if results:  # what most shapes say is what a declaration can say
+    if results:  # a declaration can express the reading of most shapes
         ordered = sorted(
             results, key=lambda one: -len(one.uses) if isinstance(one, MaskReading) else 0
         )

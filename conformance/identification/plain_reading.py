@@ -36,35 +36,35 @@ from .points import (
     simple_points,
 )
 
-# No power of two, no square, and of another whole root than the plain probe's head size.
+# The head size: no power of two, no square, another integer root than the plain probe's 5.
 OTHER_SIZES: Final[dict[str, int]] = {
     "head_size": 24,
     "num_heads": 2,
     "num_kv_heads": 2,
     "batch": 3,
 }
-# Lengths past which tiles and windows end: a point must hold there, too, where they are taken.
+# Lengths beyond tiles and windows: if accepted, a point must hold here, too.
 LONG: Final[dict[str, int]] = {"batch": 1, "query_length": 33, "key_length": 70}
 _PROBES: Final[tuple[dict[str, int], ...]] = ({}, OTHER_SIZES)
-# Lengths at which the weights of cores are read, and the number of tokens of layers.
+# The lengths to read the weights of cores, and the largest number of tokens for layers.
 _READ: Final[dict[str, int]] = {"query_length": 17, "key_length": 24}
 _MOST_TOKENS: Final = 12
-# Queries of a reading in which caps show are so much larger.
+# The least factor of queries in a reading for caps.
 _STRETCHED: Final = 4.0
-# Or by as much as spreads their logits so far: caps of 50 show there.
+# The standard deviation of the stretched logits: caps of 50 show there.
 _SPREAD: Final = 4.0
 _READ_SEED: Final = 31
 _SPLITS: Final = ("blocks", "interleaved", "reinterpret")
 _MERGES: Final = ("blocks", "interleaved", "reinterpret", "tokens")
 _BIASES: Final = {"v": "value_bias", "o": "output_bias"}
-# Steps of a layer that may be taken otherwise than in the specification, together.
+# The largest number of simultaneous changes to the steps of a layer.
 _MOST_STEPS: Final = 3
-# Processor seconds for points with positions, norms, caps, windows or biases: they are proposed one
-# after the other, the likeliest first.
+# Processor seconds for points with positions, norms, caps, windows or biases, proposed one by one,
+# the likeliest first.
 _SECONDS_FURTHER: Final = 3.0
-# The clauses whose mistakes may be made in preparing heads.
+# The clauses of mistakes in the preparation of heads.
 _OF_PREPARING: Final = frozenset({"position.rotary", "qk-norm.golden"})
-# The same for the ways in which a layer may take its steps, those with the fewest changes first.
+# Processor seconds for the possible steps of a layer, the fewest changes first.
 _SECONDS_READING: Final = 3.0
 
 
@@ -192,7 +192,7 @@ class Weights:
         self.caller = caller
         # Points that explain the logits, whether or not they explain the answers.
         self.proposed: list[Proposal] = []
-        # What is done to the tokens before they are projected: no point says it.
+        # Changes to the tokens before the projections: no point expresses them.
         self.made: Combination = ()
 
     def judge(self, judge: PointJudge) -> PointJudge:
@@ -261,7 +261,7 @@ class Weights:
                 continue
             reading = calls.reading(made, point=steps)
             if reading is not None and reading.explained:
-                if made:  # what is read is of the tokens behind the norm
+                if made:  # the reading is of the tokens behind the norm
                     self.made = made
                     reading = replace(reading, given=reading.call.inputs)
                 yield reading, steps
@@ -270,12 +270,12 @@ class Weights:
                 return
 
 
-# The tokens as they are given, then normalised before they are projected.
+# The tokens unchanged, then normalised before the projections.
 _MADE: Final[tuple[Combination, ...]] = (
     (),
     *((one,) for one in itertools.islice(normed_tokens(), len(NORMS))),
 )
-# Steps that may be taken otherwise as well where tokens are normalised.
+# The largest number of further changes to the steps if tokens are normalised.
 _BEHIND_A_NORM: Final = 1
 
 

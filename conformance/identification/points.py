@@ -35,24 +35,24 @@ SCALES: Final = (
     "inverse-sqrt-num-heads",
     "inverse-sqrt-value-head-size",
 )
-# The axis of the weights along which each softmax divides by one sum.
+# The dimension of the weights for each softmax axis.
 _AXES: Final = {"key": -1, "query": -2, "head": 1, "batch": 0}
-# Where both fit, the specification's own is taken.
+# If both fit, the specification's alignment wins.
 ALIGNMENTS: Final = ("bottom-right", "top-left")
-# Numbers that were read are taken for inverses of counts up to this and their roots, or for so few
-# digits, of them or of their squares.
+# Read numbers are rounded to inverses of counts below this limit, to the roots of these inverses,
+# or to few digits of the number or of its square.
 _MOST_ROOTS: Final = 1025
 _DIGITS: Final = 5
-# A number that is read off many logits may be off by so many of its standard errors; a cap, which
-# bends logits by little, by this part of it.
+# The uncertainty of a number read off many logits, in standard errors; and the relative
+# uncertainty of a cap, which bends logits only a little.
 _STANDARD_ERRORS: Final = 6.0
 SAME_CAP: Final = 1e-2
 _TINY: Final = torch.finfo(torch.float64).tiny
 _NORMS: Final = ("none", "l2", "rms", "layer")
-# What norms are usually kept from dividing by zero with: torch's default for RMSNorm among them.
+# Usual epsilons of norms, with torch's default for RMSNorm.
 EPSILONS: Final = (1e-6, 1e-5, torch.finfo(torch.float32).eps, 1e-8, 1e-12)
 _FRACTIONS: Final = (1.0, 0.5, 0.25)
-# Caps are looked for by how much of them a logit of one is, then ever finer around the best.
+# The search grid for caps, as a unit logit's part of the cap, then refined around the best part.
 _PARTS: Final = tuple(10.0 ** (step / 16.0) for step in range(-48, 33))
 _ZOOMS: Final = 8
 _POINTS: Final = 33
@@ -228,7 +228,7 @@ def _solved(fit: LogitFit, more: Sequence[Tensor]) -> list[Factor] | None:
     factors = fit.solve(fixed, [products, *more])
     if factors is None:
         return None
-    # What is left over says how far each factor may be off: so many standard errors of it.
+    # The residual gives the uncertainty of each factor, in standard errors.
     table = torch.stack([products, *more], dim=-1)
     left = fit.logits - sum(fixed) - table @ torch.tensor(factors, dtype=torch.float64)
     spread = torch.linalg.pinv(table.mT @ table).diagonal().clamp_min(0.0).sqrt()
@@ -236,7 +236,7 @@ def _solved(fit: LogitFit, more: Sequence[Tensor]) -> list[Factor] | None:
     return [
         Factor(factor, max(model.SAME_FACTOR, error / max(abs(factor), _TINY)))
         if abs(factor) * float(column.abs().max()) > model.LOGIT_READ_TO
-        else Factor(0.0, model.SAME_FACTOR)  # no logit is as large: it is rounding
+        else Factor(0.0, model.SAME_FACTOR)  # smaller than the rounding of logits
         for factor, error, column in zip(factors, errors, (products, *more), strict=True)
     ]
 
@@ -310,7 +310,7 @@ def further_points(
         if proposal.point.score_mod is None:
             yield from _capped(stretched, proposal)
     prepared = prepared_points([proposal for _, proposal in proposals], ordered=ordered)
-    # A scale as it should be speaks for a norm: those of two kinds differ by a number alone.
+    # An exact scale is evidence for a kind of norm: two kinds differ only by a factor.
     for one in in_time(prepared):
         if not bool(against_proposal(reading, one).wrong.any()):
             yield one
@@ -364,7 +364,7 @@ def _read_prepared(reading: Reading, proposal: Proposal) -> Iterator[Proposal]:
                 for number in EPSILONS
             ]
             every = [one for some in kept for one in scaled(reading, some)]
-            # Another scale hides a wrong epsilon where few numbers are normalised at a time.
+            # Another scale can hide a wrong epsilon if few numbers are normalised at a time.
             yield from sorted(every, key=lambda one: not _scaled_alike(one.point, based))
 
 
@@ -421,7 +421,7 @@ def _least_left(fit: LogitFit, products: Tensor) -> tuple[float, float]:
     return part, cap
 
 
-# Logits that must be there for a cap and a scale to be fitted.
+# A fit of a cap and a scale needs more logits than this.
 FEWEST: Final = 5
 
 

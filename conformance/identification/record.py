@@ -15,11 +15,11 @@ from .convention import Convention
 from .plain_reading import PlainReading
 from .signature import CallParameter, Parameters
 
-# What a written declaration is checked with.
+# The profile to check a written declaration.
 CHECK_PROFILE: Final = "quick"
 _MOST_FAILURES: Final = 8
 _LONGEST: Final = 140
-# Of a mask by its name, in a declaration without it.
+# Said of an undeclared mask in a written declaration.
 NO_MEANING: Final = "no meaning of it is known"
 CERTAIN: Final = "certain"
 LIKELY: Final = "likely"
@@ -122,7 +122,7 @@ def check_lines(record: Mapping[str, Any]) -> list[str]:
         lines.append(f"- and {more} more")
     if not checked["failed"]:
         reason = checked["reason"]
-        if NO_MEANING in record["declaration"]:  # which says what can be done about it
+        if NO_MEANING in record["declaration"]:  # the declaration gives the advice
             reason = reason.partition(": declare what it means")[0]
         lines.append(f"- {shortened(reason)}")
     return lines

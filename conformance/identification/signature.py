@@ -37,7 +37,7 @@ _ROTARY: Final = (
     *("cos", "sin", "freqs", "rope", "rotary", "position_embed", "pos_emb", "position_ids"),
     *("start_pos", "input_pos", "cache_position"),
 )
-# What a function of **keywords may take.
+# Keywords that a function of ``**keywords`` may accept.
 GUESSED: Final = (
     "keep",
     "drop",
@@ -155,7 +155,7 @@ def _meaning(name: str, default: object) -> str:
     for meaning, words in (("positions", _ROTARY), ("dropout", _WORDS["dropout"])):
         if any(word in lowered for word in words):
             return meaning
-    # A mask that is only switched on is the triangle.
+    # A boolean switch named mask turns the causal triangle on.
     is_triangle = "mask" in lowered and isinstance(default, bool)
     if is_triangle or ("causal" in lowered and isinstance(default, (bool, type(None), str))):
         return "causal"

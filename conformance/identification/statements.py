@@ -34,9 +34,9 @@ from .points import (
     prepared_points,
 )
 
-# Larger logits overflow in what is written without care, which says nothing of what is meant.
+# Larger logits overflow in careless code, without evidence about the intended computation.
 _LARGEST_LOGIT: Final = 50.0
-# Lengths of problems that statements are confirmed on, besides those of the probes.
+# Sizes of further problems to confirm statements, besides the probes.
 _UNSEEN: Final[tuple[dict[str, int], ...]] = (
     {"query_length": 5, "key_length": 8},
     {"query_length": 7, "key_length": 7, "batch": 1},
@@ -44,7 +44,7 @@ _UNSEEN: Final[tuple[dict[str, int], ...]] = (
 )
 _UNSEEN_SEED: Final = 90
 _FEWEST_PROBES: Final = 4
-# How many times nearer causality must come where no weights could be read.
+# The factor by which causality must be nearer if no weights could be read.
 _MUCH: Final = 2.0
 
 
@@ -146,7 +146,7 @@ def _of_places(weights: Weights) -> Iterator[tuple[Proposal, Statement]]:
                 scaled = replace(proposal, point=proposal.point.replace(scale=rule))
                 at = against_proposal(reading, scaled)
                 if is_wrong_by_head(at):
-                    continue  # which is plainer
+                    continue  # a number for each head is the plainer explanation
                 tables = (place_table(at, bottom_right=corner) for corner in alignments(at))
                 biases = [table.statement(beyond=False) for table in tables if table is not None]
                 for bias in biases or pair_statements(at):
@@ -201,7 +201,7 @@ def _nearest(
 
     def distance(one: Proposal) -> float:
         samples = [observation.read_as(causal=one.always is not None) for observation in observed]
-        # Something else may come a little nearer to a triangle by chance.
+        # Other computations may come a little nearer to a triangle by chance.
         return judge.distance(one.point, samples) * (1.0 if one.always is None else _MUCH)
 
     yield min(every, key=distance)
@@ -217,7 +217,7 @@ def _statements(weights: Weights, nearest: Proposal, heads: int | None) -> list[
         return [Statement(text=random["text"])]
     answers = [one for one in battery.observe(subject) if _is_ordinary(subject, one)]
     mistakes = named_mistakes()
-    if weights.made:  # which is no mistake by itself, and made besides all others
+    if weights.made:  # no mistake in itself, and acted out besides all others
         mistakes = tuple(weights.made)
     explanations = Diagnostician(subject, mistakes, observed=answers).explanations
     named = [one for one in explanations if _is_named(one)]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Options = tuple[tuple[str, str], ...]
 FLIPPED: Final = {"True": "False", "False": "True"}
-# These have probes of their own, and do not change the output.
+# Meanings with separate probes and without effect on the output.
 _PROBED_ELSEWHERE: Final = ("weights", "average", "gqa")
 # Values that may mean "no cap".
 _NO_CAP: Final = ("None", "0.0")

@@ -78,15 +78,15 @@ from .record import UNDETERMINED, Findings
 from .statements import Beyond
 from .writing import declaration_text, declared_name, read_tables
 
-# The facts that a verdict rests on, in the order in which they are told.
+# The facts behind a verdict, in the order of the report.
 _TOLD: Final = (
     "kind inputs axes heads scale softmax scores softcap mask causal positions position "
     "alternatives sizes".split()
 )
 _MISTAKES: Final = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
-# The largest head that a number in place of a scale may be made for.
+# The largest head size to derive from a numeric scale.
 _LARGEST_HEAD: Final = 512
-# What declarations call the object that they declare.
+# The name of the declared object inside a declaration.
 _NAME: Final = "undeclared"
 
 
@@ -137,7 +137,7 @@ def _of_arrays(candidate: Candidate, value: Any) -> Candidate:
 
 def _without_idle_streams(read: Candidate, built: nn.Module, request: ModuleRequest) -> Candidate:
     """A candidate with an open verdict if a second input or a table changes no answer."""
-    if read.kind != "layer":  # what takes heads has no projections to find
+    if read.kind != "layer":  # a core has no projections to find
         return read
     calling, finding, _ = understand(built, request)
     width = finding.recipe.widths(built, finding.sizes)[0]
@@ -184,7 +184,7 @@ def _unread(
     inside = opened if opened is not None and opened.engine.sites else None
     if read.is_meant and inside is not None:
         return _of_model(inside, entry)
-    # Nobody means what takes the place of a projection without effect, or of a causal rule.
+    # Nobody intends a replacement for a projection without effect, or for a causal rule.
     unmeant: list[str] = []
     if inside is not None and queries_meet(inside.engine.module, inside.engine.calling):
         unmeant.append("an answer changes with the queries of other rows, as if they were keys")
@@ -284,7 +284,7 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
         candidate.located(target if number is None else f"{target}#{number}")
         for number, candidate in numbered
     )
-    if library_of(made.engine.module):  # its documentation says what it means
+    if library_of(made.engine.module):  # the library's documentation tells the meaning
         return list(located)
     length = made.model.taken.get("length", (5,))[-1]
     unused = made.engine.unused_weights(made.model)
@@ -389,7 +389,7 @@ def _held_to_standard(
             point.replace(scale=rule), head_size=size, value_head_size=size, num_heads=count
         )
 
-    # Where heads and items are one axis, only what the number of heads has no part in can be told.
+    # If heads and items share an axis, only rules without the number of heads can be told.
     numbers = [
         value(rule, heads or 1)
         for rule in mistaken
@@ -544,7 +544,7 @@ def _declared(
     facts = case.findings.facts
     told = [
         f"{name}: {facts[name].description}"
-        if not name.startswith("mask ")  # whose name and description both begin with its parameter
+        if not name.startswith("mask ")  # name and description both begin with the parameter
         else f"{name.removeprefix('mask ')}: {facts[name].description.partition(': ')[2]}"
         for name in facts
         if name.split()[0] in _TOLD and facts[name].confidence != UNDETERMINED
@@ -554,7 +554,7 @@ def _declared(
     own = (one.observed for one in mistaken if one not in case.observed)
     reading = Reading(mistakes=(*made, *own))
     semantics = candidate.declaration.semantics
-    if semantics.score_mod is not None:  # the same function, which says what it does
+    if semantics.score_mod is not None:  # the same function, with a description
         semantics = semantics.replace(score_mod=case.point.score_mod or semantics.score_mod)
     candidate = dataclasses.replace(
         candidate,

@@ -26,7 +26,7 @@ from .record import NO_MEANING, deviations_words
 Ties = tuple[tuple[str, str], ...]
 
 _LOADED: Final = re.compile(rf"({re.escape(LOAD)}\(['\"])([^'\"\n]*):")
-# These have a keyword of their own.
+# Fields with separate keywords in a declaration.
 _OWN_KEYWORDS: Final = ("causal_alignment", "empty_rows")
 
 
@@ -202,7 +202,7 @@ def promises_of(case: Investigation) -> dict[str, str]:
     if convention.causal or "always_causal" in promises:
         source["causal"] = repr(promises["causal"])
     source |= {"always_causal": "True"} if "always_causal" in promises else {}
-    # A finite fill itself makes a mean of a row without keys: no rule can be told from it.
+    # A finite fill itself turns a row without keys into a mean: no rule can be told.
     filled = math.isfinite(promised(case).mask_fill)
     rule = "any" if filled else promises.get("empty_rows", "any")
     if rule != "any":
@@ -233,7 +233,7 @@ def _semantics(point: golden.Semantics, *, aligned: bool) -> str:
 
 def _number(value: Any) -> str:
     if isinstance(value, ScoreFunction):
-        return "score_mod"  # which is defined above
+        return "score_mod"  # defined above
     return written(value) if isinstance(value, float) else repr(value)
 
 
