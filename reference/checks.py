@@ -16,7 +16,7 @@ def check_argument(condition: bool, name: str, problem: str) -> None:  # noqa: F
 
 
 def check_tensor(value: object, name: str, axes: str) -> None:
-    """Require a tensor with the axes in the word ``axes``, for example "B H Lq D"."""
+    """Require a tensor with as many axes as ``axes`` has words, for example "B H Lq D"."""
     if not isinstance(value, Tensor):
         msg = f"{name} is a {type(value).__name__}, not a torch.Tensor"
         raise TypeError(msg)

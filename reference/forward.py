@@ -51,7 +51,7 @@ def from_last_key(given_query: Tensor, given_key: Tensor) -> Tensor:
 
 
 def ahead(given_key: Tensor, positions: Tensor) -> Tensor:
-    """How many places each key lies ahead of each query: int64 ``[Lq, Lk]``."""
+    """The number of places by which each key lies ahead of each query: int64 ``[Lq, Lk]``."""
     return torch.arange(given_key.shape[-2], device=positions.device) - positions[:, None]
 
 
@@ -102,7 +102,7 @@ def unread(read: Tensor) -> Tensor:
 
 
 def places_of_keys(given_key: Tensor) -> Tensor:
-    """Where the keys stand ``[Lk]``: the first at 0."""
+    """The places of the keys ``[Lk]``: the first at 0."""
     return torch.arange(given_key.shape[-2], device=given_key.device)
 
 
@@ -133,7 +133,7 @@ def rescale(squashed: Tensor, softcap: float | None) -> Tensor:
 
 
 def biased(modified: Tensor, distance_bias: Tensor | None, bias: Tensor | None) -> Tensor:
-    """The modified scores and what is added to them."""
+    """The modified scores plus both biases."""
     if distance_bias is not None:
         modified = modified + distance_bias
     return modified if bias is None else modified + bias

@@ -23,7 +23,7 @@ def structural_mask(
     semantics: Semantics,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """The keys that causality and window admit: bool ``[Lq, Lk]``, True where i may attend j.
+    """Keys admitted by causality and window: bool ``[Lq, Lk]``, True if query i may attend key j.
 
     Query i stands at key position ``i + Lk - Lq`` under bottom-right alignment and at ``i`` under
     top-left. ``window=(left, right)`` admits ``left`` keys before and ``right`` keys after the

@@ -244,7 +244,6 @@ def _plain_kinds() -> dict[str, type]:
 
 @cache
 def _choices() -> dict[str, tuple[str, ...]]:
-    """The fields with a fixed set of words, and the words."""
     kinds = get_type_hints(Semantics).items()
     return {name: get_args(kind) for name, kind in kinds if get_origin(kind) is Literal}
 

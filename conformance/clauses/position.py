@@ -318,7 +318,7 @@ def _with_few_kept_keys(inputs: Inputs) -> Inputs:
 
 
 def _other(subject: Subject, inputs: Inputs, seed: int) -> golden.Semantics:
-    """Wrong semantics of positions that even one or two turned pairs of channels can show."""
+    """Wrong semantics of positions, visible even in a single turned pair of channels or two."""
     point = subject.declaration.semantics
     pairs = golden.rotary_size(inputs.geometry.head_size, point) // 2
     if pairs < len(("two", "pairs")):

@@ -37,7 +37,7 @@ class DtypeResult:
 
 
 def find_dtypes(case: Probed) -> list[DtypeResult]:
-    """Try each dtype of the contract without a mask and with the first mask of each form."""
+    """Try each dtype of the contract, plain and with the first mask of each form."""
     judges = (case.judge.in_dtype(case.caller.kind, dtype) for dtype in DTYPES)
     return [_dtype(dataclasses.replace(case, judge=judge)) for judge in judges]
 

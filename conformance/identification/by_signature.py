@@ -61,7 +61,6 @@ def _is_plain(problem: Problem) -> bool:
 
 
 def _violated(candidate: Candidate, slug: str, asks: Callable[[Problem], bool]) -> bool:
-    """Whether one of the clause's first problems ends in a violation or a failed call."""
     clause = next(one for one in all_clauses() if one.id == slug)
     subject = Subject(candidate, "float32")
     asked = filter(asks, edges_in_turn(candidate, clause.space, dtype="float32"))

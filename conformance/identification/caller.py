@@ -105,7 +105,7 @@ def letter_sizes(letters: str, geometry: Geometry) -> tuple[int, ...]:
 
 
 def random_keep(letters: str, geometry: Geometry, *, seed: int = 0) -> Tensor:
-    """A random mask: every row keeps at least one key and hides at least one."""
+    """A random mask with kept and hidden keys in every row."""
     sizes = letter_sizes(letters, geometry)
     generator = torch.Generator().manual_seed(7 + seed)
     keys = sizes[-1]
@@ -164,7 +164,7 @@ class ProbeAnswer:
         return dataclasses.replace(self, rows=rows)
 
     def live(self, point: golden.Semantics) -> ProbeAnswer:
-        """The answer with only those rows left to compare that have a key at a point."""
+        """The answer with only the rows to compare whose heads all have a key at a point."""
         return self.compared(rows_with_keys(self.inputs, point))
 
 

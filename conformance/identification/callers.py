@@ -319,7 +319,7 @@ def _fixed_callers(implementation: Implementation) -> Iterator[Caller]:
 
 @dataclass(frozen=True)
 class Understood:
-    """A module's projections, and how it is called."""
+    """A module's projections, and the way to call the module."""
 
     built: nn.Module
     calling: Calling

@@ -206,7 +206,7 @@ def add_facts(case: Investigation) -> None:
 
 
 def _is_idle(causality: Causality) -> bool:
-    """Whether an optional flag changes nothing, or switches a triangle on in an unreadable way."""
+    """Whether a flag (no optional mask) changes nothing, or a switch hides keys unreadably."""
     parameter = causality.parameter
     left_out = "mask" not in parameter.name and parameter.default in ("True", "False", "None")
     if not causality.idle:
@@ -216,7 +216,7 @@ def _is_idle(causality: Causality) -> bool:
 
 
 def promise_idle_flag(case: Investigation) -> None:
-    """Promise the flag that hides nothing, after all other probes, as for masks."""
+    """Promise the flag without effect after all other probes, as for masks."""
     flag = case.idle_flag
     if flag is None:
         return
@@ -234,7 +234,6 @@ def promise_idle_flag(case: Investigation) -> None:
 
 
 def _flags(case: Investigation) -> list[CallParameter]:
-    """The parameters with a causal name, and the flags that plain calls turn off."""
     off = {name for name, value in case.caller.convention.options if value in ("True", "False")}
     return [
         parameter
@@ -375,5 +374,4 @@ def _add_empty_rows(case: Investigation) -> None:
 
 
 def _declarable(rules: set[str]) -> str:
-    """The first rule that can be promised, else "any"."""
     return next((rule for rule in RULES if rule in rules), "any")

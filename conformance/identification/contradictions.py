@@ -156,7 +156,6 @@ def _other_alignment(declared: Declaration) -> str:
 
 
 def _masks(case: Probed) -> Iterator[str]:
-    """Contradictions by masks of two values with the opposite polarity."""
     firsts = {
         use.form: use for use in reversed(case.caller.convention.masks) if use.form in _POLARITIES
     }

@@ -287,7 +287,7 @@ def _attentions_of(module: nn.Module, target: str) -> dict[str, Any] | None:
 
 
 def read_attentions(sites: Sites | dict[str, Any], target: str, record: dict[str, Any]) -> str:
-    """Write ``sites``, ``uncut`` and ``model`` into a record; return why it lists none, or "".
+    """Write ``sites``, ``uncut`` and ``model`` into a record; return why ``sites`` is empty, or "".
 
     ``model`` says whether the graph is more than one attention.
     """

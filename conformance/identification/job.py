@@ -148,7 +148,7 @@ class OutOfTimeError(Exception):
 
 @contextlib.contextmanager
 def while_time_to_name() -> Iterator[None]:
-    """Limit a search for a name to ``SECONDS_TO_NAME`` of the processor; raises OutOfTimeError."""
+    """Limit a search for a name to ``SECONDS_TO_NAME`` processor seconds: raises OutOfTimeError."""
     ends = time.process_time() + SECONDS_TO_NAME
 
     def in_time() -> None:
@@ -458,10 +458,10 @@ class Unread:
 
 
 def _first_further(unread: list[Unread]) -> tuple[Caller, PlainReading] | Unread:
-    """The first legible way of calling with a further explanation, else a way to state effects of.
+    """The first legible way of calling with a further explanation, else the best way to state.
 
-    Explanations are, in order: a further point, a bias by place, a catalogued mistake. Legible ways
-    have values that were read.
+    Explanations are, in order: a further point, a bias by place, a catalogued mistake. Legible:
+    values were read.
     """
     legible = [one for one in unread if one.settles_axes]
     for one in legible:

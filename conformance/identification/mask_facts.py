@@ -80,7 +80,7 @@ def find_leak(case: Probed, use: MaskUse) -> Leak | Tight:
 
 
 def _mixes_rows(point: golden.Semantics) -> bool:
-    """Whether rows of the answer mix several queries, so that no row can be judged alone."""
+    """Whether answer rows mix several queries and cannot be judged alone."""
     moved = point.head_merge in ("reinterpret", "tokens") or point.head_split == "reinterpret"
     return moved or point.softmax_axis != "key"
 
@@ -301,7 +301,7 @@ def _operation(reading: MaskReading) -> str:
 
 
 def _declare(case: Investigation, understood: Sequence[MaskReading]) -> None:
-    """Promise the masks that one declaration can express together, and probe their empty rows."""
+    """Promise the masks that a single declaration can express, and probe their empty rows."""
     exact = [
         reading for reading in understood if reading.exact and reading.point.mask_fill < -MUST_UP_TO
     ]
@@ -357,7 +357,7 @@ def _observe_idle_forms(
 
 
 def _without_effect(results: Sequence[MaskResult], readings: Sequence[MaskReading]) -> list[str]:
-    """The names of unread parameters without effect on any answer, in any form."""
+    """The names of unread parameters that change no answer in their forms."""
     unread = [
         mask for mask in results if isinstance(mask, UnreadMask) and not mask.parameter.guessed
     ]
@@ -378,7 +378,7 @@ def _not_read(results: Sequence[MaskResult], readings: Sequence[MaskReading]) ->
 def promise_idle_mask(case: Investigation) -> None:
     """Promise the mask that hides nothing: a declaration without the mask would conform.
 
-    Promised after all other probes, since the mask would disturb them.
+    Promised after all other probes: nothing else can be probed with the mask.
     """
     name = case.idle
     if not name:

@@ -113,7 +113,7 @@ def find_masks(case: Probed, parameters: Sequence[CallParameter]) -> list[MaskRe
 
 
 def _unambiguous(case: Probed, reading: MaskReading) -> MaskResult:
-    """A mask without the shapes that have another meaning at some sizes: ``[B, Lk]`` if B = Lq.
+    """A mask minus the shapes with other meanings at telling sizes: ``[B, Lk]`` if B = Lq.
 
     Telling sizes are equal sizes, and fewer tokens than items and heads.
     """
@@ -217,8 +217,8 @@ def _boolean(
 ) -> list[MaskResult]:
     """A mask of two values: its polarity and effect, several if shapes differ.
 
-    Forms with a batch axis that fit no reading are probed again with a single item, which cannot
-    mix with other items.
+    Forms with a batch axis that fit no reading are probed again with a single item, safe from
+    mixing.
     """
     results, taken = _two_values(case, parameter, kind, None)
     natives = {use.native for use in taken if use.shape[:1] == "B" and "*" not in use.native}

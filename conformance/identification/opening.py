@@ -16,8 +16,8 @@ from ..targets.resolving import Resolved, Undeclared, candidates_of, find, uniqu
 def resolve(targets: Iterable[str]) -> list[Candidate]:
     """Every candidate that the targets name, under unique names.
 
-    Raises UsageError with one sentence for a missing target, a failing import, an object that
-    cannot be judged, or a contradiction between an object and its declaration.
+    Raises UsageError with one sentence for a missing target, a failing import, an object beyond
+    judgement, or a contradiction between object and declaration.
     """
     candidates = unique_names([result for target in targets for result in resolve_one(target)])
     for candidate in candidates:

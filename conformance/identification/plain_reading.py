@@ -74,7 +74,7 @@ class PlainReading:
 
     ``always`` is the alignment of causality without a flag. ``others`` are further points that fit
     every probe; ``was_read``: the point was read off the weights. ``made`` are changes beyond any
-    point in every call, such as a norm of the projected tokens, and ``words`` describe them.
+    point in every call (a norm of the projected tokens, for example), and ``words`` a description.
     """
 
     point: golden.Semantics
@@ -139,10 +139,10 @@ def first_fitting(
     *,
     was_read: bool = False,
 ) -> PlainReading | None:
-    """The first proposal that fits every probe, and larger logits if its scale follows no rule.
+    """The first proposal that fits every probe; scales without a rule must also fit larger logits.
 
-    An effect on large logits alone, such as a cap, looks like another scale on small logits. Fits
-    with other scale rules are added: few sizes tell all rules apart.
+    An effect on large logits alone, for example a cap, looks like another scale on small logits.
+    Fits with other scale rules are added: few sizes tell all rules apart.
     """
     fits: list[Proposal] = []
     tried: set[Proposal] = set()
@@ -186,7 +186,7 @@ def _are_alike(one: Proposal, other: Proposal) -> bool:
 
 
 class Weights:
-    """The weights that an implementation gives to its values, read on demand."""
+    """The weights that an implementation gives to the values, read on demand."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
@@ -366,7 +366,6 @@ def read_mistaken(
 
 
 def _usual_positions() -> list[Proposal]:
-    """Rotary positions of whole heads, with and without causality."""
     bases = (Proposal(golden.STANDARD), *map(causal_everywhere, ALIGNMENTS))
     return [
         replace(one, point=one.point.replace(rotary=rotary))
@@ -377,7 +376,7 @@ def _usual_positions() -> list[Proposal]:
 def _with_epsilon(
     plain: PlainReading | None, caller: Caller, judge: PointJudge
 ) -> PlainReading | None:
-    """A reading with the epsilon of its norm corrected by a double-precision answer, if any.
+    """A reading with the epsilon of the norm corrected by a double-precision answer.
 
     In single precision ordinary tokens hide an epsilon that is too small.
     """

@@ -242,7 +242,6 @@ def _solved(fit: LogitFit, more: Sequence[Tensor]) -> list[Factor] | None:
 
 
 def _with_scale(proposal: Proposal, factor: Factor, at: Reading) -> Iterator[Proposal]:
-    """A proposal with the scale of a reading times a factor."""
     for point in with_scale(proposal.point, factor.times(at.attention.scale), at.sizes):
         yield Proposal(point, proposal.always)
 
@@ -250,7 +249,7 @@ def _with_scale(proposal: Proposal, factor: Factor, at: Reading) -> Iterator[Pro
 def with_scale(
     point: golden.Semantics, read: Factor, sizes: Geometry
 ) -> Iterator[golden.Semantics]:
-    """A point with the scale rules that give the read number, then with round numbers near it."""
+    """A point with the scale rules that give the read number, then with nearby round numbers."""
 
     def value(rule: Any) -> float:
         number: float = golden.scale_value(
@@ -468,6 +467,6 @@ def _distance(head: int) -> Term:
 
 
 def function_in(point: golden.Semantics) -> ScoreFunction | None:
-    """The function of scores in a point, if this package made the function."""
+    """The function of scores in a point, if made by this package, else None."""
     function = point.score_mod
     return function if isinstance(function, ScoreFunction) else None

@@ -31,8 +31,8 @@ class Fact:
     """One property of an implementation, in words and as a value, with the evidence.
 
     ``confidence`` is ``certain`` if an answer is within the bound of exactly one reading,
-    ``likely`` if probes support a reading without proof, ``undetermined`` if ``description`` says
-    why nothing is known.
+    ``likely`` if probes support a reading without such a bound, ``undetermined`` if ``description``
+    says why nothing is known.
     """
 
     name: str

@@ -113,7 +113,7 @@ def read_beyond(weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJ
 def read_places(
     weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJudge
 ) -> Beyond | None:
-    """The first window or bias by place that explains every probe, with unseen probes."""
+    """The first window or bias by place that explains every probe, unseen probes included."""
     probes: list[ProbeAnswer] = []
     for nearest, said in _of_places(weights):
         probes = probes or [*observed, *_unseen(weights.caller)]

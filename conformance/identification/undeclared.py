@@ -1,6 +1,6 @@
 """Turn undeclared code into candidates: read the code, then judge the reading.
 
-A module with more than one attention is judged as a whole model, with its attentions.
+A module with more than one attention is judged as a whole model, including the attentions.
 """
 
 from __future__ import annotations

@@ -90,7 +90,6 @@ def _title(implementation: Implementation) -> str:
 
 
 def _imported(implementation: Implementation, more: list[str]) -> list[str]:
-    """The imports, followed by the objects loaded from files."""
     loaded = [line for line in implementation.imports if LOAD in line]
     others = [line for line in implementation.imports if line not in loaded]
     return [*others, *more, "", "import conformance", *(["", *loaded] if loaded else [])]

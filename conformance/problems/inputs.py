@@ -93,8 +93,8 @@ class Inputs(Replaceable):
     return_weights, dropout
         Further keywords of the call.
     generic
-        Whether tokens and weights are independent random numbers, so that the statistical bound
-        holds too; changed tokens lose the flag.
+        Whether tokens and weights are independent random numbers, to which the statistical bound
+        applies; changed tokens lose the flag.
     layout, mask_layout
         The memory layout of tensors and mask in a call; see
         :mod:`conformance.problems.memory_layouts`.
@@ -110,7 +110,7 @@ class Inputs(Replaceable):
     empty_cache
         Whether the call gets a cache without tokens.
     point
-        The declared point, which says how a layer projects the tokens of its cache.
+        The declared point, used to project the tokens of a layer's cache.
     sinks
         For each head ``[H]`` the logit of a further key with the value zero; working dtype.
     tables

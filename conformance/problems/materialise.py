@@ -71,7 +71,7 @@ PROJECTION_NAMES = tuple(field.name for field in dataclasses.fields(golden.Proje
 
 
 def overridden(drawn: Inputs, problem: Problem) -> Inputs:
-    """The drawn inputs with the problem's overrides, if they were made for its seed and sizes."""
+    """The drawn inputs with the problem's overrides, if made for the problem's seed and sizes."""
     overrides = problem.overrides
     if overrides is None or overrides.seed != problem.seed:
         return drawn
@@ -260,7 +260,6 @@ def _alike(drawn: Inputs, problem: Problem) -> Inputs:
 
 
 def _repeated(tensor: Tensor, layout: str) -> Tensor:
-    """The first item, or the first head, repeated."""
     first = tensor[:1] if layout == "expanded" else tensor[:, :1]
     return first.expand(tensor.shape).contiguous()
 

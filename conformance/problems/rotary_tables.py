@@ -59,7 +59,7 @@ class RotaryTables(Replaceable):
         return self.replace(values=self.values[order % self.values.shape[0]])
 
     def from_row(self, first: int) -> RotaryTables:
-        """The tables without the rows of the first tokens."""
+        """The tables for the tokens from ``first`` on."""
         return self.replace(values=self.values.roll(-first, dims=1))
 
     def keywords(self, given: Tensor, dtype: torch.dtype) -> dict[str, Any]:
