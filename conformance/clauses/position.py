@@ -257,7 +257,7 @@ _makes_tables = requires(
 
 
 def is_rotary(candidate: Candidate) -> str:
-    """The reason why positions turn no queries and keys by declaration, or ""."""
+    """Unless its semantics declares no rotary positions."""
     if candidate.declaration.semantics.rotary == "none":
         return "its semantics declares no rotary positions"
     return ""
