@@ -1,7 +1,7 @@
 """The golden reference of multi-head attention: float64, any point of ``Semantics``.
 
-It imports torch and nothing else, is built on none of torch's attention functions, and reads like
-the paper. ``STANDARD`` is the specification.
+The package imports only torch, uses none of torch's attention functions, and reads like the paper.
+``STANDARD`` is the specification.
 """
 
 from .alibi import alibi_bias, alibi_slopes

@@ -1,8 +1,8 @@
 """Attention with linear biases: the farther a key, the less it counts (Press et al. 2022).
 
 Head h of n, a power of two, takes ``2^(-8 (h + 1) / n)`` off a logit for each position between
-query and key. For another n the slopes of the next lower power of two come first, then every other
-one of twice that power, as in the authors' code.
+query and key. For other n the slopes of the next lower power of two come first, then every second
+slope of twice that power, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _geometric(count: int) -> Tensor:
 
 
 def alibi_bias(num_heads: int, query_positions: Tensor, key_length: int) -> Tensor:
-    """What is added to the logits, for queries at ``[Lq]``: float64 ``[1, H, Lq, Lk]``."""
+    """The bias added to the logits, for queries at ``[Lq]``: float64 ``[1, H, Lq, Lk]``."""
     keys = torch.arange(key_length, device=query_positions.device)
     distance = (query_positions[:, None] - keys).abs().double()
     slopes = alibi_slopes(num_heads).to(distance.device)

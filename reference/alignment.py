@@ -1,4 +1,4 @@
-"""Where queries stand among the keys: what causality, windows and positions are counted from."""
+"""The places of queries among the keys: the origin of causality, windows and positions."""
 
 from __future__ import annotations
 

@@ -35,16 +35,15 @@ from .semantics import STANDARD, Semantics
 class Attention:
     """One evaluation with its intermediate values, all float64, key/value heads repeated.
 
-    ``query`` and ``key`` are what the dot products are made of; ``given_query`` and ``given_key``
-    the same before they are normalised and turned; query i stands at key ``positions[i]``. Where
-    ignored keys have no influence, ``key``, ``given_key`` and ``value`` are zero at what no query
-    reads. ``alibi`` is the bias by distance, ``sinks [H]`` the given logits of keys without a
-    value, ``rotary_tables [B or 1, Lk, R/2]`` those of the call, each None where there is none.
-    ``scores`` are the scaled dot products, ``capped`` the same after the softcap, ``modified``
-    after ``score_mod``, ``logits`` what enters the softmax,
-    ``weights`` what leaves it, each ``[B, H, Lq, Lk]``. ``allowed`` is the table of attended keys
-    and ``empty`` marks the rows ``[B, H, Lq]`` that have none. ``semantics`` is the point at which
-    all this was evaluated, ``run`` the program that did.
+    ``query`` and ``key`` are the factors of the dot products; ``given_query`` and ``given_key`` are
+    the same heads before normalisation and rotation; query i stands at key ``positions[i]``. If
+    ignored keys have no influence, ``key``, ``given_key`` and ``value`` are zero at keys that no
+    query reads. ``alibi`` is the bias by distance, ``sinks [H]`` the given logits of keys without a
+    value, ``rotary_tables [B or 1, Lk, R/2]`` the tables of the call, or None. ``scores`` are the
+    scaled dot products, ``capped`` the scores after the softcap, ``modified`` after ``score_mod``,
+    ``logits`` the input of the softmax, ``weights`` its result, all ``[B, H, Lq, Lk]``. ``allowed``
+    is the table of attended keys, and ``empty`` marks the rows ``[B, H, Lq]`` without any.
+    ``semantics`` is the point of the evaluation, ``run`` the run of the program.
     """
 
     query: Tensor
@@ -71,7 +70,7 @@ class Attention:
     run: Run = field(compare=False, repr=False)
 
 
-# The results of stages that an evaluation holds under their own names.
+# The stages whose results an evaluation holds under their own names.
 RESULTS: Final = (
     "positions",
     "bias",
@@ -113,15 +112,15 @@ def scaled_dot_product_attention(
 
     ``keep`` (bool, True attends) and ``bias`` (added to the scaled logits, finite or -inf) have
     four axes that broadcast to ``[B, H, Lq, Lk]``; ``lengths`` is int64 ``[B]`` or ``[B, Lq]``.
-    ``scale`` overrides the point's rule. ``sinks [H]`` are logits, one for each head, that join the
-    softmax over the keys like a key that every query attends and whose value is zero: they take
-    weight away, and a query without any other key returns zeros whatever its rule. Another softmax
-    axis knows none. ``rotary_tables``, for points with rotary positions, are complex128 ``[B or 1,
-    Lk, R/2]``, the cosine and, as the imaginary part, the sine of each pair of channels at the
-    place of each key; or in float64 its angle. So many first ``turned_keys`` are given turned to
-    whoever answers, as from a cache. Returns float64 ``[B, H, Lq, Dv]``.
+    ``scale`` overrides the point's rule. ``sinks [H]`` are logits that join the softmax over the
+    keys, in every head like a key that every query attends and whose value is zero: sinks take
+    weight away, and a query without a real key returns zeros whatever its rule. Other softmax axes
+    ignore sinks. ``rotary_tables``, for points with rotary positions, are complex128 ``[B or 1, Lk,
+    R/2]``: the cosine and, as the imaginary part, the sine of every pair of channels at the place
+    of every key; or angles in float64. The first ``turned_keys`` keys reach an implementation
+    already turned, as from a cache. Returns float64 ``[B, H, Lq, Dv]``.
 
-    Raises ValueError or TypeError that names the argument whose shape or value is wrong.
+    Raises ValueError or TypeError that names the argument of wrong shape or value.
     """
     return attend(
         query,
@@ -181,7 +180,7 @@ def attend(
 def run_of_attention(
     query: Tensor, key: Tensor, value: Tensor, semantics: Semantics, **options: Any
 ) -> Run:
-    """The run whose results :func:`attend` gives, none of them made yet; its options checked."""
+    """The run behind :func:`attend`, with checked options and no result made yet."""
     given = given_options(_check_shapes(query, key, value), **options)
     given |= {"given_query": query.double(), "given_key": key.double()}
     given["given_value"] = value.double()
@@ -202,7 +201,7 @@ def given_options(
     rotary_tables: Tensor | None = None,
     turned_keys: int = 0,
 ) -> dict[str, Any]:
-    """The options of a call as the program is given them, checked for scores of a shape."""
+    """The options of a call as values for the program, checked against scores of a shape."""
     _check_numbers(scale, softcap, window)
     _check_sinks(sinks, shape[1])
     _check_masks(shape, keep, bias, lengths)
@@ -216,7 +215,7 @@ def given_options(
         "softcap": softcap,
         "window": window,
         "given_sinks": None if sinks is None else sinks.double(),
-        # By the second name for keys that nothing reaches on their way.
+        # A second name, for keys given turned: edits of ``rotary_tables`` must not reach them.
         "rotary_tables": rotary_tables,
         "given_tables": rotary_tables,
         "turned_keys": turned_keys,
@@ -247,7 +246,7 @@ def evaluation_of(run: Run, semantics: Semantics) -> Attention:
 def position_heads(query: Tensor, key: Tensor, semantics: Semantics) -> tuple[Tensor, Tensor]:
     """Query ``[B, H, Lq, D]`` and key ``[B, H, Lk, D]`` normalised, then turned; float64.
 
-    Which heads they are makes no difference: each is normalised and turned by itself.
+    Heads are independent of each other: any selection of heads gives equal results.
     """
     query, key = normalise_heads(query, semantics), normalise_heads(key, semantics)
     if semantics.rotary == "none":
@@ -261,10 +260,10 @@ _SOFTMAX_AXES: Final = ("batch", "head", "query", "key", "none")
 
 
 def softmax(logits: Tensor, axis: str = "key", *, sinks: Tensor | None = None) -> Tensor:
-    """Exponentials over their sum along an axis; a slice of nothing but -inf becomes zeros.
+    """Exponentials over their sum along an axis; slices of -inf alone become zeros.
 
-    ``axis`` is one of the choices of ``Semantics.softmax_axis``; raises ValueError for another.
-    ``sinks [H]`` are logits that count in the sums over the keys of each head, and nowhere else.
+    ``axis`` is a value of ``Semantics.softmax_axis``; raises ValueError otherwise. ``sinks [H]``
+    are logits that count only in the sums over the keys of each head.
     """
     check_tensor(logits, "logits", "B H Lq Lk")
     known = axis in _SOFTMAX_AXES

@@ -1,4 +1,4 @@
-"""The backward pass of attention in stages, from the gradient of its output to those of its inputs.
+"""The backward pass of attention in stages, from the output's gradient to the inputs' gradients.
 
     dV = P^T dO,  dP = dO V^T,  D = rowsum(P * dP),  dL = P * (dP - D),  dS = dL * dL/dS,
     dQ = scale dS K,  dK = scale dS^T Q
@@ -29,7 +29,7 @@ def score_slope(
 
 
 def summed_groups(heads: Tensor, sizes: Sizes) -> Tensor:
-    """Add up what belongs to one key/value head: ``[B, H, L, D]`` to ``[B, Hkv, L, D]``."""
+    """Sum the heads of each key/value head's group: ``[B, H, L, D]`` to ``[B, Hkv, L, D]``."""
     if sizes.num_heads == sizes.num_kv_heads:
         return heads
     summed: Tensor = heads.unflatten(-3, (sizes.num_kv_heads, -1)).sum(dim=-3)
@@ -41,7 +41,7 @@ def outer(gradient: Tensor, tokens: Tensor) -> Tensor:
     return gradient.flatten(0, 1).mT @ tokens.flatten(0, 1)
 
 
-# Behind the stages of FORWARD, whose results it reads, and the gradient of the heads' output.
+# Reads the results of FORWARD's stages, and the gradient of the heads' output.
 BACKWARD: Final = Program.of(
     Stage(
         "live_weights",
@@ -58,7 +58,7 @@ BACKWARD: Final = Program.of(
         "BHQK",
         lambda live_weights, weight_gradient, row_term: live_weights * (weight_gradient - row_term),
     ),
-    # Hidden logits are no function of their score.
+    # Hidden logits do not depend on their scores.
     Stage("passed", "BHQK", lambda allowed: allowed.double()),
     Stage("function_slope", "BHQK", lambda: None),
     Stage("score_slope", "BHQK", score_slope),
@@ -90,7 +90,7 @@ BACKWARD: Final = Program.of(
     Stage("value_gradients", "BHKV", lambda weights, output_gradient: weights.mT @ output_gradient),
     Stage("key_gradient", "BGKD", Rewired(summed_groups, ("key_gradients", "sizes"))),
     Stage("value_gradient", "BGKV", Rewired(summed_groups, ("value_gradients", "sizes"))),
-    # Before the rotation, and before the normalisation in front of that.
+    # Gradients before the rotation, then before the normalisation.
     Stage("turned_query_gradient", "BHQD", lambda query_gradient: query_gradient),
     Stage("turned_key_gradient", "BGKD", lambda key_gradient: key_gradient),
     Stage("given_query_gradient", "BHQD", lambda turned_query_gradient: turned_query_gradient),
@@ -103,7 +103,7 @@ BOTH_PASSES: Final = Program.of(
 
 
 def _of_projection(role: str) -> tuple[Stage, ...]:
-    """The gradients of the tokens of a role, and of the matrix and bias that project them."""
+    """The gradients of a role's tokens, matrix and bias."""
     behind, tokens = f"projected_{role}_gradient", f"{role}_tokens"
     return (
         Stage(behind, "BQE", Rewired(merge_heads, (f"given_{role}_gradient",))),

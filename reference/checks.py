@@ -16,7 +16,7 @@ def check_argument(condition: bool, name: str, problem: str) -> None:  # noqa: F
 
 
 def check_tensor(value: object, name: str, axes: str) -> None:
-    """Require a tensor with as many axes as the word ``axes`` names, such as "B H Lq D"."""
+    """Require a tensor with as many axes as ``axes`` has words, for example "B H Lq D"."""
     if not isinstance(value, Tensor):
         msg = f"{name} is a {type(value).__name__}, not a torch.Tensor"
         raise TypeError(msg)
@@ -45,7 +45,7 @@ def check_window(window: object) -> None:
 
 
 def check_size(value: Tensor, name: str, axis: int, wanted: int, because: str) -> None:
-    """Require one axis of a tensor to have a given size; ``because`` says whose size that is."""
+    """Require one axis of a tensor to have a given size; ``because`` names its source."""
     if value.shape[axis] != wanted:
         msg = f"{name} has shape {list(value.shape)}: axis {axis} must be {wanted}, {because}"
         raise ValueError(msg)

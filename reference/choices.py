@@ -19,14 +19,14 @@ from .program import Edit, Program, Rewired, always
 from .rotary import rotary_frequencies, rotate_heads, stretch_heads, turn_heads
 from .semantics import STANDARD, Semantics, scale_value
 
-# A function has a slope of each score alone if weighing the scores weighs the slopes, to within
-# what functions that compute in half precision round.
+# A function acts on single scores if weighted scores have weighted slopes, up to the rounding of
+# functions that compute in half precision.
 _POINTWISE: Final = 2.0**-6
 
 
 @lru_cache(maxsize=1024)
 def at_point(program: Program, point: Semantics) -> Program:
-    """A program with the choices of a point, of those stages that it has."""
+    """A program with the choices of a point, as far as it has the edited stages."""
     return program.edited(edits_of(point))
 
 
@@ -49,7 +49,7 @@ def edits_of(point: Semantics) -> tuple[Edit, ...]:
 def counts(point: Semantics, *, causal: bool, masked: bool, query_length: int) -> tuple[bool, bool]:
     """Whether causality, and whether the mask, count in a call that gives them.
 
-    ``masked`` says whether a mask in any form is given: boolean, additive or lengths.
+    ``masked``: the call has a mask in any form: boolean, additive or lengths.
     """
     causal = causal and (query_length != 1 or point.one_query_causal)
     if not (causal and masked):
@@ -134,7 +134,7 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
 def _behind_turned(
     turned_key: Tensor, given_key: Tensor, tables: Tensor, count: int, point: Semantics
 ) -> Tensor:
-    """The keys, of which the first are given normalised and turned: nothing else reaches them."""
+    """The keys; the first ``count`` are given heads, normalised and turned without other edits."""
     first = normalise_heads(given_key[..., :count, :], point)
     first = rotate_heads(first, torch.arange(count, device=first.device), point, tables)
     lead = turned_key.shape[: turned_key.dim() - first.dim()]
@@ -163,7 +163,7 @@ def _of_scores(point: Semantics) -> Iterator[Edit]:
             lambda products, scale, bias: scale * (products + _finite(bias)),
             when=lambda bias: bias is not None,
         )
-        # Its finite part is in the scores already.
+        # The scores contain the finite part of the bias already.
         yield Edit(
             "biased",
             lambda modified, distance_bias, bias: (
@@ -194,14 +194,14 @@ def _finite(bias: Tensor) -> Tensor:
 def modify(scores: Tensor, semantics: Semantics) -> Tensor:
     """Apply ``score_mod`` to ``[B, H, Lq, Lk]``, with the indices as broadcasting int64 tensors.
 
-    Raises TypeError or ValueError, naming ``score_mod``, for an answer that is no such tensor.
+    Raises TypeError or ValueError, naming ``score_mod``, for an answer of another type or shape.
     """
     change = semantics.score_mod
     if change is None:
         return scores
     batch, head, query, key = (torch.arange(size, device=scores.device) for size in scores.shape)
     places = batch[:, None, None, None], head[:, None, None], query[:, None], key
-    modified = change(scores.clone(), *places)  # a copy, as it may change what it is given
+    modified = change(scores.clone(), *places)  # a copy, since a function may write in place
     if not isinstance(modified, Tensor):
         msg = f"score_mod returned a {type(modified).__name__}, not a torch.Tensor"
         raise TypeError(msg)
@@ -217,7 +217,7 @@ def modify(scores: Tensor, semantics: Semantics) -> Tensor:
 def slope_of_function(scores: Tensor, semantics: Semantics) -> Tensor:
     """The derivative of ``score_mod`` at scores ``[B, H, Lq, Lk]``.
 
-    NaN everywhere where torch finds no slope of each score alone.
+    NaN everywhere if torch finds no separate slope for each score.
     """
     unknown = torch.full_like(scores, math.nan)
     weights = torch.rand(scores.shape, generator=Generator().manual_seed(0)).double()
@@ -244,7 +244,7 @@ def slope_of_function(scores: Tensor, semantics: Semantics) -> Tensor:
 
 
 def hide(logits: Tensor, admitted: Tensor, point: Semantics) -> Tensor:
-    """Hide the keys that are not ``admitted`` from the logits ``[B, H, Lq, Lk]``."""
+    """Hide the keys outside ``admitted`` from the logits ``[B, H, Lq, Lk]``."""
     fill = point.mask_fill
     operations: dict[str, Callable[[], Tensor]] = {
         "replace": lambda: logits.masked_fill(~admitted, fill),
@@ -297,7 +297,7 @@ def excludes_exactly(point: Semantics, *, capped: bool) -> bool:
 
 
 def _of_influence(point: Semantics) -> Iterator[Edit]:
-    """Ignored keys that have influence, and what rows without keys answer where they have none."""
+    """Edits for ignored keys with influence, and else for the answers of rows without keys."""
     exact = excludes_exactly(point, capped=False)
     if not excludes_exactly(point, capped=True):
         when = _has_softcap if exact else always
@@ -346,7 +346,7 @@ def _of_layers(point: Semantics) -> Iterator[Edit]:
 
 
 def _of_backward(point: Semantics) -> Iterator[Edit]:
-    """What flows back through heads that are prepared, shared otherwise, and through scores."""
+    """Edits of the gradients through prepared heads, other head groups, and scores."""
     if point.rotary != "none":
         turn = partial(turn_heads, semantics=point)
         stretch = partial(stretch_heads, semantics=point)
@@ -401,7 +401,7 @@ def _slope_of_capped_logits(
 
 
 def _untiled(heads: Tensor, sizes: Sizes) -> Tensor:
-    """The sum of the query heads that read one key/value head, ``h % num_kv_heads``."""
+    """The sum of the query heads that read a common key/value head, ``h % num_kv_heads``."""
     summed: Tensor = heads.unflatten(-3, (-1, sizes.num_kv_heads)).sum(dim=-4)
     return summed
 

@@ -1,14 +1,14 @@
-"""Attention in stages, from given heads to the output; as the specification has it.
+"""Attention in stages, from given heads to the output, as specified.
 
     Attention(Q, K, V) = softmax(Q K^T / sqrt(D)) V
 
-Vaswani et al., "Attention Is All You Need", 2017, equation 1. ``choices`` has the edits that make
-another point of ``Semantics`` of it.
+Vaswani et al., "Attention Is All You Need", 2017, equation 1. ``choices`` has the edits for other
+points of ``Semantics``.
 
 Given are the heads ``given_query [B, H, Lq, D]``, ``given_key [B, Hkv, Lk, D]`` and ``given_value
 [B, Hkv, Lk, Dv]`` in float64, and the options of a call: ``keep``, ``lengths``, ``given_bias``,
 ``causal``, ``window``, ``given_scale``, ``softcap``, ``given_sinks``, ``rotary_tables`` and
-``turned_keys``, each as :func:`reference.scaled_dot_product_attention` takes it.
+``turned_keys``, documented in :func:`reference.scaled_dot_product_attention`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .rotary import angles_at
 
 
 class Sizes(NamedTuple):
-    """The sizes of a call; those of tokens without their projections are no part of them."""
+    """The sizes of a call after the projections: widths of tokens are not included."""
 
     batch: int
     num_heads: int
@@ -51,17 +51,17 @@ def from_last_key(given_query: Tensor, given_key: Tensor) -> Tensor:
 
 
 def ahead(given_key: Tensor, positions: Tensor) -> Tensor:
-    """How many places each key lies ahead of each query: int64 ``[Lq, Lk]``."""
+    """The number of places by which each key lies ahead of each query: int64 ``[Lq, Lk]``."""
     return torch.arange(given_key.shape[-2], device=positions.device) - positions[:, None]
 
 
 def by_causality(ahead: Tensor, counted: tuple[bool, bool], *, offset: int = 0) -> Tensor:
-    """What causality admits: bool ``[Lq, Lk]``."""
+    """The keys that causality admits: bool ``[Lq, Lk]``."""
     return ahead <= offset if counted[0] else torch.ones_like(ahead, dtype=torch.bool)
 
 
 def by_window(ahead: Tensor, window: tuple[int, int] | None, *, offset: int = 0) -> Tensor:
-    """What the window admits: bool ``[Lq, Lk]``; -1 is no limit on a side."""
+    """The keys that the window admits: bool ``[Lq, Lk]``; -1 is no limit on a side."""
     admitted = torch.ones_like(ahead, dtype=torch.bool)
     left, right = (-1, -1) if window is None else window
     if left >= 0:
@@ -74,7 +74,7 @@ def by_window(ahead: Tensor, window: tuple[int, int] | None, *, offset: int = 0)
 def by_mask(
     kept: Tensor | None, lengths: Tensor | None, counted: tuple[bool, bool], given_key: Tensor
 ) -> Tensor:
-    """What boolean mask and lengths admit together: bool, broadcastable to ``[B, H, Lq, Lk]``."""
+    """The keys that mask and lengths admit together: bool, broadcastable to ``[B, H, Lq, Lk]``."""
     device = given_key.device
     admitted = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
     if kept is not None and counted[1]:
@@ -87,12 +87,12 @@ def by_mask(
 
 
 def admitted(structure: Tensor, by_mask: Tensor, scores_shape: tuple[int, ...]) -> Tensor:
-    """What everything given admits but for an additive mask: bool ``[B, H, Lq, Lk]``."""
+    """The keys that every given rule admits, additive masks aside: bool ``[B, H, Lq, Lk]``."""
     return (structure & by_mask).expand(scores_shape)
 
 
 def attended(admitted: Tensor, bias: Tensor | None) -> Tensor:
-    """What is admitted and not hidden by an additive mask: bool ``[B, H, Lq, Lk]``."""
+    """The admitted keys that no additive mask hides: bool ``[B, H, Lq, Lk]``."""
     return admitted if bias is None else admitted & ~torch.isneginf(bias)
 
 
@@ -102,7 +102,7 @@ def unread(read: Tensor) -> Tensor:
 
 
 def places_of_keys(given_key: Tensor) -> Tensor:
-    """Where the keys stand ``[Lk]``: the first at 0."""
+    """The places of the keys ``[Lk]``: the first at 0."""
     return torch.arange(given_key.shape[-2], device=given_key.device)
 
 
@@ -133,16 +133,16 @@ def rescale(squashed: Tensor, softcap: float | None) -> Tensor:
 
 
 def biased(modified: Tensor, distance_bias: Tensor | None, bias: Tensor | None) -> Tensor:
-    """The modified scores and what is added to them."""
+    """The modified scores plus both biases."""
     if distance_bias is not None:
         modified = modified + distance_bias
     return modified if bias is None else modified + bias
 
 
 def largest(logits: Tensor, sinks: Tensor | None) -> Tensor:
-    """The largest logit of each row ``[B, H, Lq, 1]``, or the least number of all.
+    """The largest logit of each row ``[B, H, Lq, 1]``, but no less than the smallest finite number.
 
-    Nothing but minus infinity has no differences.
+    Differences from minus infinity would be undefined.
     """
     if logits.shape[-1] == 0:
         most = logits.new_full((*logits.shape[:-1], 1), -math.inf)
@@ -153,9 +153,9 @@ def largest(logits: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def total(exponentials: Tensor, largest: Tensor, sinks: Tensor | None) -> Tensor:
-    """The sum of each row's exponentials, with that of its sink: ``[B, H, Lq, 1]``.
+    """The sum of each row's exponentials and of its sink's: ``[B, H, Lq, 1]``.
 
-    The exponential of the largest is one: a sum of zero is that of nothing but minus infinity.
+    The largest logit has an exponential of one: a sum of zero means minus infinity throughout.
     """
     sums = exponentials.sum(dim=-1, keepdim=True)
     if sinks is not None:
@@ -166,7 +166,7 @@ def total(exponentials: Tensor, largest: Tensor, sinks: Tensor | None) -> Tensor
 def weighed(
     weights: Tensor, value: Tensor, shared_value: Tensor, allowed: Tensor, empty: Tensor
 ) -> Tensor:
-    """The weighted values; an empty row may read values that no other row may meet."""
+    """The weighted values; an empty row may read values that other rows must not meet."""
     if not bool(empty.any()):
         return weights @ value
     output = weights @ without(shared_value, unread(allowed))
@@ -202,7 +202,7 @@ _FORWARD: Final = (
     Stage("sizes", "", sizes),
     Stage("normalised_query", "BHQD", lambda given_query: given_query),
     Stage("normalised_key", "BGKD", lambda given_key: given_key),
-    # Of each pair of channels that is turned: points without rotary positions have none.
+    # One for each turned pair of channels; None without rotary positions.
     Stage("frequencies", "R", lambda: None),
     Stage("query_places", "Q", lambda positions: positions),
     Stage("key_places", "K", places_of_keys),
@@ -210,12 +210,12 @@ _FORWARD: Final = (
         "query_angles", "QR", Rewired(angles_at, ("query_places", "frequencies", "rotary_tables"))
     ),
     Stage("key_angles", "KR", Rewired(angles_at, ("key_places", "frequencies", "rotary_tables"))),
-    # As long as the entries of the tables of a call, if there are any.
+    # Multiplied by the length of the table entries, if a call gives tables.
     Stage("stretched_query", "BHQD", lambda normalised_query: normalised_query),
     Stage("stretched_key", "BGKD", lambda normalised_key: normalised_key),
     Stage("query", "BHQD", lambda stretched_query: stretched_query),
     Stage("turned_key", "BGKD", lambda stretched_key: stretched_key),
-    # With those keys of a cache that are given turned.
+    # With the keys of a cache that are given turned.
     Stage("joined_key", "BGKD", lambda turned_key: turned_key),
     Stage("shared_key", "BHKD", lambda joined_key, sizes: shared(joined_key, sizes.num_heads)),
     Stage("value_heads", "BGKV", lambda given_value: given_value),

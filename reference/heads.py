@@ -1,4 +1,4 @@
-"""How widths of tokens are cut into heads and put together again, and matrices between them."""
+"""Cut widths of tokens into heads, merge heads, and project tokens."""
 
 from __future__ import annotations
 

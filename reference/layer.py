@@ -3,9 +3,9 @@
     MultiHead(Q, K, V) = Concat(head_1, ..., head_H) W^O
     head_i = Attention(Q W_i^Q, K W_i^K, V W_i^V)
 
-Vaswani et al. 2017, section 3.2.2, with a width of its own for each of query, key and value, a
-value head size that may differ from the query/key head size, biases, and grouped key/value heads
-(Ainslie et al., arXiv:2305.13245).
+Vaswani et al. 2017, section 3.2.2, with separate widths for query, key and value, a value head size
+independent of the query/key head size, biases, and grouped key/value heads (Ainslie et al.,
+arXiv:2305.13245).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class ProjectionWeights:
     """The four projections as ``(out, in)`` matrices, like ``nn.Linear.weight``, and their biases.
 
     Head h owns rows ``h*D .. (h+1)*D`` of ``q``, ``k`` and ``v`` and columns ``h*Dv .. (h+1)*Dv``
-    of ``o``. ``o=None`` means that there is no output projection: the heads are only concatenated.
+    of ``o``. ``o=None`` means no output projection: the heads are only concatenated.
     """
 
     q: Tensor
@@ -42,7 +42,7 @@ class ProjectionWeights:
     o_bias: Tensor | None = None
 
     def taking_part(self, semantics: Semantics) -> ProjectionWeights:
-        """These weights in float64, without the biases that a point leaves out."""
+        """The weights in float64, without the biases that a point leaves out."""
         biases = {
             "q_bias": semantics.query_bias,
             "k_bias": semantics.key_bias,
@@ -63,14 +63,14 @@ _WEIGHTS: Final = tuple(field.name for field in fields(ProjectionWeights))
 
 
 def project_heads(merged: Tensor, o: Tensor | None, o_bias: Tensor | None) -> Tensor:
-    """Merged heads behind a matrix ``o [out, in]``; as they are where there is none."""
+    """Merged heads behind a matrix ``o [out, in]``; unchanged for None."""
     if o is None:
         return merged
-    # Heads concatenated along the tokens meet one block of the output matrix, not all of them.
+    # Heads concatenated along the tokens meet only the first block of the output matrix.
     return project(merged, o[:, : merged.shape[-1]], o_bias)
 
 
-# The heads of a layer's tokens, attention, and what is made of its output.
+# The heads of a layer's tokens, attention, merged heads and the output projection.
 LAYER: Final = Program.of(
     Stage(
         "projected_query",
@@ -106,12 +106,12 @@ LAYER: Final = Program.of(
 
 @dataclass(frozen=True, kw_only=True)
 class MultiHeadAttention:
-    """One evaluation of the layer: the core with its intermediate values, and what surrounds it.
+    """One evaluation of the layer: the core with its intermediate values, and its surroundings.
 
-    ``tokens`` and ``weights`` are what it was evaluated on, in float64, without those biases that
-    the point leaves out. ``projected`` are query, key and value behind their projections, before
-    heads are cut: ``[B, Lq, H*D]``, ``[B, Lk, Hkv*D]``, ``[B, Lk, Hkv*Dv]``. ``merged`` is ``[B,
-    Lq, H*Dv]``, the heads side by side; ``output`` is ``[B, Lq, Eo]``.
+    ``tokens`` and ``weights`` are the inputs in float64, without the biases that the point leaves
+    out. ``projected`` are query, key and value behind their projections, before heads are cut:
+    ``[B, Lq, H*D]``, ``[B, Lk, Hkv*D]``, ``[B, Lk, Hkv*Dv]``. ``merged`` is ``[B, Lq, H*Dv]``, the
+    heads side by side; ``output`` is ``[B, Lq, Eo]``.
     """
 
     tokens: tuple[Tensor, Tensor, Tensor]
@@ -144,10 +144,10 @@ def multi_head_attention(
 ) -> MultiHeadAttention:
     """The layer on ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]``, ``value [B, Lk, Ev]``, in float64.
 
-    Masks, scale and the rest are those of :func:`reference.scaled_dot_product_attention`. The head
-    size is the number of rows of ``weights.q`` over ``num_heads``.
+    Masks, scale and the rest are documented in :func:`reference.scaled_dot_product_attention`. The
+    head size is the number of rows of ``weights.q`` over ``num_heads``.
 
-    Raises ValueError or TypeError that names the argument whose shape or value is wrong.
+    Raises ValueError or TypeError that names the argument of wrong shape or value.
     """
     run = run_of_layer(
         query,
@@ -182,7 +182,7 @@ def run_of_layer(
     num_kv_heads: int | None = None,
     **options: Any,
 ) -> Run:
-    """The run whose results :func:`multi_head_attention` gives, none of them made yet."""
+    """The run behind :func:`multi_head_attention`, with no result made yet."""
     num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
     _check_inputs(query, key, value)
     _check_weights((query, key, value), weights, num_heads, num_kv_heads)
@@ -244,7 +244,7 @@ def cut_heads(
 
 
 def project_output(merged: Tensor, weights: ProjectionWeights, semantics: Semantics) -> Tensor:
-    """Merged heads behind the output projection; as they are where there is none."""
+    """Merged heads behind the output projection; unchanged without a projection."""
     return project_heads(merged, weights.o, weights.taking_part(semantics).o_bias)
 
 

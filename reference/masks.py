@@ -1,4 +1,4 @@
-"""Which keys a query may attend: the tables of a call without its tensors."""
+"""The keys that queries may attend: the tables of a call without its tensors."""
 
 from __future__ import annotations
 
@@ -23,15 +23,14 @@ def structural_mask(
     semantics: Semantics,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """What causality and window admit: bool ``[Lq, Lk]``, True where query i may attend key j.
-
-    With ``rows`` (int64 ``[R]``) only these queries are looked at: ``[R, Lk]``.
+    """Keys admitted by causality and window: bool ``[Lq, Lk]``, True if query i may attend key j.
 
     Query i stands at key position ``i + Lk - Lq`` under bottom-right alignment and at ``i`` under
-    top-left. ``window=(left, right)`` admits that many keys before and after that position; -1
-    means no limit on that side (the convention of FlashAttention's ``window_size``).
+    top-left. ``window=(left, right)`` admits ``left`` keys before and ``right`` keys after the
+    position; -1 means no limit (the convention of FlashAttention's ``window_size``). ``rows``
+    (int64 ``[R]``) selects queries: ``[R, Lk]``.
 
-    Raises ValueError for a negative length or a window that is not two integers from -1.
+    Raises ValueError for a negative length or a window other than two integers from -1.
     """
     for name, length in (("query_length", query_length), ("key_length", key_length)):
         check_argument(length >= 0, name, f"is {length}, which is negative")
@@ -52,10 +51,10 @@ def attended_keys(
     device: torch.device,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """Which key each query may attend, by all that is given: bool ``[B, H, Lq, Lk]``.
+    """The keys that queries may attend under all given rules: bool ``[B, H, Lq, Lk]``.
 
-    ``shape`` is that of the scores. With ``rows`` (int64 ``[R]``) only these queries are looked at,
-    in the masks as well: ``[B, H, R, Lk]``.
+    ``shape`` is the shape of the scores. ``rows`` (int64 ``[R]``) selects queries, in the masks as
+    well: ``[B, H, R, Lk]``.
     """
     options = {"keep": keep, "given_bias": bias, "causal": causal, "window": window}
     attended: Tensor = _tables(shape, semantics, rows, device, **options)["attended"]
@@ -69,7 +68,6 @@ def _tables(
     device: torch.device | None = None,
     **options: Any,
 ) -> Run:
-    """The tables of heads without channels."""
     given = {
         **dict.fromkeys(("keep", "lengths", "given_bias")),
         "given_query": torch.empty(*shape[:3], 0, device=device),

@@ -25,7 +25,7 @@ def normalise_heads(heads: Tensor, semantics: Semantics) -> Tensor:
 
 
 def norms(centred: Tensor, semantics: Semantics) -> Tensor:
-    """What the channels of heads ``[B, H, L, D]`` are divided by: ``[B, H, L, 1]``."""
+    """The divisors of the channels of heads ``[B, H, L, D]``: ``[B, H, L, 1]``."""
     epsilon = semantics.qk_norm_epsilon
     if semantics.qk_norm == "l2":
         length: Tensor = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
@@ -34,9 +34,10 @@ def norms(centred: Tensor, semantics: Semantics) -> Tensor:
 
 
 def normalised_gradient(gradient: Tensor, heads: Tensor, semantics: Semantics) -> Tensor:
-    """The gradient of heads ``[B, H, L, D]`` from that of the same normalised; float64.
+    """The gradient of heads ``[B, H, L, D]`` from the gradient of the normalised heads; float64.
 
-    Their divisor depends on them, too: ``(g - y mean(y g)) / norm``, y being the normalised heads.
+    The divisor depends on the heads, too: ``(g - y mean(y g)) / norm``, y being the normalised
+    heads.
     """
     if semantics.qk_norm == "none" or heads.shape[-1] == 0:
         return gradient
@@ -44,7 +45,7 @@ def normalised_gradient(gradient: Tensor, heads: Tensor, semantics: Semantics) -
     centred = heads - heads.mean(dim=-1, keepdim=True) if semantics.qk_norm == "layer" else heads
     divisor = norms(centred, semantics)
     along = own * gradient
-    if semantics.qk_norm == "l2":  # a length below epsilon is replaced by that
+    if semantics.qk_norm == "l2":  # epsilon replaces smaller lengths
         along = along.sum(dim=-1, keepdim=True) * (divisor > semantics.qk_norm_epsilon)
     else:
         along = along.mean(dim=-1, keepdim=True)

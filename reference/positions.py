@@ -36,8 +36,8 @@ def sinusoidal_positions(length: int, width: int, *, offset: int = 0) -> Tensor:
 def rotate(encoding: Tensor, steps: float) -> Tensor:
     """Move an encoding ``[..., width]`` by some positions: rotate each pair by ``steps * w_j``.
 
-    ``sin(a + b)`` and ``cos(a + b)`` are linear in ``sin a`` and ``cos a``, whatever ``a``: a
-    relative shift is the same linear map everywhere.
+    ``sin(a + b)`` and ``cos(a + b)`` are linear in ``sin a`` and ``cos a``, whatever ``a``: equal
+    shifts are equal linear maps everywhere.
     """
     angle = steps * frequencies(encoding.shape[-1]).to(encoding.device)
     sine, cosine = encoding.double()[..., 0::2], encoding.double()[..., 1::2]

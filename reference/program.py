@@ -1,10 +1,10 @@
-"""A calculation as a program of named stages, and a change of it as edits of these stages.
+"""A calculation as a program of named stages, and changes as edits of these stages.
 
-A rule's parameters are named after the results that it reads, so a program needs no other wiring:
+A rule's parameters are the names of the results to read, so a program needs no further wiring:
 
     Stage("scores", "BHQK", lambda products, scale: scale * products)
 
-An edit makes one stage otherwise: by another rule, by a change of its result, or both. Choices of
+An edit changes one stage: by another rule, by a change of the result, or both. Choices of
 ``Semantics`` and mistakes alike are edits.
 """
 
@@ -25,7 +25,7 @@ class Stage:
 
     ``axes`` has a letter for each axis of the result: B items, H heads, G key/value heads, Q
     queries, K keys, D channels of query and key, V channels of a value, E channels of a token; 1
-    for an axis of one. Empty for what is no tensor.
+    for an axis of one. Empty for a result that is no tensor.
     """
 
     name: str
@@ -40,11 +40,11 @@ def always() -> bool:
 
 @dataclass(frozen=True)
 class Edit:
-    """One stage made otherwise.
+    """A change of one stage.
 
-    ``rule`` replaces the rule of the stage and what edits before this one did; ``change`` makes
-    another result of the result, and of others that its further parameters name. Both are left out
-    where ``when``, whose parameters are names of results too, is false.
+    ``rule`` replaces the rule of the stage and all earlier edits; ``change`` computes a new result
+    from the result and from further results named by its parameters. Both apply only if ``when`` is
+    true; parameters of ``when`` are names of results, too.
     """
 
     stage: str
@@ -55,18 +55,18 @@ class Edit:
 
 @dataclass(frozen=True)
 class Rewired:
-    """A rule that reads other results than its parameters name, in their order."""
+    """A rule whose results to read are listed in ``names``, not named by its parameters."""
 
     rule: Rule
     names: tuple[str, ...]
 
     def __call__(self, *results: Any) -> Any:
-        """What the rule makes of these results."""
+        """The result of the rule."""
         return self.rule(*results)
 
 
 def reads_besides(change: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of the results that a change reads besides that which it changes."""
+    """The names of the results that a change reads besides the result to change."""
     function = change.func if isinstance(change, partial) else change
     known = isinstance(change, Rewired) or hasattr(function, "__code__")  # torch.abs has none
     return reads(change)[1:] if known else ()
@@ -84,10 +84,10 @@ def reads(rule: Rule) -> tuple[str, ...]:
 
 
 class Step(NamedTuple):
-    """A stage with the edits of it.
+    """A stage with its edits.
 
-    ``needed`` are the results that its rule reads where no edit has a condition, ``reached`` all
-    that it may read.
+    ``needed`` are the results that the rule reads if no edit has a condition, ``reached`` all
+    results that the step may read.
     """
 
     rule: Rule
@@ -96,14 +96,14 @@ class Step(NamedTuple):
     reached: frozenset[str]
 
     def edited(self, edit: Edit) -> Step:
-        """The step with one more edit, which comes last."""
+        """The step with a further edit at the end."""
         if edit.rule is not None and edit.when is always and edit.change is None:
             return step(edit.rule)
         return step(self.rule, (*self.edits, edit))
 
 
 def step(rule: Rule, edits: tuple[Edit, ...] = ()) -> Step:
-    """A step by its rule and edits, whose parameters are read once."""
+    """A step from a rule and edits; parameters are read once."""
     rules = [rule, *(edit.when for edit in edits)]
     rules += [edit.rule for edit in edits if edit.rule is not None]
     changes = (edit.change for edit in edits if edit.change is not None)
@@ -113,14 +113,14 @@ def step(rule: Rule, edits: tuple[Edit, ...] = ()) -> Step:
 
 
 class Program(NamedTuple):
-    """Stages in the order in which they are made, their edits, and a step of each; unchangeable."""
+    """Stages in their order, their edits, and a step for each stage; immutable."""
 
     stages: tuple[Stage, ...]
     edits: tuple[Edit, ...]
     steps: Mapping[str, Step]
 
     def __hash__(self) -> int:
-        """By identity: what is made of a program is remembered."""
+        """By identity, to cache results by program."""
         return id(self)
 
     @classmethod
@@ -130,12 +130,12 @@ class Program(NamedTuple):
         return cls(stages, (), MappingProxyType(steps))
 
     def making(self, values: Mapping[str, Any]) -> Program:
-        """The program with further stages in front: values that are given, which can be edited."""
+        """The program with given values as further stages in front, which edits can change."""
         made = {name: step(partial(_same, value=value)) for name, value in values.items()}
         return self._replace(steps=MappingProxyType({**made, **self.steps}))
 
     def edited(self, edits: Iterable[Edit]) -> Program:
-        """The program with further edits, which come after its own; of its own stages alone."""
+        """The program with further edits, after its own; edits of foreign stages are dropped."""
         own = tuple(edit for edit in edits if edit.stage in self.steps)
         steps = dict(self.steps)
         for edit in own:
@@ -148,10 +148,10 @@ def _same(value: Any) -> Any:
 
 
 class Run:
-    """The results of a program on given values, each made when it is first asked for, and kept.
+    """The results of a program on given values, computed on demand and kept.
 
-    ``run["weights"]`` is the result of a stage, or a given value. Raises KeyError for a name that
-    is neither.
+    ``run["weights"]`` is the result of a stage, or a given value. Raises KeyError for unknown
+    names.
     """
 
     def __init__(self, program: Program, given: Mapping[str, Any]) -> None:
@@ -166,7 +166,7 @@ class Run:
         return self._results[name]
 
     def __contains__(self, name: str) -> bool:
-        """Whether it has a stage, or is given a value, of a name."""
+        """Whether a name is a stage or a given value."""
         return name in self.given or name in self.program.steps
 
     def complete(self) -> Run:
@@ -178,9 +178,9 @@ class Run:
         return self
 
     def edited(self, *edits: Edit, **given: Any) -> Run:
-        """The same run with further edits, of given values too, and other given values.
+        """The run with further edits, of given values too, and with other given values.
 
-        Results that neither reaches are taken over.
+        Results that no change reaches are taken over.
         """
         changed = {e.stage: self.given[e.stage] for e in edits if e.stage in self.given}
         program = self.program.making(changed) if changed else self.program
@@ -196,16 +196,16 @@ class Run:
         return other
 
     def holds(self, edit: Edit) -> bool:
-        """Whether the condition of an edit is true of these results."""
+        """Whether the condition of an edit is true of the results."""
         return edit.when is always or bool(self._answer(edit.when))
 
     def remade(self, edit: Edit) -> Any:
-        """What one edit makes of a stage, or of a given value, with all else as it is."""
+        """The result of a single edit of a stage, or of a given value, all else unchanged."""
         result = self[edit.stage] if edit.rule is None else self._answer(edit.rule)
         return result if edit.change is None else self._changed(result, edit.change)
 
     def forget_but(self, names: Iterable[str]) -> None:
-        """Drop the results of all other stages, which are made again where they are asked for."""
+        """Drop the results of all other stages; requests compute them again."""
         kept = {*names, *self.given}
         self._results = {name: value for name, value in self._results.items() if name in kept}
 
@@ -228,7 +228,7 @@ class Run:
         return result
 
     def _changed(self, result: Any, change: Callable[..., Any]) -> Any:
-        if result is None:  # such as a mask that is not given
+        if result is None:  # an absent mask, for example
             return None
         return change(result, *[self[name] for name in reads_besides(change)])
 

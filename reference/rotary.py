@@ -2,8 +2,8 @@
 
     (x_a, x_b) -> (x_a cos t - x_b sin t, x_a sin t + x_b cos t),    t = position * base^(-2i/R)
 
-Su et al. 2021, RoFormer, equation 34. A product of two such heads depends on the distance of their
-positions alone.
+Su et al. 2021, RoFormer, equation 34. The product of two turned heads depends on the distance of
+their positions alone.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .semantics import Semantics
 def rotate_heads(
     heads: Tensor, positions: Tensor, semantics: Semantics, tables: Tensor | None = None
 ) -> Tensor:
-    """Turn ``heads [B, H, L, D]``, whose tokens stand at ``positions [L]``; float64.
+    """Turn ``heads [B, H, L, D]`` of tokens at ``positions [L]``; float64.
 
-    Without rotary positions they stay as they are. ``tables`` are those of a call.
+    Heads stay unchanged without rotary positions. ``tables`` are the tables of a call.
     """
     heads = heads.double()
     if semantics.rotary == "none":
@@ -40,8 +40,8 @@ def angles_at(
 ) -> Tensor | None:
     """The angle of each pair of channels at each position: float64 ``[..., L, R/2]``, or None.
 
-    That of a complex table is the angle of its cosine and sine, real ones hold angles; rows that it
-    lacks are counted from its other end.
+    A complex table holds cosine and sine, a real table angles; missing rows are counted from the
+    other end.
     """
     if frequencies is None or tables is None:
         return None if frequencies is None else positions.double()[..., None] * frequencies
@@ -52,7 +52,7 @@ def angles_at(
 def rows_at(tables: Tensor, positions: Tensor) -> Tensor:
     """The rows of tables ``[B or 1, N, R/2]`` at positions: ``[B or 1, 1, L, R/2]``.
 
-    Positions ``[L]`` are those of all heads and items, others ``[B, H, L]`` or ``[H, L]``.
+    Positions ``[L]`` hold for all heads and items, or have the shape ``[B, H, L]`` or ``[H, L]``.
     """
     every = tables.unsqueeze(-3)
     index = positions.long() % max(tables.shape[-2], 1)
@@ -65,7 +65,7 @@ def rows_at(tables: Tensor, positions: Tensor) -> Tensor:
 def stretch_heads(
     heads: Tensor, positions: Tensor, tables: Tensor | None, semantics: Semantics
 ) -> Tensor:
-    """Heads whose channels that turn are as much longer as the entries of a table are than one."""
+    """Multiply the turning channels of heads by the table entries' lengths, or the amplitude."""
     lengths: Tensor | float = semantics.rotary_amplitude
     if tables is not None and tables.is_complex():
         lengths = rows_at(tables, positions).abs()
@@ -92,7 +92,7 @@ def turn_heads(heads: Tensor, angles: Tensor, semantics: Semantics) -> Tensor:
 
 
 def rotary_pairs(head_size: int, semantics: Semantics) -> tuple[Tensor, Tensor]:
-    """The channels that are turned together: int64 ``[R/2]`` both, empty without a rotation."""
+    """The pairs of channels that turn together: two int64 ``[R/2]``, empty without a rotation."""
     half = rotary_size(head_size, semantics) // 2
     pairs = torch.arange(half)
     if semantics.rotary == "halves":
@@ -101,10 +101,10 @@ def rotary_pairs(head_size: int, semantics: Semantics) -> tuple[Tensor, Tensor]:
 
 
 def rotary_size(head_size: int, semantics: Semantics) -> int:
-    """How many channels R of a head are turned: the largest even number within the fraction."""
+    """The number R of turned channels of a head: the largest even number within the fraction."""
     if semantics.rotary == "none":
         return 0
-    # As users compute it: int(0.3 * 10) is 3, though 0.3 is a little less than three tenths.
+    # As users compute R: int(0.3 * 10) is 3, though 0.3 is a little less than three tenths.
     return int(head_size * semantics.rotary_fraction) // 2 * 2
 
 
@@ -131,7 +131,7 @@ def _linear(base: float, _size: int, exponents: Tensor, factor: float) -> Tensor
 
 
 def _ntk(base: float, size: int, exponents: Tensor, factor: float) -> Tensor:
-    """A larger base: the slowest pair is as much slower, the fastest stays (bloc97, 2023)."""
+    """A larger base: the slowest pair is slower by the factor, the fastest stays (bloc97, 2023)."""
     larger: Tensor = (base * factor ** (size / max(size - 2, 1))) ** -exponents
     return larger
 
@@ -167,13 +167,13 @@ def _llama3(
     high: float,
     over: float,
 ) -> Tensor:
-    """Pairs that turn more than high times within the length stay, below low they are linear."""
+    """Pairs with more than ``high`` turns within the length stay; below ``low`` they are linear."""
     own = base**-exponents
     stays = ((over * own / (2 * math.pi) - low) / (high - low)).clamp(0.0, 1.0)
     return own / factor * (1.0 - stays) + own * stays
 
 
-# What a ramp between one pair and itself is divided by.
+# The divisor of a ramp from a pair to itself.
 _NO_RAMP: Final = 0.001
 _SCALINGS: Final[dict[str, Callable[..., Tensor]]] = {
     "linear": _linear,

@@ -1,4 +1,4 @@
-"""Every choice that decides what attention computes, as one point of a space."""
+"""The choices behind the result of attention, as one point of a space."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ GroupOrder = Literal["repeat", "tile"]
 Rotary = Literal["none", "halves", "interleaved"]
 QueryKeyNorm = Literal["none", "rms", "l2", "layer"]
 
-# What each order caps besides the scaled products: the bias (and what ``score_mod`` makes of them),
-# and the logits that a mask fills in.
+# Capped by each order besides the scaled products: the bias (and the result of ``score_mod``), and
+# the logits that a mask fills in.
 _ALSO_CAPPED: Final[dict[SoftcapOrder, tuple[str, ...]]] = {
     "before-mask": (),
     "after-mask": ("bias", "mask"),
 }
-# What others call some of the choices: GPT-NeoX and LLaMA turn halves, GPT-J interleaved pairs.
+# Other names of some choices: GPT-NeoX and LLaMA turn halves, GPT-J interleaved pairs.
 _ALSO_CALLED: Final = {
     **dict.fromkeys(("neox", "gpt-neox", "llama", "rotate-half", "rotate_half"), "halves"),
     **dict.fromkeys(("gptj", "gpt-j", "gpt_j", "pairs"), "interleaved"),
@@ -59,10 +59,10 @@ class Semantics:
     """One point in the space of attentions. The defaults are the specification (``STANDARD``).
 
     scale
-        What the dot products are multiplied by: a rule, or the number itself. "Attention Is All
-        You Need" (Vaswani et al. 2017, equation 1) divides by the square root of the head size.
+        The factor of the dot products: a rule, or a number. "Attention Is All You Need" (Vaswani
+        et al. 2017, equation 1) divides by the square root of the head size.
     scale_factor
-        A further factor on the rule's scale, 1 in the specification. A ``scale`` that a call gives
+        A further factor on the rule's scale, 1 in the specification. The ``scale`` of a call
         replaces the rule and this factor.
     softmax_axis
         The axis along which the weights sum to one: the keys. A slice whose logits are all minus
@@ -74,74 +74,74 @@ class Semantics:
         What happens to the logit of an ignored key: replaced by ``mask_fill`` (minus infinity in
         the specification), ``mask_fill`` added to it, 1 added to the kept ones instead, the logit
         multiplied by the 0/1 mask, the weight multiplied after the softmax without renormalising,
-        or nothing at all. Keys that causality or the window hides are ignored keys like any other.
-        A bias of minus infinity makes its logit minus infinity whatever the scale; only a "replace"
-        of that logit undoes it.
+        or nothing at all. Keys hidden by causality or the window are ignored keys, too. A bias of
+        minus infinity makes the logit minus infinity whatever the scale; only "replace" changes
+        the logit again.
     causal_alignment, causal_offset
         Which corner of the score matrix the causal diagonal runs through when lengths differ, and
         how many keys beyond the diagonal are seen (0; -1 hides the query's own key).
     causal_combination
-        What counts where causality and a mask (boolean, additive or lengths) are both given: a key
-        must be admitted by both; the flag replaces the mask ("causal-only"); the mask replaces the
-        flag ("mask-only"), as in transformers' ``sdpa_attention_forward``; either admits it, but
-        for what a bias of minus infinity hides; or the call is "refused", as torch's SDPA is
-        documented to do (a golden answer then is that of both, which is what torch 2.13 gives on a
-        CPU). Where one of them is given, it counts. A window always counts.
+        The rule if causality and a mask (boolean, additive or lengths) are both given: a key must
+        be admitted by both; the flag replaces the mask ("causal-only"); the mask replaces the flag
+        ("mask-only"), as in transformers' ``sdpa_attention_forward``; either admits a key, unless
+        a bias of minus infinity hides the key; or the call is "refused", as documented for torch's
+        SDPA (the golden answer is then the answer of "both", like torch 2.13's on a CPU). Alone,
+        causality or a mask always counts; so does a window.
     one_query_causal
-        Whether a call with a single query can be causal. Decoders that take a single query for the
-        newest token say no: it then sees every key, whatever the alignment.
+        Whether a call with a single query can be causal. Decoders treat a single query as the
+        newest token and say no: the query then sees every key, whatever the alignment.
     empty_rows
-        What a query without any key returns, before the output projection: zeros, NaN, the mean of
-        all values, or the mean of the values that causality and window admit (zeros where they
-        admit none). The rule holds where ignored keys have no influence at all: logits replaced by
+        The answer to a query without a key, before the output projection: zeros, NaN, the mean of
+        all values, or the mean of the values admitted by causality and window (zeros if none is
+        admitted). The rule holds if ignored keys have no influence at all: logits replaced by
         minus infinity, or minus infinity added, a softmax over the keys, no cap after the mask.
-        Elsewhere such a query returns what the arithmetic gives. With no keys at all (length 0)
+        Otherwise the query returns the result of the arithmetic. With no keys at all (length 0)
         every rule gives zeros, the empty sum.
     bias_order
-        The additive bias joins after the scaling, or before it and is scaled too.
+        The additive bias joins after the scaling, or before the scaling and is scaled too.
     softcap_order
         The cap ``c * tanh(logits / c)`` applies before the bias and the mask, or after them.
     window_offset
-        How many keys more than declared the window shows on either side.
+        The number of keys beyond the declared window that are visible on either side.
     head_split, head_merge
         How a width of heads x size is cut into heads ("blocks": head h owns channels
-        ``h*D .. (h+1)*D``; "interleaved": it owns channels ``h, h + H, h + 2*H ..``) and put
-        together again. "reinterpret" re-reads row-major memory without moving the head axis;
-        "tokens" concatenates the heads along the token axis, and they meet the first ``Dv`` columns
-        of the output matrix only.
+        ``h*D .. (h+1)*D``; "interleaved": head h owns channels ``h, h + H, h + 2*H ..``) and
+        merged again. "reinterpret" re-reads row-major memory without moving the head axis;
+        "tokens" concatenates the heads along the token axis, in front of only the first ``Dv``
+        columns of the output matrix.
     group_order
         With fewer key/value heads than heads, query head h reads key/value head ``h // group``
         ("repeat") or ``h % num_kv_heads`` ("tile").
     qk_norm, qk_norm_epsilon
-        How the channels of each head of query and key are normalised before anything else, behind
-        the projections: divided by the root of their mean square plus epsilon ("rms"), by their
-        norm, but no less than epsilon ("l2"), or after their mean is taken off by the root of the
-        variance (over all channels, not one less) plus epsilon ("layer"); no learned factor.
+        The normalisation of the channels of each query and key head, directly behind the
+        projections: divided by the root of their mean square plus epsilon ("rms"), by their norm,
+        but no less than epsilon ("l2"), or, after subtraction of their mean, by the root of the
+        biased variance plus epsilon ("layer"); no learned factor.
     rotary, rotary_base, rotary_fraction
         Rotary positions (Su et al. 2021, RoFormer): channels are turned in pairs by the angle
         ``position * rotary_base ** (-2 i / R)``: ``(a, b)`` becomes ``(a cos - b sin, a sin + b
         cos)``. Pair i is channel i with ``i + R / 2`` ("halves") or channel ``2 i`` with ``2 i +
         1`` ("interleaved"), among the first R channels, the largest even number within
-        ``rotary_fraction`` of the head size; the others stay. Key j stands at position j; query i
-        at ``i + Lk - Lq`` where causality is aligned bottom-right, else at i, whether or not a call
-        is causal. Query and key are turned after they are normalised and before they meet; values
-        are not.
+        ``rotary_fraction`` of the head size; further channels stay. Key j stands at position j;
+        query i at ``i + Lk - Lq`` if causality is aligned bottom-right, else at i, whether or not
+        a call is causal. Query and key are turned between normalisation and dot product; values
+        are not turned.
     rotary_scaling, rotary_amplitude
         Other frequencies for longer contexts: ``("linear", factor)``, ``("ntk", factor)``,
         ``("yarn", factor, beta_fast, beta_slow, original_length)`` or ``("llama3", factor, low,
-        high, original_length)``; and what cosines and sines are multiplied by (YaRN's factor).
+        high, original_length)``; and the factor of cosines and sines (YaRN's factor).
     alibi
-        Attention with linear biases (Press et al. 2022): the distance of both positions, counted as
-        for rotary ones, times the slope of the head is taken off the logits, whatever the scale.
-        Slopes of n heads, n a power of two: ``2 ** (-8 (h + 1) / n)``; else those of the next lower
-        power of two, then every other one of twice that power.
+        Attention with linear biases (Press et al. 2022): the distance of both positions (counted
+        like rotary positions) times the slope of the head is subtracted from the logits, whatever
+        the scale. Slopes of n heads, n a power of two: ``2 ** (-8 (h + 1) / n)``; otherwise the
+        slopes of the next lower power of two, then every second slope of twice that power.
     score_mod
         A function ``(score, batch, head, query_index, key_index) -> score`` of tensors that
         broadcast to ``[B, H, Lq, Lk]``, applied to the scaled and capped scores before bias and
         mask, as in torch's flex_attention; indices count from zero whatever the alignment. Minus
-        infinity hides a key. A cap that comes after the mask comes after it, too.
+        infinity hides a key. A cap after the mask also comes after the function.
     query_bias, key_bias, value_bias, output_bias
-        Which projections have a bias; a bias that is given where there is none is left out.
+        Whether the projections have a bias; if False, a given bias is ignored.
     """
 
     scale: ScaleRule | float = "inverse-sqrt-head-size"
@@ -185,7 +185,7 @@ class Semantics:
             check_argument(held, name, f"is {value!r}, larger than tensors hold")
         for name, choices in _choices().items():
             value = getattr(self, name)
-            if value not in choices:  # what was likely meant is searched for then alone
+            if value not in choices:  # only then, for speed: the message searches near matches
                 check_argument(False, name, _not_among(value, choices))  # noqa: FBT003
         below = self.mask_fill < math.inf  # false for NaN too
         check_argument(below, "mask_fill", f"is {self.mask_fill}, not finite or minus infinity")
@@ -210,20 +210,19 @@ class Semantics:
         check_argument(known, "score_mod", f"is {self.score_mod!r}, not a function")
 
     def caps(self, part: Literal["bias", "mask"]) -> bool:
-        """Whether the softcap applies to the bias, too, or to what the mask fills in."""
+        """Whether the softcap also applies to the bias, or to the logits that the mask fills in."""
         return part in _ALSO_CAPPED[self.softcap_order]
 
     def edits(self) -> tuple[Edit, ...]:
-        """The edits of the program of attention that make this point of the specification."""
+        """The edits of attention's program from the specification to this point."""
         from .choices import edits_of  # noqa: PLC0415 (choices are made of points)
 
         return edits_of(self)
 
     def replace(self, **changes: Any) -> Semantics:
-        """The same point with some choices changed.
+        """A copy of the point with some choices changed.
 
-        Raises ValueError for a value that is not among a field's choices, TypeError for a field
-        that does not exist.
+        Raises ValueError for a value outside a field's choices, TypeError for an unknown field.
         """
         return dataclasses.replace(self, **changes)
 
@@ -234,25 +233,22 @@ class Semantics:
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-_LARGEST: Final = 1 << 62  # a place is added to it in 64 bits
+_LARGEST: Final = 1 << 62  # a place is added in 64 bits
 _SPOKEN: Final = {bool: "not True or False", int: "not an integer", float: "not a number"}
 
 
 @cache
 def _plain_kinds() -> dict[str, type]:
-    """The fields that are numbers or yes or no."""
     return {name: kind for name, kind in get_type_hints(Semantics).items() if kind in _SPOKEN}
 
 
 @cache
 def _choices() -> dict[str, tuple[str, ...]]:
-    """The fields that are one of a few words, and these words."""
     kinds = get_type_hints(Semantics).items()
     return {name: get_args(kind) for name, kind in kinds if get_origin(kind) is Literal}
 
 
 def _not_among(value: object, choices: Sequence[str]) -> str:
-    """That a value is none of the choices, which these are, and which was likely meant."""
     word = str(value).lower()
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
     meant = [name for name in (_ALSO_CALLED.get(word), *close) if name in choices]
@@ -303,7 +299,7 @@ STANDARD: Final = Semantics()
 def scale_value(
     semantics: Semantics, *, head_size: int, value_head_size: int, num_heads: int
 ) -> float:
-    """The number that the dot products are multiplied by under a point's scale rule."""
+    """The factor of the dot products under a point's scale rule."""
     rule = semantics.scale
     if not isinstance(rule, str):
         return float(rule) * semantics.scale_factor

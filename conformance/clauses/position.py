@@ -21,7 +21,7 @@ from .rearranging import permutation, reordered_keys
 from .registry import Finding, clause, requires, violated
 from .subject import Subject
 
-# Powers of two, whose slopes are a geometric sequence, and others, whose are not.
+# Powers of two, whose slopes are a geometric sequence, and other numbers.
 HEADS = (3, 4, 6, 2, 5, 8, 12, 7, 1)
 DISTANCES = EVERY_OPTION.replace(
     values=LIVELY, least=(("key_length", 2),), preferred=(("key_length", 4),), share=0.5
@@ -34,7 +34,7 @@ _has_alibi = requires(
 
 
 def _with_heads(subject: Subject, problem: Problem) -> Problem:
-    """A problem with another number of heads, by its seed, each with keys of its own."""
+    """A problem with another number of heads, by seed, and as many key/value heads."""
     count = HEADS[problem.seed % len(HEADS)]
     wanted = problem.geometry.replace(num_heads=count, num_kv_heads=count)
     return problem.replace(geometry=fitted_geometry(wanted, subject.candidate, DISTANCES))
@@ -56,7 +56,7 @@ def _with_heads(subject: Subject, problem: Problem) -> Problem:
     resized=_with_heads,
 )
 def alibi(subject: Subject, problem: Problem) -> Finding:
-    """Numbers of heads from 1 to 12, as far as they are free, against the golden."""
+    """Numbers of heads from 1 to 12, unless pinned, against the golden."""
     inputs = subject.inputs(problem)
     wording = "linear biases are not what is declared"
     finding = measures_golden(subject, inputs, wording)
@@ -67,7 +67,7 @@ def alibi(subject: Subject, problem: Problem) -> Finding:
 
 
 def _otherwise(subject: Subject, inputs: Inputs) -> Tensor:
-    """The answer with the slopes of a power of two, or without any where they are right."""
+    """The answer with power-of-two slopes, or without a bias if these slopes are right."""
     plain = subject.declaration.semantics.replace(alibi=False)
     heads = inputs.geometry.num_heads
     slopes = 2.0 ** (-8.0 * torch.arange(1, heads + 1, dtype=torch.float64) / heads)
@@ -81,8 +81,8 @@ def _otherwise(subject: Subject, inputs: Inputs) -> Tensor:
 
 
 SOURCE = "Vaswani et al. 2017, section 3.5; Zhang et al. 2023 (Dive into Deep Learning), 11.6"
-# The length and the width that a problem is extended to, by its seed; 0 leaves it as it is. Tables
-# wrap, end or lose precision at powers of two; few channels are enough to see it.
+# The new length and width of a problem, by its seed; 0 changes nothing. Tables wrap, end or lose
+# precision at powers of two; few channels are enough to show the fault.
 EXTENDED = (
     (0, 0),
     (0, 0),
@@ -99,7 +99,7 @@ ENCODINGS = Space(kinds=("positions",), values=("normal", "integers"))
 
 
 def _extended(subject: Subject, problem: Problem) -> Problem:
-    """A problem with more positions or channels, by its seed."""
+    """A problem with more positions or channels, by seed."""
     length, width = EXTENDED[problem.seed % len(EXTENDED)]
     longest = subject.declaration.max_length or length
     sizes = problem.geometry
@@ -123,7 +123,7 @@ def _extended(subject: Subject, problem: Problem) -> Problem:
     resized=_extended,
 )
 def formula(subject: Subject, problem: Problem) -> Finding:
-    """Input plus table, against the float64 table; some have far positions or many channels."""
+    """Input plus table against the float64 table, sometimes at far positions or many channels."""
     inputs = subject.inputs(problem)
     tokens = inputs.key
     table = golden.sinusoidal_positions(tokens.shape[-2], tokens.shape[-1])
@@ -165,7 +165,7 @@ def relative_shift(subject: Subject, problem: Problem) -> Finding:
     return Finding.of(agreement, binding=binding)
 
 
-# Distances alone (ALiBi) do not change when tokens are reversed: several orders are tried.
+# Distances alone (ALiBi) survive a reversal of the tokens: several orders are tried.
 ORDERS = 4
 # A golden that moves by so many bounds moves a correct candidate by more than two.
 CLEARLY = 6.0
@@ -190,7 +190,7 @@ def _has_positions(candidate: Candidate) -> str:
     applies=(_has_positions, order_is_free),
 )
 def breaks_equivariance(subject: Subject, problem: Problem) -> Finding:
-    """The negative control: the same permutation must show somewhere in the answer."""
+    """The negative control: a permutation of the tokens must show somewhere in the answer."""
     inputs = subject.inputs(problem)
     generator = generator_for(problem, 14)
     orders = [permutation(inputs.geometry.key_length, generator) for _ in range(ORDERS)]
@@ -225,7 +225,7 @@ def _reordered(inputs: Inputs, order: Tensor) -> Inputs:
 
 
 def _attended(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """The layer's answer; for an encoding alone, the golden self-attention over what it returns."""
+    """The layer's answer; for an encoding alone, golden self-attention over the encoded tokens."""
     answer = subject.answer(inputs).double()
     if subject.candidate.kind == "layer":
         return answer, subject.frame(inputs)[1]
@@ -241,12 +241,11 @@ FORMULA = EVERY_OPTION.replace(
     preferred=(("head_size", 4), ("key_length", 3)),
     share=0.5,
 )
-# Keys, queries and head size of some problems, whose far positions show a slightly wrong frequency:
-# a few queries at the end of many keys, or few tokens with wide heads. Past 256 positions in
-# bfloat16 are no longer told from their neighbours.
+# Keys, queries and head sizes that show a slightly wrong frequency: a few queries at the end of
+# many keys, or few tokens with wide heads. Beyond 256, bfloat16 merges neighbouring positions.
 FAR = ((200, 2, 16), (0, 0, 0), (3, 3, 64), (421, 2, 16), (40, 40, 8), (0, 0, 0))
-# Frequencies that were rounded to bfloat16 show in its answers only further away, in wide heads, at
-# the default scale and with few kept keys, since a mean over many hides their scores. Tables of
+# Frequencies rounded to bfloat16 show in bfloat16 answers only further away, in wide heads, at the
+# default scale and with few kept keys, since a mean over many keys hides the scores. Tables of
 # positions often end at 1024.
 MANY_KEYS, MANY_KEYS_EVERY = (1000, 2, 128), 3
 FEW = 4
@@ -258,14 +257,14 @@ _makes_tables = requires(
 
 
 def is_rotary(candidate: Candidate) -> str:
-    """Why positions do not turn queries and keys in a declared way, or ""."""
+    """Unless its semantics declares no rotary positions."""
     if candidate.declaration.semantics.rotary == "none":
         return "its semantics declares no rotary positions"
     return ""
 
 
 def _far(subject: Subject, problem: Problem) -> Problem:
-    """A problem with other lengths and head sizes, by its seed, as far as they are free."""
+    """A problem with other lengths and head sizes, by seed, unless pinned."""
     if problem.past:
         return problem
     if _gets_many_keys(subject, problem):
@@ -281,7 +280,7 @@ def _far(subject: Subject, problem: Problem) -> Problem:
 
 
 def _gets_many_keys(subject: Subject, problem: Problem) -> bool:
-    """Whether the problem gets many keys; layers would project them all for one or two queries."""
+    """Whether the problem gets many keys; layers would project all keys for one or two queries."""
     half = problem.dtype == "bfloat16" and subject.candidate.kind == "core"
     return half and problem.seed % MANY_KEYS_EVERY == 1
 
@@ -309,7 +308,7 @@ def rotary(subject: Subject, problem: Problem) -> Finding:
 
 
 def _with_few_kept_keys(inputs: Inputs) -> Inputs:
-    """A few keys far apart where there is a mask for many; otherwise the same."""
+    """Keep a few keys far apart if the mask covers many keys; otherwise unchanged."""
     keys = inputs.geometry.key_length
     if inputs.keep is None or inputs.mask_form not in KEY_FORMS or keys < MANY_KEYS[0]:
         return inputs
@@ -319,7 +318,7 @@ def _with_few_kept_keys(inputs: Inputs) -> Inputs:
 
 
 def _other(subject: Subject, inputs: Inputs, seed: int) -> golden.Semantics:
-    """Wrong semantics of positions that even one or two turned pairs of channels can show."""
+    """Wrong semantics of positions, visible even in a single turned pair of channels or two."""
     point = subject.declaration.semantics
     pairs = golden.rotary_size(inputs.geometry.head_size, point) // 2
     if pairs < len(("two", "pairs")):
@@ -347,7 +346,7 @@ def _other(subject: Subject, inputs: Inputs, seed: int) -> golden.Semantics:
     subtle=True,
 )
 def rotary_shift(subject: Subject, problem: Problem) -> Finding:
-    """Hidden keys before all others, and as many queries where both are counted from the first."""
+    """Hidden keys before all others, and as many queries if both are counted from the first."""
     inputs = subject.inputs(problem.replace(past=0))
     count = 1 + problem.seed % MOST_BEFORE
     moved, first = _moved(subject, inputs, count, generator_for(problem, 21))
@@ -364,14 +363,14 @@ def rotary_shift(subject: Subject, problem: Problem) -> Finding:
     )
 
 
-# How many positions everything is moved by.
+# The largest shift, in positions.
 MOST_BEFORE = 9
 
 
 def _moved(
     subject: Subject, inputs: Inputs, count: int, generator: torch.Generator
 ) -> tuple[Inputs, int]:
-    """Everything ``count`` positions later, and how many rows are new."""
+    """Everything ``count`` positions later, and the number of new rows."""
     from_the_end = subject.declaration.semantics.causal_alignment == "bottom-right"
     both = not can_cross(subject.candidate) or not from_the_end
 
@@ -420,7 +419,7 @@ _is_scaled = requires(
     resized=_far,
 )
 def scaling(subject: Subject, problem: Problem) -> Finding:
-    """Near and far positions, whichever of them the scaling is for."""
+    """Near and far positions, whatever range the scaling is for."""
     inputs = _with_few_kept_keys(subject.inputs(problem))
     point = subject.declaration.semantics
     other = point.replace(rotary_scaling=None)
@@ -486,14 +485,14 @@ _is_partial = requires(
     subtle=True,
 )
 def rotary_partial(subject: Subject, problem: Problem) -> Finding:
-    """Queries that are zero in all channels that turn: the order of the keys changes nothing."""
+    """Queries with zeros in all turning channels: the order of the keys changes nothing."""
     drawn = subject.inputs(problem.replace(causal=subject.declaration.always_causal, past=0))
     point = subject.declaration.semantics
     turning = torch.zeros(drawn.geometry.head_size, dtype=torch.bool)
     for channels in golden.rotary_pairs(drawn.geometry.head_size, point):
         turning[channels] = True
     inputs = drawn.with_tokens(query=drawn.query.masked_fill(turning, 0.0))
-    # Tables of a call know the angles of the declared fraction alone.
+    # Tables of a call hold angles for the declared fraction alone.
     everywhere = drawn if drawn.tables else point.replace(rotary_fraction=1.0)
     if subject.declaration.always_causal or point.alibi or point.score_mod is not None:
         wording = "channels that stay are turned"

@@ -1,4 +1,4 @@
-"""Whether a point of the semantics explains what was observed, within the golden's own bound."""
+"""Compare observed answers with points of the semantics, within the golden's own bound."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .caller import Caller, ProbeAnswer
 class PointJudge:
     """Compares answers with points of the semantics, in the arithmetic of a dtype.
 
-    ``made`` are changes that every call makes besides: statements of diagnosis.
+    made: statements of diagnosis, acted out in every expected answer.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class PointJudge:
         self.made = made
 
     def margin(self, point: golden.Semantics, sample: ProbeAnswer) -> float:
-        """The largest error over its bound; infinite for another shape, or NaN elsewhere."""
+        """The largest error over its bound; infinite for a wrong shape or a misplaced NaN."""
         try:
             output, bound = self.expected(point, sample.inputs)
         except NotExpressible:
@@ -50,7 +50,7 @@ class PointJudge:
         return _largest(sample, output, bound.clamp_min(torch.finfo(torch.float64).tiny))
 
     def speaks_of(self, point: golden.Semantics, sample: ProbeAnswer) -> bool:
-        """Whether the changes that every call makes can be acted out on the inputs of a sample."""
+        """Whether the changes in ``made`` can be acted out on the inputs of a sample."""
         try:
             self.expected(point, sample.inputs)
         except NotExpressible:
@@ -58,7 +58,7 @@ class PointJudge:
         return True
 
     def bound(self, point: golden.Semantics, inputs: Inputs) -> Tensor:
-        """How far a right answer may be from that of a point."""
+        """The largest permitted distance of an answer from the answer at a point."""
         return self.expected(point, inputs)[1]
 
     def expected(self, point: golden.Semantics, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ class PointJudge:
         return all(self.margin(point, sample) <= 1.0 for sample in samples)
 
     def distance(self, point: golden.Semantics, samples: Iterable[ProbeAnswer]) -> float:
-        """The largest difference from a point's answers: cheaper than the bound."""
+        """The largest difference from a point's answers: cheaper to compute than the margin."""
         return max(
             (
                 _largest(sample, evaluate(self.read(sample.inputs), point).output)
@@ -85,15 +85,15 @@ class PointJudge:
         )
 
     def read(self, inputs: Inputs) -> Inputs:
-        """The problem that the implementation solves: causal where every call is."""
+        """The problem that the implementation solves: causal if every call is causal."""
         return inputs.replace(causal=True) if self.always_causal else inputs
 
     def in_dtype(self, kind: str, dtype: str) -> PointJudge:
-        """A judge that reads problems alike, at the arithmetic of another dtype."""
+        """A judge with the same causality and changes, in the arithmetic of another dtype."""
         return PointJudge(kind, dtype, always_causal=self.always_causal, made=self.made)
 
     def making(self, made: Combination) -> PointJudge:
-        """A judge of the same arithmetic to whom every call makes some changes."""
+        """A judge with the same arithmetic and the changes ``made`` in every expected answer."""
         other = copy.copy(self)
         other.made = made
         return other
@@ -101,7 +101,7 @@ class PointJudge:
 
 @dataclass(kw_only=True)
 class Probed:
-    """An implementation as it is called, the point that explains it so far, and who compares."""
+    """A way to call an implementation, the best point so far, and the judge."""
 
     caller: Caller
     point: golden.Semantics
@@ -112,7 +112,10 @@ class Probed:
         return dataclasses.replace(self, caller=self.caller.under(**convention))
 
     def sees(self, inputs: Inputs, other: Inputs | None = None, **changes: Any) -> bool:
-        """Whether what is computed beyond any point depends on some fields of it, or on inputs."""
+        """Whether the expected answer depends on fields of the point, or on inputs.
+
+        Always true without changes beyond the point.
+        """
         if not self.judge.made:
             return True
         own = self.judge.expected(self.point, inputs)[0]
@@ -120,7 +123,7 @@ class Probed:
         return not torch.equal(own, changed)
 
     def fits(self, *answers: ProbeAnswer, **changes: Any) -> bool:
-        """Whether answers are those of the point, with some of its fields changed."""
+        """Whether answers fit the point with some fields changed."""
         return self.judge.fits(self.point.replace(**changes), answers)
 
 

@@ -29,7 +29,7 @@ _SHUFFLED: Final = 1
 
 @dataclass(frozen=True)
 class DtypeResult:
-    """One dtype: whether the answers are right in it, and why not."""
+    """Whether the answers in a dtype are right; if not, ``why`` gives the reason."""
 
     dtype: str
     right: bool
@@ -37,7 +37,7 @@ class DtypeResult:
 
 
 def find_dtypes(case: Probed) -> list[DtypeResult]:
-    """Each dtype of the contract, plain and with the first mask of each form."""
+    """Try each dtype of the contract, plain and with the first mask of each form."""
     judges = (case.judge.in_dtype(case.caller.kind, dtype) for dtype in DTYPES)
     return [_dtype(dataclasses.replace(case, judge=judge)) for judge in judges]
 
@@ -68,7 +68,7 @@ def _dtype(case: Probed) -> DtypeResult:
 
 @dataclass(frozen=True)
 class ReturnedWeights:
-    """How weights are requested; ``averaged`` where they are a mean over the heads."""
+    """How to request weights; ``averaged``: the call returns a mean over the heads."""
 
     options: tuple[tuple[str, str], ...]
     averaged: bool
@@ -114,9 +114,9 @@ def _weights_kind(case: Probed, inputs: Any, weights: Tensor) -> str:
 
 
 def learned_besides(caller: Caller) -> list[str]:
-    """The parameters of a module besides its projections that change the answer, by their names.
+    """The names of a module's parameters, other than projections, on which the answer depends.
 
-    At their present values they may do nothing: a gain of one, heads that are not mixed yet.
+    At present values they may do nothing: a gain of one, heads that are not mixed yet.
     """
     inputs, other = (caller.draw(seed=seed) for seed in (17, 18))
     plain = caller.call(inputs)
@@ -148,7 +148,7 @@ def learned_besides(caller: Caller) -> list[str]:
 
 
 def repeats(caller: Caller) -> bool | None:
-    """Whether two calls with the same inputs agree bit for bit; None when one of them fails."""
+    """Whether two calls with equal inputs agree bit for bit; None if a call fails."""
     inputs = caller.draw(seed=13)
     first, second = caller.call(inputs), caller.call(inputs)
     if isinstance(first, Refusal) or isinstance(second, Refusal):
@@ -177,7 +177,7 @@ def changed_inputs(caller: Caller) -> list[str]:
 def accepted_mismatches(caller: Caller) -> list[str]:
     """The mismatched shapes that a call accepts: see the clause ``shape.rejects-mismatch``.
 
-    Kernels differ with the sizes: values as wide as keys and of their own width are both tried.
+    Kernels differ by size: values are tried as wide as keys and of another width.
     """
     accepted: dict[str, None] = {}
     for sizes in ({}, {"value_head_size": FREE.head_size}, {"value_head_size": 8, "head_size": 8}):
@@ -202,7 +202,6 @@ _WITH_KEYS: Final = ("BHQK", "B1QK", "HQK", "BQK", "QK", "BK", "B11K")
 
 
 def _with_short_mask(caller: Caller, use: MaskUse, inputs: Inputs) -> ProbeAnswer | Refusal:
-    """The call with a mask that is made for one key fewer."""
     fewer = inputs.geometry.replace(key_length=inputs.geometry.key_length - 1)
     keep = random_keep(use.shape, fewer)
     short = inputs.replace(geometry=fewer, keep=keep, mask_form=use.form, mask_shape=use.shape)
@@ -210,7 +209,7 @@ def _with_short_mask(caller: Caller, use: MaskUse, inputs: Inputs) -> ProbeAnswe
 
 
 def empty_batch(caller: Caller) -> str | None:
-    """What happens with an empty batch: ``answers`` or why not; None without a batch axis."""
+    """The outcome with an empty batch: ``answers`` or a complaint; None without a batch axis."""
     if not caller.convention.layout.batched:
         return None
     inputs = caller.draw({"batch": 0}, seed=14)
@@ -224,16 +223,16 @@ def empty_batch(caller: Caller) -> str | None:
 def order_matters(
     caller: Caller, bound_of: Callable[[Inputs], Tensor] | None = None
 ) -> bool | None:
-    """Whether the order of the keys changes the answer beyond rounding; None when unknown.
+    """Whether the order of the keys changes the answer beyond rounding; None if a call fails.
 
-    In self-attention all tokens change places, and rows of the answer with them. ``bound_of`` gives
-    the bound of an answer in float32; without one, what half of the digits say is rounding.
+    Self-attention permutes all tokens, and the answer's rows with them. ``bound_of`` gives the
+    bound of a float32 answer; without ``bound_of``, half of the digits count as rounding.
     """
     inputs = caller.draw(seed=15)
     answer = caller.answer(inputs)
     if answer is None:
         return None
-    # Not the reverse: a bias by distance would not show it.
+    # Not the reverse order: a bias by distance would not change.
     shuffled = torch.Generator().manual_seed(_SHUFFLED)
     order = torch.randperm(inputs.geometry.key_length, generator=shuffled)
     moved = inputs.with_tokens(key=inputs.key[..., order, :], value=inputs.value[..., order, :])
@@ -249,5 +248,4 @@ def order_matters(
 
 
 def _in_order(rows: Tensor, order: Tensor, inputs: Inputs) -> Tensor:
-    """Rows of an answer, moved with the tokens where these are queries, too."""
     return rows[..., order, :] if inputs.mode == "self" else rows

@@ -1,4 +1,4 @@
-"""An undeclared function with the parameters of a public one, judged as that documents itself."""
+"""Judge an undeclared function by the public signature whose parameters it has."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ..errors import DeclarationError
 from ..problems.edges import edges_in_turn
 from ..problems.problem import Problem
 
-# So many problems show how the axes of its heads lie.
+# The number of problems that show the order of a function's axes.
 _PROBLEMS: Final = 16
 
 
 def public_signature(function: Callable[..., Any]) -> tuple[str, Candidate] | None:
-    """The public signature that a function has, and the function as a candidate declared by it.
+    """The matching public signature and the function as a candidate declared by that signature.
 
-    None where it has none, or where its answers to calls without options are not those.
+    None if no signature matches, or if answers to calls without options violate the documentation.
     """
     name = signature_by_parameters(function)
     if not name:
@@ -44,7 +44,7 @@ def public_signature(function: Callable[..., Any]) -> tuple[str, Candidate] | No
 
 
 def read_by_signature(function: Callable[..., Any], target: str) -> Candidate | None:
-    """An undeclared function as the public one whose parameters it has; None where it has none."""
+    """An undeclared function, declared by its public signature; None if no signature matches."""
     found = public_signature(function)
     if found is None:
         return None
@@ -54,7 +54,6 @@ def read_by_signature(function: Callable[..., Any], target: str) -> Candidate | 
 
 
 def _is_plain(problem: Problem) -> bool:
-    """Whether a call passes no option, and has several heads and keys to tell apart."""
     sizes = problem.geometry
     options = (problem.scale, problem.softcap, problem.window, problem.causal or None)
     several = min(sizes.num_heads, sizes.key_length, sizes.query_length) > 1
@@ -62,7 +61,6 @@ def _is_plain(problem: Problem) -> bool:
 
 
 def _violated(candidate: Candidate, slug: str, asks: Callable[[Problem], bool]) -> bool:
-    """Whether some of the first problems of a clause violate it."""
     clause = next(one for one in all_clauses() if one.id == slug)
     subject = Subject(candidate, "float32")
     asked = filter(asks, edges_in_turn(candidate, clause.space, dtype="float32"))

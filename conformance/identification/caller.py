@@ -1,6 +1,6 @@
-"""An implementation called under one convention: its answer to a probe, or why it has none.
+"""Call an implementation under one convention: an answer to a probe, or a refusal with a reason.
 
-The tensors of probes are normal numbers, in sizes that all differ.
+Probes hold normally distributed numbers; their sizes all differ.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def draw(
     seed: int = 0,
     weights: golden.ProjectionWeights | None = None,
 ) -> Inputs:
-    """Normal tokens (or heads) of a geometry; inputs that a mode shares are the same object."""
+    """Normal tokens (or heads) of a geometry; the inputs that a mode shares are one object."""
     generator = torch.Generator().manual_seed(1 + seed)
     shapes = token_shapes(geometry, layer=kind != "core")
     query, key, value = (
@@ -77,7 +77,7 @@ def draw(
 def draw_weights(
     geometry: Geometry, biases: str, *, dtype: str, seed: int
 ) -> golden.ProjectionWeights:
-    """Projections that keep unit size, with the biases of some roles (``"qkvo"`` for all)."""
+    """Random projections of unit output size, with biases for some roles (``"qkvo"`` for all)."""
     generator = torch.Generator().manual_seed(100 + seed)
     rows = projection_shapes(geometry)
 
@@ -92,20 +92,20 @@ def draw_weights(
 
 
 def letter_sizes(letters: str, geometry: Geometry) -> tuple[int, ...]:
-    """The four sizes of a canonical mask that varies along the axes of some letters."""
+    """The four sizes of a canonical mask that varies along the axes named by letters."""
     full = {
         "B": geometry.batch,
         "H": geometry.num_heads,
         "Q": geometry.query_length,
         "K": geometry.key_length,
     }
-    if letters in ("B", "BQ", "Q", ""):  # lengths speak of keys without a letter for them
+    if letters in ("B", "BQ", "Q", ""):  # lengths vary the keys without a letter K
         letters += "K"
     return tuple(full[axis] if axis in letters else 1 for axis in "BHQK")
 
 
 def random_keep(letters: str, geometry: Geometry, *, seed: int = 0) -> Tensor:
-    """A mask each of whose rows keeps some keys and hides some."""
+    """A random mask with kept and hidden keys in every row."""
     sizes = letter_sizes(letters, geometry)
     generator = torch.Generator().manual_seed(7 + seed)
     keys = sizes[-1]
@@ -115,7 +115,7 @@ def random_keep(letters: str, geometry: Geometry, *, seed: int = 0) -> Tensor:
 
 
 def draw_keep(form: str, letters: str, geometry: Geometry, *, seed: int = 0) -> Tensor:
-    """A mask for a form: for lengths the first keys of each row, by lengths that differ."""
+    """A mask for a form; for lengths, rows keep their first keys, in different numbers."""
     if form != "lengths":
         return random_keep(letters, geometry, seed=seed)
     sizes = letter_sizes(letters, geometry)
@@ -124,7 +124,7 @@ def draw_keep(form: str, letters: str, geometry: Geometry, *, seed: int = 0) -> 
 
 
 def masked(inputs: Inputs, form: str, shape: str, keep: Tensor | int = 0) -> Inputs:
-    """Inputs with a mask in a form and shape; ``keep`` may be the seed of a drawn one."""
+    """Inputs with a mask in a form and shape; ``keep`` is the mask or the seed to draw a mask."""
     if isinstance(keep, int):
         keep = draw_keep(form, shape, inputs.geometry, seed=keep)
     return inputs.replace(keep=keep, mask_form=form, mask_shape=shape)
@@ -144,9 +144,9 @@ class Refusal:
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """A probe and its answer, batched, in float64; ``dtype`` is that of what was returned.
+    """A probe and its answer, batched, in float64; ``dtype`` is the dtype of the returned tensor.
 
-    ``rows``, which broadcast to the answer, are those that are compared (None: all).
+    rows: the rows to compare, broadcastable to the answer; None for all.
     """
 
     inputs: Inputs
@@ -156,15 +156,15 @@ class ProbeAnswer:
     rows: Tensor | None = None
 
     def read_as(self, **options: Any) -> ProbeAnswer:
-        """The answer taken for one to a probe with other options."""
+        """The same answer with changed options in its probe."""
         return dataclasses.replace(self, inputs=self.inputs.replace(**options))
 
     def compared(self, rows: Tensor | None) -> ProbeAnswer:
-        """The answer of which only some rows are compared."""
+        """The answer with only ``rows`` left to compare."""
         return dataclasses.replace(self, rows=rows)
 
     def live(self, point: golden.Semantics) -> ProbeAnswer:
-        """The answer of which only the rows are compared that have a key at a point."""
+        """The answer with only the rows to compare whose heads all have a key at a point."""
         return self.compared(rows_with_keys(self.inputs, point))
 
 
@@ -175,19 +175,19 @@ def rows_with_keys(inputs: Inputs, point: golden.Semantics) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class SizeRule:
-    """Ties between sizes: fields of a geometry, each with the source of its value from ``g``."""
+    """Ties between sizes: geometry fields with the source of their values in terms of ``g``."""
 
     changes: tuple[tuple[str, str], ...] = ()
 
     def with_heads(self, heads: int | None) -> SizeRule:
-        """These ties and a fixed number of heads; without it for None."""
+        """The ties, plus a fixed number of heads unless ``heads`` is None."""
         if heads is None:
             return self
         pinned = (("num_heads", str(heads)), ("num_kv_heads", str(heads)))
         return SizeRule(changes=(*pinned, *self.changes))
 
     def apply(self, geometry: Geometry) -> Geometry:
-        """The drawn geometry with all ties obeyed."""
+        """The geometry with all ties obeyed."""
         for name, source in self.changes:
             value = eval(source, {"g": geometry})  # noqa: S307 (text of the harness)
             geometry = geometry.replace(**{name: int(value)})
@@ -199,21 +199,21 @@ class Caller:
     """One way of calling an implementation.
 
     prepare
-        Makes the implementation to call: a layer of some sizes with some weights.
+        Makes the implementation to call, from sizes and weights.
     convention
-        How it is called.
+        The way to make a call.
     sizes
-        Which of its sizes are tied.
+        The ties between sizes.
     weigh
-        The projections of a probe: by geometry, dtype and seed. None for a core.
+        Draws a probe's projections from geometry, dtype and seed; returns None for a core.
     draws
-        Whether a layer takes any projections, and has none of its own.
+        Whether a layer accepts any projections; False if it brings its own.
     longest
-        The most tokens that it takes, where that is known.
+        The largest accepted number of tokens, if known.
     arrays
-        Whose arrays it takes: torch's, or NumPy's.
+        The array library: torch or NumPy.
     hint
-        A point that explained a trial call, and the alignment of a causality in every call.
+        A point that explained a trial call, and the alignment of causality in every call.
     """
 
     prepare: Prepare
@@ -228,18 +228,18 @@ class Caller:
     hint: tuple[golden.Semantics, str | None] | None = None
 
     def under(self, **changes: Any) -> Caller:
-        """A copy that differs in some fields of the convention."""
+        """A copy with some fields of the convention changed."""
         other = copy.copy(self)
         other.convention = self.convention.replace(**changes)
         return other
 
     def at_length(self, length: int) -> Caller:
-        """A copy whose probes all have so many queries and keys."""
+        """A copy whose probes have ``length`` queries and keys."""
         pinned = (("query_length", str(length)), ("key_length", str(length)))
         return dataclasses.replace(self, sizes=SizeRule(changes=(*pinned, *self.sizes.changes)))
 
     def with_head_size(self, size: int) -> Caller:
-        """A copy whose probes all have heads of so many channels."""
+        """A copy whose probes have heads of ``size`` channels."""
         pinned = ("head_size", str(size))
         return dataclasses.replace(self, sizes=SizeRule(changes=(pinned, *self.sizes.changes)))
 
@@ -250,14 +250,14 @@ class Caller:
 
     @property
     def heads_are_fixed(self) -> bool:
-        """Whether there are as many heads whatever is wanted."""
+        """Whether the number of heads ignores the request."""
         numbers = {self.draw({"num_heads": count}).geometry.num_heads for count in (2, 3)}
         return len(numbers) == 1
 
     def draw(
         self, sizes: Mapping[str, int] | None = None, *, seed: int = 0, dtype: str | None = None
     ) -> Inputs:
-        """A probe of possible sizes, nearest to the requested ones."""
+        """A probe with the possible sizes nearest to the requested sizes."""
         geometry = self.sizes.apply(FREE.replace(**(sizes or {})))
         batched = self.convention.layout.batched
         if not batched:
@@ -288,7 +288,7 @@ class Caller:
         return read(returned, inputs)
 
     def returned(self, inputs: Inputs) -> Any:
-        """What the implementation itself returns; None for a refusal."""
+        """The unprocessed return value of the implementation; None for a refusal."""
         seen: list[Any] = []
 
         def prepare(
@@ -306,7 +306,7 @@ class Caller:
         return seen[-1] if seen else None
 
     def taking_output(self) -> Caller:
-        """The call of which the part of attention's shape is taken, where several are returned."""
+        """A caller for the returned part with attention's shape, if several parts are returned."""
         inputs = self.draw()
         answer = self.returned(inputs) if self.convention.output == "answer" else None
         for shown, part in parts_of(answer) if not isinstance(answer, Tensor) else ():
@@ -320,7 +320,7 @@ class Caller:
     ) -> Candidate:
         """This way of calling as a candidate that declares a point and takes no options.
 
-        ``always`` is the alignment of causality in every call; ``heads`` pins their number.
+        ``always`` is the alignment of causality in every call; ``heads`` pins the number of heads.
         """
         call = compiled(self.convention)
         promises: dict[str, Any] = {
@@ -340,7 +340,7 @@ class Caller:
         return layer(name="it", inputs=self.convention.inputs, **promises)(self._builder(call))
 
     def with_own_biases(self, point: golden.Semantics) -> golden.Semantics:
-        """A point without the biases that a layer has no place for; that of a core as it is."""
+        """A point without the biases that a layer lacks; a core's point stays unchanged."""
         if self.kind == "core":
             return point
         words = {"q": "query", "k": "key", "v": "value", "o": "output"}
@@ -348,7 +348,7 @@ class Caller:
         return point.replace(**absent)
 
     def _builder(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A builder that puts an output projection behind a layer that has none."""
+        """A builder that appends an output projection to a layer without one."""
         absent: dict[str, Any] = {
             f"{role}_bias": None for role in "qkvo" if role not in self.biases
         }
@@ -370,7 +370,7 @@ class Caller:
         return build
 
     def answer(self, inputs: Inputs) -> ProbeAnswer | None:
-        """Call; None for a refusal or for an answer of another shape than attention's."""
+        """Call; None for a refusal or for an answer without attention's shape."""
         result = self.call(inputs)
         if isinstance(result, Refusal) or tuple(result.output.shape) != inputs.output_shape:
             return None
@@ -378,10 +378,7 @@ class Caller:
 
 
 def _with_parts(called: Callable[..., Any]) -> Callable[..., Any]:
-    """What is called, where a part of what it returns is the answer: a tensor has none.
-
-    Its first item would be taken for the whole answer.
-    """
+    """A wrapper that rejects a single tensor: its first item would pass for the whole answer."""
 
     def call(*tokens: Any, **options: Any) -> Any:
         answer = called(*tokens, **options)
@@ -394,7 +391,7 @@ def _with_parts(called: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read(returned: Any, inputs: Inputs) -> ProbeAnswer | Refusal:
-    """What was returned, as an observation of the output; a pair's weights stay in ``returned``."""
+    """The returned value as a batched float64 output; a pair's weights stay in ``returned``."""
     output = returned[0] if inputs.return_weights and isinstance(returned, tuple) else returned
     if not isinstance(output, Tensor):
         return Refusal("type", f"returned {_kind_of(output)}, not a tensor")
@@ -405,7 +402,7 @@ def read(returned: Any, inputs: Inputs) -> ProbeAnswer | Refusal:
 
 
 def _kind_of(value: Any) -> str:
-    """``None``, ``a str``, ``a tuple of 2``: the kind of a value, for a sentence."""
+    """The kind of a value, in words: ``None``, ``a str``, ``a tuple of 2``."""
     if value is None:
         return "None"
     size = f" of {len(value)}" if isinstance(value, (tuple, list, dict)) else ""

@@ -1,4 +1,4 @@
-"""The ways in which an implementation, or a torch module, may be called, each as a caller."""
+"""The ways of calling a function, a builder or a torch module, each as a :class:`Caller`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from .switches import Options, plain_options
 
 _MODES: Final = {1: "self", 2: "memory", 3: "separate"}
 SEPARATE: Final = 3
-# Attributes of a module that say the size of a head.
+# Attributes of a module with the size of a head.
 _HEAD_SIZE: Final = re.compile(r"(head_?|key_|d_)?(dim|size|k)(_(per_)?heads?)?")
-# No head is larger; of heads of one channel nothing is learnt.
+# The largest plausible head size.
 _LARGEST_HEAD: Final = 1024
 _LENGTHS: Final = ("key_length", "g.query_length")
 _VALUES: Final = ("value_head_size", "g.head_size")
@@ -89,7 +89,7 @@ def function_callers(implementation: Implementation) -> Iterator[Caller]:
 
 
 def _orders(parameters: Parameters, first: tuple[str, ...] | None) -> list[tuple[str, ...] | None]:
-    """The orders of three inputs: their own, then each other one where no name says a role."""
+    """The input orders to try: the signature's own, then permutations if no name tells a role."""
     said = [entry for entry in parameters.entries if entry.meaning in ("q", "k", "v")]
     required = [entry for entry in parameters.entries if entry.required and not entry.meaning]
     if said or len(required) != SEPARATE or not all(entry.by_keyword for entry in required):
@@ -103,9 +103,9 @@ def _prepared(value: Any, arrays: str, _geometry: Geometry, _weights: Any) -> An
 
 
 def _built_sizes(value: Any) -> list[SizeRule]:
-    """The head sizes that attributes of a module without projections speak of.
+    """The head sizes in the attributes of a module without projections.
 
-    A number that is no whole one may be a root of them, by which scores are scaled.
+    A float attribute may be a scale of the scores: the root of a head size, or its inverse.
     """
     if not isinstance(value, nn.Module):
         return []
@@ -125,7 +125,6 @@ def _built_sizes(value: Any) -> list[SizeRule]:
 
 
 def _with_layout(rule: SizeRule, layout: Layout) -> SizeRule:
-    """The sizes that an order of axes leaves."""
     single = {"num_heads": layout.single_head, "num_kv_heads": layout.single_head}
     single["num_kv_heads"] |= layout.single_kv_head
     heads = tuple((name, "1") for name, is_single in single.items() if is_single)
@@ -133,7 +132,10 @@ def _with_layout(rule: SizeRule, layout: Layout) -> SizeRule:
 
 
 def read_inputs(parameters: Parameters, shown: str) -> tuple[str, tuple[str, ...] | None]:
-    """The inputs that are taken, and their keywords where the order is not query, key, value."""
+    """The kind of inputs, and their keywords if the order is not query, key, value.
+
+    Raises UsageError for a number of required arguments that attention does not have.
+    """
     roles = {entry.meaning: entry.name for entry in parameters.entries if entry.meaning in "qkv"}
     roles.pop("", None)
     if len(roles) == SEPARATE:
@@ -141,7 +143,7 @@ def read_inputs(parameters: Parameters, shown: str) -> tuple[str, tuple[str, ...
         leading = [entry.name for entry in parameters.entries if entry.position in (0, 1, 2)]
         return "separate", None if tuple(leading) == names else names
     if not says_inputs(parameters):
-        return "separate", None  # nothing is known of it: query, key and value, by position
+        return "separate", None  # an open signature: query, key and value, by position
     required = [
         entry
         for entry in parameters.entries
@@ -160,12 +162,12 @@ def read_inputs(parameters: Parameters, shown: str) -> tuple[str, tuple[str, ...
 
 
 def says_inputs(parameters: Parameters) -> bool:
-    """Whether a signature names its inputs: one of ``*inputs, **keywords`` does not."""
+    """Whether a signature names its inputs: ``*inputs, **keywords`` does not."""
     return any(entry.position >= 0 or entry.required for entry in parameters.entries)
 
 
 def needed(parameters: Parameters) -> Iterator[Options]:
-    """Required arguments without use in a plain call, the likeliest first.
+    """Values for required arguments without use in a plain call, the likeliest first.
 
     None for masks and no dropout; then masks that hide nothing, and tables of positions.
     """
@@ -173,7 +175,7 @@ def needed(parameters: Parameters) -> Iterator[Options]:
     groups: dict[str, list[list[tuple[str, str]]]] = {}
     roles = {entry.meaning for entry in parameters.entries} & {"q", "k", "v"}
     for entry in parameters.entries:
-        unknown = not entry.meaning and len(roles) == SEPARATE  # the inputs are others
+        unknown = not entry.meaning and len(roles) == SEPARATE  # query, key and value have names
         if not entry.required or not (unknown or entry.meaning in (*neutral, "mask", "positions")):
             continue
         if entry.meaning == "mask" or unknown:
@@ -188,11 +190,11 @@ def needed(parameters: Parameters) -> Iterator[Options]:
         yield tuple(itertools.chain.from_iterable(chosen))
 
 
-# Ways to fill what a function needs besides its inputs.
+# The largest number of ways to fill required arguments besides the inputs.
 _MOST_FILLED: Final = 60
 
 
-# What builders of layers may be bound to, each as changes in order.
+# Possible ties between the sizes of built layers, as changes in order.
 _VALUE_HEADS: Final = ((), (("value_head_size", "g.head_size"),))
 _WIDTHS: Final = (
     (),
@@ -220,7 +222,7 @@ _TIES: Final = {
 
 
 def size_rules(mode: str) -> list[SizeRule]:
-    """What a builder's sizes may be bound to, the fewest ties first."""
+    """The possible ties between a builder's sizes, the fewest ties first."""
     rules = []
     for parts in itertools.product(_VALUE_HEADS, _WIDTHS, _OUTPUT_WIDTHS, _EVEN):
         values, widths, outputs, even = parts
@@ -230,7 +232,7 @@ def size_rules(mode: str) -> list[SizeRule]:
 
 
 def builder_callers(implementation: Implementation) -> Iterator[Caller]:
-    """A function ``(geometry, weights) -> forward``, its sizes bound as little as it allows."""
+    """Callers of a function ``(geometry, weights) -> forward``, the fewest size ties first."""
     declared = implementation.declared
     if declared is not None and not declared.draws_weights:
         yield from _fixed_callers(implementation)
@@ -243,7 +245,7 @@ def builder_callers(implementation: Implementation) -> Iterator[Caller]:
 
 
 def _pinned(implementation: Implementation) -> list[SizeRule]:
-    """The sizes of a declared layer that was built before: no others can be had."""
+    """The fixed sizes of a declared layer that was built before."""
     sizes = (
         implementation.declared.declaration.pins.sizes
         if implementation.declared is not None
@@ -294,7 +296,7 @@ def _built(builder: Any, geometry: Any, weights: Any) -> Any:
 
 
 def _fixed_callers(implementation: Implementation) -> Iterator[Caller]:
-    """A declared layer that brings its own weights, which fix widths and heads."""
+    """The callers of a declared layer whose own weights fix widths and heads."""
     declared = implementation.declared
     if declared is None:
         return
@@ -317,7 +319,7 @@ def _fixed_callers(implementation: Implementation) -> Iterator[Caller]:
 
 @dataclass(frozen=True)
 class Understood:
-    """A module's projections, and how it is called."""
+    """A module's projections, and the way to call the module."""
 
     built: nn.Module
     calling: Calling
@@ -326,7 +328,7 @@ class Understood:
 
 
 def understood(built: nn.Module, request: ModuleRequest) -> Understood | DeclarationError:
-    """How the adapters read a module, or why they cannot."""
+    """The adapters' reading of a module, or the error that explains their failure."""
     try:
         calling, finding, promises = understand(built, request)
     except DeclarationError as error:
@@ -403,14 +405,14 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
 
 
 def _of_one_length(asked: Iterable[Caller]) -> Iterator[Caller]:
-    """The ways of calling with several inputs, which are then as long as each other."""
+    """The ways of calling with several inputs, now with as many keys as queries."""
     for way in asked:
         if way.convention.inputs != "self":
             yield replace(way, sizes=SizeRule(changes=(*way.sizes.changes, _LENGTHS)))
 
 
 def _called(reading: Understood) -> list[tuple[str, tuple[str, ...] | None]]:
-    """The inputs as the adapters read them, then with one that may be left out."""
+    """The inputs as the adapters read them, then with an optional second input."""
     called = [(reading.calling.inputs, reading.calling.names)]
     if called[0][0] == "self":
         try:
@@ -422,6 +424,6 @@ def _called(reading: Understood) -> list[tuple[str, tuple[str, ...] | None]]:
 
 
 def _layouts(reading: Understood) -> list[Layout]:
-    """The layouts, first the one that the adapters read."""
+    """The layouts, the adapters' own layout first."""
     first = "LE" if not reading.batched else "LBE" if reading.calling.sequence_first else "BLE"
     return sorted(LAYER_LAYOUTS, key=lambda layout: layout.name != first)

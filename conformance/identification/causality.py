@@ -1,4 +1,4 @@
-"""The causal flag, alone and with a mask, and what a query without keys returns."""
+"""Probe the causal flag, alone and with a mask, and the answers to queries without keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .deviations import Investigation
 
 
-# Where both fit, the specification's own is taken.
+# If both fit, the specification's alignment wins.
 _ALIGNMENTS: Final = ("bottom-right", "top-left")
 _OFFSETS: Final = (0, -1, 1)
 _COMBINATIONS: Final = ("both", "mask-only", "causal-only", "either")
@@ -33,11 +33,11 @@ _SQUARE: Final = {"query_length": 5, "key_length": 5}
 
 
 def find_causality(case: Investigation, parameter: CallParameter) -> Causality:
-    """Probe one flag, with more keys than queries and the reverse where both are taken."""
+    """Probe a flag with more keys than queries and the reverse, else with equal lengths."""
     caller, judge = case.caller, case.judge
-    # What hiding a key may mean for this implementation, the likeliest first.
+    # The possible ways to hide a key, the likeliest first.
     points = [case.point, *case.other_readings]
-    # A flag that was turned off for plain calls is turned on by its other value.
+    # If plain calls turn the flag off, the opposite value turns it on.
     gives = FLIPPED.get(dict(caller.convention.options).get(parameter.name, ""), "True")
     flagged = caller.under(causal=parameter.name, causal_gives=gives)
     answers = [_call(flagged, sizes) for sizes in (LONG_KEYS, LONG_QUERIES)]
@@ -89,10 +89,10 @@ def _fits(point: golden.Semantics, observed: Sequence[ProbeAnswer], judge: Point
 
 
 def find_combination(case: Probed, use: MaskUse) -> str | None:
-    """How mask and causality act together: ``both``, … or ``refused``; None when unknown."""
+    """How mask and causality combine: ``both``, … or ``refused``; None if no rule fits."""
     inputs = case.caller.draw(LONG_KEYS, seed=0)
     keep = draw_keep(use.form, use.shape, inputs.geometry, seed=3)
-    keep[..., 0] = True  # a key that causality shows to every query of top-left, too
+    keep[..., 0] = True  # top-left causality shows this key to every query, too
     inputs = masked(inputs, use.form, use.shape, keep).replace(causal=True)
     answer = case.caller.under(masks=(use,)).call(inputs)
     if isinstance(answer, Refusal):
@@ -105,9 +105,9 @@ def find_combination(case: Probed, use: MaskUse) -> str | None:
 
 
 def find_single_query(case: Probed) -> golden.Semantics | None:
-    """The point at which a single query is never causal, where that alone explains the answer.
+    """The point without causality for a single query, if only that exemption explains the answer.
 
-    Only an alignment at the first key shows a difference, with more keys than one.
+    Only a top-left alignment with several keys shows a difference.
     """
     answer = _call(case.caller, _ONE_QUERY)
     if isinstance(answer, Refusal) or answer.inputs.geometry.query_length != 1:
@@ -120,7 +120,7 @@ def find_single_query(case: Probed) -> golden.Semantics | None:
     )
 
 
-# So many times larger are tokens whose logits differ by more than float32 leaves out at 1e9.
+# The factor of tokens to make logits differ by more than the float32 rounding of 1e9.
 _LOUD: Final = 32.0
 RULES: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid")
 _RAISES: Final = ("raises",)
@@ -130,16 +130,16 @@ _OTHER: Final = ("other",)
 def empty_row_rules(
     case: Probed, use: MaskUse | None = None, *, causal: bool = False
 ) -> tuple[str, ...]:
-    """The rules that fit rows without a key, left so by a mask, by causality or by both.
+    """The rules that fit rows left without a key by a mask, by causality or by both.
 
-    A mask hides all keys from the first row of each item (or from an item); without a mask there
-    are more queries than keys. Empty where no row is without a key.
+    A mask hides all keys from the first row of each item (or from an item); without a mask, queries
+    outnumber keys. The result is empty if every row has a key.
     """
     inputs = case.caller.draw({} if use else LONG_QUERIES, seed=4).replace(causal=causal)
     if use is not None:
         keep = draw_keep(use.form, use.shape, inputs.geometry, seed=5).clone()
         by_both = case.judge.always_causal and use.form != "lengths"
-        if by_both:  # first rows are left later keys alone, which causality hides
+        if by_both:  # the first rows keep later keys alone, hidden by causality
             keep[..., :2] = False
         if not by_both or keep.shape[2] > 1:
             keep[:1, :, :1] = False
@@ -158,7 +158,7 @@ def empty_row_rules(
     empty = inputs.answer_rows(rows, case.point)
     sample = answer.compared(empty)
     rules = tuple(rule for rule in RULES if case.fits(sample, empty_rows=rule))
-    if rules:  # a large number that is added to hidden logits swallows small logits alone
+    if rules:  # a large negative number added to hidden logits swallows only small logits
         loud = case.caller.answer(inputs.map_tokens(lambda tokens: _LOUD * tokens))
         same = loud is not None and loud.compared(empty)
         rules = tuple(one for one in rules if same and case.fits(same, empty_rows=one)) or _OTHER
@@ -182,7 +182,7 @@ _COMBINATION_WORDS: Final = {
 
 
 def add_facts(case: Investigation) -> None:
-    """Find the flag that works, how it acts with masks, and what empty rows return."""
+    """Find the working flag, its combination with masks, and the answers of empty rows."""
     tried = [find_causality(case, flag) for flag in _flags(case)]
     working = next((causality for causality in tried if causality.readings), None)
     if working is None:
@@ -206,7 +206,7 @@ def add_facts(case: Investigation) -> None:
 
 
 def _is_idle(causality: Causality) -> bool:
-    """Whether a flag, and no mask of that name, changes nothing; or one hides keys unreadably."""
+    """Whether a flag (no optional mask) changes nothing, or a switch hides keys unreadably."""
     parameter = causality.parameter
     left_out = "mask" not in parameter.name and parameter.default in ("True", "False", "None")
     if not causality.idle:
@@ -216,7 +216,7 @@ def _is_idle(causality: Causality) -> bool:
 
 
 def promise_idle_flag(case: Investigation) -> None:
-    """Promise the flag that hides nothing, after all other probes, as for masks."""
+    """Promise the flag without effect after all other probes, as for masks."""
     flag = case.idle_flag
     if flag is None:
         return
@@ -234,7 +234,6 @@ def promise_idle_flag(case: Investigation) -> None:
 
 
 def _flags(case: Investigation) -> list[CallParameter]:
-    """The parameters with a causal name, and the flags that plain calls turn off."""
     off = {name for name, value in case.caller.convention.options if value in ("True", "False")}
     return [
         parameter
@@ -288,7 +287,7 @@ def _add_flag(case: Investigation, causality: Causality) -> None:
 
 
 def _add_combination(case: Investigation) -> None:
-    """Find how flag and mask act together; drop the flag where no declaration can express it."""
+    """Add how flag and mask combine; drop the flag if no declaration can express the rule."""
     by_use = {use: find_combination(case, use) for use in case.caller.convention.masks}
     by_use = _without_refused_shapes(case, by_use)
     every: dict[str, set[str | None]] = {}
@@ -328,9 +327,9 @@ def _add_combination(case: Investigation) -> None:
 def _without_refused_shapes(
     case: Investigation, by_use: dict[MaskUse, str | None]
 ) -> dict[MaskUse, str | None]:
-    """How the flag acts with masks of the shapes that it is taken with; no other is promised.
+    """Leave out mask shapes refused together with the flag, unless a whole form would vanish.
 
-    A declaration has the same shapes with and without the flag.
+    A declaration promises equal shapes with and without the flag.
     """
     refused = dict.fromkeys(use.shape for use, rule in by_use.items() if rule == "refused")
     kept = {use: rule for use, rule in by_use.items() if use.shape not in refused}
@@ -348,7 +347,7 @@ def _without_refused_shapes(
 
 
 def _add_empty_rows(case: Investigation) -> None:
-    """The rule for rows that a mask, causality or both leave empty; one for each if they differ."""
+    """Promise one rule for rows left empty by masks and by causality, or a rule for each."""
     by_way: dict[str, set[str]] = {}
     for form, *rules in case.promises.pop("empty_by_mask", []):
         by_way[form] = by_way.get(form, set(rules)) & set(rules)
@@ -375,5 +374,4 @@ def _add_empty_rows(case: Investigation) -> None:
 
 
 def _declarable(rules: set[str]) -> str:
-    """The first rule that can be promised, "any" without one."""
     return next((rule for rule in RULES if rule in rules), "any")

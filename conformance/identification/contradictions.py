@@ -1,4 +1,4 @@
-"""Certain contradictions between a declaration and what its candidate does, by few probes."""
+"""Few probes for certain contradictions between a declaration and its candidate."""
 
 from __future__ import annotations
 
@@ -30,8 +30,6 @@ _POLARITIES: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class _Pinned(SizeRule):
-    """The sizes that a declaration pins."""
-
     pins: Pins
 
     def apply(self, geometry: Geometry) -> Geometry:
@@ -46,7 +44,7 @@ def job(plan: Any, _argument: Any, _tell: Callable[[str, str], None]) -> list[st
 
 
 def contradictions(candidate: Candidate) -> list[str]:
-    """One sentence for each promise that the candidate certainly breaks by another convention."""
+    """Sentences about the promises that the candidate certainly breaks by another convention."""
     if candidate.kind == "positions" or not candidate.golden_known:
         return []
     caller = declared_caller(candidate)
@@ -134,14 +132,13 @@ def declared_caller(candidate: Candidate) -> Caller:
 def _live(
     observed: list[ProbeAnswer], judge: PointJudge, reading: golden.Semantics
 ) -> list[ProbeAnswer]:
-    """The answers, of which only the rows with keys under a reading are compared."""
     return [one.compared(rows_with_keys(judge.read(one.inputs), reading)) for one in observed]
 
 
 def _without_causality(
     declared: Declaration, observed: list[ProbeAnswer], judge: PointJudge
 ) -> Iterator[str]:
-    """The other alignment, or no causality, where a declaration promises to be always causal."""
+    """The contradictions of ``always_causal``: another alignment, or answers without causality."""
     if not declared.always_causal:
         return
     point, other = declared.semantics, _other_alignment(declared)
@@ -159,7 +156,6 @@ def _other_alignment(declared: Declaration) -> str:
 
 
 def _masks(case: Probed) -> Iterator[str]:
-    """Masks of two values with the opposite polarity."""
     firsts = {
         use.form: use for use in reversed(case.caller.convention.masks) if use.form in _POLARITIES
     }

@@ -1,6 +1,6 @@
-"""How an implementation is called, as data, and the adapter in Python that calls it so.
+"""The convention of a call as data, and the Python adapter that follows the convention.
 
-The adapter printed for the user is the text that was compiled for probing, so results hold for it.
+The adapter printed for the user is the text compiled for probing: results hold for both.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from ..base.results import Replaceable
 class Layout:
     """An order of axes.
 
-    ``give`` is the expression of ``{}`` that turns the harness's tensor into the implementation's,
-    ``take`` the one that turns the answer back; ``words`` describe the order for the user.
-    ``keys`` and ``values`` are theirs where these have an order of their own.
-    ``batched``, ``single_head`` and ``single_kv_head`` say which axes exist at all.
+    ``give`` turns the harness's tensor ``{}`` into the implementation's, ``take`` turns the answer
+    back; ``words`` describe the order for the user. ``keys`` and ``values`` are expressions for
+    keys and values with their own order. ``batched``, ``single_head`` and ``single_kv_head`` say
+    which axes exist.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Layout:
     single_kv_head: bool = False
 
     def gives(self, count: int) -> tuple[str, ...]:
-        """The expression of each of so many inputs."""
+        """The expressions for the first ``count`` inputs."""
         others = (self.give if own is None else own for own in (self.keys, self.values))
         return (self.give, *others)[:count]
 
@@ -69,7 +69,7 @@ CORE_LAYOUTS: Final = (
         single_head=True,
     ),
 )
-# The orders of keys and of values that differ from that of the queries.
+# Orders of axes for keys and values, different from the order of the queries.
 _OF_KEYS: Final = (
     ("heads first", "{}", "{}", False),
     ("tokens first", _TOKENS_FIRST, _TOKENS_FIRST, False),
@@ -99,10 +99,10 @@ LAYER_LAYOUTS: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class MaskUse:
-    """How a mask of the harness is passed to the implementation.
+    """How to pass a mask of the harness to the implementation.
 
-    ``shape`` is the declared shape in letters, ``native`` the implementation's shape in words, and
-    ``give`` an expression of ``{}``, the harness's mask.
+    ``shape`` is the declared shape in letters, ``native`` the implementation's shape in words,
+    ``give`` an expression of the harness's mask ``{}``.
     """
 
     form: str
@@ -114,22 +114,22 @@ class MaskUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Convention(Replaceable):
-    """How a call is made.
+    """How to make a call.
 
     names
-        Keywords of the inputs when they are not by position.
+        Keywords of the inputs; None for inputs by position.
     options
         Keywords with fixed values, as source.
     masks
-        For each form and shape, where it goes.
+        The use of a mask, for every form and shape.
     angles
-        Whether the tables among the options are made of angles that each call gives.
+        Whether the tables among the options are made of each call's angles.
     causal, scale, softcap, window, dropout, weights
-        Their parameters (for weights "" means: returned anyway), None where there is none.
+        Their parameters, or None. An empty ``weights``: returned without a request.
     causal_gives
-        The value of the flag that is causal, as source.
+        The causal value of the flag, as source.
     output, output_beside, returned_weights
-        Expressions of ``answer``: the second where weights are asked for.
+        Expressions of ``answer``; ``output_beside`` applies if weights are requested.
     """
 
     kind: str
@@ -157,7 +157,7 @@ class Convention(Replaceable):
 
     @property
     def shapes(self) -> tuple[str, ...]:
-        """The shapes in which every form is taken, and the shapes of lengths."""
+        """The shapes that every form shares, then the shapes of lengths."""
         by_form = {
             form: [use.shape for use in self.masks if use.form == form] for form in self.forms
         }
@@ -219,7 +219,7 @@ def adapter_body(convention: Convention, callee: str) -> list[str]:
 
 
 def _given(convention: Convention) -> tuple[tuple[str, str], ...]:
-    """The keywords with fixed values, of which tables may be made of a call's angles."""
+    """The fixed options as source, with tables made of a call's angles if ``angles`` is set."""
     if not convention.angles:
         return convention.options
     return tuple((name, by_angles(value, "angles")) for name, value in convention.options)
@@ -255,7 +255,7 @@ def _mask_lines(convention: Convention, form: str) -> list[str]:
             f"if {form} is not None:",
             f'    options["{use.parameter}"] = {_mask_expression(use)}',
         ]
-    # Several ways: the shape of the mask decides, the most special first.
+    # Several uses: the shape of the mask decides, the most special shape first.
     lines = []
     word = "if"
     query = convention.inputs_names[0]
@@ -311,8 +311,8 @@ def _call_lines(convention: Convention, callee: str) -> list[str]:
 class ScoreFunction:
     """A function of scaled scores and of the indices of item, head, query and key.
 
-    ``expression`` is its Python, ``words`` say what it does. ``cap`` is the number of a cap,
-    ``mistake`` says why nobody means it.
+    ``expression`` is its Python source, ``words`` a description. ``cap`` is the number of a cap,
+    ``mistake`` the reason why the function can only be a mistake.
     """
 
     expression: str
@@ -357,7 +357,7 @@ def capped(cap: float) -> ScoreFunction:
 
 
 def windowed(before: int, after: int | None) -> ScoreFunction:
-    """A window of so many keys before a query's own index and after it; None for no end."""
+    """A window of ``before`` keys before a query's own index and ``after`` behind; None: no end."""
     hidden = f"query - key > {before}"
     words = f"keys more than {before} places before a query are hidden"
     if after is not None:
@@ -371,7 +371,7 @@ def windowed(before: int, after: int | None) -> ScoreFunction:
 
 
 def sloped(slopes: Sequence[float]) -> ScoreFunction:
-    """A bias by the distance from query to key, with a slope for each head or one for all."""
+    """A bias by the distance from query to key, with a slope for each head or a common slope."""
     numbers = [written(slope) for slope in slopes]
     if len(numbers) == 1:
         slope, each = numbers[0], f"{numbers[0]} for each key of distance"

@@ -1,7 +1,7 @@
-"""Deviations from the standard: choices that people make, and what only mistakes do.
+"""Deviations from the standard: deliberate choices, and probable mistakes.
 
 The declaration promises the standard in place of a probable mistake, and keeps the observation in
-comments: a promise of it would turn the mistake into something that conforms.
+comments: a promise of the mistake would make the mistake conform.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .record import Findings
 from .signature import CallParameter, Parameters
 
 _BIASES: Final = {"q": "query_bias", "v": "value_bias", "o": "output_bias"}
-# GPT-2 and BERT fill masked logits with -10000, which float16 can hold: a choice, told as one.
+# GPT-2 and BERT fill masked logits with -10000, a float16 number: a choice, no mistake.
 _FILL_OF_OLD: Final = -1e4
-# The clause whose mistakes are other scales.
+# The clause of the mistakes with a wrong scale.
 _SCALES: Final = "numerics.scale"
-# Choices that every implementation has to make: no deviation.
+# Unavoidable choices are no deviations.
 _UNAVOIDABLE: Final = ("causal_alignment", "empty_rows")
 
 
@@ -38,9 +38,9 @@ _UNAVOIDABLE: Final = ("causal_alignment", "empty_rows")
 class Deviation:
     """One difference from the standard.
 
-    ``observed`` is what a declaration of it would say, ``text`` what it means and ``fix`` what to
-    do. ``mistaken`` says that it is hardly a choice. ``clause`` is the clause that fails for it
-    where no field of a declaration can express it, else "".
+    ``observed`` is the wording of a declaration, ``text`` the meaning, ``fix`` the remedy.
+    ``mistaken`` marks a probable mistake. ``clause`` names the failing clause if no field of a
+    declaration can express the deviation, else "".
     """
 
     observed: str
@@ -56,11 +56,11 @@ class Deviation:
 
 @dataclass(frozen=True, kw_only=True)
 class Causality:
-    """What a causal flag does.
+    """The effect of a causal flag.
 
-    ``gives`` is its value that is causal, as source. ``readings`` are the points that fit: several
-    where lengths are always equal, none where ``why`` says what happens instead. ``idle`` says that
-    answers are those without the flag.
+    ``gives`` is the flag's causal value, as source. ``readings`` are the points that fit: several
+    if lengths are always equal, none if ``why`` describes another effect. ``idle``: the flag
+    changes no answer.
     """
 
     parameter: CallParameter
@@ -75,15 +75,15 @@ class Causality:
 class Investigation(Probed):
     """The results of probing an implementation so far.
 
-    ``caller`` has every keyword that is understood, ``promises`` the arguments of the declaration,
-    ``expected`` the failures to expect under it, ``beyond`` what no declaration can express.
-    ``other_readings`` say how masks that are left out of the declaration treat a hidden key,
-    ``observed`` are deviations that no field of ``point`` holds, ``unchecked`` the masks that are
-    understood but not declared, ``unread`` those whose effect is not understood. ``idle`` is a mask
-    that hides nothing where no mask does, ``idle_flag`` such a causal flag. With ``as_observed``
-    probable mistakes are promised, too. ``held`` are fields of ``point`` that nobody is taken to
-    have chosen where the catalogue has a mistake with their value. ``promises_idle`` says that a
-    mask and a flag that do nothing are promised to do what their names say.
+    ``caller`` has every understood keyword, ``promises`` the arguments of the declaration,
+    ``expected`` the expected failures, ``beyond`` the findings that no declaration can express.
+    ``other_readings`` say how undeclared masks treat a hidden key, ``observed`` are deviations that
+    no field of ``point`` holds, ``unchecked`` the understood but undeclared masks, ``unread`` the
+    masks that are not understood. ``idle`` is a mask that hides nothing if no mask does,
+    ``idle_flag`` a causal flag without effect. ``as_observed``: probable mistakes are promised,
+    too. ``held`` are fields of ``point`` that count as mistakes if the catalogue has a mistake with
+    their value. ``promises_idle``: an idle mask and an idle flag are promised to work as their
+    names say.
     """
 
     parameters: Parameters
@@ -104,7 +104,7 @@ class Investigation(Probed):
 
 
 def without_effect(name: str, text: str, fix: str) -> Deviation:
-    """A parameter that looks like it hides keys and hides none."""
+    """The deviation of a parameter with the name of a mask that hides no key."""
     return Deviation(observed=f"{name} changes nothing", text=text, fix=fix, mistaken=True)
 
 
@@ -140,12 +140,11 @@ def deviations(case: Investigation) -> list[Deviation]:
 
 
 def _unmeant(value: Any) -> str:
-    """Why nobody means a function of the scores, or ""."""
     return value.mistake if isinstance(value, ScoreFunction) else ""
 
 
 def promised(case: Investigation) -> golden.Semantics:
-    """The point that is declared: the standard in place of what only mistakes do."""
+    """The point to declare: the standard in place of probable mistakes."""
     if case.as_observed:
         return case.point
     fields = {name for mistake in _mistakes(case) for name in mistake.changes}
@@ -154,13 +153,12 @@ def promised(case: Investigation) -> golden.Semantics:
 
 
 def expected(case: Investigation) -> list[tuple[str, str]]:
-    """The failures that the declaration expects: those of mistakes only where they are promised."""
+    """The failures that the declaration expects; those of mistakes only if these are promised."""
     observed = [deviation for deviation in case.observed if deviation.clause and case.as_observed]
     return [*case.expected, *((deviation.clause, deviation.text) for deviation in observed)]
 
 
 def _mistakes(case: Investigation) -> list[NamedMistake]:
-    """The mistakes of the catalogue at the point that fits."""
     unused = {
         name
         for role, name in _BIASES.items()
@@ -186,7 +184,7 @@ def _mistakes(case: Investigation) -> list[NamedMistake]:
 
 
 def _mistaken_scales(case: Investigation) -> Iterator[NamedMistake]:
-    """The mistakes that make the scale that was read, where it is a number by no rule."""
+    """The mistakes that produce the point's scale, if the scale is a number by no rule."""
     if not isinstance(case.point.scale, float):
         return
     inputs, changes = case.caller.draw(), {"scale": case.point.scale}
@@ -201,20 +199,19 @@ def _mistaken_scales(case: Investigation) -> Iterator[NamedMistake]:
 
 
 def _is_fill_of_old(mistake: NamedMistake) -> bool:
-    """Whether masked logits are filled with a number that published models were trained with."""
+    """Whether a mistake is a finite mask fill that published models were trained with."""
     fill = mistake.changes.get("mask_fill")
     return fill is not None and fill <= _FILL_OF_OLD
 
 
 def _field_words(name: str, value: Any) -> str:
-    """A field of the semantics with a value that no mistake has, in words."""
     if isinstance(value, ScoreFunction):
         return value.words
     return f"{name.replace('_', ' ')} is {value!r}"
 
 
 def change_words(changes: Any) -> str:
-    """Fields of the semantics with their values, as a declaration says them."""
+    """Fields of the semantics with their values, as a declaration writes them."""
     return ", ".join(f"{name}={_value_words(value)}" for name, value in changes.items())
 
 
@@ -228,7 +225,7 @@ _NOT_SEEN: Final = "the answers do not depend on it"
 
 
 def leave_out_unseen(case: Investigation) -> None:
-    """Say of steps that no answer depends on that they were not seen."""
+    """Mark axes, scale and softmax as undetermined if no answer depends on them."""
     inputs = case.caller.draw()
     if not inputs.is_layer and not case.sees(inputs, inputs.with_tokens(value=-inputs.value)):
         case.findings.undetermined("axes", "the answers do not depend on the values")
@@ -238,7 +235,7 @@ def leave_out_unseen(case: Investigation) -> None:
 
 
 def leave_out_unseen_groups(case: Investigation) -> None:
-    """Say so of which heads share keys and values, if no answer depends on it."""
+    """Mark the order of key/value heads as undetermined if no answer depends on the order."""
     inputs = case.caller.draw({"num_heads": 6, "num_kv_heads": 2})
     if not any(case.sees(inputs, group_order=order) for order in ("repeat", "tile")):
         case.findings.undetermined("groups", _NOT_SEEN)

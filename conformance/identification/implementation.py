@@ -1,4 +1,4 @@
-"""The implementation that a target names: a function, a module, a builder of layers."""
+"""Find the implementation that a target names: a function, a module, a builder of layers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from ..targets.target_strings import (
 )
 from .signature import Parameters, read_parameters
 
-# What names an object of a file in a declaration.
+# The function in a declaration that loads an object from a file.
 LOAD: Final = "conformance.load"
 _BUILDER: Final = ("geometry", "weights")
 
@@ -55,14 +55,14 @@ class Implementation:
     """One object to identify.
 
     form
-        ``function``, ``module`` (a class or an instance), ``builder`` of layers, ``graph``: the
-        attentions of an ONNX file, or ``model``: those of a module.
+        ``function``, ``module`` (a class or an instance), ``builder`` of layers, ``graph`` (the
+        attentions of an ONNX file) or ``model`` (the attentions of a module).
     declared
-        The candidate, if it is declared: probing ignores what it promises.
+        The candidate of a declared object: probing ignores its promises.
     imports, expression
-        The lines that import it, and the expression that then is the object itself.
+        The import lines and an expression for the object.
     request
-        What a module is asked as, with what was searched of it before.
+        The search request for a module, with earlier search results.
     """
 
     target: str
@@ -76,7 +76,7 @@ class Implementation:
 
     @property
     def parameters(self) -> Parameters:
-        """The parameters of what is called."""
+        """The parameters of the called object."""
         return read_parameters(self.value)
 
 
@@ -103,9 +103,9 @@ def implementation_of(
     expression: str,
     whole: bool = True,
 ) -> Implementation:
-    """The implementation in an object; a factory is called. Raises UsageError.
+    """The implementation in an object, after calling a factory. Raises UsageError.
 
-    ``whole`` says that a module may be a whole model.
+    ``whole``: a module may be a whole model.
     """
     value, expression = _only(value, target, expression)
     form, declared = _form(value, target), None
@@ -152,7 +152,6 @@ def implementation_of(
 
 
 def _only(value: Any, target: str, expression: str) -> tuple[Any, str]:
-    """The one entry of a list, or the object itself."""
     if not isinstance(value, (list, tuple)):
         return value, expression
     if len(value) != 1:
@@ -162,7 +161,7 @@ def _only(value: Any, target: str, expression: str) -> tuple[Any, str]:
 
 
 def _built(value: Any, expression: str, target: str) -> tuple[torch.nn.Module, str]:
-    """An instance in eval mode, and its expression; UsageError for a class that needs more."""
+    """An instance in eval mode and its expression; UsageError if the class needs more arguments."""
     if isinstance(value, type):
         try:
             value, how = instance_of(value, None)
@@ -195,7 +194,7 @@ def _form(value: Any, target: str) -> str:
 
 
 def _located(target: str) -> tuple[Any, tuple[str, ...], str]:
-    """The object, how to import it, and the expression for it."""
+    """The object, its import lines, and its expression."""
     where, name = split_target(target)
     if is_path(where):
         path = user_path(where)
@@ -230,7 +229,6 @@ def _import_lines(module: ModuleType, name: str, where: str) -> tuple[str, ...]:
 
 
 def _sole(module: ModuleType, where: str) -> tuple[Any, tuple[str, ...], str]:
-    """The only object of a module; raises UsageError when there are several."""
     own = {
         name: value
         for name, value in vars(module).items()
@@ -254,10 +252,9 @@ def _is_own(value: Any, module: ModuleType) -> bool:
 
 
 def open_graph(target: str) -> tuple[Path, Sites]:
-    """The file of a target such as ``model.onnx#2`` and all its attentions.
+    """The file of a target such as ``model.onnx#2``, and all attentions in the file.
 
-    Raises UsageError with one sentence for what is no graph, and for an attention that is not
-    there.
+    Raises UsageError with one sentence for a missing file, a refused graph or a missing attention.
     """
     file, number = split_site(target)
     path = user_path(file)
@@ -276,7 +273,7 @@ def open_graph(target: str) -> tuple[Path, Sites]:
 
 
 def _attentions_of(module: nn.Module, target: str) -> dict[str, Any] | None:
-    """What is read off the attentions of a module that is a whole model; None for any other."""
+    """The record entries for the attentions of a whole model; None for any other module."""
     if not may_be_model(module):
         return None
     try:
@@ -290,7 +287,7 @@ def _attentions_of(module: nn.Module, target: str) -> dict[str, Any] | None:
 
 
 def read_attentions(sites: Sites | dict[str, Any], target: str, record: dict[str, Any]) -> str:
-    """Write ``sites``, ``uncut`` and ``model`` into a record; returns why there are none, or "".
+    """Write ``sites``, ``uncut`` and ``model`` into a record; return why ``sites`` is empty, or "".
 
     ``model`` says whether the graph is more than one attention.
     """
@@ -309,5 +306,5 @@ def read_attentions(sites: Sites | dict[str, Any], target: str, record: dict[str
 
 
 def _may_be_projection(parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a matrix, or has no sizes yet."""
+    """Whether a parameter is a matrix, or is not initialised yet."""
     return isinstance(parameter, nn.UninitializedParameter) or parameter.dim() > 1

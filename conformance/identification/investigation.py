@@ -1,6 +1,6 @@
-"""Probes every fact of an implementation in order, and collects facts and promises.
+"""Probe every property of an implementation in order, and collect facts and promises.
 
-Among them keywords that carry a number (scale, softcap, window), and heads that share keys.
+Probed here: numeric keywords (scale, softcap, window) and heads with shared keys.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SOFTCAP: Final = 1.5
 _WINDOW: Final = (2, 1)
 _WIDTH: Final = 3
 _SHARED: Final = {"num_heads": 6, "num_kv_heads": 2}
-# What an integer window may mean: keys before, keys after (-1: all), and causality.
+# Readings of an integer window: keys before, keys after (-1: all), and causality.
 _WIDTH_READINGS: Final = (
     (_WIDTH - 1, 0, False),
     (_WIDTH, 0, False),
@@ -65,10 +65,10 @@ _UNKNOWN: Final = "a number given there acts in no way that is known"
 
 @dataclass(frozen=True)
 class NumberKeyword:
-    """What a keyword does with a number.
+    """The effect of a numeric keyword.
 
-    ``give`` is the number that it takes, as an expression of the harness's keyword; "" where the
-    effect cannot be declared.
+    ``give`` is the number to pass, an expression of the harness's keyword; "" if no declaration can
+    express the effect.
     """
 
     give: str
@@ -77,7 +77,7 @@ class NumberKeyword:
 
 
 def find_scale(case: Investigation, parameter: CallParameter) -> NumberKeyword:
-    """Whether the number is the scale, divides by it, or multiplies what is there."""
+    """Whether the number is the scale, divides by it, or multiplies the rule's scale."""
     inputs = case.caller.draw(seed=7).replace(scale=_SCALE)
     first = case.caller.convention.inputs_names[0]
     for give, words in (
@@ -93,7 +93,7 @@ def find_scale(case: Investigation, parameter: CallParameter) -> NumberKeyword:
 
 
 def _fits_and_acts(case: Investigation, answer: ProbeAnswer | None, **absent: None) -> bool:
-    """Whether an answer fits the problem with an option, and does not fit the one without it."""
+    """Whether an answer fits the problem with an option, but not the problem without the option."""
     if answer is None:
         return False
     plain = answer.read_as(causal=False, **absent)
@@ -112,7 +112,7 @@ def find_softcap(case: Investigation, parameter: CallParameter) -> NumberKeyword
 def find_window(
     case: Investigation, parameter: CallParameter
 ) -> tuple[NumberKeyword, golden.Semantics]:
-    """Whether a pair is a window (left, right) around each query, or an integer is one."""
+    """Read a window parameter: a pair (left, right) around each query, or an integer."""
     plain = case.caller.draw(seed=9)
     inputs = plain.replace(window=_WINDOW)
     answer = case.caller.under(window=parameter.name).answer(inputs)
@@ -138,7 +138,7 @@ def find_window(
 
 @dataclass(frozen=True)
 class Groups:
-    """Whether fewer key/value heads are taken: by which order, and with which option."""
+    """Support for fewer key/value heads: the head order, and the required option."""
 
     order: str | None
     option: tuple[tuple[str, str], ...] = ()
@@ -146,7 +146,7 @@ class Groups:
 
 
 def find_groups(case: Investigation) -> Groups:
-    """Six query heads on two key/value heads."""
+    """Probe with six query heads on two key/value heads."""
     inputs = case.caller.draw(_SHARED, seed=10)
     sizes = inputs.geometry
     if sizes.num_heads == sizes.num_kv_heads:
@@ -174,7 +174,7 @@ Tell = Callable[[str], None]
 
 
 def investigate(case: Investigation, plain: PlainReading, tell: Tell) -> None:
-    """Add every fact of an implementation whose plain answers are understood."""
+    """Add every fact of an implementation with understood plain answers."""
     tell("computation")
     _computation(case, plain)
     for what, step in _STEPS:
@@ -188,7 +188,7 @@ def investigate(case: Investigation, plain: PlainReading, tell: Tell) -> None:
 
 
 def _always(case: Investigation, plain: PlainReading) -> None:
-    """Add what nothing turns off."""
+    """Add the facts that no keyword turns off."""
     function = function_in(plain.point)
     if function is not None:
         value: dict[str, Any] = {"parameter": None, "expression": function.expression}
@@ -279,7 +279,7 @@ def _computation(case: Investigation, plain: PlainReading) -> None:
 
 
 def other_readings(point: golden.Semantics, others: Iterable[golden.Semantics]) -> str:
-    """In what each of the other readings differs from the one that is told."""
+    """The differences of the alternative readings from the reported reading, in words."""
     return "; or ".join(
         ", ".join(f"{name}={values[1]!r}" for name, values in point.differences(other).items())
         for other in others
@@ -287,7 +287,7 @@ def other_readings(point: golden.Semantics, others: Iterable[golden.Semantics]) 
 
 
 def _learned(case: Investigation) -> None:
-    """Parameters besides the projections: what is read holds for their present values."""
+    """Add the learned parameters besides projections: findings hold for their present values."""
     names = learned_besides(case.caller)
     if names:
         case.findings.add(
@@ -307,7 +307,6 @@ def _biases(caller: Caller, point: golden.Semantics) -> dict[str, bool]:
 
 
 def _numbers(case: Investigation) -> None:
-    """Scale, softcap and window."""
     for parameter in _by_keyword(case, "scale"):
         number = find_scale(case, parameter)
         evidence = "scale=0.37 against the golden with that scale"
@@ -337,7 +336,7 @@ def _add_number(
     number: NumberKeyword,
     shown: tuple[str, dict[str, Any] | None],
 ) -> bool:
-    """Add the fact of a keyword and return whether it works.
+    """Add the fact of a keyword and return whether the keyword works.
 
     A guessed keyword without a known effect is no fact: the function may just ignore it.
     """
@@ -473,7 +472,7 @@ def _dropout(case: Investigation, *, same: bool) -> None:
 
 
 def _add_dropout(case: Investigation, parameter: CallParameter) -> None:
-    """What a rate does, or a module of dropout where no rate is taken."""
+    """Add the effect of a dropout rate, or of a dropout module if a rate is refused."""
     shown = "0.5"
     drops = _drops(case, parameter, shown)
     if drops is None and not parameter.guessed:
@@ -493,7 +492,7 @@ def _add_dropout(case: Investigation, parameter: CallParameter) -> None:
 
 
 def _drops(case: Investigation, parameter: CallParameter, value: str) -> bool | None:
-    """Whether answers vary with a value of a parameter; None where it is refused."""
+    """Whether answers vary with a value of a parameter; None if the value is refused."""
     options = (*case.caller.convention.options, (parameter.name, value))
     same = repeats(case.caller.under(options=options))
     return None if same is None else not same

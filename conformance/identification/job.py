@@ -50,7 +50,7 @@ from .statements import Beyond, read_beyond, read_places, reading_of, what_is_ce
 from .switches import without_causality
 from .writing import declaration_text, model_text, positions_text, signature_text
 
-# Processor seconds in which a mistake with a name is looked for in what could not be read.
+# Processor seconds for the search for a named mistake behind unread answers.
 SECONDS_TO_NAME: Final = 6.0
 _WIDTHS: Final = (8, 6, 16, 32, 64, 128, 256, 512, 24, 12, 10, 100)
 _LENGTH: Final = 5
@@ -58,7 +58,7 @@ _LONGEST: Final = 1 << 16
 
 
 def find_positions(function: Callable[..., Any], findings: Findings) -> tuple[int, list[int]] | str:
-    """The longest length and the widths it takes, or why it is no known position encoding."""
+    """The longest length and the accepted widths of a position encoding, or a refusal in words."""
     answers = {width: _added(function, _LENGTH, width) for width in _WIDTHS}
     taken = {width: added for width, added in answers.items() if added is not None}
     if not taken:
@@ -89,7 +89,7 @@ def find_positions(function: Callable[..., Any], findings: Findings) -> tuple[in
 
 
 def _added(function: Callable[..., Any], length: int, width: int) -> Tensor | None:
-    """The table that is added to tokens; None where it is not the same for all of them."""
+    """The table added to tokens ``[2, L, width]``; None if the table depends on tokens or items."""
     tokens = torch.randn(2, length, width, generator=torch.Generator().manual_seed(0))
     answers = []
     for inputs in (torch.zeros_like(tokens), tokens):
@@ -102,7 +102,7 @@ def _added(function: Callable[..., Any], length: int, width: int) -> Tensor | No
         answers.append(answer.detach().double())
     table = answers[0]
     sums = table + tokens.double()
-    # The table is read off the zeros and added to the tokens: each rounds once.
+    # The table is read off the zeros and added to the tokens: two roundings.
     rounding = position_bound(tokens, tokens.dtype) + position_bound(table, tokens.dtype)
     if not bool(((answers[1] - sums).abs() <= rounding).all()):
         return None
@@ -116,7 +116,7 @@ def _is(added: Tensor, expected: Tensor) -> bool:
 
 
 def _longest(function: Callable[..., Any], width: int) -> int:
-    """The largest length that is answered with the table, by doubling and bisection."""
+    """The largest length with the right table, found by doubling and bisection."""
     good, bad = _LENGTH, 2 * _LENGTH
     while bad <= _LONGEST and _right(function, bad, width):
         good, bad = bad, 2 * bad
@@ -138,7 +138,7 @@ def _right(function: Callable[..., Any], length: int, width: int) -> bool:
     return added is not None and _is(added, golden.sinusoidal_positions(length, width))
 
 
-# Ways of calling that are kept for the nearest reading, when none is golden.
+# The largest number of ways of calling to keep for the nearest reading, if none is golden.
 _MOST_UNREAD: Final = 6
 
 
@@ -148,7 +148,7 @@ class OutOfTimeError(Exception):
 
 @contextlib.contextmanager
 def while_time_to_name() -> Iterator[None]:
-    """Look for a name meanwhile; raises OutOfTimeError when its seconds of processor are over."""
+    """Limit a search for a name to ``SECONDS_TO_NAME`` processor seconds: raises OutOfTimeError."""
     ends = time.process_time() + SECONDS_TO_NAME
 
     def in_time() -> None:
@@ -167,7 +167,7 @@ Tell = Callable[[str, str], None]
 def identify(implementation: Implementation, as_observed: Any, tell: Tell) -> dict[str, Any]:
     """The record of one implementation; ``tell`` begins a stage with a time limit of its own.
 
-    With ``as_observed`` the declaration promises probable mistakes, too.
+    ``as_observed``: the declaration promises probable mistakes, too.
     """
     started = time.perf_counter()
     tell("probing", "how it is called")
@@ -211,7 +211,7 @@ def _identify(
     *,
     as_observed: bool,
 ) -> str:
-    """Fill findings and record; returns why nothing could be identified, or ""."""
+    """Fill findings and record; return why nothing could be identified, or ""."""
     if _takes_one(implementation):
         return _positions(implementation, findings, record)
     known = None
@@ -254,17 +254,17 @@ def read_case(
     as_observed: bool = False,
     states: bool = True,
 ) -> Investigation | Beyond | str:
-    """Everything that probes show of an implementation, or why nothing could be identified.
+    """The findings of all probes, or why nothing could be identified.
 
-    What can be stated without being identified goes into ``record``; unless ``states`` is true a
-    bias by place that explains the answers is all that is known of them.
+    Statements without an identification go into ``record``. Without ``states``, answers explained
+    by a bias by place yield only the statement of the bias.
     """
     callers = _opened(implementation)
     if implementation.declared is not None and not implementation.declared.weights_known:
         return _without_weights(callers, findings)
     opened = _first_golden(callers, implementation.parameters)
     length = _wanted_length(opened) if isinstance(opened, str) else None
-    if length is not None:  # it may take so many tokens alone, as a window does
+    if length is not None:  # perhaps only this length is accepted, as by a fixed window
         pinned = (caller.at_length(length) for caller in _opened(implementation))
         again = _first_golden(pinned, implementation.parameters)
         opened = opened if isinstance(again, str) else again
@@ -300,7 +300,6 @@ def read_case(
 
 
 def _takes_one(implementation: Implementation) -> bool:
-    """Whether it is a function of one input, which has no projections."""
     if implementation.form != "function" or not implementation.parameters.entries:
         return False
     return callers.read_inputs(implementation.parameters, implementation.name)[0] == "self"
@@ -324,7 +323,6 @@ def _positions(implementation: Implementation, findings: Findings, record: dict[
 
 
 def _opened(implementation: Implementation) -> Iterator[Caller]:
-    """The callers of an implementation."""
     if implementation.form == "module":
         request = implementation.request or ModuleRequest(shown=implementation.name)
         reading = callers.understood(implementation.value, request)
@@ -338,7 +336,7 @@ def _opened(implementation: Implementation) -> Iterator[Caller]:
 
 
 def _without_weights(callers: Iterator[Caller], findings: Findings) -> str:
-    """Add what calls alone show of a layer with unknown weights; returns why no more is known."""
+    """Add findings from calls of a layer with unknown weights; return why no more is known."""
     for caller in callers:
         if caller.answer(caller.draw()) is None:
             continue
@@ -356,7 +354,7 @@ def _without_weights(callers: Iterator[Caller], findings: Findings) -> str:
 def _first_golden(
     callers: Iterator[Caller], parameters: Parameters
 ) -> tuple[Caller, PlainReading] | str | Unread:
-    """The first way of calling whose answers a reading explains, or why there is none."""
+    """The first way of calling whose answers a reading explains, or why no way succeeds."""
     refusals: list[Refusal] = []
     unread: list[Unread] = []
     for way in callers:
@@ -382,7 +380,7 @@ def _first_golden(
 
 
 def _hides_all(caller: Caller, observed: list[ProbeAnswer]) -> bool:
-    """Whether a mask that was made for the call hides every key: all rows are the same, or NaN."""
+    """Whether a mask made for the call hides every key: all rows are equal, or hold NaN."""
     made = any("{query}.new_" in source for _, source in caller.convention.options)
     outputs = [observation.output for observation in observed]
     return made and all(bool(one.isnan().any()) or _has_equal_rows(one) for one in outputs)
@@ -395,12 +393,12 @@ def _has_equal_rows(output: Tensor) -> bool:
     return bool(apart <= SAME_READ * output.abs().max())
 
 
-# How torch says that a tensor of its own has another size than one that was given.
+# Torch's message for a module's own tensor with a size different from the input's.
 _OTHER_SIZE: Final = re.compile(r"tensor a \((\d+)\) must match the size of tensor b \((\d+)\)")
 
 
 def _wanted_length(refused: str) -> int | None:
-    """The number of tokens that a refusal speaks of, where it was given another."""
+    """The number of tokens that a refusal asks for, unless ambiguous."""
     found = _OTHER_SIZE.search(refused)
     sizes = [int(size) for size in found.groups()] if found else []
     given = {FREE.query_length, FREE.key_length}
@@ -409,7 +407,6 @@ def _wanted_length(refused: str) -> int | None:
 
 
 def _refused(refusals: list[Refusal], parameters: Parameters) -> str:
-    """Why no way of calling gives an answer."""
     if not refusals:
         return "it takes neither query, key and value nor any inputs that attention has"
     tables = " and ".join(table.name for table in parameters.meaning("positions"))
@@ -423,7 +420,7 @@ def _refused(refusals: list[Refusal], parameters: Parameters) -> str:
 
 @dataclass(frozen=True)
 class Unread:
-    """Answers that no simple point explains; ``others`` are had in ways that explain values."""
+    """Answers that no simple point explains; ``others`` come from calls with explained values."""
 
     weights: Weights
     observed: list[ProbeAnswer]
@@ -431,21 +428,21 @@ class Unread:
 
     @property
     def caller(self) -> Caller:
-        """How they were had."""
+        """The way of calling behind the answers."""
         return self.weights.caller
 
     @property
     def judge(self) -> PointJudge:
-        """Who compares them with points."""
+        """A judge to compare the answers with points."""
         return PointJudge(self.caller.kind, "float32")
 
     @cached_property
     def beyond(self) -> Beyond | None:
-        """The bias by place that explains them, where there is one."""
+        """The bias by place that explains the answers, or None."""
         return read_places(self.weights, self.observed, self.judge)
 
     def is_explained(self) -> bool:
-        """Whether a bias by place explains them."""
+        """Whether a bias by place explains the answers."""
         return self.beyond is not None
 
     @property
@@ -454,18 +451,17 @@ class Unread:
         return bool(self.weights.readings)
 
     def rules_out(self, other: Caller) -> bool:
-        """Whether another way of calling, of other inputs or axes, cannot be understood better."""
+        """Whether a way of calling with other inputs, axes or sizes cannot be understood better."""
         one, two = self.caller.convention, other.convention
         same = (one.inputs, one.layout) == (two.inputs, two.layout)
         return self.settles_axes and not (same and self.caller.sizes == other.sizes)
 
 
 def _first_further(unread: list[Unread]) -> tuple[Caller, PlainReading] | Unread:
-    """The first way of calling that a further point explains, else the one to make a statement of.
+    """The first legible way of calling with a further explanation, else the best way to state.
 
-    A bias by place explains it, too, and so does a mistake of the catalogue at such a point.
-
-    That is the first whose values were read.
+    Explanations are, in order: a further point, a bias by place, a catalogued mistake. Legible:
+    values were read.
     """
     legible = [one for one in unread if one.settles_axes]
     for one in legible:
@@ -485,9 +481,9 @@ def _first_further(unread: list[Unread]) -> tuple[Caller, PlainReading] | Unread
 def _stated(
     unread: Unread, record: dict[str, Any], tell: Tell
 ) -> tuple[Caller, PlainReading] | str:
-    """The nearest point with what is stated beyond it, or why nothing is that can be acted out.
+    """The nearest point with an acted-out statement, or why no declaration fits.
 
-    Of the first way of calling, else of the one whose values were read.
+    Tried first: the first way of calling; then the way with values that were read.
     """
     tell("probing", "what no declaration says")
     judge = unread.judge
@@ -504,7 +500,7 @@ def _stated(
 
 
 def _named(unread: Unread) -> tuple[Caller, PlainReading] | None:
-    """The nearest point with mistakes of the catalogue that explain the answers, as time allows."""
+    """The nearest point with catalogued mistakes that explain the answers, if found in time."""
     try:
         with while_time_to_name():
             beyond = read_beyond(unread.weights, unread.observed, unread.judge)
@@ -515,7 +511,7 @@ def _named(unread: Unread) -> tuple[Caller, PlainReading] | None:
 
 
 def _parameters(caller: Caller) -> Parameters:
-    """The parameters of what is called: one for which a mask was made is a mask."""
+    """The parameters of the called object; a parameter filled with a made mask counts as a mask."""
     inputs = caller.draw()
     read = read_parameters(caller.prepare(inputs.geometry, inputs.weights))
     made = {name for name, source in caller.convention.options if "{query}.new_" in source}
@@ -534,7 +530,7 @@ def _shaped(observed: list[ProbeAnswer]) -> bool:
 
 
 def _unread(unread: Unread, said: str) -> str:
-    """Why no declaration fits, with what is certain of the answers."""
+    """The reason why no declaration fits, with the certain facts about the answers."""
     called = f"(called with {unread.caller.convention.layout.words})"
     if said:
         return f"no declaration says what it computes {called}: {said}"
@@ -549,7 +545,7 @@ def _unread(unread: Unread, said: str) -> str:
     )
 
 
-# How exceptions begin that no other arrangement of inputs would spare.
+# Beginnings of exceptions that every arrangement of inputs would raise.
 _FAULTS: Final = (
     "raised NameError",
     "raised ImportError",
@@ -561,7 +557,7 @@ _FAULTS: Final = (
 def _commonest(refusals: list[Refusal]) -> str:
     """The most frequent refusal.
 
-    A returned value says more than an exception, and a fault of the code more than a shape.
+    Returned values say more than exceptions, and faults of the code more than shapes.
     """
     answered = [refusal.why for refusal in refusals if refusal.kind == "type"]
     faults = [refusal.why for refusal in refusals if refusal.why.startswith(_FAULTS)]

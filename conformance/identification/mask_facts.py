@@ -1,6 +1,6 @@
-"""The facts about masks: parameters, forms, shapes, empty rows, leaks.
+"""Find the facts about masks: parameters, forms, shapes, empty rows, leaks.
 
-A leak is measured: how far below the others a logit must lie for a hidden key to win.
+A leak has a measure: the magnitude of logits from which on a hidden key wins.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _DECADES: Final = tuple(10.0**power for power in range(1, 13))
 MUST_UP_TO: Final = 1e8
 _BISECTIONS: Final = 8
-# What masks are filled with: round numbers and the lowest ones of half precision.
+# Usual fills of masks: round numbers and the lowest numbers of half precision.
 _USUAL: Final = (1e2, 1e3, 1e4, 32767.0, 32768.0, 65504.0, 1e5, 1e6, 1e7, 1e8, 1e9)
 
 
@@ -44,8 +44,8 @@ _USUAL: Final = (1e2, 1e3, 1e4, 32767.0, 32768.0, 65504.0, 1e5, 1e6, 1e7, 1e8, 1
 class Leak:
     """A hidden key wins from about this magnitude on.
 
-    ``operation`` is ``replace`` (it shows above live logits that are lower) or ``add``; ``fill`` is
-    the number that explains the answers, None when none of the usual ones does.
+    ``operation`` is ``replace`` (hidden keys beat lower live logits) or ``add``; ``fill`` is the
+    number that explains the answers, None if no usual number does.
     """
 
     operation: str
@@ -55,13 +55,13 @@ class Leak:
 
 @dataclass(frozen=True, kw_only=True)
 class Tight:
-    """The magnitude up to which no hidden key won; 1 where nothing could be probed."""
+    """The magnitude up to which no hidden key won; 1 if nothing could be probed."""
 
     up_to: float
 
 
 def find_leak(case: Probed, use: MaskUse) -> Leak | Tight:
-    """The smallest magnitude at which a hidden key shows; how far it does not, where none does."""
+    """The smallest magnitude at which a hidden key shows, or the largest tight magnitude."""
     case = case.under(masks=(use,))
     if _mixes_rows(case.point):
         return _usual_fill(case, use)
@@ -80,13 +80,13 @@ def find_leak(case: Probed, use: MaskUse) -> Leak | Tight:
 
 
 def _mixes_rows(point: golden.Semantics) -> bool:
-    """Whether rows of the answer hold more than one query, so that none can be judged alone."""
+    """Whether answer rows mix several queries and cannot be judged alone."""
     moved = point.head_merge in ("reinterpret", "tokens") or point.head_split == "reinterpret"
     return moved or point.softmax_axis != "key"
 
 
 def _usual_fill(case: Probed, use: MaskUse) -> Leak | Tight:
-    """The fill that explains whole answers where nothing else does; 1 where none of the usual."""
+    """The usual fill that explains whole answers, else a tight magnitude of 1."""
     for fill in _USUAL:
         sample = _observe(case, use, 10.0 * fill, low=True)
         if sample is None:
@@ -98,9 +98,9 @@ def _usual_fill(case: Probed, use: MaskUse) -> Leak | Tight:
 
 
 def promise_causal_fill(case: Investigation) -> None:
-    """Promise the number that later keys' logits become where every call is causal.
+    """Promise the finite number that replaces later keys' logits if every call is causal.
 
-    The first query sees one key alone, whose logit is driven below that number.
+    The probe drives the logit of the first query's only key below the number.
     """
     if case.caller.convention.masks or case.point.mask_fill != -math.inf:
         return
@@ -129,7 +129,7 @@ def _observe(case: Probed, use: MaskUse, target: float, *, low: bool) -> ProbeAn
     reached = _extreme(first, case.point, low=low)
     if reached <= 0.0:
         return None
-    # The sign of a key's logit differs between heads: the lowest (highest) of them counts.
+    # The sign of a key's logit differs between heads: the lowest (highest) logit counts.
     stretched, rows = single_key_inputs(inputs, live=0, target=target * target / reached, low=low)
     answer = case.caller.call(stretched)
     if isinstance(answer, Refusal) or not bool(torch.isfinite(stretched.key).all()):
@@ -138,11 +138,11 @@ def _observe(case: Probed, use: MaskUse, target: float, *, low: bool) -> ProbeAn
 
 
 def _extreme(inputs: Inputs, point: golden.Semantics, *, low: bool) -> float:
-    """How far the logit of the live key lies below 0, or that of a hidden one above."""
+    """The depth of the live key's logit below 0, or the height of a hidden key's above 0."""
     evaluation = evaluate(inputs.without_mask(), point)
     core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
     scores = core.scores
-    if inputs.mode == "self":  # the enlarged tokens are queries, too: their own rows are not judged
+    if inputs.mode == "self":  # rows of the enlarged tokens, as queries, are not judged
         scores = scores[..., 1:, :] if low else scores[..., :1, :]
     if not scores.numel():
         return 0.0
@@ -174,7 +174,7 @@ def _refined(case: Probed, use: MaskUse, bracket: tuple[str, bool, float, float]
 def _explaining(
     case: Probed, operation: str, threshold: float, witnesses: list[ProbeAnswer]
 ) -> float | None:
-    """The round number near the threshold that explains the answers from there on."""
+    """A round number near the threshold that explains all witness answers."""
     decade = 10.0 ** int(torch.tensor(threshold).log10().floor())
     round_numbers = [digit * decade for digit in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)]
     binary = [2.0**power for power in (15, 16, 31)] + [2.0**15 - 1, 65504.0]
@@ -197,9 +197,9 @@ _OPERATIONS: Final = {
     "multiply-logits": "the logits are multiplied by it: a hidden key keeps a logit of 0",
     "add-to-kept": "where a mask is meant, hand over an additive float",
 }
-# Names of masks that are not for the keys of a self-attention.
+# Names of masks for other keys than those of a self-attention.
 _OF_OTHERS: Final = re.compile(r"head|encoder|context|cross|mem|additional", re.IGNORECASE)
-# Form and shape that are promised of a mask that does nothing: only its name suggests them.
+# The promised form and shape of a mask without effect, suggested only by its name.
 _BY_NAME: Final = (
     ("len", "lengths", "B"),
     ("padding", "drop", "BK"),
@@ -210,7 +210,7 @@ _BY_NAME: Final = (
 
 
 def add_facts(case: Investigation) -> None:
-    """Find the masks, then what empty rows return and how far hidden keys leak."""
+    """Find the masks, then the answers of empty rows and the leaks of hidden keys."""
     parameters = case.parameters.meaning("mask")
     results = find_masks(case, parameters)
     if case.judge.always_causal and not any(isinstance(result, MaskReading) for result in results):
@@ -227,7 +227,7 @@ def add_facts(case: Investigation) -> None:
     named: set[str] = set()
     for result in results:
         name = f"mask {result.parameter.name} ({result.kind})"
-        if name in named and isinstance(result, MaskReading):  # in other shapes otherwise
+        if name in named and isinstance(result, MaskReading):  # read differently in other shapes
             name = f"mask {result.parameter.name} ({result.kind}, {result.uses[0].native})"
         named.add(name)
         if isinstance(result, MaskReading):
@@ -246,7 +246,7 @@ def add_facts(case: Investigation) -> None:
     case.unread = [name for name in _not_read(results, readings) if name not in idle]
     if not readings:
         case.idle = next((name for name in idle if not _OF_OTHERS.search(name)), "")
-    # Masks of inputs that plain calls do not have change nothing.
+    # Masks for inputs absent from plain calls change nothing.
     case.unchecked += [name for name in idle if _OF_OTHERS.search(name)]
     if not parameters:
         case.findings.add("mask", "none", "no parameter sounds like one", None)
@@ -264,7 +264,7 @@ def _add_mask(case: Investigation, name: str, reading: MaskReading) -> None:
             f"; not {', '.join(reading.ambiguous)}, taken for another shape where sizes are equal"
         )
     evidence = f"golden within bound in {len(reading.uses)} shape{'s' * (len(reading.uses) != 1)}"
-    # Only a mask of two values could be read the other way.
+    # Only a mask of two values has a polarity.
     if reading.form not in ("bias", "lengths") and reading.point.mask_operation != "add-to-kept":
         evidence += ", and not with the other polarity"
     value = {
@@ -277,7 +277,6 @@ def _add_mask(case: Investigation, name: str, reading: MaskReading) -> None:
 
 
 def _polarity(reading: MaskReading) -> str:
-    """The value of a mask that ignores a key, in words."""
     if reading.point.mask_operation == "add-to-kept":
         return "True is added as 1, and nothing is hidden"
     if reading.kind == "compared float":
@@ -302,7 +301,7 @@ def _operation(reading: MaskReading) -> str:
 
 
 def _declare(case: Investigation, understood: Sequence[MaskReading]) -> None:
-    """Promise the masks that a declaration can say together, and probe their empty rows."""
+    """Promise the masks that a single declaration can express, and probe their empty rows."""
     exact = [
         reading for reading in understood if reading.exact and reading.point.mask_fill < -MUST_UP_TO
     ]
@@ -348,7 +347,7 @@ def _declare(case: Investigation, understood: Sequence[MaskReading]) -> None:
 def _observe_idle_forms(
     case: Investigation, results: Sequence[MaskResult], readings: Sequence[MaskReading]
 ) -> None:
-    """Record each form that a mask is taken in and hides nothing, where another form does."""
+    """Record every accepted mask form without effect, if another form of the parameter works."""
     read = {reading.parameter.name for reading in readings}
     for mask in results:
         if isinstance(mask, UnreadMask) and mask.idle and mask.parameter.name in read:
@@ -358,7 +357,7 @@ def _observe_idle_forms(
 
 
 def _without_effect(results: Sequence[MaskResult], readings: Sequence[MaskReading]) -> list[str]:
-    """The names of the parameters on which no answer depends, in any form."""
+    """The names of unread parameters that change no answer in their forms."""
     unread = [
         mask for mask in results if isinstance(mask, UnreadMask) and not mask.parameter.guessed
     ]
@@ -369,7 +368,7 @@ def _without_effect(results: Sequence[MaskResult], readings: Sequence[MaskReadin
 
 
 def _not_read(results: Sequence[MaskResult], readings: Sequence[MaskReading]) -> list[str]:
-    """The names of the parameters that were not understood, in none of the forms that were."""
+    """The names of parameters that were not understood in any form."""
     read = {reading.parameter.name for reading in readings}
     unread = [one.parameter for one in results if isinstance(one, UnreadMask)]
     names = dict.fromkeys(parameter.name for parameter in unread if not parameter.guessed)
@@ -377,9 +376,9 @@ def _not_read(results: Sequence[MaskResult], readings: Sequence[MaskReading]) ->
 
 
 def promise_idle_mask(case: Investigation) -> None:
-    """Promise the mask that hides nothing: a declaration without it would conform.
+    """Promise the mask that hides nothing: a declaration without the mask would conform.
 
-    Done after all other probes, since nothing else can be probed with it.
+    Promised after all other probes: nothing else can be probed with the mask.
     """
     name = case.idle
     if not name:
@@ -398,7 +397,7 @@ def promise_idle_mask(case: Investigation) -> None:
 
 
 def _in_common(uses: tuple[MaskUse, ...]) -> tuple[MaskUse, ...]:
-    """The uses whose shapes every form takes (lengths have their own)."""
+    """The uses with shapes that every form accepts (lengths have their own)."""
     forms = dict.fromkeys(use.form for use in uses if use.form != "lengths")
     kept: list[str] = []
     common: set[str] = set()
@@ -413,7 +412,7 @@ def _in_common(uses: tuple[MaskUse, ...]) -> tuple[MaskUse, ...]:
 
 
 def _in_training(case: Investigation, uses: tuple[MaskUse, ...]) -> tuple[MaskUse, ...]:
-    """The uses whose shapes a module takes in training mode, too: clauses call it there."""
+    """The uses with shapes that a module accepts in training mode too: clauses call it there."""
     prepare = case.caller.prepare
 
     def train(geometry: Geometry, weights: golden.ProjectionWeights | None) -> Callable[..., Any]:

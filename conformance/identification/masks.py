@@ -1,4 +1,4 @@
-"""Which parameters are masks, in which forms and shapes they are taken, and what they do."""
+"""Find the mask parameters, the forms and shapes that they take, and the effects on logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .caller import Caller, ProbeAnswer, masked, rows_with_keys
 from .convention import MaskUse
 from .signature import CallParameter
 
-# (declared shape, expression for the implementation's shape, that shape in words)
+# (declared shape, expression for the implementation's shape, its words)
 _SHAPES: Final = (
     ("BHQK", "{}", "[B, H, Lq, Lk]"),
     ("B1QK", "{}", "[B, 1, Lq, Lk]"),
@@ -28,13 +28,13 @@ _SHAPES: Final = (
     ("BK", "{}", "[B, Lk]"),
     ("K", "{}", "[Lk]"),
 )
-# Shapes with moved axes; tried where a shape is not taken as it is.
+# Shapes with moved axes, for refused shapes.
 _TURNED: Final = (
     ("BHQK", "{}.flatten(0, 1)", "[B*H, Lq, Lk]"),
     ("BQK", "{}.permute(1, 2, 0)", "[Lq, Lk, B]"),
     ("BK", "{}.T", "[Lk, B]"),
 )
-# The same masks in four dimensions, for two parameters that differ by shape alone.
+# Masks in four dimensions, for two parameters that differ by shape alone.
 _AS_FOUR: Final = {
     "BK": ("B11K", "{0}[:, 0, 0]"),
     "QK": ("11QK", "{0}[0, 0]"),
@@ -47,7 +47,7 @@ _KINDS: Final = (
     ("int", "keep_int", "drop", "{}.to(torch.int64)"),
     ("0/1 float", "keep", "drop", "{}.to({query}.dtype)"),
 )
-# A float that is compared with a threshold: it hides keys, and is not added.
+# A float compared with a threshold to hide keys, not added.
 _THRESHOLD: Final = (
     "compared float",
     "keep",
@@ -61,11 +61,11 @@ LENGTHS: Final = "lengths"
 
 @dataclass(frozen=True, kw_only=True)
 class MaskReading:
-    """A parameter in one form: how a mask is passed to it, and what it does to the logits.
+    """One form of a mask parameter: the way to pass a mask, and the effect on the logits.
 
-    ``kind`` is bool, int, 0/1 float, additive float or lengths. ``ambiguous`` are the shapes that
-    are mistaken for others where sizes are equal; ``uses`` leaves them out. ``mixes_items`` says
-    that it was read in batches of one item alone: of several the mask hides keys of others.
+    ``kind`` is bool, int, 0/1 float, additive float or lengths. ``ambiguous`` are shapes mistaken
+    for others if sizes are equal; ``uses`` omits them. ``mixes_items``: the form was read in
+    batches of a single item, because in larger batches the mask hides keys of other items.
     """
 
     parameter: CallParameter
@@ -78,15 +78,15 @@ class MaskReading:
 
     @property
     def exact(self) -> bool:
-        """Whether hidden keys are gone, as specified."""
+        """Whether hidden keys have no influence, as specified."""
         return self.point.mask_operation in ("replace", "add")
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnreadMask:
-    """A parameter that is taken but not understood; ``why`` says how it behaves.
+    """An accepted but not understood parameter; ``why`` describes the behaviour.
 
-    ``idle`` says that no answer depends on it.
+    ``idle``: no answer depends on the parameter.
     """
 
     parameter: CallParameter
@@ -99,7 +99,7 @@ MaskResult = MaskReading | UnreadMask
 
 
 def find_masks(case: Probed, parameters: Sequence[CallParameter]) -> list[MaskResult]:
-    """Every parameter that is a mask, in every form that it is taken in."""
+    """Every mask parameter, in every accepted form."""
     results: list[MaskResult] = []
     for parameter in parameters:
         if parameter.by_keyword:
@@ -113,9 +113,9 @@ def find_masks(case: Probed, parameters: Sequence[CallParameter]) -> list[MaskRe
 
 
 def _unambiguous(case: Probed, reading: MaskReading) -> MaskResult:
-    """A mask without the shapes that mean another at some sizes: ``[B, Lk]`` of B = Lq.
+    """A mask minus the shapes with other meanings at telling sizes: ``[B, Lk]`` if B = Lq.
 
-    Those are sizes that are equal, and fewer tokens than items and heads.
+    Telling sizes are equal sizes, and fewer tokens than items and heads.
     """
     ambiguous = [
         use
@@ -131,7 +131,7 @@ def _unambiguous(case: Probed, reading: MaskReading) -> MaskResult:
 
 
 def _telling_sizes(case: Probed) -> Iterator[dict[str, int]]:
-    """Batch, heads and queries of equal sizes; then two tokens of more items and heads."""
+    """Batch, heads and queries of equal sizes; then two tokens with more items and heads."""
     count = case.caller.draw().geometry.num_heads
     for more_keys in (0, 1):
         sizes = {"batch": count, "query_length": count, "key_length": count + more_keys}
@@ -144,7 +144,6 @@ def _telling_sizes(case: Probed) -> Iterator[dict[str, int]]:
 
 
 def _holds(case: Probed, use: MaskUse, reading: MaskReading, sizes: dict[str, int]) -> bool:
-    """Whether a mask is read the same at some sizes."""
     inputs = case.caller.draw(sizes, seed=4)
     inputs = masked(inputs, reading.form, use.shape, 4)
     answer = _answer(case.caller, use, inputs)
@@ -152,9 +151,9 @@ def _holds(case: Probed, use: MaskUse, reading: MaskReading, sizes: dict[str, in
 
 
 def _fits_with_keys(case: Probed, point: golden.Semantics, answer: ProbeAnswer) -> bool:
-    """Whether the rows that have a key are those of a point: what the others are is not known yet.
+    """Compare only rows with a key: the rule for empty rows is not known yet.
 
-    Causality in every call leaves the first rows none where the mask hides the first keys.
+    Causality in every call leaves the first rows without keys if the mask hides the first keys.
     """
     rows = rows_with_keys(case.judge.read(answer.inputs), point)
     return case.judge.fits(point, [answer.compared(rows)])
@@ -167,10 +166,10 @@ def _of_parameter(case: Probed, parameter: CallParameter) -> Iterator[MaskResult
     for kind in (*_KINDS, _THRESHOLD):
         of_numbers = kind in _OF_NUMBERS
         if of_numbers and (additive is not None or (understood and kind is not _THRESHOLD)):
-            continue  # tried only where neither a bias nor a mask of two values is taken
+            continue  # tried only if neither a bias nor a mask of two values is accepted
         found = _boolean(case, parameter, kind)
         result, others = (found[0] if found else None), found[1:]
-        if kind is _THRESHOLD:  # what is 0 or not, in place of true or false, is no threshold
+        if kind is _THRESHOLD:  # a test for 0 (a boolean in disguise) is no threshold
             read = [one for one in found if isinstance(one, MaskReading)]
             yield from (one for one in read if one.form == "keep" or not understood)
             continue
@@ -184,7 +183,7 @@ def _of_parameter(case: Probed, parameter: CallParameter) -> Iterator[MaskResult
             and (additive is not None or lengths is not None or understood)
             and not (result.idle and kind is _KINDS[0])  # nobody expects a bool to be ignored
         ):
-            continue  # another form is what the parameter is for
+            continue  # the parameter is meant for another form
         yield from () if result is None else (result, *others)
     yield from (result for result in (additive, lengths) if result is not None)
 
@@ -216,10 +215,10 @@ def _probe(
 def _boolean(
     case: Probed, parameter: CallParameter, kind: tuple[str, str, str, str]
 ) -> list[MaskResult]:
-    """A mask of two values: its polarity, and what it does.
+    """A mask of two values: its polarity and effect, several if shapes differ.
 
-    Several where it is read otherwise in other shapes. What is taken with items and not read so is
-    asked with one item, where none can be mixed with others.
+    Forms with a batch axis that fit no reading are probed again with a single item, safe from
+    mixing.
     """
     results, taken = _two_values(case, parameter, kind, None)
     natives = {use.native for use in taken if use.shape[:1] == "B" and "*" not in use.native}
@@ -246,7 +245,7 @@ def _two_values(
     kind: tuple[str, str, str, str],
     sizes: Mapping[str, int] | None,
 ) -> tuple[list[MaskResult], list[MaskUse]]:
-    """What a mask of two values does at some sizes, and how it is taken."""
+    """The effects of a mask of two values at some sizes, and the accepted uses."""
     word, keep_form, drop_form, give = kind
     give = give.replace("{query}", case.caller.convention.inputs_names[0])
     taken: list[tuple[MaskUse, ProbeAnswer]] = []
@@ -265,13 +264,13 @@ def _two_values(
     left = taken
     for reading in _readings(case.point):
         fitting = [use for use, answer in left if _fits_with_keys(case, reading, answer)]
-        # Of other shapes the other polarity is looked for, not all that a mask may do.
+        # Further shapes are tried only with the other polarity, not with other operations.
         again = results and reading.mask_operation != "replace"
         if not fitting or again or reading.mask_operation == "ignore":
             continue
         drops = reading.mask_polarity == "drop"
         form = drop_form if drops else keep_form
-        # A mask of 0 and 1 that keeps arrives as integers already.
+        # A keeping mask of 0 and 1 arrives as integers already.
         cast = ".to(torch.int64)" if word == "int" and not drops else ""
         uses = [
             dataclasses.replace(
@@ -283,7 +282,7 @@ def _two_values(
         results += [] if read is None else [read]
         left = [(use, answer) for use, answer in left if use not in fitting]
     uses = [use for use, _ in taken]
-    if results:  # what most shapes say is what a declaration can say
+    if results:  # a declaration can express the reading of most shapes
         ordered = sorted(
             results, key=lambda one: -len(one.uses) if isinstance(one, MaskReading) else 0
         )
@@ -298,7 +297,7 @@ def _two_values(
 
 
 def _means_additive(case: Probed, answer: ProbeAnswer) -> bool:
-    """Whether a mask of 0 and 1 was simply added to the logits: that is a bias."""
+    """Whether a mask of 0 and 1 was simply added to the logits, and so is a bias."""
     keep = answer.inputs.keep
     if keep is None:
         return False
@@ -308,7 +307,6 @@ def _means_additive(case: Probed, answer: ProbeAnswer) -> bool:
 
 
 def _unmoved(caller: Caller, taken: Sequence[tuple[MaskUse, ProbeAnswer]]) -> bool:
-    """Whether the answers are those of a call without any mask."""
     for _, answer in taken:
         free = caller.answer(answer.inputs.without_mask())
         if free is None or not torch.equal(free.output, answer.output):
@@ -317,7 +315,7 @@ def _unmoved(caller: Caller, taken: Sequence[tuple[MaskUse, ProbeAnswer]]) -> bo
 
 
 def _moves_own_rows(caller: Caller, taken: Sequence[tuple[MaskUse, ProbeAnswer]]) -> bool:
-    """Whether a mask of tokens changes the rows of those that it hides, and all other rows not."""
+    """Whether a mask of tokens changes exactly the rows of the hidden tokens."""
     own = [answer for use, answer in taken if use.shape in ("BK", "B11K")]
     for answer in own:
         keep, free = answer.inputs.keep, caller.answer(answer.inputs.without_mask())
@@ -332,7 +330,7 @@ def _moves_own_rows(caller: Caller, taken: Sequence[tuple[MaskUse, ProbeAnswer]]
 
 
 def _readings(point: golden.Semantics) -> list[golden.Semantics]:
-    """What a mask of two values may do, the specification's first, in either polarity."""
+    """The possible effects of a mask of two values, the specification first, in both polarities."""
     operations: list[dict[str, Any]] = [
         {},
         {"mask_operation": "multiply-weights"},
@@ -377,9 +375,9 @@ def _additive(case: Probed, parameter: CallParameter) -> MaskResult | None:
 
 
 def _lengths(case: Probed, parameter: CallParameter) -> MaskResult | None:
-    """Numbers of valid keys, one for each item or for each query.
+    """Numbers of valid keys, for items or for queries.
 
-    What is taken with items and not read so is asked with one item.
+    Shapes with a batch axis that fit no reading are probed again with a single item.
     """
     taken = [
         MaskUse(form=LENGTHS, parameter=parameter.name, shape=shape, native=native)
@@ -408,9 +406,9 @@ def _reading(
 
 
 def chosen_uses(results: Sequence[MaskResult]) -> tuple[MaskUse, ...]:
-    """How a mask of each form is passed: by one parameter, or by several chosen by the shape.
+    """The use of a mask of each form: one parameter, or several parameters chosen by shape.
 
-    A form that a bool mask offers is not also taken from an int or float mask.
+    If a bool mask offers a form, int and float masks do not supply the form.
     """
     every = [result for result in results if isinstance(result, MaskReading)]
     understood = [reading for reading in every if reading.kind != _THRESHOLD[0]] or every
@@ -431,12 +429,10 @@ def chosen_uses(results: Sequence[MaskResult]) -> tuple[MaskUse, ...]:
 
 
 def _covers(reading: MaskReading, other: MaskReading) -> bool:
-    """Whether a parameter takes every shape that another takes."""
     return {use.shape for use in other.uses} <= {use.shape for use in reading.uses}
 
 
 def _by_shape(uses: Sequence[MaskUse]) -> Iterator[MaskUse]:
-    """Each four-dimensional shape by the first parameter that takes it."""
     taken: set[str] = set()
     for use in uses:
         shape, turn = _AS_FOUR.get(use.shape, (use.shape, "{0}"))

@@ -1,4 +1,4 @@
-"""From what a target names to candidates: what nobody declared is read first."""
+"""Turn targets into candidates; undeclared code is read first."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..targets.resolving import Resolved, Undeclared, candidates_of, find, uniqu
 
 
 def resolve(targets: Iterable[str]) -> list[Candidate]:
-    """Every candidate that the targets name, under names that are unique.
+    """Every candidate that the targets name, under unique names.
 
-    Raises UsageError with one sentence for a target that is missing, that fails on import, that is
-    nothing that can be judged or that contradicts its declaration.
+    Raises UsageError with one sentence for a missing target, a failing import, an object beyond
+    judgement, or a contradiction between object and declaration.
     """
     candidates = unique_names([result for target in targets for result in resolve_one(target)])
     for candidate in candidates:
@@ -31,7 +31,7 @@ def resolve_one(target: str, graph_options: GraphOptions = NO_GRAPH_OPTIONS) -> 
 
 
 def open_object(value: Any, shown: str) -> list[Candidate]:
-    """The candidates that an object is, makes or is read as; raises UsageError."""
+    """The candidates in an object, from its call, or from its reading; raises UsageError."""
     return list(_opened(entry.located(target) for entry, target in candidates_of(value, shown)))
 
 
@@ -44,7 +44,7 @@ def _opened(entries: Iterable[Resolved]) -> Iterator[Candidate]:
 
 
 def _read(entry: Undeclared) -> list[Candidate]:
-    """What undeclared code is judged as, with what of its file is missing."""
+    """The candidates read from undeclared code, with notes about missing parts of its file."""
     from .undeclared import read_undeclared  # noqa: PLC0415 (onnx: only what is undeclared)
 
     try:

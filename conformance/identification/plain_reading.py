@@ -1,4 +1,4 @@
-"""What is computed without any mask: what its weights say, read as diagnosis reads them."""
+"""Read the computation without a mask from the weights, with the means of diagnosis."""
 
 from __future__ import annotations
 
@@ -36,35 +36,35 @@ from .points import (
     simple_points,
 )
 
-# No power of two, no square, and of another whole root than the plain probe's head size.
+# The head size: no power of two, no square, another integer root than the plain probe's 5.
 OTHER_SIZES: Final[dict[str, int]] = {
     "head_size": 24,
     "num_heads": 2,
     "num_kv_heads": 2,
     "batch": 3,
 }
-# Lengths past which tiles and windows end: a point must hold there, too, where they are taken.
+# Lengths beyond tiles and windows: if accepted, a point must hold here, too.
 LONG: Final[dict[str, int]] = {"batch": 1, "query_length": 33, "key_length": 70}
 _PROBES: Final[tuple[dict[str, int], ...]] = ({}, OTHER_SIZES)
-# Lengths at which the weights of cores are read, and the number of tokens of layers.
+# The lengths to read the weights of cores, and the largest number of tokens for layers.
 _READ: Final[dict[str, int]] = {"query_length": 17, "key_length": 24}
 _MOST_TOKENS: Final = 12
-# Queries of a reading in which caps show are so much larger.
+# The least factor of queries in a reading for caps.
 _STRETCHED: Final = 4.0
-# Or by as much as spreads their logits so far: caps of 50 show there.
+# The standard deviation of the stretched logits: caps of 50 show there.
 _SPREAD: Final = 4.0
 _READ_SEED: Final = 31
 _SPLITS: Final = ("blocks", "interleaved", "reinterpret")
 _MERGES: Final = ("blocks", "interleaved", "reinterpret", "tokens")
 _BIASES: Final = {"v": "value_bias", "o": "output_bias"}
-# Steps of a layer that may be taken otherwise than in the specification, together.
+# The largest number of simultaneous changes to the steps of a layer.
 _MOST_STEPS: Final = 3
-# Processor seconds for points with positions, norms, caps, windows or biases: they are proposed one
-# after the other, the likeliest first.
+# Processor seconds for points with positions, norms, caps, windows or biases, proposed one by one,
+# the likeliest first.
 _SECONDS_FURTHER: Final = 3.0
-# The clauses whose mistakes may be made in preparing heads.
+# The clauses of mistakes in the preparation of heads.
 _OF_PREPARING: Final = frozenset({"position.rotary", "qk-norm.golden"})
-# The same for the ways in which a layer may take its steps, those with the fewest changes first.
+# Processor seconds for the possible steps of a layer, the fewest changes first.
 _SECONDS_READING: Final = 3.0
 
 
@@ -72,10 +72,9 @@ _SECONDS_READING: Final = 3.0
 class PlainReading:
     """The reading that fits every plain probe.
 
-    ``always`` is the alignment of a causality that no flag turns on. ``others`` are further points
-    that fit every probe; ``was_read`` says that the point was read off the weights. ``made`` are
-    changes beyond any point that every call makes, such as a norm of the tokens that are projected,
-    and ``words`` say so.
+    ``always`` is the alignment of causality without a flag. ``others`` are further points that fit
+    every probe; ``was_read``: the point was read off the weights. ``made`` are changes beyond any
+    point in every call (a norm of the projected tokens, for example), and ``words`` a description.
     """
 
     point: golden.Semantics
@@ -88,7 +87,7 @@ class PlainReading:
 
 
 def observe(caller: Caller, dtype: str = "float32") -> list[ProbeAnswer] | Refusal:
-    """Probes of different sizes, and one of greater lengths where these are taken."""
+    """Answers to probes of different sizes, and to longer lengths if these are accepted."""
     observed = []
     for seed, sizes in enumerate(_PROBES):
         answer = caller.call(caller.draw(sizes, seed=seed, dtype=dtype))
@@ -102,9 +101,9 @@ def observe(caller: Caller, dtype: str = "float32") -> list[ProbeAnswer] | Refus
 def read_plain(
     weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJudge
 ) -> PlainReading | None:
-    """The simplest point within bound of every probe; None when there is none.
+    """The simplest point within bound of every probe; None if no point fits.
 
-    The specification first, then what the weights say of its causality, its axis and its scale.
+    Tried first: the specification; then causality, axis and scale as read off the weights.
     """
     hint = weights.caller.hint
     hinted = () if hint is None else (Proposal(*hint),)
@@ -119,15 +118,14 @@ def read_plain(
 
 
 def _read(weights: Weights) -> Iterator[Proposal]:
-    """What the weights say of causality, axis and scale."""
     for reading, base in weights.readings:
         yield from simple_points(reading, base)
 
 
 def _tried(caller: Caller) -> Iterator[Proposal]:
-    """The ways to take the steps of a layer, at each scale.
+    """The possible steps of a layer with its own projections, at every scale rule.
 
-    For one that brings its own projections: its weights could be read through others alone.
+    The weights of a fixed layer could only be read through other projections.
     """
     for rule, steps in itertools.product(SCALES, _steps(caller)):
         yield Proposal(steps.replace(scale=rule))
@@ -141,10 +139,10 @@ def first_fitting(
     *,
     was_read: bool = False,
 ) -> PlainReading | None:
-    """The first proposal that fits every probe, and of a scale by no rule larger logits, too.
+    """The first proposal that fits every probe; scales without a rule must also fit larger logits.
 
-    What bends large logits alone, such as a cap, is another scale of small ones.
-    Of another rule for its scale those that fit as well: few sizes tell all rules apart.
+    An effect on large logits alone, for example a cap, looks like another scale on small logits.
+    Fits with other scale rules are added: few sizes tell all rules apart.
     """
     fits: list[Proposal] = []
     tried: set[Proposal] = set()
@@ -181,50 +179,50 @@ def first_fitting(
 
 
 def _are_alike(one: Proposal, other: Proposal) -> bool:
-    """Whether two proposals differ in the rule of their scale alone."""
+    """Whether two proposals differ only in the rule of the scale."""
     rules = isinstance(one.point.scale, str) and isinstance(other.point.scale, str)
     same = replace(other, point=other.point.replace(scale=one.point.scale))
     return rules and same == one and one.point.scale_factor == 1.0
 
 
 class Weights:
-    """The weights that an implementation gives to its values, read when they are needed."""
+    """The weights that an implementation gives to the values, read on demand."""
 
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
         # Points that explain the logits, whether or not they explain the answers.
         self.proposed: list[Proposal] = []
-        # What is done to the tokens before they are projected: no point says it.
+        # Changes to the tokens before the projections: no point expresses them.
         self.made: Combination = ()
 
     def judge(self, judge: PointJudge) -> PointJudge:
-        """A judge who compares answers with points behind what is done to the tokens first."""
+        """A judge who applies the changes to the tokens before the projections."""
         return judge.making(self.made) if self.made and self.readings else judge
 
     def behind(self, plain: PlainReading | None) -> PlainReading | None:
-        """A reading by that judge, which says what is done to the tokens first."""
+        """A reading that also reports the changes to the tokens before the projections."""
         if plain is None or not self.made:
             return plain
         return replace(plain, made=self.made, words=self.made[0].sentence)
 
     @cached_property
     def readings(self) -> list[tuple[Reading, golden.Semantics]]:
-        """Readings that explain an answer, each with the way in which a layer takes its steps."""
+        """Readings that explain an answer, with the steps of the layer."""
         return list(self._readings(self._inputs))
 
     @cached_property
     def stretched(self) -> Reading | None:
-        """A reading of larger logits; None where there is none."""
+        """A reading of larger logits, or None."""
         return next((reading for reading, _ in self._readings(self._larger)), None)
 
     @cached_property
     def large(self) -> ProbeAnswer | None:
-        """The answer from which larger logits are read; None where there is none."""
+        """The answer behind the reading of larger logits, or None."""
         return self.caller.answer(self._larger) if self.readings else None
 
     @cached_property
     def _larger(self) -> Inputs:
-        """The inputs that weights are read from, with queries that make larger logits."""
+        """The inputs for reading weights, with queries scaled up for larger logits."""
         inputs, weights = self._inputs, self._inputs.weights
         spread = [float(LogitFit(one, right_rows=True).logits.std()) for one, _ in self.readings]
         factor = max([_STRETCHED, *(_SPREAD / own for own in spread[:1] if own > 0.0)])
@@ -263,7 +261,7 @@ class Weights:
                 continue
             reading = calls.reading(made, point=steps)
             if reading is not None and reading.explained:
-                if made:  # what is read is of the tokens behind the norm
+                if made:  # the reading is of the tokens behind the norm
                     self.made = made
                     reading = replace(reading, given=reading.call.inputs)
                 yield reading, steps
@@ -272,12 +270,12 @@ class Weights:
                 return
 
 
-# The tokens as they are given, then normalised before they are projected.
+# The tokens unchanged, then normalised before the projections.
 _MADE: Final[tuple[Combination, ...]] = (
     (),
     *((one,) for one in itertools.islice(normed_tokens(), len(NORMS))),
 )
-# Steps that may be taken otherwise as well where tokens are normalised.
+# The largest number of further changes to the steps if tokens are normalised.
 _BEHIND_A_NORM: Final = 1
 
 
@@ -286,7 +284,7 @@ def _changes(steps: golden.Semantics) -> int:
 
 
 def _steps(caller: Caller) -> Iterator[golden.Semantics]:
-    """The ways in which a layer may take its steps, those with the fewest changes first."""
+    """The ways for a layer to take its steps, the fewest changes first."""
     choices: dict[str, Sequence[Any]] = {"head_split": _SPLITS[1:], "head_merge": _MERGES[1:]}
     choices |= {name: (False,) for role, name in _BIASES.items() if role in caller.biases}
     sizes = caller.draw().geometry
@@ -307,7 +305,7 @@ def read_further(
 ) -> PlainReading | None:
     """The first point with positions, norms, caps, windows or biases that fits every probe.
 
-    Those with numbers of their own only where nothing else has ``explained`` the answers.
+    Points with fitted numbers count only if nothing else has ``explained`` the answers.
     """
     ordered = order_matters(weights.caller) is not False
     by_head = weights.caller.heads_are_fixed
@@ -337,10 +335,10 @@ def read_further(
 def read_mistaken(
     weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJudge
 ) -> PlainReading | None:
-    """The first reading that fits every probe of prepared heads with a mistake in preparing them.
+    """The first reading of prepared heads with a catalogued mistake in the preparation.
 
-    That is one of the catalogue, such as rotary positions that turn queries alone. Where it keeps
-    the weights from being read, as turned values do, the usual positions are tried.
+    An example: rotary positions that turn queries alone. If the mistake keeps the weights from
+    being read, as turned values do, the usual positions are tried.
     """
     mistakes = [
         one
@@ -368,7 +366,6 @@ def read_mistaken(
 
 
 def _usual_positions() -> list[Proposal]:
-    """Rotary positions of whole heads, with and without causality."""
     bases = (Proposal(golden.STANDARD), *map(causal_everywhere, ALIGNMENTS))
     return [
         replace(one, point=one.point.replace(rotary=rotary))
@@ -379,9 +376,9 @@ def _usual_positions() -> list[Proposal]:
 def _with_epsilon(
     plain: PlainReading | None, caller: Caller, judge: PointJudge
 ) -> PlainReading | None:
-    """A reading with the epsilon of its norm that double precision shows, where it is answered.
+    """A reading with the epsilon of the norm corrected by a double-precision answer.
 
-    In single precision ordinary tokens hide one that is too small.
+    In single precision ordinary tokens hide an epsilon that is too small.
     """
     if plain is None or plain.point.qk_norm not in ("rms", "layer"):
         return plain

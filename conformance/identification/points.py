@@ -1,6 +1,6 @@
-"""From weights that were read to points of the semantics: which keys are hidden, what logits are.
+"""Turn weights read from answers into points of the semantics: hidden keys and logits.
 
-A point that is proposed holds for the answer that was read, and is to be checked on others.
+A proposed point explains the answer behind the weights; other answers must confirm the point.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ SCALES: Final = (
     "inverse-sqrt-num-heads",
     "inverse-sqrt-value-head-size",
 )
-# The axis of the weights along which each softmax divides by one sum.
+# The dimension of the weights for each softmax axis.
 _AXES: Final = {"key": -1, "query": -2, "head": 1, "batch": 0}
-# Where both fit, the specification's own is taken.
+# If both fit, the specification's alignment wins.
 ALIGNMENTS: Final = ("bottom-right", "top-left")
-# Numbers that were read are taken for inverses of counts up to this and their roots, or for so few
-# digits, of them or of their squares.
+# Read numbers are rounded to inverses of counts below this limit, to the roots of these inverses,
+# or to few digits of the number or of its square.
 _MOST_ROOTS: Final = 1025
 _DIGITS: Final = 5
-# A number that is read off many logits may be off by so many of its standard errors; a cap, which
-# bends logits by little, by this part of it.
+# The uncertainty of a number read off many logits, in standard errors; and the relative
+# uncertainty of a cap, which bends logits only a little.
 _STANDARD_ERRORS: Final = 6.0
 SAME_CAP: Final = 1e-2
 _TINY: Final = torch.finfo(torch.float64).tiny
 _NORMS: Final = ("none", "l2", "rms", "layer")
-# What norms are usually kept from dividing by zero with: torch's default for RMSNorm among them.
+# Usual epsilons of norms, with torch's default for RMSNorm.
 EPSILONS: Final = (1e-6, 1e-5, torch.finfo(torch.float32).eps, 1e-8, 1e-12)
 _FRACTIONS: Final = (1.0, 0.5, 0.25)
-# Caps are looked for by how much of them a logit of one is, then ever finer around the best.
+# The search grid for caps, as a unit logit's part of the cap, then refined around the best part.
 _PARTS: Final = tuple(10.0 ** (step / 16.0) for step in range(-48, 33))
 _ZOOMS: Final = 8
 _POINTS: Final = 33
@@ -60,7 +60,7 @@ _POINTS: Final = 33
 
 @dataclass(frozen=True)
 class Proposal:
-    """A point, and the alignment of a causality that is in every call, if there is one."""
+    """A point, and the alignment of causality in every call, or None."""
 
     point: golden.Semantics
     always: str | None = None
@@ -95,10 +95,10 @@ def causal_everywhere(alignment: Any) -> Proposal:
 
 @dataclass(frozen=True)
 class Band:
-    """From how far ahead of each query to how far keys have a weight; None for no end.
+    """The nearest and farthest visible key relative to a query's place; None for no end.
 
-    ``in_order`` says that queries and keys are counted from the first one, or are as many,
-    ``filled`` that every key within has a weight.
+    ``in_order``: queries and keys are counted from the first, or their numbers are equal;
+    ``filled``: every key within the band has a weight.
     """
 
     alignment: Any = "bottom-right"
@@ -108,7 +108,7 @@ class Band:
     filled: bool = True
 
     def proposal(self, base: golden.Semantics) -> Proposal | None:
-        """A point that hides the keys outside; None where none does."""
+        """A point that hides the keys outside the band; None if no point does."""
         if self.least is None and self.most is None:
             return Proposal(base)
         if self.least is None or self.most == 0:
@@ -125,9 +125,9 @@ class Band:
 
 
 def bands(reading: Reading) -> Iterator[Band]:
-    """The bands in which keys have a weight, then none: weights may be too small to be seen.
+    """The bands of keys with a weight, filled bands first, plus an endless band.
 
-    Bands that are not filled come last.
+    The endless band covers weights too small to be seen.
     """
     yield from sorted((*_bands(reading), Band()), key=lambda band: not band.filled)
 
@@ -154,14 +154,14 @@ def _bands(reading: Reading) -> Iterator[Band]:
 
 
 def against_proposal(reading: Reading, proposal: Proposal) -> Reading:
-    """A reading compared with what the golden makes of a proposal."""
+    """A reading compared with the golden evaluation of a proposal."""
     point = proposal.point
     inputs = reading.given.replace(point=point, causal=proposal.always is not None)
     return reading.against(DeclaredCall(inputs=inputs, semantics=point))
 
 
 def simple_points(reading: Reading, base: golden.Semantics) -> Iterator[Proposal]:
-    """Points of another causality, softmax axis or scale than a base."""
+    """Points that differ from a base in causality, softmax axis or scale."""
     for band in bands(reading):
         proposal = band.proposal(base)
         if proposal is None or proposal.point.score_mod is not None:
@@ -172,7 +172,7 @@ def simple_points(reading: Reading, base: golden.Semantics) -> Iterator[Proposal
 
 
 def _axes(reading: Reading) -> list[Any]:
-    """The axes along which the weights sum to one, "none" without any."""
+    """The axes along which the weights sum to 1, or "none"."""
     weights, error = reading.weights, reading.error
     summing = []
     for name, dim in _AXES.items():
@@ -184,7 +184,7 @@ def _axes(reading: Reading) -> list[Any]:
 
 
 def scaled(reading: Reading, proposal: Proposal) -> Iterator[Proposal]:
-    """A proposal with the scale that was read; as it is where that is right."""
+    """A proposal with the scale read off the logits; unchanged if its scale is right."""
     point = proposal.point
     at = against_proposal(reading, proposal)
     if not bool(at.wrong.any()):
@@ -197,18 +197,18 @@ def scaled(reading: Reading, proposal: Proposal) -> Iterator[Proposal]:
 
 @dataclass(frozen=True)
 class Factor:
-    """A number that was read, and the part of it by which it may be off."""
+    """A number read off the logits, and its relative uncertainty."""
 
     value: float
     same: float
 
     def times(self, number: float) -> Factor:
-        """The factor of something that is so many times smaller."""
+        """The factor of a column that is ``number`` times smaller."""
         return Factor(self.value * number, self.same)
 
 
 def _factor(at: Reading, axis: str) -> Factor | None:
-    """What the scaled products are multiplied by in the logits; None where no number does."""
+    """The factor from scaled products to logits; None if no single number fits."""
     if axis == "none":
         exact = at.attention.weights
         factor = float((at.weights * exact).sum() / exact.square().sum().clamp_min(_TINY))
@@ -220,7 +220,7 @@ def _factor(at: Reading, axis: str) -> Factor | None:
 
 
 def _solved(fit: LogitFit, more: Sequence[Tensor]) -> list[Factor] | None:
-    """The factors of the products and of further columns that give the logits."""
+    """The factors that turn the products and further columns into the logits, or None."""
     products, alibi = fit.column(PRODUCTS), fit.column(ALIBI)
     if not fit.count or products is None:
         return None
@@ -228,7 +228,7 @@ def _solved(fit: LogitFit, more: Sequence[Tensor]) -> list[Factor] | None:
     factors = fit.solve(fixed, [products, *more])
     if factors is None:
         return None
-    # What is left over says how far each factor may be off: so many standard errors of it.
+    # The residual gives the uncertainty of each factor, in standard errors.
     table = torch.stack([products, *more], dim=-1)
     left = fit.logits - sum(fixed) - table @ torch.tensor(factors, dtype=torch.float64)
     spread = torch.linalg.pinv(table.mT @ table).diagonal().clamp_min(0.0).sqrt()
@@ -236,13 +236,12 @@ def _solved(fit: LogitFit, more: Sequence[Tensor]) -> list[Factor] | None:
     return [
         Factor(factor, max(model.SAME_FACTOR, error / max(abs(factor), _TINY)))
         if abs(factor) * float(column.abs().max()) > model.LOGIT_READ_TO
-        else Factor(0.0, model.SAME_FACTOR)  # no logit is as large: it is rounding
+        else Factor(0.0, model.SAME_FACTOR)  # smaller than the rounding of logits
         for factor, error, column in zip(factors, errors, (products, *more), strict=True)
     ]
 
 
 def _with_scale(proposal: Proposal, factor: Factor, at: Reading) -> Iterator[Proposal]:
-    """A proposal with the scale that is a factor times the one of a reading."""
     for point in with_scale(proposal.point, factor.times(at.attention.scale), at.sizes):
         yield Proposal(point, proposal.always)
 
@@ -250,7 +249,7 @@ def _with_scale(proposal: Proposal, factor: Factor, at: Reading) -> Iterator[Pro
 def with_scale(
     point: golden.Semantics, read: Factor, sizes: Geometry
 ) -> Iterator[golden.Semantics]:
-    """A point with the rules that give a scale, then with the numbers that people write near it."""
+    """A point with the scale rules that give the read number, then with nearby round numbers."""
 
     def value(rule: Any) -> float:
         number: float = golden.scale_value(
@@ -271,7 +270,7 @@ def with_scale(
 
 
 def round_numbers(factor: Factor) -> list[float]:
-    """The numbers that people write for one that was read, the plainest first."""
+    """The numbers that people would write for the read factor, the plainest first."""
     read, same = factor.value, factor.same
     decimal = [float(f"{read:.{digits}g}") for digits in range(1, _DIGITS)]
     squares = [float(f"{read * read:.{digits}g}") for digits in range(1, _DIGITS)]
@@ -295,10 +294,9 @@ def further_points(
 ) -> Iterator[Proposal]:
     """Points with positions, norms, caps, windows and biases by distance.
 
-    ``stretched`` is a reading of larger logits, in which a cap shows; ``ordered`` says that the
-    order of the keys matters, ``by_head`` that there are always as many heads. At the processor
-    time ``ends`` no more is read, and none with numbers of its own where something else has
-    ``explained`` the answers.
+    ``stretched`` is a reading of larger logits, to show a cap; ``ordered``: the order of the keys
+    matters; ``by_head``: the number of heads is fixed. Reading stops at the processor time
+    ``ends``; points with fitted numbers follow only if nothing else has ``explained`` the answers.
     """
 
     def in_time(some: Iterable[_T]) -> Iterator[_T]:
@@ -311,7 +309,7 @@ def further_points(
         if proposal.point.score_mod is None:
             yield from _capped(stretched, proposal)
     prepared = prepared_points([proposal for _, proposal in proposals], ordered=ordered)
-    # A scale as it should be speaks for a norm: those of two kinds differ by a number alone.
+    # An exact scale is evidence for a kind of norm: two kinds differ only by a factor.
     for one in in_time(prepared):
         if not bool(against_proposal(reading, one).wrong.any()):
             yield one
@@ -324,7 +322,7 @@ def further_points(
 
 
 def prepared_points(proposals: Sequence[Proposal], *, ordered: bool) -> list[Proposal]:
-    """Some proposals with queries and keys that are prepared before they meet, and ALiBi."""
+    """The proposals with normalised heads, rotary positions or ALiBi."""
     return [
         Proposal(point, proposal.always)
         for proposal in proposals
@@ -351,7 +349,7 @@ def _prepared(proposal: Proposal, *, ordered: bool) -> Iterator[golden.Semantics
 
 
 def _read_prepared(reading: Reading, proposal: Proposal) -> Iterator[Proposal]:
-    """A proposal with the base of its rotary positions and the scale that were read."""
+    """A proposal with the rotary base and the scale read off the logits."""
     point = proposal.point
     if point.rotary != "none" and not golden.rotary_size(reading.sizes.head_size, point):
         return
@@ -365,12 +363,11 @@ def _read_prepared(reading: Reading, proposal: Proposal) -> Iterator[Proposal]:
                 for number in EPSILONS
             ]
             every = [one for some in kept for one in scaled(reading, some)]
-            # Another scale hides a wrong epsilon where few numbers are normalised at a time.
+            # Another scale can hide a wrong epsilon if few numbers are normalised at a time.
             yield from sorted(every, key=lambda one: not _scaled_alike(one.point, based))
 
 
 def _scaled_alike(one: golden.Semantics, other: golden.Semantics) -> bool:
-    """Whether two points multiply the products by the same."""
     return (one.scale, one.scale_factor) == (other.scale, other.scale_factor)
 
 
@@ -389,7 +386,7 @@ def _with_base(reading: Reading, proposal: Proposal) -> Iterator[golden.Semantic
 
 
 def _capped(stretched: Reading | None, proposal: Proposal) -> Iterator[Proposal]:
-    """A proposal with a cap on its logits, and the scale before it."""
+    """A proposal with a cap on its logits, and the scale before the cap."""
     if stretched is None:
         return
     at = against_proposal(stretched, proposal)
@@ -407,7 +404,7 @@ def _capped(stretched: Reading | None, proposal: Proposal) -> Iterator[Proposal]
 
 
 def _least_left(fit: LogitFit, products: Tensor) -> tuple[float, float]:
-    """The part of a cap that a product of one is, and the cap, that leave the least of logits."""
+    """The cap, and the logit of a unit product as a part of the cap, with the least residual."""
     weight = fit.room.reciprocal()
     target = fit.logits * weight
     parts = torch.tensor(_PARTS, dtype=torch.float64)
@@ -423,16 +420,16 @@ def _least_left(fit: LogitFit, products: Tensor) -> tuple[float, float]:
     return part, cap
 
 
-# Logits that must be there for a cap and a scale to be fitted.
+# A fit of a cap and a scale needs more logits than this.
 FEWEST: Final = 5
 
 
 def _sloped(
     reading: Reading, proposal: Proposal, band: Band, *, by_head: bool
 ) -> Iterator[Proposal]:
-    """A proposal with a bias by distance, and the scale besides it.
+    """A proposal with a bias by distance, and the scale besides the bias.
 
-    One number for each head where they differ and ``by_head`` allows it.
+    Heads get different slopes only if ``by_head`` allows them.
     """
     if not band.in_order or proposal.point.score_mod is not None:
         return
@@ -457,7 +454,7 @@ def _sloped(
 
 
 def _distance(head: int) -> Term:
-    """The distance from query to key in one head, from the first of each; zero in others."""
+    """The distance from query to key in one head, both counted from the first; elsewhere zero."""
 
     def values(call: DeclaredCall, attention: golden.Attention) -> Tensor:
         sizes = call.inputs.geometry
@@ -470,6 +467,6 @@ def _distance(head: int) -> Term:
 
 
 def function_in(point: golden.Semantics) -> ScoreFunction | None:
-    """The function of scores that a point has from here; None where it has none."""
+    """The function of scores in a point, if made by this package, else None."""
     function = point.score_mod
     return function if isinstance(function, ScoreFunction) else None

@@ -15,11 +15,11 @@ from .convention import Convention
 from .plain_reading import PlainReading
 from .signature import CallParameter, Parameters
 
-# What a written declaration is checked with.
+# The profile to check a written declaration.
 CHECK_PROFILE: Final = "quick"
 _MOST_FAILURES: Final = 8
 _LONGEST: Final = 140
-# Of a mask by its name, in a declaration without it.
+# Said of an undeclared mask in a written declaration.
 NO_MEANING: Final = "no meaning of it is known"
 CERTAIN: Final = "certain"
 LIKELY: Final = "likely"
@@ -28,11 +28,11 @@ UNDETERMINED: Final = "undetermined"
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """One property of an implementation, in words and as a value, with its evidence.
+    """One property of an implementation, in words and as a value, with the evidence.
 
-    ``confidence`` is ``certain`` where an answer is within the bound of one reading and of no
-    other, ``likely`` where probes support it without such a bound, ``undetermined`` where
-    ``description`` says why nothing is known.
+    ``confidence`` is ``certain`` if an answer is within the bound of exactly one reading,
+    ``likely`` if probes support a reading without such a bound, ``undetermined`` if ``description``
+    says why nothing is known.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Fact:
 
 @dataclass(kw_only=True)
 class Findings:
-    """The facts found so far, in order; a later one of a name replaces the earlier."""
+    """The facts found so far, in order; a later fact replaces an earlier fact of equal name."""
 
     facts: dict[str, Fact] = field(default_factory=dict)
 
@@ -83,7 +83,7 @@ class Findings:
         self.add(name, f"undetermined ({why})", "", None, UNDETERMINED)
 
     def value(self, name: str) -> Any:
-        """The value of a fact, None where there is none."""
+        """The value of a fact, or None."""
         return self.facts[name].value if name in self.facts else None
 
     def as_json(self) -> list[dict[str, Any]]:
@@ -92,7 +92,7 @@ class Findings:
 
 
 def deviations_words(count: int) -> str:
-    """How many probable mistakes there are, "" where there is none."""
+    """The number of probable mistakes in words, "" for none."""
     if not count:
         return ""
     if count == 1:
@@ -101,7 +101,7 @@ def deviations_words(count: int) -> str:
 
 
 def check_lines(record: Mapping[str, Any]) -> list[str]:
-    """What ``check`` says of the declaration, line by line; nothing where it did not run."""
+    """The report of ``check`` on the declaration, line by line; empty if ``check`` did not run."""
     checked = record.get("check")
     if checked is None:
         return []
@@ -122,7 +122,7 @@ def check_lines(record: Mapping[str, Any]) -> list[str]:
         lines.append(f"- and {more} more")
     if not checked["failed"]:
         reason = checked["reason"]
-        if NO_MEANING in record["declaration"]:  # which says what can be done about it
+        if NO_MEANING in record["declaration"]:  # the declaration gives the advice
             reason = reason.partition(": declare what it means")[0]
         lines.append(f"- {shortened(reason)}")
     return lines
@@ -168,7 +168,7 @@ _MERGES: Final = {
 
 
 def kind_words(convention: Convention) -> str:
-    """What kind of implementation it is, and whether it takes a batch."""
+    """The kind of implementation in words, with or without a batch axis."""
     kind = {
         "core": "core (attention proper, no projections)",
         "layer": "layer (with projections)",
@@ -187,7 +187,7 @@ def inputs_words(convention: Convention, parameters: Parameters) -> str:
 
 
 def parameters_words(parameters: Parameters) -> str:
-    """The names of the parameters, the first ones where there are many."""
+    """The names of the parameters, shortened if there are many."""
     every = [entry.name for entry in parameters.entries if not entry.guessed]
     names = every[:_MOST_NAMES]
     more = len(every) - len(names)
@@ -197,7 +197,7 @@ def parameters_words(parameters: Parameters) -> str:
 
 
 def placed(parameter: CallParameter) -> str:
-    """A parameter with its place in a call, counted from 1 as people do."""
+    """A parameter with its place in a call, counted from 1."""
     if parameter.position < 0:
         return f"{parameter.name} (keyword only)"
     return f"{parameter.name} (argument {parameter.position + 1})"
@@ -221,7 +221,7 @@ def scale_number(point: golden.Semantics, sizes: Geometry) -> float:
 
 
 def prepared_words(point: golden.Semantics) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """What happens to query and key before they meet, and ALiBi: name, words and value of facts."""
+    """Facts on the preparation of query and key, and on ALiBi: name, words and value."""
     if point.qk_norm != "none":
         yield (
             "query and key",
@@ -247,7 +247,7 @@ def prepared_words(point: golden.Semantics) -> Iterator[tuple[str, str, dict[str
 
 
 def head_order_words(point: golden.Semantics, sizes: Geometry) -> str:
-    """How heads are cut and put together."""
+    """The way heads are cut and merged, in words."""
     return f"{sizes.num_heads} heads: {_SPLITS[point.head_split]}; {_MERGES[point.head_merge]}"
 
 

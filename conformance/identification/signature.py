@@ -1,4 +1,4 @@
-"""What a signature says about the parameters of something that may be attention."""
+"""Read the signature of possible attention code: the parameters and their meanings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _ROTARY: Final = (
     *("cos", "sin", "freqs", "rope", "rotary", "position_embed", "pos_emb", "position_ids"),
     *("start_pos", "input_pos", "cache_position"),
 )
-# What a function of **keywords may take.
+# Keywords that a function of ``**keywords`` may accept.
 GUESSED: Final = (
     "keep",
     "drop",
@@ -58,10 +58,10 @@ GUESSED: Final = (
 
 @dataclass(frozen=True)
 class CallParameter:
-    """One parameter: its name, place, whether it is required, and what its name means.
+    """One parameter: name, place, necessity, and the meaning of the name.
 
-    ``guessed`` marks a keyword that ``**keywords`` may accept or ignore: only its effect shows that
-    it exists.
+    ``guessed`` marks a keyword that ``**keywords`` may accept or ignore: only an effect proves the
+    keyword.
     """
 
     name: str
@@ -75,7 +75,7 @@ class CallParameter:
 
 @dataclass(frozen=True)
 class Parameters:
-    """Every parameter in order. ``open_ended`` takes further keywords without naming them."""
+    """Every parameter in order. ``open_ended``: further keywords are accepted without names."""
 
     entries: tuple[CallParameter, ...]
     open_ended: bool = False
@@ -92,7 +92,7 @@ class Parameters:
 
     @property
     def inputs(self) -> list[CallParameter]:
-        """The parameters that may be tokens: query, key, value and those of unknown meaning."""
+        """The parameters that may be tokens: query, key, value and names of unknown meaning."""
         return [entry for entry in self.entries if entry.meaning in ("q", "k", "v", "")]
 
 
@@ -145,7 +145,7 @@ def read_parameters(function: Callable[..., Any]) -> Parameters:
 
 
 def _meaning(name: str, default: object) -> str:
-    """What a parameter's name means: q, k, v, mask, causal …; "" when it says nothing."""
+    """The meaning of a parameter's name: q, k, v, mask, causal …; "" if unknown."""
     lowered = name.lower()
     for meaning, words in _WORDS.items():
         if meaning == "mask":
@@ -155,7 +155,7 @@ def _meaning(name: str, default: object) -> str:
     for meaning, words in (("positions", _ROTARY), ("dropout", _WORDS["dropout"])):
         if any(word in lowered for word in words):
             return meaning
-    # A mask that is only switched on is the triangle.
+    # A boolean switch named mask turns the causal triangle on.
     is_triangle = "mask" in lowered and isinstance(default, bool)
     if is_triangle or ("causal" in lowered and isinstance(default, (bool, type(None), str))):
         return "causal"

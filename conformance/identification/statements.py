@@ -1,4 +1,4 @@
-"""What no point of the semantics says: statements of diagnosis, confirmed on unseen problems."""
+"""State effects that no point of the semantics expresses, confirmed on unseen problems."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from .points import (
     prepared_points,
 )
 
-# Larger logits overflow in what is written without care, which says nothing of what is meant.
+# Larger logits overflow in careless code, without evidence about the intended computation.
 _LARGEST_LOGIT: Final = 50.0
-# Lengths of problems that statements are confirmed on, besides those of the probes.
+# Sizes of further problems to confirm statements, besides the probes.
 _UNSEEN: Final[tuple[dict[str, int], ...]] = (
     {"query_length": 5, "key_length": 8},
     {"query_length": 7, "key_length": 7, "batch": 1},
@@ -44,16 +44,16 @@ _UNSEEN: Final[tuple[dict[str, int], ...]] = (
 )
 _UNSEEN_SEED: Final = 90
 _FEWEST_PROBES: Final = 4
-# How many times nearer causality must come where no weights could be read.
+# The factor by which causality must be nearer if no weights could be read.
 _MUCH: Final = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """One thing that an implementation does beyond a point of the semantics.
+    """An effect of an implementation beyond a point of the semantics.
 
-    ``made`` is the change that can be acted out; empty where none can, as for random answers.
-    ``heads`` is the number of heads for which alone it was confirmed, None for any.
+    ``made`` is the change to act out; empty if impossible, as for random answers. ``heads`` is the
+    only confirmed number of heads, None for any.
     """
 
     text: str
@@ -68,14 +68,14 @@ class Statement:
 
 @dataclass(frozen=True, kw_only=True)
 class Beyond:
-    """The nearest point, and what an implementation does beyond it: ways to say the same."""
+    """The nearest point, and alternative statements of the effect beyond the point."""
 
     nearest: Proposal
     statements: tuple[Statement, ...] = ()
 
     @property
     def text(self) -> str:
-        """What the implementation does beyond the nearest point, in words; "" if none is sure."""
+        """The effect beyond the nearest point, in words; "" if no statement is confirmed."""
         said = [one.sentence for one in self.statements[:2]]
         return " (or, which gives the same answers: ".join(said) + ")" * (len(said) - 1)
 
@@ -85,10 +85,10 @@ class Beyond:
 
 
 def read_beyond(weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJudge) -> Beyond:
-    """What the answers say beyond the nearest point, as far as it is confirmed.
+    """The confirmed effects beyond the nearest point.
 
-    Each statement explains every answer of the diagnosis' battery, answers to problems that no
-    search has looked at, and the plain probes.
+    Statements must explain every answer of the diagnosis' battery, answers to problems unseen by
+    any search, and the plain probes.
     """
     caller = weights.caller
     if not caller.draws:
@@ -113,7 +113,7 @@ def read_beyond(weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJ
 def read_places(
     weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJudge
 ) -> Beyond | None:
-    """The first window or bias by place that explains every probe, unseen ones too."""
+    """The first window or bias by place that explains every probe, unseen probes included."""
     probes: list[ProbeAnswer] = []
     for nearest, said in _of_places(weights):
         probes = probes or [*observed, *_unseen(weights.caller)]
@@ -123,7 +123,7 @@ def read_places(
 
 
 def _unseen(caller: Caller) -> list[ProbeAnswer]:
-    """Answers to problems of other lengths that nothing was read from."""
+    """Answers to problems of other lengths that no reading has used."""
     answers = (
         caller.answer(caller.draw(sizes, seed=_UNSEEN_SEED + number))
         for number, sizes in enumerate(_UNSEEN)
@@ -132,7 +132,7 @@ def _unseen(caller: Caller) -> list[ProbeAnswer]:
 
 
 def _of_places(weights: Weights) -> Iterator[tuple[Proposal, Statement]]:
-    """What places alone decide, each with the point that it is said of: windows and biases."""
+    """Windows and biases by place, with the points that they extend."""
     caller = weights.caller
     heads = None if caller.heads_are_fixed else caller.draw().geometry.num_heads
     for reading, base in weights.readings[:1]:
@@ -146,7 +146,7 @@ def _of_places(weights: Weights) -> Iterator[tuple[Proposal, Statement]]:
                 scaled = replace(proposal, point=proposal.point.replace(scale=rule))
                 at = against_proposal(reading, scaled)
                 if is_wrong_by_head(at):
-                    continue  # which is plainer
+                    continue  # a number for each head is the plainer explanation
                 tables = (place_table(at, bottom_right=corner) for corner in alignments(at))
                 biases = [table.statement(beyond=False) for table in tables if table is not None]
                 for bias in biases or pair_statements(at):
@@ -154,7 +154,7 @@ def _of_places(weights: Weights) -> Iterator[tuple[Proposal, Statement]]:
 
 
 def _windowed(band: Band, base: golden.Semantics) -> tuple[Proposal, Statement]:
-    """A window in every call, whose queries are counted from the last key."""
+    """A window in every call, with queries counted from the first or the last key."""
     before, after = -int(band.least or 0), band.most
     point = base.replace(causal_alignment=band.alignment)
     always = band.alignment if after == 0 else None
@@ -176,10 +176,10 @@ def _windowed(band: Band, base: golden.Semantics) -> tuple[Proposal, Statement]:
 def _nearest(
     weights: Weights, observed: Sequence[ProbeAnswer], judge: PointJudge
 ) -> Iterator[Proposal]:
-    """The point whose logits are those that were read, at first with the specification's scale.
+    """The points with logits as read, the specification's scale first.
 
-    Where there is none, the one but for a number of each head. Else the one whose causality was
-    read, else the one that comes nearest.
+    Without such points: a prepared point whose logits differ by a number for every head; else the
+    point with the causality that was read; else the point at the smallest distance.
     """
     if weights.proposed:
         first = weights.proposed[0]
@@ -201,7 +201,7 @@ def _nearest(
 
     def distance(one: Proposal) -> float:
         samples = [observation.read_as(causal=one.always is not None) for observation in observed]
-        # Something else may come a little nearer to a triangle by chance.
+        # Other computations may come a little nearer to a triangle by chance.
         return judge.distance(one.point, samples) * (1.0 if one.always is None else _MUCH)
 
     yield min(every, key=distance)
@@ -217,7 +217,7 @@ def _statements(weights: Weights, nearest: Proposal, heads: int | None) -> list[
         return [Statement(text=random["text"])]
     answers = [one for one in battery.observe(subject) if _is_ordinary(subject, one)]
     mistakes = named_mistakes()
-    if weights.made:  # which is no mistake by itself, and made besides all others
+    if weights.made:  # no mistake in itself, and acted out besides all others
         mistakes = tuple(weights.made)
     explanations = Diagnostician(subject, mistakes, observed=answers).explanations
     named = [one for one in explanations if _is_named(one)]
@@ -226,7 +226,6 @@ def _statements(weights: Weights, nearest: Proposal, heads: int | None) -> list[
 
 
 def _is_named(explanation: Explanation) -> bool:
-    """Whether an explanation is of the catalogue alone."""
     return all(mistake in named_mistakes() for mistake in explanation.made)
 
 
@@ -238,7 +237,7 @@ def _is_ordinary(subject: Subject, answer: BatteryAnswer) -> bool:
 def _holds(
     said: Statement, nearest: Proposal, observed: Sequence[ProbeAnswer], judge: PointJudge
 ) -> bool:
-    """Whether a statement explains the probes that it speaks of, of which there are several."""
+    """Whether a statement explains all applicable probes, at least ``_FEWEST_PROBES`` of them."""
     if not said.made:
         return True
     making = judge.making(said.made)
@@ -254,7 +253,7 @@ def _holds(
 def reading_of(
     beyond: Beyond, observed: Sequence[ProbeAnswer], judge: PointJudge
 ) -> PlainReading | None:
-    """The nearest point with its first statement as a reading of every plain call."""
+    """The nearest point with the first unconditional statement, as a reading of plain calls."""
     first = next((one for one in beyond.statements if one.made and one.heads is None), None)
     if first is None:
         return None
@@ -271,7 +270,7 @@ def reading_of(
 
 
 def what_is_certain(weights: Weights) -> str:
-    """What the weights that were read say without any cause, "" where none could be read."""
+    """Facts from the weights without a known cause; "" if no weights could be read."""
     if not weights.readings:
         return ""
     reading, _ = weights.readings[0]

@@ -1,4 +1,4 @@
-"""The facts about flags other than causality: what their other value does to a plain call."""
+"""Probe flags other than causality: the effect of the other value on a plain call."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 Options = tuple[tuple[str, str], ...]
 FLIPPED: Final = {"True": "False", "False": "True"}
-# These have probes of their own, and do not change the output.
+# Meanings with separate probes and without effect on the output.
 _PROBED_ELSEWHERE: Final = ("weights", "average", "gqa")
 # Values that may mean "no cap".
 _NO_CAP: Final = ("None", "0.0")
 
 
 def plain_options(parameters: Parameters, needed: Options) -> list[Options]:
-    """The options to try in a plain call, the likeliest first; each contains ``needed``.
+    """The options to try in a plain call, the likeliest first; all contain ``needed``.
 
-    First causality and dropout that are on by default are turned off, since a plain call has
-    neither; then nothing; then also each other switch alone, and all of them.
+    First with causality and dropout turned off, since a plain call has neither; then unchanged;
+    then with single further switches off, and with all switches off.
     """
     preset = {name for name, _ in needed}
     entries = [
@@ -51,7 +51,7 @@ def plain_options(parameters: Parameters, needed: Options) -> list[Options]:
 
 
 def is_flag(parameter: CallParameter) -> bool:
-    """Whether it is a boolean whose effect on the output is to be found."""
+    """Whether a parameter is a boolean with an unknown effect on the output."""
     return parameter.default in FLIPPED and parameter.meaning not in _PROBED_ELSEWHERE
 
 
@@ -63,9 +63,9 @@ def flipped(parameter: CallParameter, options: Options) -> str:
 def without_causality(
     caller: Caller, read: PlainReading, parameters: Parameters
 ) -> tuple[Caller, PlainReading]:
-    """The way of calling in which nothing is causal, where one keyword alone makes it so.
+    """A way of calling without causality, if one keyword alone turns causality off.
 
-    Returns the same caller and reading where nothing turns causality off.
+    Returns the given caller and reading if nothing turns causality off.
     """
     for parameter in parameters.entries if read.always is not None else ():
         value = _off_value(parameter, caller.convention.options)
@@ -101,7 +101,6 @@ def _surely_off(entries: list[CallParameter]) -> list[tuple[str, str]]:
 
 
 def _is_number(source: str) -> bool:
-    """Whether a default is a number other than 0."""
     try:
         return float(source) != 0.0
     except ValueError:
@@ -131,7 +130,7 @@ def add_facts(case: Investigation, read: PlainReading) -> None:
 
 
 def _with(options: Options, option: tuple[str, str]) -> Options:
-    """Some options with one more, in place of the one that has its name."""
+    """The options with one entry added or replaced by name."""
     return (*(pair for pair in options if pair[0] != option[0]), option)
 
 

@@ -1,6 +1,6 @@
-"""Undeclared code as candidates: it is read first, and judged as it was read.
+"""Turn undeclared code into candidates: read the code, then judge the reading.
 
-A module that is more than one attention is judged as a whole model, with the attentions in it.
+A module with more than one attention is judged as a whole model, including the attentions.
 """
 
 from __future__ import annotations
@@ -78,26 +78,26 @@ from .record import UNDETERMINED, Findings
 from .statements import Beyond
 from .writing import declaration_text, declared_name, read_tables
 
-# The facts that a verdict rests on, in the order in which they are told.
+# The facts behind a verdict, in the order of the report.
 _TOLD: Final = (
     "kind inputs axes heads scale softmax scores softcap mask causal positions position "
     "alternatives sizes".split()
 )
 _MISTAKES: Final = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
-# The largest head that a number in place of a scale may be made for.
+# The largest head size to derive from a numeric scale.
 _LARGEST_HEAD: Final = 512
-# What declarations call the object that they declare.
+# The name of the declared object inside a declaration.
 _NAME: Final = "undeclared"
 
 
 @torch_state.one_thread()
 @watching_calls()
 def read_undeclared(entry: Undeclared) -> list[Candidate]:
-    """What an undeclared object is judged as; raises UsageError where it can be judged as nothing.
+    """The candidates of an undeclared object; raises UsageError if none can be made.
 
-    A whole model with its attentions; an attention as the declaration says that its behaviour
-    shows; of a module whose answers nothing explains the attention inside, else the plainest
-    reading, of which no failure is certain.
+    A whole model comes with its attentions; an attention gets the declaration that its behaviour
+    shows. A module with unexplained answers yields the attention inside, else the plainest reading,
+    without any certain failure.
     """
     built, how = _instance(entry)
     if built is None:
@@ -127,7 +127,7 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
 
 
 def _of_arrays(candidate: Candidate, value: Any) -> Candidate:
-    """A layer without what tensors alone can show, where its function is one of NumPy's arrays."""
+    """A layer around a function of NumPy arrays, without the features of tensors."""
     if isinstance(value, (nn.Module, type)) or arrays_of(value)[0] == "torch":
         return candidate
     declared = candidate.declaration
@@ -136,8 +136,8 @@ def _of_arrays(candidate: Candidate, value: Any) -> Candidate:
 
 
 def _without_idle_streams(read: Candidate, built: nn.Module, request: ModuleRequest) -> Candidate:
-    """A candidate that is open where a second input is taken and changes no answer."""
-    if read.kind != "layer":  # what takes heads has no projections to find
+    """A candidate with an open verdict if a second input or a table changes no answer."""
+    if read.kind != "layer":  # a core has no projections to find
         return read
     calling, finding, _ = understand(built, request)
     width = finding.recipe.widths(built, finding.sizes)[0]
@@ -164,9 +164,9 @@ def _of_tables(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class _NoDeclaration:
-    """Why what was read makes no declaration.
+    """The reason why a reading makes no declaration.
 
-    ``is_meant`` says that all of the answers is explained by what people choose.
+    ``is_meant``: deliberate choices explain all answers.
     """
 
     why: str
@@ -176,15 +176,15 @@ class _NoDeclaration:
 def _unread(
     entry: Undeclared, built: nn.Module, read: _NoDeclaration, unknown: str, request: ModuleRequest
 ) -> list[Candidate]:
-    """A module that was not read: as the mistake that it makes, else as a model, else plainly.
+    """Judge a module without a reading: as its mistake, else as a model, else plainly.
 
-    ``unknown`` says why it is no whole model, if asked.
+    ``unknown`` says why the module is no whole model, if asked.
     """
     opened = _opened(built, entry.target)
     inside = opened if opened is not None and opened.engine.sites else None
     if read.is_meant and inside is not None:
         return _of_model(inside, entry)
-    # Nobody means what takes the place of a projection without effect, or of a causal rule.
+    # Nobody intends a replacement for a projection without effect, or for a causal rule.
     unmeant: list[str] = []
     if inside is not None and queries_meet(inside.engine.module, inside.engine.calling):
         unmeant.append("an answer changes with the queries of other rows, as if they were keys")
@@ -216,7 +216,7 @@ def _unread(
 
 
 def _is_certain(explanation: Explanation) -> bool:
-    """Whether it has what nobody means, and nothing that people put around an attention."""
+    """Whether an explanation has a certain mistake and no deliberate choice around an attention."""
     chosen = any(mistake.name in CHOSEN_UNDECLARED for mistake in explanation.made)
     return not chosen and any(map(_is_unmeant, explanation.made))
 
@@ -226,7 +226,7 @@ def _is_unmeant(mistake: NamedMistake) -> bool:
 
 
 def _explained(candidate: Candidate) -> list[Explanation]:
-    """The mistakes that explain a candidate's answers, as far as some seconds show them."""
+    """The mistakes that explain a candidate's answers, searched for some seconds."""
     try:
         with while_time_to_name():
             return diagnostician(Subject(candidate, "float32"), named_mistakes()).explanations
@@ -237,9 +237,9 @@ def _explained(candidate: Candidate) -> list[Explanation]:
 
 
 def _instance(entry: Undeclared) -> tuple[nn.Module | None, str]:
-    """The module itself or an instance of the class, and how that was constructed.
+    """The module or an instance of the class, and a note on the construction.
 
-    Of a function the module that has the matrices which it takes; None where it takes none.
+    A function of matrices becomes a module that holds the matrices; None for other functions.
     """
     if not isinstance(entry.value, (nn.Module, type)):
         made, how = as_module(entry.value, _short_name(entry.target)) or (None, "")
@@ -253,7 +253,7 @@ def _instance(entry: Undeclared) -> tuple[nn.Module | None, str]:
 
 
 def _whole_model(built: nn.Module, target: str) -> tuple[TorchModel | None, str]:
-    """The whole model that a module is, None for any other; and why nobody can tell, or ""."""
+    """The whole model in a module, or None; and a doubt in words, or ""."""
     if not may_be_model(built):
         return None, ""
     try:
@@ -267,7 +267,7 @@ def _whole_model(built: nn.Module, target: str) -> tuple[TorchModel | None, str]
 
 
 def _opened(built: nn.Module, target: str) -> TorchModel | None:
-    """The module as a model, whatever it is; None where it cannot be called as one."""
+    """The module called as a model, without recognition; None if the call fails."""
     try:
         return open_torch_model(built, target, surely=True)
     except Exception:  # noqa: BLE001 (whatever we fail at in reading, it is still judged)
@@ -275,7 +275,7 @@ def _opened(built: nn.Module, target: str) -> TorchModel | None:
 
 
 def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Candidate]:
-    """The candidates of a module that is more than one attention, open where there is a doubt."""
+    """The candidates of a module with more than one attention; doubts leave their verdicts open."""
     name = _short_name(entry.target)
     target = entry.target
     made, drawn = _awake(made, target)
@@ -284,7 +284,7 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
         candidate.located(target if number is None else f"{target}#{number}")
         for number, candidate in numbered
     )
-    if library_of(made.engine.module):  # its documentation says what it means
+    if library_of(made.engine.module):  # the library's documentation tells the meaning
         return list(located)
     length = made.model.taken.get("length", (5,))[-1]
     unused = made.engine.unused_weights(made.model)
@@ -323,9 +323,9 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
 
 
 def _awake(made: TorchModel, target: str) -> tuple[TorchModel, str]:
-    """A model whose answers depend on its inputs, where zeros in its weights keep them from that.
+    """A model with answers that depend on its inputs, and a note on random numbers in a copy.
 
-    Such a one is a copy with random numbers in these weights, which is said, too.
+    The copy replaces zero weights that would keep the inputs from having an effect.
     """
     length = made.model.taken.get("length", (5,))[-1]
     module, calling = made.engine.module, made.engine.calling
@@ -339,7 +339,7 @@ def _awake(made: TorchModel, target: str) -> tuple[TorchModel, str]:
 
 
 def _as_it_works(candidate: Candidate, doubts: str) -> Candidate:
-    """A model without the sizes that it refuses, and with masks as they work: nobody says more."""
+    """A model without refused sizes and with masks as observed, since nothing else is declared."""
     model = candidate.function
     if not isinstance(model, WholeModel):
         return candidate
@@ -356,11 +356,11 @@ def _as_it_works(candidate: Candidate, doubts: str) -> Candidate:
 def _held_to_standard(
     candidate: Candidate, unread: str, scaled: Mapping[int, str], normed: Collection[int]
 ) -> Candidate:
-    """A candidate that was read in a module, with the standard scale where its own is a mistake's.
+    """A candidate read in a module; the standard scale replaces a mistaken scale.
 
-    A scale of one is left: some models are trained without any. ``unread`` is said of the reading,
-    and ``scaled`` of attentions that scale by another size, by their index; those of ``normed`` may
-    be trained with any other.
+    A scale of one is left: some models are trained without any scale. ``unread`` becomes part of
+    the reading; ``scaled`` maps indices of attentions to sentences on a wrong size in the scale;
+    attentions in ``normed`` may be trained with any scale.
     """
     reading, site = Reading(unread=unread), candidate.site
     point = golden.STANDARD
@@ -389,7 +389,7 @@ def _held_to_standard(
             point.replace(scale=rule), head_size=size, value_head_size=size, num_heads=count
         )
 
-    # Where heads and items are one axis, only what the number of heads has no part in can be told.
+    # If heads and items share an axis, only rules without the number of heads can be told.
     numbers = [
         value(rule, heads or 1)
         for rule in mistaken
@@ -407,7 +407,7 @@ def _held_to_standard(
 
 
 def _with_own_fill(candidate: Candidate, masks: Collection[str]) -> Candidate:
-    """A candidate whose finite fill is meant where no input says what it hides, nor causality.
+    """A candidate with a deliberate finite fill, if neither causality nor a known mask input hides.
 
     ``masks`` are the inputs that hide tokens.
     """
@@ -421,7 +421,6 @@ def _with_own_fill(candidate: Candidate, masks: Collection[str]) -> Candidate:
 
 
 def _short_name(target: str) -> str:
-    """The object's own name in a target."""
     return split_target(target)[1] or target
 
 
@@ -431,7 +430,7 @@ def _with_notes(candidate: Candidate, *notes: str) -> Candidate:
 
 
 def _function(entry: Undeclared) -> Candidate:
-    """An undeclared function; raises UsageError with lines to declare it where it is not read."""
+    """An undeclared function; raises UsageError, with lines to declare it, if reading fails."""
     known = read_by_signature(entry.value, entry.target)
     if known is not None:
         return known
@@ -449,7 +448,7 @@ def _function(entry: Undeclared) -> Candidate:
 def _read(
     entry: Undeclared, value: Any, request: ModuleRequest | None
 ) -> Candidate | _NoDeclaration:
-    """The candidate that the declaration of what was read makes, or why there is none."""
+    """The candidate from the declaration of a reading, or the reason for having no declaration."""
     name = getattr(value, "__name__", "") or type(value).__name__
     findings = Findings()
     try:
@@ -472,7 +471,6 @@ def _read(
 def _of_case(
     entry: Undeclared, implementation: Implementation, case: Investigation
 ) -> Candidate | _NoDeclaration:
-    """The candidate of an implementation that was read."""
     if not _depends_on_keys(case):
         return _NoDeclaration("its answers depend on neither queries nor keys")
     if case.point.scale != "none":  # some models are trained without any
@@ -499,7 +497,7 @@ def _of_case(
 
 
 def _size_of_scale(case: Investigation) -> int | None:
-    """The one head size at which a core's scale, a number by no rule, is that of equation 1."""
+    """The only head size at which a core's numeric scale equals the scale of equation 1."""
     scale = case.point.scale
     if case.caller.kind != "core" or not isinstance(scale, float) or scale <= 0.0:
         return None
@@ -514,7 +512,6 @@ def _is_meant(point: golden.Semantics) -> bool:
 
 
 def _depends_on_keys(case: Investigation) -> bool:
-    """Whether the answers to a core's plain call depend on its queries or keys."""
     inputs = case.caller.draw()
     if inputs.is_layer:
         return True
@@ -524,7 +521,7 @@ def _depends_on_keys(case: Investigation) -> bool:
 
 
 def _silent(_step: str, _what: str) -> None:
-    """Nobody is told how far a reading is."""
+    """Report no progress."""
 
 
 def _declared(
@@ -532,7 +529,7 @@ def _declared(
 ) -> Candidate:
     """The candidate that identify's declaration makes, under the object's own name.
 
-    It is held against that; ``made`` are the mistakes with which it was read.
+    The verdict compares the object with this declaration; ``made`` are the mistakes in the reading.
     """
     right = case.promises.get("dtypes") or ["float32"]
     case.promises["dtypes"] = ["float32"] if "float32" in right else right[:1]
@@ -547,7 +544,7 @@ def _declared(
     facts = case.findings.facts
     told = [
         f"{name}: {facts[name].description}"
-        if not name.startswith("mask ")  # whose name and description both begin with its parameter
+        if not name.startswith("mask ")  # name and description both begin with the parameter
         else f"{name.removeprefix('mask ')}: {facts[name].description.partition(': ')[2]}"
         for name in facts
         if name.split()[0] in _TOLD and facts[name].confidence != UNDETERMINED
@@ -557,7 +554,7 @@ def _declared(
     own = (one.observed for one in mistaken if one not in case.observed)
     reading = Reading(mistakes=(*made, *own))
     semantics = candidate.declaration.semantics
-    if semantics.score_mod is not None:  # the same function, which says what it does
+    if semantics.score_mod is not None:  # the same function, with a description
         semantics = semantics.replace(score_mod=case.point.score_mod or semantics.score_mod)
     candidate = dataclasses.replace(
         candidate,
@@ -570,9 +567,9 @@ def _declared(
 
 
 def _show_what_is_not_given(candidate: Candidate, value: Any, case: Investigation) -> None:
-    """Have the function of a core show the parameters of the user's own that no call gives.
+    """Add the user's unused parameters to the signature of a core's function.
 
-    So the verdict is left open where that is a mask or a cache, as in a layer, which shows its own.
+    A mask or a cache among them then leaves the verdict open, as in a layer.
     """
     convention, function = case.caller.convention, candidate.function
     given = {*case.unchecked, *(convention.names or ())}
@@ -600,7 +597,7 @@ def _plain(
     unread: str,
     request: ModuleRequest | None = None,
 ) -> Candidate:
-    """A module as its plainest reading; ``request`` has what was searched of an instance before."""
+    """A module in its plainest reading; ``request`` holds earlier searches of an instance."""
 
     def wrap() -> Candidate:
         try:
@@ -616,9 +613,9 @@ def _plain(
 
 
 def _check_is_layer(entry: Undeclared, built: nn.Module, unknown: str) -> None:
-    """Raise UsageError for a module of token ids, which nobody takes for a layer.
+    """Raise UsageError for a module of token ids, which cannot be a layer.
 
-    ``unknown`` says why it is no whole model.
+    ``unknown`` says why the module is no whole model.
     """
     if any(isinstance(part, nn.Embedding) for part in built.modules()):
         lines = how_to_call_model(entry.value, entry.target)

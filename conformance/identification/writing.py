@@ -1,4 +1,4 @@
-"""The declaration as Python that can be pasted, from the investigation."""
+"""Write the declaration as Python source to paste, from the investigation."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .record import NO_MEANING, deviations_words
 Ties = tuple[tuple[str, str], ...]
 
 _LOADED: Final = re.compile(rf"({re.escape(LOAD)}\(['\"])([^'\"\n]*):")
-# These have a keyword of their own.
+# Fields with separate keywords in a declaration.
 _OWN_KEYWORDS: Final = ("causal_alignment", "empty_rows")
 
 
 def declared_name(implementation: Implementation) -> str:
-    """What the declared function is called: a declared candidate's name need not be Python's."""
+    """The name of the declared function: a candidate's name need not be a Python name."""
     return "_".join(["declared", *re.findall(r"\w+", implementation.name)])
 
 
@@ -58,9 +58,9 @@ def declaration_text(implementation: Implementation, case: Investigation) -> str
 
 
 def read_tables(case: Investigation, *, idle: bool = False) -> list[str]:
-    """The parameters that get tables of positions whose angles turn queries and keys.
+    """The parameters filled with tables of positions whose angles turn queries and keys.
 
-    Or those, where they are ``idle``, whose angles change no answer.
+    With ``idle``: the parameters filled with tables whose angles change no answer.
     """
     caller = case.caller
     others = {name: at_squares(source) for name, source in caller.convention.options}
@@ -76,12 +76,12 @@ def read_tables(case: Investigation, *, idle: bool = False) -> list[str]:
 
 
 def written_in(text: str, folder: Path) -> str:
-    """A declaration that was made for the working folder, for a file of another folder."""
+    """A declaration for the working folder, with paths rewritten for another folder."""
     return _LOADED.sub(lambda match: f"{match[1]}{seen_from(match[2], folder)}:", text)
 
 
 def _title(implementation: Implementation) -> str:
-    """The command that found the declaration, with no path of a machine."""
+    """The command that found the declaration, without machine paths."""
     whole, number = split_site(implementation.target)
     where, name = split_target(whole)
     parts = [seen_from(where, Path.cwd()) if is_path(where) else where, *([name] if name else [])]
@@ -90,14 +90,13 @@ def _title(implementation: Implementation) -> str:
 
 
 def _imported(implementation: Implementation, more: list[str]) -> list[str]:
-    """The imports, and below them what is loaded from files."""
     loaded = [line for line in implementation.imports if LOAD in line]
     others = [line for line in implementation.imports if line not in loaded]
     return [*others, *more, "", "import conformance", *(["", *loaded] if loaded else [])]
 
 
 def _lengths(case: Investigation) -> dict[str, str]:
-    """The only lengths of a module, its longest one, or that it takes as many keys as queries."""
+    """The fixed lengths of a module, its longest length, or a tie of keys to queries."""
     sizes = dict(case.caller.sizes.changes)
     fixed = {name: int(sizes[name]) for name in LENGTHS if sizes.get(name, "").isdigit()}
     longest = case.caller.longest
@@ -127,7 +126,7 @@ def positions_text(implementation: Implementation, longest: int) -> str:
 
 
 def signature_text(implementation: Implementation, signature: str, arrays: str) -> str:
-    """A file that declares a function by the public signature that it has."""
+    """A file that declares a function by its public signature."""
     own = SIGNATURES[signature].promises.get("arrays", "torch")
     given = f"signature={signature!r}" + (f", arrays={arrays!r}" if arrays != own else "")
     declared = f"conformance.core(name={implementation.name!r}, {given})"
@@ -163,7 +162,7 @@ def _top(implementation: Implementation, case: Investigation, lines: list[str]) 
 
 
 def _unread(case: Investigation) -> list[str]:
-    """What to do about masks that no call passes, since nobody knows what they mean."""
+    """Comments on masks with unknown meaning that no call passes."""
     names = ", ".join(f"`{name}`" for name in case.unread)
     return [
         f"# {names}: {NO_MEANING}, so that check leaves its verdict open.",
@@ -173,7 +172,7 @@ def _unread(case: Investigation) -> list[str]:
 
 
 def _noted(case: Investigation) -> list[str]:
-    """The probable mistakes as comments, whether they are promised or not."""
+    """The probable mistakes as comments, promised or not."""
     mistaken = [deviation for deviation in deviations(case) if deviation.mistaken]
     if not mistaken:
         return []
@@ -202,7 +201,7 @@ def promises_of(case: Investigation) -> dict[str, str]:
     if convention.causal or "always_causal" in promises:
         source["causal"] = repr(promises["causal"])
     source |= {"always_causal": "True"} if "always_causal" in promises else {}
-    # A finite fill itself makes a mean of a row without keys: no rule can be told from it.
+    # A finite fill itself turns a row without keys into a mean: no rule can be told.
     filled = math.isfinite(promised(case).mask_fill)
     rule = "any" if filled else promises.get("empty_rows", "any")
     if rule != "any":
@@ -222,7 +221,7 @@ def promises_of(case: Investigation) -> dict[str, str]:
 
 
 def _semantics(point: golden.Semantics, *, aligned: bool) -> str:
-    """The point as source; positions need the alignment that no keyword ``aligned`` says."""
+    """The point as source; positions need the alignment if no keyword says it (``aligned``)."""
     changed = golden.STANDARD.differences(point)
     own = set(_OWN_KEYWORDS)
     if mixed_in(point) is not None and not aligned:
@@ -233,7 +232,7 @@ def _semantics(point: golden.Semantics, *, aligned: bool) -> str:
 
 def _number(value: Any) -> str:
     if isinstance(value, ScoreFunction):
-        return "score_mod"  # which is defined above
+        return "score_mod"  # defined above
     return written(value) if isinstance(value, float) else repr(value)
 
 
@@ -270,7 +269,7 @@ def _core(
 
 
 def _sizes(promises: dict[str, str], ties: Ties) -> list[str]:
-    """A function for ``geometry=`` where sizes depend on each other; adds the argument."""
+    """A function for ``geometry=`` if sizes are tied; adds the argument to the promises."""
     if not ties:
         return []
     promises["geometry"] = "sizes"
@@ -330,6 +329,6 @@ def _module(
 
 
 def _turned_by_us(built: Any) -> bool:
-    """Whether ``conformance.module`` itself puts the batch second for this module."""
+    """Whether ``conformance.module`` itself puts the batch second for a module."""
     says = isinstance(built, torch.nn.Module) and getattr(built, "batch_first", None) is False
     return says and not is_multihead(built)

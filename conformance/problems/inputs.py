@@ -1,4 +1,4 @@
-"""The tensors of one example, in one canonical layout whatever the candidate's own."""
+"""The tensors of an example, in the harness's canonical layout."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ..declare.head_layouts import HEAD_LAYOUTS, HeadLayout
 from ..tolerance.visible_keys import owners
 from .rotary_tables import RotaryTables
 
-# The options of a call that are None where they are left out.
+# The options of a call with None for an omission.
 OPTIONAL: Final = ("bias", "scale", "softcap", "window")
 
 
 class CallOptions(TypedDict):
-    """The keywords that every function of the golden takes, but for its point of the semantics."""
+    """The keywords common to all functions of the golden, except the point of the semantics."""
 
     keep: Tensor | None
     bias: Tensor | None
@@ -37,17 +37,17 @@ class CallOptions(TypedDict):
 
 
 def most_cached(key_length: int) -> int:
-    """How many of some keys can be cached: one key is always new."""
+    """The largest number of cached keys among ``key_length``: one key is always new."""
     return max(key_length - 1, 0)
 
 
 def rows_of_answer(marked: Tensor, semantics: golden.Semantics) -> Tensor:
-    """The rows of a layer's answer ``[B, L]`` made of some marked row of a head ``[B, H, Lq]``."""
+    """The rows of a layer's answer ``[B, L]`` that contain marked rows of heads ``[B, H, Lq]``."""
     return _merged(marked.unsqueeze(-1), semantics).squeeze(-1)
 
 
 def _merged(marked: Tensor, semantics: golden.Semantics) -> Tensor:
-    """What is marked in rows of heads ``[B, H, Lq, N]``, in the rows they are merged to."""
+    """Marks in rows of heads ``[B, H, Lq, N]``, carried to the merged rows."""
     if semantics.head_merge in ("blocks", "interleaved"):  # these move channels, not rows
         return marked.any(dim=1)
     in_a_row = 1 if semantics.head_merge == "tokens" else marked.shape[1]
@@ -57,7 +57,7 @@ def _merged(marked: Tensor, semantics: golden.Semantics) -> Tensor:
 
 
 def _by_token(allowed: Tensor, read: Tensor, num_kv_heads: int, kind: golden.Semantics) -> Tensor:
-    """Which tokens rows of heads attend, ``[B, H, Lq, Lk]``, from the rows of keys they attend.
+    """The tokens that rows of heads attend, ``[B, H, Lq, Lk]``, from the attended rows of keys.
 
     ``read [H]`` is the key/value head of each head.
     """
@@ -70,7 +70,7 @@ def _by_token(allowed: Tensor, read: Tensor, num_kv_heads: int, kind: golden.Sem
 
 
 def of_rows(mask: Tensor | None, rows: Tensor | None) -> Tensor | None:
-    """The rows of a mask with four axes that may repeat along them; all of them by default."""
+    """Some rows of a mask with four axes, unless the mask repeats along rows; by default all."""
     if mask is None or rows is None or mask.shape[2] == 1:
         return mask
     return mask.index_select(2, rows)
@@ -78,48 +78,48 @@ def of_rows(mask: Tensor | None, rows: Tensor | None) -> Tensor | None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inputs(Replaceable):
-    """What a candidate and the golden both receive.
+    """The inputs of both the candidate and the golden.
 
     query, key, value
         Heads ``[B, H, Lq, D]``, ``[B, Hkv, Lk, D]``, ``[B, Hkv, Lk, Dv]`` for a core; tokens
         ``[B, L, width]`` for a layer; in the working dtype. With ``mode="self"`` the three are one
         object, with ``mode="memory"`` key and value are.
     keep, bias
-        The mask: bool, True attends, and additive finite values, both with four axes of size 1
-        where they do not vary. ``mask_form`` and ``mask_shape`` say how they are handed over.
+        The mask: bool, True attends, and additive finite values, both with four axes, of size 1
+        along constant axes. ``mask_form`` and ``mask_shape`` say how to hand the mask over.
     present
-        Which queries ``[B, Lq]`` and which keys ``[B, Lk]`` the sequences have, where ``keep``
-        cannot say: a sequence that has either without the other. None elsewhere.
+        The existing queries ``[B, Lq]`` and keys ``[B, Lk]`` of sequences with queries or keys
+        alone, unknown to ``keep``. None for other masks.
     return_weights, dropout
         Further keywords of the call.
     generic
-        Whether tokens and weights are independent random numbers, so that the statistical bound
-        holds too; what is made of other tokens loses it.
+        Whether tokens and weights are independent random numbers, to which the statistical bound
+        applies; changed tokens lose the flag.
     layout, mask_layout
-        How tensors and mask lie in memory when they are handed over; see
+        The memory layout of tensors and mask in a call; see
         :mod:`conformance.problems.memory_layouts`.
     grad_mode
-        Whether the call is made with gradients recorded, though none is computed.
+        Whether the call records gradients, though none is computed.
     shared
-        Whether inputs that are one object here are handed over as one object, too.
+        Whether a call keeps the object identity of inputs.
     always_causal
-        Whether the candidate applies the causal rule in every call, so that no flag is passed.
+        Whether the candidate applies the causal rule in every call without a flag.
     past
-        How many of the keys and values, the first ones, are handed over as a cache. With
-        ``mode="self"`` the query is what follows them.
+        The number of first keys and values that are handed over as a cache. With ``mode="self"``
+        the query is the rest.
     empty_cache
-        Whether a cache is handed over that holds no token.
+        Whether the call gets a cache without tokens.
     point
-        The declared point, which says how a layer projects what it would have cached.
+        The declared point, used to project the tokens of a layer's cache.
     sinks
-        For each head ``[H]`` the logit of one more key, whose value is zero; working dtype.
+        For each head ``[H]`` the logit of a further key with the value zero; working dtype.
     tables
-        The rotary tables of what takes such arguments, for all keys; None elsewhere.
+        The rotary tables for all keys, if the call takes tables; else None.
     block_size
-        How many queries and keys a block of a mask has that is handed over by blocks.
+        The numbers of queries and keys in a block of a block mask.
     device, head_layout
-        Where the tensors of a call lie, and how a core takes its heads (the declared ``layout``);
-        the tensors here are always on the CPU and ``[B, H, L, D]``.
+        The device of a call's tensors, and the declared ``layout`` of a core's heads; the tensors
+        here are always on the CPU and ``[B, H, L, D]``.
     """
 
     geometry: Geometry
@@ -167,7 +167,7 @@ class Inputs(Replaceable):
 
     @property
     def absent(self) -> Tensor | None:
-        """Queries that no sequence has, bool ``[B, 1, Lq]``; None where each has all of them."""
+        """The queries outside all sequences, bool ``[B, 1, Lq]``; None without sequences."""
         if self.mask_form != SEQUENCES or self.keep is None:
             return None
         if self.present is not None:
@@ -191,7 +191,7 @@ class Inputs(Replaceable):
 
     @property
     def rotary_tables(self) -> Tensor | None:
-        """The rotary tables of all keys as the golden takes them; None where a call gives none."""
+        """The rotary tables of all keys in the golden's form; None if the call gives none."""
         sizes = self.geometry
         if self.tables is None:
             return None
@@ -199,12 +199,12 @@ class Inputs(Replaceable):
 
     @cached_property
     def weights_in_float64(self) -> golden.ProjectionWeights | None:
-        """The projections of a layer as the golden computes with them, without a history."""
+        """The projections of a layer in float64, without gradient history."""
         with torch.no_grad():
             return self.weights and self.weights.taking_part(golden.STANDARD)
 
     def with_own_weights(self) -> Inputs:
-        """The inputs with projections in memory of their own, if there are any."""
+        """The inputs with copied projections, if any."""
         weights = self.weights
         if weights is None:
             return self
@@ -219,10 +219,10 @@ class Inputs(Replaceable):
     def with_tokens(
         self, *, query: Tensor | None = None, key: Tensor | None = None, value: Tensor | None = None
     ) -> Inputs:
-        """Change tokens and keep what is one object one object; sizes follow the tensors.
+        """Change tokens; shared objects stay shared, and sizes follow the tensors.
 
-        In mode "self" give ``key``: it becomes query, key and value. In mode "memory" give ``key``
-        for both key and value. Of a cache as much is left as leaves one new key.
+        In mode "self" give ``key``: the tensor becomes query, key and value. In mode "memory" give
+        ``key`` for both key and value. A cache shrinks until one key is new.
         """
         key = self.key if key is None else key
         past = min(self.past, most_cached(key.shape[-2]))
@@ -255,7 +255,7 @@ class Inputs(Replaceable):
         )
 
     def structure(self, semantics: golden.Semantics) -> Tensor:
-        """What causality, where it counts, and window admit: bool ``[Lq, Lk]``."""
+        """The keys that window and, if it counts, causality admit: bool ``[Lq, Lk]``."""
         return golden.structural_mask(
             self.geometry.query_length,
             self.geometry.key_length,
@@ -265,9 +265,9 @@ class Inputs(Replaceable):
         )
 
     def allowed(self, semantics: golden.Semantics, rows: Tensor | None = None) -> Tensor:
-        """Which key each query may attend: bool ``[B, H, Lq, Lk]``.
+        """The keys that queries may attend: bool ``[B, H, Lq, Lk]``.
 
-        With ``rows`` (int64 ``[R]``) only these queries are looked at: ``[B, H, R, Lk]``.
+        ``rows`` (int64 ``[R]``) selects queries: ``[B, H, R, Lk]``.
         """
         return golden.attended_keys(
             self.score_shape,
@@ -281,17 +281,17 @@ class Inputs(Replaceable):
         )
 
     def answer_rows(self, marked: Tensor, semantics: golden.Semantics) -> Tensor:
-        """The rows of the answer made of some marked row of a head, broadcastable to the answer.
+        """The rows of the answer that contain marked rows of heads, broadcastable to the answer.
 
         ``marked`` is bool ``[B, H, Lq]``.
         """
         return (rows_of_answer(marked, semantics) if self.is_layer else marked).unsqueeze(-1)
 
     def reached(self, semantics: golden.Semantics, allowed: Tensor | None = None) -> Tensor:
-        """Which keys and values reach which rows of the answer, ``allowed`` or as at a point.
+        """The keys and values that reach each row of the answer, by ``allowed`` or at a point.
 
         Bool ``[B, H, Lq, Lk]`` for a core, ``[B, Lq, Lk]`` with tokens for keys for a layer. Tokens
-        are the rows of keys, except where heads are split by a view of memory.
+        are the rows of keys, except if heads are split by a view of memory.
         """
         allowed = self.allowed(semantics) if allowed is None else allowed
         if not self.is_layer:
@@ -301,7 +301,7 @@ class Inputs(Replaceable):
         return _merged(by_token, semantics)
 
     def own_rows(self, semantics: golden.Semantics, counted: Tensor | None = None) -> Tensor:
-        """Which queries make which rows of the answer, of the ``counted [B, H, Lq]`` rows of heads.
+        """The queries behind each row of the answer, among ``counted [B, H, Lq]`` rows of heads.
 
         Bool ``[B, H, Lq, Lq]`` for a core, ``[B, Lq, Lq]`` for a layer.
         """
@@ -314,9 +314,9 @@ class Inputs(Replaceable):
         return _merged(_by_token(own, torch.arange(heads), heads, semantics), semantics)
 
     def attending(self, table: Tensor, semantics: golden.Semantics) -> Inputs:
-        """The inputs for the golden at a point, where a table ``[B, H, Lq, Lk]`` alone hides keys.
+        """The inputs for the golden at a point, with a table ``[B, H, Lq, Lk]`` as the only mask.
 
-        The bias still counts where it did.
+        The bias still counts if it counted before.
         """
         return self.replace(
             keep=table if semantics.mask_polarity == "keep" else ~table,
@@ -326,7 +326,7 @@ class Inputs(Replaceable):
         )
 
     def read_heads(self, semantics: golden.Semantics) -> Tensor:
-        """Which key/value head each query head reads, ``[H]``."""
+        """The key/value head that each query head reads, ``[H]``."""
         return owners(self.geometry.num_heads, self.geometry.num_kv_heads, semantics)
 
     @property

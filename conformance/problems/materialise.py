@@ -1,4 +1,4 @@
-"""From a problem to its tensors."""
+"""Make the tensors of a problem."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .structured_masks import STRUCTURED_MASKS, Structure
 
 
 def has_generic_weights(candidate: Candidate) -> bool:
-    """Whether a candidate's projections round their outputs each in its own way.
+    """Whether a candidate's projections round their outputs independently of each other.
 
-    A core has none and drawn ones do. Of those that a candidate brings, each matrix must hold many
-    numbers and rows that point in different directions, or only pick inputs: constant weights, or
-    rows that are multiples of each other, make the same error many times over.
+    True for cores and for drawn weights. A candidate's own matrices must hold many different
+    numbers and rows in different directions, or only pick inputs: constant weights, or proportional
+    rows, repeat one error many times.
     """
     if candidate.kind != "layer" or candidate.draws_weights:
         return True
@@ -37,7 +37,7 @@ def has_generic_weights(candidate: Candidate) -> bool:
 
 
 def are_varied(weights: golden.ProjectionWeights) -> bool:
-    """Whether every matrix of some projections is varied."""
+    """Whether every matrix of the projections has varied numbers and rows."""
     matrices = (weights.q, weights.k, weights.v, weights.o)
     return all(matrix is None or _is_varied(matrix.detach().double()) for matrix in matrices)
 
@@ -55,7 +55,7 @@ def _is_varied(matrix: Tensor) -> bool:
 
 
 def _mean_squared_cosine(rows: Tensor) -> float:
-    """The mean squared cosine between different rows: 1 / width for random ones, 0 for one row."""
+    """The mean squared cosine between rows: 1 / width for random rows, 0 for a single row."""
     count = rows.shape[0]
     if count == 1:
         return 0.0
@@ -71,7 +71,7 @@ PROJECTION_NAMES = tuple(field.name for field in dataclasses.fields(golden.Proje
 
 
 def overridden(drawn: Inputs, problem: Problem) -> Inputs:
-    """The drawn inputs with the problem's own values, where they are for its seed and sizes."""
+    """The drawn inputs with the problem's overrides, if made for the problem's seed and sizes."""
     overrides = problem.overrides
     if overrides is None or overrides.seed != problem.seed:
         return drawn
@@ -101,10 +101,10 @@ def _filled(drawn: Tensor | None, overrides: Overrides, name: str) -> Tensor | N
 
 
 def changeable(inputs: Inputs, *, weights: bool) -> dict[str, Tensor]:
-    """The tensors of some inputs that overrides may replace, each object once.
+    """The tensors that overrides may replace, each object once.
 
-    ``weights`` says whether the problem brings those of a layer. Lengths cannot say more than
-    "the first n keys", nor those of sequences, so what they keep stays as it is.
+    ``weights``: the problem brings a layer's weights. The kept keys of lengths, sequences and
+    structured masks follow from their form and are left out.
     """
     tensors = {"key": inputs.key}
     if inputs.mode != "self" and inputs.query is not inputs.key:
@@ -133,15 +133,15 @@ TORCH_DTYPES: Final = {
 
 # Layouts whose items, or heads, are equal.
 REPEATED: Final = ("expanded", "expanded-heads")
-# The stream of the sinks, and their standard deviation: some outweigh a few dozen keys.
+# The random stream of the sinks, and their standard deviation: some outweigh a few dozen keys.
 SINKS: Final = 40
 SINK_SPREAD: Final = 2.0
-# The stream of rotary tables.
+# The random stream of rotary tables.
 TABLES: Final = 41
 
 
 def generator_for(problem: Problem, purpose: int = 0) -> Generator:
-    """A generator seeded by the problem; each purpose gets a stream of its own."""
+    """A generator seeded by the problem, with a separate stream for each purpose."""
     return Generator().manual_seed(problem.seed * 1_000_003 + purpose)
 
 
@@ -194,20 +194,20 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
 
 
 def is_causal(problem: Problem, candidate: Candidate) -> bool:
-    """Whether the causal rule counts: a prefix says itself which keys ahead of a query are seen."""
+    """Whether the causal rule counts: a prefix mask itself defines the visible keys ahead."""
     prefixed = problem.mask is not None and problem.mask.form == "prefix"
     return (problem.causal and not prefixed) or candidate.declaration.always_causal
 
 
 def _is_generic(problem: Problem, candidate: Candidate) -> bool:
-    """Whether errors may be taken for independent."""
+    """Whether rounding errors count as independent."""
     if problem.shared or problem.layout in REPEATED:
         return False
     return RECIPES[problem.values].generic and has_generic_weights(candidate)
 
 
 def input_mode(candidate: Candidate) -> str:
-    """Whether the candidate takes three inputs, one, or a query and a memory."""
+    """The inputs of a candidate: "separate", "self", or "memory" (a query and a memory)."""
     return "self" if candidate.kind == "positions" else candidate.declaration.inputs
 
 
@@ -245,11 +245,11 @@ def _tokens(
 
 
 def _alike(drawn: Inputs, problem: Problem) -> Inputs:
-    """Inputs that are equal where they are one tensor, or are repeated in memory."""
+    """Inputs made equal if they share a tensor or repeat in memory."""
     if not problem.shared and problem.layout not in REPEATED:
         return drawn
     query, key, value = drawn.query, drawn.key, drawn.value
-    # What takes one input, or key and value in one, gets one whatever the problem says.
+    # The mode of the inputs ("self", "memory") shares tensors whatever the problem says.
     all_same = problem.shared == "all" or query is key
     key_is_value = bool(problem.shared) or key is value
     if problem.layout in REPEATED:
@@ -260,7 +260,6 @@ def _alike(drawn: Inputs, problem: Problem) -> Inputs:
 
 
 def _repeated(tensor: Tensor, layout: str) -> Tensor:
-    """The first item, or the first head, in place of each."""
     first = tensor[:1] if layout == "expanded" else tensor[:, :1]
     return first.expand(tensor.shape).contiguous()
 
@@ -290,7 +289,7 @@ def in_dtype(
 def draw_weights(
     problem: Problem, semantics: golden.Semantics, generator: Generator
 ) -> golden.ProjectionWeights:
-    """Random projections that keep the spread of their inputs, with biases of half that size."""
+    """Random projections that keep the spread of their inputs, with biases of half the spread."""
     working = TORCH_DTYPES[problem.dtype]
     biases = (semantics.query_bias, semantics.key_bias, semantics.value_bias, semantics.output_bias)
     tensors = {}
@@ -305,7 +304,7 @@ def draw_weights(
 
 
 def projection_shapes(geometry: Geometry) -> dict[str, tuple[int, int]]:
-    """The shapes ``(out, in)`` of the four matrices, by their role."""
+    """The shapes ``(out, in)`` of the four matrices, by role."""
     return {
         "q": (geometry.num_heads * geometry.head_size, geometry.query_size),
         "k": (geometry.num_kv_heads * geometry.head_size, geometry.key_size),
@@ -349,7 +348,7 @@ PROJECTIONS: Final = {
 
 
 def mask_sizes(plan_shape: str, geometry: Geometry) -> tuple[int, int, int, int]:
-    """The canonical four sizes of a mask that is handed over in some letters."""
+    """The canonical four sizes of a mask whose shape is given in letters."""
     sizes = {
         "B": geometry.batch,
         "H": geometry.num_heads,
@@ -363,7 +362,7 @@ def mask_sizes(plan_shape: str, geometry: Geometry) -> tuple[int, int, int, int]
 def _mask(
     problem: Problem, candidate: Candidate, generator: Generator
 ) -> tuple[Tensor | None, Tensor | None, tuple[Tensor, Tensor] | None]:
-    """What is kept, the additive values, and the tokens that exist where ``keep`` cannot say it."""
+    """The kept keys, the additive values, and the existing tokens if ``keep`` cannot tell them."""
     plan, geometry = problem.mask, problem.geometry
     if plan is None:
         return None, None, None
@@ -383,7 +382,7 @@ def _mask(
     if not plan.finite_bias:
         return keep, None, None
     bias = 2.0 * normal(shape, generator)
-    if plan.form == "bias":  # one tensor says both: minus infinity leaves nothing of a bias
+    if plan.form == "bias":  # one tensor holds both: minus infinity leaves nothing of a bias
         bias = bias.masked_fill(~keep, 0.0)
     return keep, bias.to(TORCH_DTYPES[problem.dtype]), None
 
@@ -391,7 +390,7 @@ def _mask(
 def _structured(
     problem: Problem, plan: MaskPlan, candidate: Candidate, generator: Generator
 ) -> Tensor:
-    """The table of a mask with a structure; one that hides least where each query needs a key."""
+    """The table of a structured mask; the ``full`` table if a query would lose all keys."""
     made = Structure(
         geometry=problem.geometry,
         alignment=candidate.declaration.semantics.causal_alignment,
@@ -406,7 +405,7 @@ def _structured(
 
 
 def structure(problem: Problem, candidate: Candidate) -> Tensor:
-    """Which key each query may attend by causal rule and window: bool ``[Lq, Lk]``."""
+    """The keys that queries may attend by causal rule and window: bool ``[Lq, Lk]``."""
     sizes, declared = problem.geometry, candidate.declaration
     return golden.structural_mask(
         sizes.query_length,
@@ -418,9 +417,10 @@ def structure(problem: Problem, candidate: Candidate) -> Tensor:
 
 
 def with_visible_keys(keep: Tensor, visible: Tensor, *, lengths: bool) -> Tensor:
-    """The mask with so many more keys that each query attends one of its ``visible`` keys.
+    """The mask, extended until queries attend a ``visible`` key.
 
-    ``visible`` is bool ``[Lq, Lk]``. A query without visible keys stays without. Lengths only grow.
+    ``visible`` is bool ``[Lq, Lk]``. Queries without visible keys stay unchanged. Lengths only
+    grow.
     """
     keep = keep.clone()
     keys = torch.arange(keep.shape[-1])
@@ -435,7 +435,7 @@ def with_visible_keys(keep: Tensor, visible: Tensor, *, lengths: bool) -> Tensor
 
 
 def _sinks(problem: Problem) -> Tensor | None:
-    """A logit for each head, of the size of the others; drawn from a stream of its own."""
+    """A logit for each head, similar in size to the others; drawn from a separate stream."""
     if not problem.sinks:
         return None
     generator = generator_for(problem, SINKS)
@@ -444,5 +444,5 @@ def _sinks(problem: Problem) -> Tensor | None:
 
 
 def pattern_for(plan: MaskPlan) -> str:
-    """The pattern a form can express: lengths express padding only."""
+    """The pattern in a form's range: lengths express padding only."""
     return LENGTH_PATTERNS[plan.pattern] if plan.form == "lengths" else plan.pattern

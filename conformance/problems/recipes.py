@@ -1,8 +1,8 @@
-"""Value recipes: named distributions that bring out what ordinary values hide.
+"""Value recipes: named distributions that expose faults hidden by ordinary values.
 
-Each recipe makes query, key and value tokens as float64 tensors whose last axis is the channel and
-whose last but one is the token; the same recipe serves heads ``[B, H, L, D]`` and layer inputs
-``[B, L, E]``. In ordinary recipes the logits stay below 1e5.
+A recipe makes query, key and value tokens as float64 tensors, channels on the last axis and tokens
+on the last but one; a recipe serves both heads ``[B, H, L, D]`` and layer inputs ``[B, L, E]``. In
+ordinary recipes the logits stay below 1e5.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Final, Literal
 import torch
 from torch import Generator, Tensor
 
-# Of the channels of a lattice point, the part that differs from its corner.
+# The part of a lattice point's channels that differ from the corner.
 SPARSE: Final = 0.06
-# How far values of a channel lie apart that are to be nearly one number, as a part of it.
+# The relative spread of the values of a channel that hardly vary.
 SLIGHT: Final = 2.0**-6
 
 Shape = tuple[int, ...]
@@ -25,12 +25,12 @@ Maker = Callable[[Shape, Generator], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class ValueRecipe:
-    """How each role is made, and the weights of a layer with it.
+    """The makers of query, key and value, and the weights of a layer.
 
-    ``generic`` means independent tokens whose logits tell them apart: errors may be taken for
-    independent, so that statistical bounds apply. ``weights`` are "normal", "integers" or
-    "selections", whose rows each pick one input, "signed" ones perhaps with its sign changed: such
-    projections do not round, and what a layer's core rounds shows in its answer.
+    ``generic`` means independent tokens with distinct logits: errors count as independent, and
+    statistical bounds apply. ``weights`` are "normal", "integers", "selections" (each row picks an
+    input) or "signed-selections" (perhaps with another sign): selections do not round, and expose
+    the rounding of a layer's core.
     """
 
     query: Maker
@@ -84,7 +84,7 @@ def _integers(shape: Shape, generator: Generator) -> Tensor:
 
 
 def _lattice(apart: float) -> Maker:
-    """Near one corner of a lattice: logits are exact in half precision, and nearly tied.
+    """Tokens near one corner of a lattice: logits are exact in half precision, and nearly tied.
 
     Corners that lie far apart make large logits.
     """
@@ -99,9 +99,9 @@ def _lattice(apart: float) -> Maker:
 
 
 def _alike(least: float, most: float, *, one_zero: bool = False) -> Maker:
-    """Tokens whose channels are all one number: sums of equal terms round the same way each time.
+    """Tokens with one number in all channels: sums of equal terms round in one direction.
 
-    With ``one_zero`` all tokens are alike, too, but for one of zeros.
+    With ``one_zero`` all tokens of a head are equal, except a token of zeros.
     """
 
     def make(shape: Shape, generator: Generator) -> Tensor:
@@ -116,7 +116,7 @@ def _alike(least: float, most: float, *, one_zero: bool = False) -> Maker:
 
 
 def _hardly_varied(shape: Shape, generator: Generator) -> Tensor:
-    """Positive numbers, each channel about its own."""
+    """Positive numbers close to a mean for each channel."""
     channel = torch.rand((*shape[:-2], 1, shape[-1]), generator=generator, dtype=torch.float64)
     return (1.0 + channel) * (1.0 + SLIGHT * normal(shape, generator))
 
@@ -139,7 +139,7 @@ RECIPES: Final[dict[str, ValueRecipe]] = {
     "huge": ValueRecipe(query=normal, key=normal, value=_times(1e30), generic=False),
     "subnormal": ValueRecipe(query=normal, key=normal, value=_times(1e-40), generic=False),
     "mixed-scales": ValueRecipe(query=normal, key=normal, value=_mixed_scales, generic=True),
-    # Logits that decide, where weights that a candidate brings would keep them near zero.
+    # Decisive logits even if a candidate's own weights would keep logits near zero.
     "decisive": ValueRecipe(query=_times(4.0), key=_times(4.0), value=normal, generic=True),
     "plain-projections": ValueRecipe(
         query=normal, key=normal, value=normal, generic=True, weights="signed-selections"
@@ -151,7 +151,7 @@ RECIPES: Final[dict[str, ValueRecipe]] = {
         generic=False,
         weights="selections",
     ),
-    # Where logits may be stored in half precision, only small ones can be told apart.
+    # If logits may be stored in half precision, only small logits can be told apart.
     "small-near-ties": ValueRecipe(
         query=_lattice(0.5),
         key=_lattice(0.5),
@@ -159,8 +159,8 @@ RECIPES: Final[dict[str, ValueRecipe]] = {
         generic=False,
         weights="selections",
     ),
-    # A crowd of keys around the one that is largest, with positive values: what adds up weights, or
-    # weighted values, in a coarse format rounds every term the same way.
+    # Many keys near the largest, with positive values: sums of weights, or of weighted values, in
+    # a coarse format round every term in one direction.
     "long-sums": ValueRecipe(
         query=_alike(0.7, 1.3),
         key=_alike(-0.2, -0.1, one_zero=True),
@@ -168,7 +168,7 @@ RECIPES: Final[dict[str, ValueRecipe]] = {
         generic=False,
         weights="selections",
     ),
-    # The same for what adds up the channels of a dot product.
+    # The same for sums over the channels of a dot product.
     "long-products": ValueRecipe(
         query=_alike(0.7, 1.3),
         key=_alike(1.0, 1.25),
@@ -187,6 +187,6 @@ PROBES: Final = (
     "long-products",
 )
 ORDINARY: Final = tuple(name for name in RECIPES if name not in PROBES)
-# Where an answer must change visibly: without values that hide every change.
+# For answers that must change visibly: no values that hide every change.
 LIVELY: Final = ("normal", "integers", "dominant-key", "mixed-scales")
 HALF_PRECISION: Final = ("normal", "integers", "tied-keys", "nearly-uniform", *PROBES)

@@ -1,8 +1,8 @@
-"""Rotary tables that a call gives: which are drawn, and how they are handed over.
+"""Rotary tables given by a call: how they are drawn and handed over.
 
-A table is complex128 ``[B or 1, N, R/2]``, the cosine of each pair of channels and, as the
-imaginary part, its sine. Any angles are legal, and entries of any one length: most drawn tables are
-not those of positions from zero on, so that what makes a table of its own is told.
+A table is complex128 ``[B or 1, N, R/2]``: the cosine of each pair of channels and, as the
+imaginary part, the sine. Any angles are legal, and entries of any common length: most drawn tables
+differ from the tables of positions from zero on, to expose code that makes its own tables.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from .._golden import golden
 from ..base.results import Replaceable
 from ..declare.declaration import TABLE_KEYWORDS, Declaration
 
-# Rows beyond twice the keys of a problem, for clauses that add some.
+# Rows beyond twice the keys of a problem, for clauses that add keys.
 _MORE: Final = 64
-# Tables begin at a place up to this one, and the places of neighbours are up to so far apart.
+# The largest first place of a table, and the largest step between neighbouring places.
 _FARTHEST: Final = 1000
 _WIDEST_GAP: Final = 4
-# One in so many tables has entries of another length than one, between these.
+# One in ``_STRETCHED`` tables has entries of a length other than 1, within ``_LENGTHS``.
 _STRETCHED: Final = 4
 _LENGTHS: Final = (0.5, 1.5)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RotaryTables(Replaceable):
-    """The tables of a call, as exact complex numbers, and how they are handed over.
+    """The tables of a call, as exact complex numbers, and the way to hand them over.
 
-    ``form`` and ``shape`` are as declared, ``halves`` says that the two entries of a pair lie R/2
-    apart where a table is as wide as what turns. Where it has too few rows or items they repeat.
+    ``form`` and ``shape`` are as declared; ``halves``: in tables as wide as the turned channels,
+    the two entries of a pair lie R/2 apart. Missing rows or items repeat the given ones.
     """
 
     values: Tensor
@@ -42,7 +42,7 @@ class RotaryTables(Replaceable):
     halves: bool
 
     def of(self, batch: int, length: int, dtype: torch.dtype) -> Tensor:
-        """What a call of a dtype gives, ``[B or 1, L, R/2]``: complex128, or angles in float64."""
+        """The tables for a call in a dtype, ``[B or 1, L, R/2]``: complex128, or float64 angles."""
         count, rows = self.values.shape[:2]
         items = torch.arange(batch if "B" in self.shape else 1) % count
         chosen = self.values[items][:, torch.arange(length) % rows]
@@ -53,17 +53,17 @@ class RotaryTables(Replaceable):
         return torch.complex(*parts)
 
     def of_items(self, order: Tensor) -> RotaryTables:
-        """The tables of some items, which each may have their own."""
+        """The tables of some items, in their order."""
         if self.values.shape[0] == 1:
             return self
         return self.replace(values=self.values[order % self.values.shape[0]])
 
     def from_row(self, first: int) -> RotaryTables:
-        """The tables of what is left without the first tokens."""
+        """The tables for the tokens from ``first`` on."""
         return self.replace(values=self.values.roll(-first, dims=1))
 
     def keywords(self, given: Tensor, dtype: torch.dtype) -> dict[str, Any]:
-        """The keywords that hand over some rows of a call's tables, ``[B or 1, L, R/2]``."""
+        """The keywords to hand over some rows of a call's tables, ``[B or 1, L, R/2]``."""
         if self.form == "complex":
             return {"freqs_cis": self._laid_out(given.to(torch.complex64))}
         if self.form == "angles":
@@ -85,7 +85,7 @@ class RotaryTables(Replaceable):
 def draw_tables(
     declared: Declaration, batch: int, length: int, head_size: int, generator: Generator
 ) -> RotaryTables | None:
-    """Tables for some keys; None for what takes none."""
+    """Tables for ``length`` keys and more; None if the declaration takes no tables."""
     if declared.rotary_tables is None:
         return None
     point = declared.semantics
@@ -108,7 +108,7 @@ def draw_tables(
 
 
 def standard_tables(given: RotaryTables, head_size: int, point: golden.Semantics) -> RotaryTables:
-    """The tables of positions from zero on that stand in for some others."""
+    """The tables of positions from zero on, in the form of the given tables."""
     places = torch.arange(given.values.shape[1])
     angles = golden.rotary_angles(places, head_size, point)
     return given.replace(values=torch.polar(torch.ones_like(angles), angles).unsqueeze(0))
@@ -140,7 +140,7 @@ def _from_zero(frequencies: Tensor, sizes: tuple[int, int], _generator: Generato
     return _at(torch.arange(sizes[1]).expand(sizes), frequencies)
 
 
-# Tables of positions in a row are those of distances alone: most are others.
+# Consecutive positions show distances alone: most tables hold other angles.
 _KINDS: Final[tuple[Kind, ...]] = (
     _of_any_angles,
     _with_gaps,
