@@ -375,6 +375,10 @@ _LAWS_OF_WHAT_WAS_READ: Final = frozenset(
     "model.causality".split()
 )
 
+# An argument is no mask as it was read if it changes the answer where it keeps every key.
+_OF_KEPT_KEYS: Final = "mask.all-keep"
+_LAWS_OF_MASKS: Final = frozenset({"mask.no-leak", "mask.causal"})
+
 
 def certain_results(loaded: Loaded, results: Sequence[ClauseResult]) -> list[ClauseResult]:
     """Return the results, without failures a wrong reading may explain (undeclared candidates).
@@ -388,6 +392,8 @@ def certain_results(loaded: Loaded, results: Sequence[ClauseResult]) -> list[Cla
         return list(results)
     named = {str(entry["name"]) for one in results for entry in one.diagnosis if _is_known(entry)}
     laws = _LAWS if reading.unread else _LAWS | _LAWS_OF_WHAT_WAS_READ
+    if any(one.id == _OF_KEPT_KEYS and one.status == "failed" for one in results):
+        laws -= _LAWS_OF_MASKS
     guessed = _OF_WHAT_WAS_UNREAD if reading.unread else _OF_WHAT_WAS_PROMISED
 
     def is_certain(result: ClauseResult) -> bool:

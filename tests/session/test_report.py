@@ -177,6 +177,14 @@ def test_what_is_not_finite_breaks_a_law_of_what_was_read_alone() -> None:
     assert (read.status, unread.status) == ("failed", "untestable")
 
 
+@pytest.mark.parametrize(("kept", "status"), [("passed", "failed"), ("failed", "untestable")])
+def test_an_argument_that_acts_where_it_keeps_every_key_is_no_mask(kept: str, status: str) -> None:
+    """Leaks through it say nothing, as in Whisper's attention, which takes its mask for a flag."""
+    results = [result(kept, "mask.all-keep"), result("failed", "mask.no-leak")]
+    *_, leak = certain_results(loaded(reading=Reading()), results)
+    assert leak.status == status
+
+
 @pytest.mark.parametrize("slug", ["shape.strided", "gradients.interleaved"])
 def test_what_raises_answers_nothing_wrongly(slug: str) -> None:
     """Tensors that lie otherwise, and calls that share a cache, were promised by nobody."""
