@@ -120,7 +120,7 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
             return made
     others: list[tuple[int | None, int | None]]
     others = [(num_heads, width) for width in _fixed_widths(built)]
-    others += [(heads, None) for heads in _heads_beside(kind) if num_heads is None]
+    others += [(heads, None) for heads in _said_heads(kind) if num_heads is None]
     if others and answering(built) is None:
         for heads, width in others:
             with contextlib.suppress(ConstructionError):
@@ -130,10 +130,15 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
     return _of_parts(kind, num_heads, built) or (materialised(built), how)
 
 
-def _heads_beside(kind: type[nn.Module]) -> list[int]:
-    """Numbers of heads among the global names of a class's file, which a forward may read."""
-    names = getattr(kind.forward, "__globals__", {})
-    said = [value for name, value in names.items() if name.lower() in HEAD_NAMES]
+def _said_heads(kind: type[nn.Module]) -> list[int]:
+    """Numbers of heads among a constructor's defaults and the global names of its class's file.
+
+    A default number of heads may leave each head of a small width an odd size.
+    """
+    parameters = inspect.signature(kind).parameters.values()
+    named = [(parameter.name, parameter.default) for parameter in parameters]
+    named += getattr(kind.forward, "__globals__", {}).items()
+    said = [value for name, value in named if name.lower() in HEAD_NAMES]
     return [value for value in said if type(value) is int and 0 < value <= _LARGE_HEAD]
 
 

@@ -300,6 +300,24 @@ class HeadsOfItsFile(Attention):
         return answer
 
 
+class InPairs(Attention):
+    """Turns pairs of channels of eight heads, unless told otherwise, as FLUX does."""
+
+    def __init__(self, dim: int, num_heads: int = 8) -> None:
+        super().__init__(dim, num_heads)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of tokens."""
+        x.unflatten(-1, (self.num_heads, -1, 2))  # raises for odd sizes of heads
+        return super().forward(x)
+
+
+def test_a_width_has_heads_of_a_usual_size_by_default() -> None:
+    """Eight heads of 24 channels have three each, which make no pairs."""
+    _, said = instance_of(InPairs, None)
+    assert said == "constructed as InPairs(dim=64)"
+
+
 def test_heads_that_a_file_names_are_tried() -> None:
     """Notebooks define the number beside the class, and their forward reads it by mistake."""
     built, how = instance_of(HeadsOfItsFile, None)
