@@ -32,7 +32,7 @@ from .packing import (
     supports,
 )
 from .projections import INSIDE, OWN_WEIGHTS, Options, how_to_name, options, recipes
-from .trial import LENGTHS, PROBES, Inputs, Trial, TrialAnswer
+from .trial import LENGTHS, PROBES, Inputs, Trial, TrialAnswer, is_same
 
 Semantics = golden.Semantics
 
@@ -475,10 +475,6 @@ def _agreeing(hypotheses: list[Hypothesis], search: ProjectionSearch) -> list[Hy
     return []
 
 
-# A distance beyond rounding in half precision, in units of an answer's largest element.
-_FAR: Final = 0.05
-
-
 def _has_right_values(
     hypothesis: Hypothesis, search: ProjectionSearch, point: golden.Semantics
 ) -> bool:
@@ -495,10 +491,9 @@ def _has_right_values(
         if answer is not None and not _leaves_rows_empty(answer):
             evaluated = evaluate(answer.inputs, weights, sizes, point)
             sums = evaluated.core.weights.sum(-1)
-            if torch.allclose(sums, torch.ones_like(sums)):
-                largest = evaluated.output.abs().max().item()
-                is_near = distance(answer.output, evaluated) <= _FAR * largest
-                search.right_values[key] = is_near
+            if is_same(torch.ones_like(sums), sums):
+                as_said = evaluated.output.shape == answer.output.shape
+                search.right_values[key] = as_said and is_same(evaluated.output, answer.output)
     return search.right_values[key]
 
 

@@ -214,7 +214,7 @@ class Trial:
             query, key, _ = answer.inputs
             lengths, dtype = (query.shape[1], key.shape[1]), query.dtype
             other = self._call(widths, lengths, dtype, turned=slice(None))
-            self._apart = other is not None and _is_same(answer.output[1:], other.output[1:])
+            self._apart = other is not None and is_same(answer.output[1:], other.output[1:])
             self._apart = self._apart or self._call(widths, lengths, dtype, batch=1) is None
         return self._apart is not False
 
@@ -225,7 +225,7 @@ class Trial:
             return True
         query, key, _ = answer.inputs
         again = self._call(widths, (query.shape[1], key.shape[1]), query.dtype)
-        return again is None or _is_same(answer.output, again.output)
+        return again is None or is_same(answer.output, again.output)
 
     def heeds_every_input(self, widths: tuple[int, int, int]) -> bool:
         """Whether negating each further input changes the answer, as it must for a true input."""
@@ -237,7 +237,7 @@ class Trial:
         others = (
             self._call(widths, lengths, answer.inputs[0].dtype, negated=place) for place in places
         )
-        return all(other is None or not _is_same(answer.output, other.output) for other in others)
+        return all(other is None or not is_same(answer.output, other.output) for other in others)
 
     def settle(self, widths: Iterable[tuple[int, int, int]], head_sizes: Sequence[int]) -> bool:
         """Fill the parameters besides tokens with the first values that the module takes.
@@ -371,8 +371,8 @@ class Trial:
             if len(shapes) > 1 or plain.dim() != 3 or plain.shape[1] != length:  # noqa: PLR2004
                 break
             # A module without mixing of tokens is not causal: every row depends on its own token.
-            mixes = not _is_same(plain[:, -1], before[:, -1])
-            if mixes and _is_same(plain[:, :-1], last[:, :-1]):
+            mixes = not is_same(plain[:, -1], before[:, -1])
+            if mixes and is_same(plain[:, :-1], last[:, :-1]):
                 return "no answer changes with a later token"
             break
         stored = (name for name, own in self.module.named_buffers() if _is_triangle(own))
@@ -399,7 +399,7 @@ class Trial:
         masked = self._call(widths, lengths, torch.float64, {form: mask})
         if plain is None or masked is None or plain.output.shape != masked.output.shape:
             return True
-        return _is_same(plain.output[:, :-1], masked.output[:, :-1])
+        return is_same(plain.output[:, :-1], masked.output[:, :-1])
 
     def _remember(self, _module: nn.Module, _inputs: Any, returned: Any) -> None:
         self.returned = type(returned)
@@ -458,10 +458,10 @@ def _has_rows(answer: TrialAnswer) -> bool:
 def _says_nothing(answer: TrialAnswer) -> bool:
     """Whether all rows of each item are equal, or the output holds NaN."""
     output = answer.output
-    return bool(output.isnan().any()) or _is_same(output, output[:, :1].expand_as(output))
+    return bool(output.isnan().any()) or is_same(output, output[:, :1].expand_as(output))
 
 
-def _is_same(one: Tensor, other: Tensor) -> bool:
+def is_same(one: Tensor, other: Tensor) -> bool:
     """Whether two outputs are equal up to rounding."""
     return bool(((other - one).abs() <= model.SAME_READ * one.abs().max()).all())
 

@@ -224,8 +224,9 @@ class Weights:
     def _larger(self) -> Inputs:
         """The inputs for reading weights, with queries scaled up for larger logits."""
         inputs, weights = self._inputs, self._inputs.weights
-        spread = [float(LogitFit(one, right_rows=True).logits.std()) for one, _ in self.readings]
-        factor = max([_STRETCHED, *(_SPREAD / own for own in spread[:1] if own > 0.0)])
+        fits = (LogitFit(one, right_rows=True).logits for one, _ in self.readings[:1])
+        spread = [float(logits.std(correction=0)) for logits in fits if logits.numel()]
+        factor = max([_STRETCHED, *(_SPREAD / own for own in spread if own > 0.0)])
         if weights is None:
             return inputs.with_tokens(query=factor * inputs.query)
         bias = None if weights.q_bias is None else factor * weights.q_bias

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .consequences import Specific, also
+from .consequences import ANYTHING, Specific, also
 
 # Whatever compares with the golden meets these points in every call.
 _COMPARED: Final = (
@@ -23,6 +23,8 @@ PREPARED: Final[Specific] = {
     ),
     "position.rotary-shift": ("PlacesOverLength", also(f"{_TURNED} shape.empty-query")),
     "position.rotary-partial": ("AllChannelsTurned", also(_TURNED)),
+    "position.scaling": ("ScalingForgotten", ANYTHING),
+    "position.tables": ("RowsOneLater", ANYTHING),
     "qk-norm.golden": ("NormWithoutTheMean", also(_COMPARED)),
     "score-mod.golden": ("NothingModified", also(_COMPARED)),
     "sinks.golden": ("SinkOfTheFirstHead", also(f"{_COMPARED} sinks.large")),
