@@ -438,7 +438,7 @@ def plan_candidates(
         candidates = compiled_variants(candidates)
     known = dict(enumerate(isolated))
     for number, given in enumerate(map(spanning, candidates)):
-        candidate = _with_tables_that_fit(given, options) if options.preflight else given
+        candidate = _with_tables_that_fit(given, options, on_step) if options.preflight else given
         unchecked = known[number].unchecked if isolated else ()
         if options.preflight and not isolated:
             on_step("building", candidate.name)
@@ -491,7 +491,7 @@ def _takes_tables(run: CandidateRun) -> bool:
     return True
 
 
-def _with_tables_that_fit(candidate: Candidate, options: RunOptions) -> Candidate:
+def _with_tables_that_fit(candidate: Candidate, options: RunOptions, on_step: OnStep) -> Candidate:
     """Return a candidate with an entry for each pair of channels if whole tables fail its calls.
 
     ``rotary_table_shape="LR"`` promises tables "of whole or half width" (VOCABULARY.md, section 2).
@@ -499,6 +499,7 @@ def _with_tables_that_fit(candidate: Candidate, options: RunOptions) -> Candidat
     shape = candidate.declaration.rotary_table_shape
     if shape is None or shape.endswith("/2") or not options.trials:
         return candidate
+    on_step("trying", candidate.name)  # a call that hangs or crashes here is a verdict
     declaration = replace(candidate.declaration, rotary_table_shape=f"{shape}/2")
     halved = replace(candidate, declaration=declaration)
     whole_run, halved_run = (_planned(one, options, None)[0] for one in (candidate, halved))
