@@ -204,15 +204,19 @@ def _instance_of(
         if first is not None and time.process_time() > ends:
             break
         arguments = dict(zip(names, values, strict=True))
-        with contextlib.suppress(ConstructionError):
-            made = _constructed(kind, {**arguments, **small})
-            if small and (answering(made[0]) is not None or _takes_ids(made[0])):
-                return made
+        silent: tuple[nn.Module, str] | None = None
+        if small:
+            with contextlib.suppress(ConstructionError):
+                silent = _constructed(kind, {**arguments, **small})
+                if answering(silent[0]) is not None or _takes_ids(silent[0]):
+                    return silent
         try:
             made = _constructed(kind, arguments)
         except ConstructionError as error:
             failure = failure or error
             continue
+        if silent and answering(made[0]) is None:
+            made = silent  # trial calls of a small module cost less
         if not unknown or answering(made[0]) is not None:
             return made
         first = first or made

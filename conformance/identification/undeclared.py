@@ -59,6 +59,7 @@ from ..models.torch_doubts import (
     idle_tables_of,
     mistaken_scales,
     packed_otherwise,
+    scaled_before,
     standardised,
     unlike_rotations,
 )
@@ -306,14 +307,17 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
     )
     apart = items_stay_apart(made.engine.module, made.engine.calling, length)
     unread = "" if apart else "an item of a batch changes the answer to another, as it was called"
-    normed = standardised(made.engine, made.model)
+    scale_is_meant = standardised(made.engine, made.model) | scaled_before(made.engine)
     masks = {entry.name for entry in made.model.inputs if entry.role == "mask"}
     fills = [f"{name}={shown_fill(source)}" for name, source in made.engine.calling.fills]
     given = f"besides its tokens it gets {', '.join(fills)}" if fills else ""
     return [
         _with_notes(
             _with_own_fill(
-                _held_to_standard(_as_it_works(candidate, doubts), unread, scaled, normed), masks
+                _held_to_standard(
+                    _as_it_works(candidate, doubts), unread, scaled, scale_is_meant
+                ),
+                masks,
             ),
             drawn,
             given,
@@ -354,13 +358,16 @@ def _as_it_works(candidate: Candidate, doubts: str) -> Candidate:
 
 
 def _held_to_standard(
-    candidate: Candidate, unread: str, scaled: Mapping[int, str], normed: Collection[int]
+    candidate: Candidate,
+    unread: str,
+    scaled: Mapping[int, str],
+    scale_is_meant: Collection[int],
 ) -> Candidate:
     """A candidate read in a module; the standard scale replaces a mistaken scale.
 
     A scale of one is left: some models are trained without any scale. ``unread`` becomes part of
     the reading; ``scaled`` maps indices of attentions to sentences on a wrong size in the scale;
-    attentions in ``normed`` may be trained with any scale.
+    attentions in ``scale_is_meant`` may have any scale.
     """
     reading, site = Reading(unread=unread), candidate.site
     point = golden.STANDARD
@@ -374,7 +381,7 @@ def _held_to_standard(
             warnings=(said, *candidate.warnings),
         )
     size, heads = (None, None) if site is None else (site["head_size"], site["heads"])
-    if site is not None and site["index"] in normed:
+    if site is not None and site["index"] in scale_is_meant:
         reading, size = dataclasses.replace(reading, meant=("scale",)), None
     if site is None or size is None or site["scale"] is None:
         return dataclasses.replace(candidate, reading=reading)

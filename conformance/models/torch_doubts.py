@@ -181,6 +181,16 @@ def standardised(engine: TorchEngine, model: WholeModel) -> set[int]:
     return found
 
 
+def scaled_before(engine: TorchEngine) -> set[int]:
+    """Return indices of attentions with the standard scale on queries and keys that enter them."""
+    return {
+        site.index
+        for site in engine.sites
+        if site.scaled_above != 1
+        and is_standard((site.scale or 1.0) * site.scaled_above, site.head_size)
+    }
+
+
 def _alike(one: Tensor, other: Tensor, part: float) -> Tensor:
     """Compare elements: equal within ``part`` of one plus the second's size."""
     return (one - other).abs() <= part * (1.0 + other.abs())

@@ -380,7 +380,7 @@ def _meanings(module: nn.Module, name: str, entry: Mapping[str, Any]) -> list[_M
     if _TABLES & {*words_of(name)}:
         return _made(_tables_for(module, name))
     features = _features(module)
-    pictures = [*_pictures(module), *_pictures_of(features)]
+    pictures = [*_pictures(module), *_pictures_of(module, features)]
     if any(word in joined for word in ("pixel", "image", "input_features")):
         return pictures or features
     embeds = any(isinstance(part, nn.Embedding) for part in module.modules())
@@ -448,9 +448,9 @@ def _pictures(module: nn.Module) -> list[_Meaning]:
         if isinstance(part, nn.Conv2d):
             own = getattr(config, "image_size", None)
             strides = {one.stride for one in module.modules() if isinstance(one, nn.Conv2d)}
+            sizes = [own] if isinstance(own, int) else [*_own_sizes(module), *_PICTURES]
             # If each pixel is a token, a small picture is enough.
-            usual = sorted(_PICTURES) if strides == {(1, 1)} else _PICTURES
-            sizes = [own] if isinstance(own, int) else [*_own_sizes(module), *usual]
+            sizes = sorted({_SIDE, *sizes}) if strides == {(1, 1)} else sizes
             shapes += [(part.in_channels, size, size) for size in sizes]
             break
         if isinstance(part, nn.Conv1d) and not shapes:
@@ -461,16 +461,21 @@ def _pictures(module: nn.Module) -> list[_Meaning]:
     return [_Meaning("image", ("batch", *shape), "float32") for shape in shapes]
 
 
-def _pictures_of(features: Sequence[_Meaning]) -> list[_Meaning]:
-    """Pictures whose places are tokens, with channels behind them."""
-    shapes = ((*one.shape[:1], _SIDE, _SIDE, *one.shape[-1:]) for one in features[:_MOST_SIZES])
+def _pictures_of(module: nn.Module, features: Sequence[_Meaning]) -> list[_Meaning]:
+    """Pictures whose places are tokens, with channels behind or before them."""
+    widths = [one.shape[-1] for one in features[:_MOST_SIZES]]
+    shapes: list[tuple[int | str, ...]] = []
+    for side in dict.fromkeys((_SIDE, *_own_sizes(module))):
+        shapes += [("batch", side, side, width) for width in widths]
+        shapes += [("batch", width, side, side) for width in widths]
     return [_Meaning("image", shape, "float32") for shape in shapes]
 
 
 def _own_sizes(module: nn.Module) -> list[int]:
     """Return the picture sides named by the module's numbers and tables, or by their roots.
 
-    A resolution or a table of positions fixes the side of the pictures the module accepts.
+    A resolution or a table of positions fixes the side of the pictures the module accepts; a table
+    may hold one more position, for a token before the picture's.
     """
     spoken: dict[int, None] = {}
     for part in module.modules():
@@ -480,7 +485,8 @@ def _own_sizes(module: nn.Module) -> list[int]:
         own += [] if _is_of_torch(part) else [size for one in tables for size in one.shape]
         numbers = [one for one in own if type(one) is int and _SHORTEST < one <= _LONGEST**2]
         spoken |= dict.fromkeys(one for one in numbers if one <= _LONGEST)
-        spoken |= dict.fromkeys(math.isqrt(n) for n in numbers if math.isqrt(n) ** 2 == n)
+        roots = ((n, math.isqrt(n)) for n in numbers)
+        spoken |= dict.fromkeys(root for n, root in roots if root**2 in (n, n - 1))
     return list(spoken)[:_MOST_WIDTHS]
 
 
@@ -597,7 +603,7 @@ def items_stay_apart(module: nn.Module, calling: TorchCalling, length: int) -> b
 
     Also whether reversed items have reversed answers: else an input may have no items.
     """
-    features = [entry.name for entry in calling.inputs if entry.role == "features"]
+    features = [entry.name for entry in calling.inputs if entry.role in ("features", "image")]
     if not features:
         return True
     plain = _answers_to(module, calling, length, "")

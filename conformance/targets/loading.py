@@ -128,7 +128,8 @@ def one_line(error: BaseException) -> str:
         text = f"{text[:_LONGEST_MESSAGE]}…"
     place = _place(error)
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    hint = f"; install what has it (pip install {missing.partition('.')[0]})" if missing else ""
+    package = (missing or "").partition(".")[0]
+    hint = f"; install what has it (often pip install {package})" if package else ""
     return printable(
         f"{name_of(error)}{f': {text}' if text else ''}{f' ({place})' if place else ''}{hint}"
     )
