@@ -88,6 +88,12 @@ def masks_that_hide_nothing() -> Iterator[str]:
         yield f"{{query}}.{maker}({shape}{dtype})"
 
 
+def holds_masks(fills: Fills) -> bool:
+    """Whether a value is a mask made for the call."""
+    masks = {*masks_that_hide_nothing()} - {"None"}
+    return any(source in masks for _, source in fills)
+
+
 def sides_for(name: str) -> tuple[str, ...]:
     """Expressions for the height, the width or both of a picture, as a name asks; else ()."""
     lowered, words = name.lower(), words_of(name)

@@ -20,7 +20,7 @@ from ..base.geometry import Geometry
 from ..errors import DeclarationError
 from ..tolerance import model
 from .calling import Calling
-from .filling import fillings, takes_items
+from .filling import fillings, holds_masks, takes_items
 
 # The methods that users call, and libraries override. ``Module.to(dtype)`` would also make complex
 # buffers (rotary positions kept as complex numbers) real, and lose their imaginary part.
@@ -133,6 +133,8 @@ _ASKED: Final = 1100
 Inputs = tuple[Tensor, Tensor, Tensor]
 LENGTHS: Final = ((5, 7), (6, 6))
 _BATCH: Final = 2
+# Fewer tokens than the items of a batch.
+_FEW: Final = 2
 # How many tensors of tokens a call is given; elsewhere three.
 _GIVEN: Final = {"self": 1, "memory": 2}
 # Lengths tried when LENGTHS are refused, and fillings tried at each.
@@ -280,11 +282,23 @@ class Trial:
                 answer = next((one for one in map(self._fresh, widths) if one is not None), None)
                 if answer is None:
                     continue
-                if _has_rows(answer) and not (made and _says_nothing(answer)):
+                likely = _has_rows(answer) and not (made and _says_nothing(answer))
+                if likely and (not holds_masks(fills) or self._takes_few_tokens(answer)):
                     return True
                 first = first or self.calling
         self.calling = first or calling
         return first is not None
+
+    def _takes_few_tokens(self, answer: TrialAnswer) -> bool:
+        """Whether a call with fewer tokens than items succeeds: another shape would be cut there.
+
+        True where the module insists on a length.
+        """
+        if len(self.lengths) == 1 or not self.batched:
+            return True
+        widths = tuple(tokens.shape[-1] for tokens in answer.inputs)
+        few = self._call(widths, (_FEW, _FEW), answer.inputs[0].dtype, batch=_FEW + 1)  # type: ignore[arg-type]  # of three tensors
+        return few is not None
 
     def _own_lengths(self) -> list[int]:
         """Sizes of a module's tensors and attributes, as lengths that the module may insist on."""

@@ -314,9 +314,7 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
     return [
         _with_notes(
             _with_own_fill(
-                _held_to_standard(
-                    _as_it_works(candidate, doubts), unread, scaled, scale_is_meant
-                ),
+                _held_to_standard(_as_it_works(candidate, doubts), unread, scaled, scale_is_meant),
                 masks,
             ),
             drawn,

@@ -352,12 +352,27 @@ def test_a_class_that_no_call_answers_is_refused_by_its_own_fault() -> None:
         conformance.check(bare_modules.Refusing, profile="quick", only=FEW)
 
 
-@pytest.mark.parametrize("kind", [bare_modules.InWindows, bare_modules.OfPlaces])
+@pytest.mark.parametrize(
+    "kind", [bare_modules.InWindows, bare_modules.OfPlaces, bare_modules.OfPixels]
+)
 def test_attention_of_places_is_judged(kind: type[nn.Module]) -> None:
-    """In windows of a picture, and of all places of a picture with its channels last."""
+    """In windows of a picture, and of all its places, with channels last or first."""
     model, core = opened(kind)
     assert (model.kind, core.kind) == ("model", "core")
     assert verdict(kind)[0].startswith("conforms")
+
+
+def test_items_of_pictures_are_asked() -> None:
+    """Columns that attend along the first axis fail nothing: items that come first are a guess."""
+    (candidate,) = opened(bare_modules.OfColumns)
+    assert candidate.reading is not None
+    assert "no way of calling it" in candidate.reading.unread
+
+
+def test_a_mask_that_is_cut_has_the_shapes_that_it_takes_at_all_sizes() -> None:
+    """Four axes fit where there are more tokens than items and heads, and nowhere else."""
+    (candidate,) = opened(bare_modules.CutsItsMask)
+    assert set(candidate.declaration.mask_shapes) == {"QK", "11QK"}
 
 
 def test_heads_that_weights_mix_are_another_kind() -> None:

@@ -925,6 +925,53 @@ class OfPlaces(Projected):
         return self.inside(tokens, tokens, tokens).unflatten(1, (height, width))
 
 
+class OfPixels(Projected):
+    """The attention of a picture's places, channels first, to them and a table of positions.
+
+    The root of the scale is on the queries and on the keys, as in guided diffusion.
+    """
+
+    def __init__(self, spacial_dim: int = 3, embed_dim: int = WIDTH) -> None:
+        super().__init__(embed_dim)
+        self.positions = nn.Parameter(torch.randn(embed_dim, spacial_dim**2 + 1) / embed_dim**0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attend from all places, ``[B, E, height, width]``, and their mean to these."""
+        places = x.flatten(2)
+        tokens = (torch.cat([places.mean(-1, keepdim=True), places], -1) + self.positions).mT
+        query, key, value = (one(tokens).mT for one in (self.q, self.k, self.v))
+        root = (WIDTH // HEADS) ** -0.25
+        shape = (-1, WIDTH // HEADS, tokens.shape[1])
+        scores = torch.einsum(
+            "bct,bcs->bts", (query * root).reshape(shape), (key * root).reshape(shape)
+        )
+        merged = torch.einsum("bts,bcs->bct", scores.softmax(-1), value.reshape(shape))
+        return self.o(merged.reshape(query.shape).mT)[:, 0]
+
+
+class OfColumns(Projected):
+    """Each column of an alignment attends along its rows, ``[rows, columns, B, E]``."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Items are the third axis: a guess that they come first is wrong."""
+        if x.dim() != len("RCBE"):
+            raise ValueError(x.shape)
+        tokens = x.flatten(1, 2).transpose(0, 1)
+        return self.inside(tokens, tokens, tokens).transpose(0, 1).reshape(x.shape)
+
+
+class CutsItsMask(Projected):
+    """A mask ``[L, L]`` that is cut to the tokens, as LLMs-from-scratch does."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """A mask of more axes would be cut along its items and heads."""
+        size = x.shape[1]
+        query, key, value = (heads_of(one(x)) for one in (self.q, self.k, self.v))
+        scores = (query @ key.mT).masked_fill(mask[:size, :size], -torch.inf)
+        weights = (scores / key.shape[-1] ** 0.5).softmax(-1)
+        return self.o((weights @ value).transpose(1, 2).flatten(2))
+
+
 class MixesHeads(Projected):
     """Heads whose scores are mixed by weights, as in talking heads."""
 
