@@ -83,6 +83,8 @@ _BATCH: Final = 64
 # Norms of groups and kernels want widths divisible by small powers of two.
 _USUAL_DIVISOR: Final = 64
 _MOST_DIVISOR: Final = 256
+# Parameters of a module whose trial calls take a tenth of a second and more.
+_MANY_NUMBERS: Final = 2**24
 # Constructions tried for one class.
 _MOST_TRIED: Final = 40
 # Classes of the same file tried as a part of a module.
@@ -204,20 +206,12 @@ def _instance_of(
         if first is not None and time.process_time() > ends:
             break
         arguments = dict(zip(names, values, strict=True))
-        silent: tuple[nn.Module, str] | None = None
-        if small:
-            with contextlib.suppress(ConstructionError):
-                silent = _constructed(kind, {**arguments, **small})
-                if answering(silent[0]) is not None or _takes_ids(silent[0]):
-                    return silent
         try:
-            made = _constructed(kind, arguments)
+            made = _of_likely_sizes(kind, arguments, small)
         except ConstructionError as error:
             failure = failure or error
             continue
-        if silent and answering(made[0]) is None:
-            made = silent  # trial calls of a small module cost less
-        if not unknown or answering(made[0]) is not None:
+        if not unknown or _responds(made[0]):
             return made
         first = first or made
     first = first or _of_read_settings(kind, objects, num_heads, divisor, choices)
@@ -231,6 +225,31 @@ def _instance_of(
         )
         raise ConstructionError(why, failure.call, unknown)
     raise failure or ConstructionError(f"{kind.__name__} cannot be constructed")
+
+
+def _of_likely_sizes(
+    kind: type[nn.Module], arguments: Mapping[str, Any], small: Mapping[str, Any]
+) -> tuple[nn.Module, str]:
+    """An instance of ``small`` sizes if it responds, else one of default sizes.
+
+    If neither responds and the default sizes are large, the small one, whose further trial calls
+    cost less. Raises ConstructionError.
+    """
+    if not small:
+        return _constructed(kind, arguments)
+    try:
+        made = _constructed(kind, {**arguments, **small})
+    except ConstructionError:
+        return _constructed(kind, arguments)
+    if _responds(made[0]):
+        return made
+    whole = _constructed(kind, arguments)
+    numbers = sum(one.numel() for one in materialised(whole[0]).parameters())
+    return whole if numbers < _MANY_NUMBERS or _responds(whole[0]) else made
+
+
+def _responds(built: nn.Module) -> bool:
+    return answering(built) is not None or _takes_ids(built)
 
 
 def _further_keywords(
