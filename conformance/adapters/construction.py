@@ -244,7 +244,8 @@ def _of_likely_sizes(
     if _responds(made[0]):
         return made
     whole = _constructed(kind, arguments)
-    numbers = sum(one.numel() for one in materialised(whole[0]).parameters())
+    made_ones = (one for one in whole[0].parameters() if not nn.parameter.is_lazy(one))
+    numbers = sum(one.numel() for one in made_ones)
     return whole if numbers < _MANY_NUMBERS or _responds(whole[0]) else made
 
 
