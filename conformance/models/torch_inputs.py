@@ -449,8 +449,9 @@ def _pictures(module: nn.Module) -> list[_Meaning]:
             own = getattr(config, "image_size", None)
             strides = {one.stride for one in module.modules() if isinstance(one, nn.Conv2d)}
             sizes = [own] if isinstance(own, int) else [*_own_sizes(module), *_PICTURES]
-            # If each pixel is a token, a small picture is enough.
+            # If each pixel is a token, a small picture is enough; a single patch has one token.
             sizes = sorted({_SIDE, *sizes}) if strides == {(1, 1)} else sizes
+            sizes = sorted(sizes, key=lambda side: side < 2 * max(map(max, strides)))
             shapes += [(part.in_channels, size, size) for size in sizes]
             break
         if isinstance(part, nn.Conv1d) and not shapes:
@@ -624,8 +625,8 @@ def items_stay_apart(module: nn.Module, calling: TorchCalling, length: int) -> b
 
 
 def idle_inputs(module: nn.Module, calling: TorchCalling, length: int) -> list[str]:
-    """The features with which no answer changes by a bit, by name."""
-    names = [entry.name for entry in calling.inputs if entry.role == "features"]
+    """The features and pictures with which no answer changes by a bit, by name."""
+    names = [entry.name for entry in calling.inputs if entry.role in ("features", "image")]
     plain = _answers_to(module, calling, length, "")
     return [
         name
