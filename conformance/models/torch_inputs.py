@@ -480,7 +480,8 @@ def _own_sizes(module: nn.Module) -> list[int]:
     """
     spoken: dict[int, None] = {}
     for part in module.modules():
-        held = vars(part).values()
+        # Of torch's own modules, norms alone know about sides.
+        held = vars(part).values() if _knows_sides(part) else ()
         own = [one for some in held for one in (some if isinstance(some, tuple) else (some,))]
         tables = [*part.parameters(recurse=False), *part.buffers(recurse=False)]
         own += [] if _is_of_torch(part) else [size for one in tables for size in one.shape]
@@ -489,6 +490,10 @@ def _own_sizes(module: nn.Module) -> list[int]:
         roots = ((n, math.isqrt(n)) for n in numbers)
         spoken |= dict.fromkeys(root for n, root in roots if root**2 in (n, n - 1))
     return list(spoken)[:_MOST_WIDTHS]
+
+
+def _knows_sides(part: nn.Module) -> bool:
+    return isinstance(part, nn.LayerNorm) or not _is_of_torch(part)
 
 
 def _is_of_torch(part: nn.Module) -> bool:
