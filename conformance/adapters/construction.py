@@ -209,7 +209,9 @@ def _instance_of(
         try:
             made = _of_likely_sizes(kind, arguments, small)
         except ConstructionError as error:
-            failure = failure or error
+            # What lacks is what to say first, however the other values fail.
+            lacks = isinstance(error.__cause__, ImportError)
+            failure = error if failure is None or lacks else failure
             continue
         if not unknown or _responds(made[0]):
             return made

@@ -370,13 +370,14 @@ def _needed(pieces: list[_Piece], names: set[str]) -> list[_Piece]:
     """
     imported = {name for one in pieces if isinstance(one.statement, _IMPORTS) for name in one.binds}
     plain = {name for piece in pieces if piece.is_plain for name in piece.binds}
+    itself = _names_of_itself(pieces)
     wanted, chosen, grows = set(names), set[int](), True
     while grows:
         grows = False
         for number, piece in enumerate(pieces):
             if number in chosen:
                 continue
-            used = _used(piece.statement)
+            used = _used(piece.statement) | _attributes_of(piece.statement, itself)
             sets = piece.changes & imported & wanted and used <= plain | wanted
             if piece.is_open or (piece.binds | piece.changes - imported) & wanted or sets:
                 chosen.add(number)
@@ -385,6 +386,27 @@ def _needed(pieces: list[_Piece], names: set[str]) -> list[_Piece]:
     found = [pieces[number] for number in sorted(chosen)]
     known = any(piece.is_open or piece.binds & names for piece in found)
     return found if known else []
+
+
+def _names_of_itself(pieces: list[_Piece]) -> set[str]:
+    """The names that a module gives itself: ``d2l = sys.modules[__name__]``."""
+    return {
+        name
+        for piece in pieces
+        if isinstance(piece.statement, ast.Assign)
+        and ast.unparse(piece.statement.value) == "sys.modules[__name__]"
+        for name in piece.binds
+    }
+
+
+def _attributes_of(statement: ast.AST, names: set[str]) -> set[str]:
+    return {
+        node.attr
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in names
+    }
 
 
 def _run(run: _Running, pieces: list[_Piece], *, watched: bool = False) -> None:

@@ -227,6 +227,24 @@ def test_what_imports_alone_in_a_file(folder: Path) -> None:
     assert said.endswith("; Good is judged without what failed")
 
 
+ITSELF = """
+import sys
+import no_such_package
+book = sys.modules[__name__]
+class Inner:
+    width = 3
+class Outer:
+    def width(self):
+        return book.Inner.width
+"""
+
+
+def test_attributes_of_the_module_itself_are_needed(folder: Path) -> None:
+    """A file that calls itself d2l reads its names as attributes."""
+    write(folder, {"book.py": ITSELF})
+    assert part_of(folder, "Outer", "book.py").module.Outer().width() == 3
+
+
 TRAINS = """\
 size = 3
 class Loss:
