@@ -54,8 +54,8 @@ def mistaken_scales(engine: TorchEngine, model: WholeModel) -> dict[int, str]:
         and site.scale != 1
         and not is_standard(site.scale, site.head_size)
     ]
-    wide = [site for site in odd if _is_of_width(engine, site)]
-    said = {site.index: "the root of the width of all heads" for site in wide}
+    wide = {site.index: _width_meant(engine, site) for site in odd}
+    said = {index: f"the root of the width of {what}" for index, what in wide.items() if what}
     for site in odd:
         if rules := _rules(engine.recording, site) & _rules_later(engine, model, site):
             said[site.index] = " or ".join(sorted(rules))
@@ -220,11 +220,16 @@ def _above(recording: ModuleRecording, number: int) -> list[Call]:
     return found
 
 
-def _is_of_width(engine: TorchEngine, site: TorchSite) -> bool:
-    """Tell whether a scale fits a head as wide as the matrix that makes queries."""
+def _width_meant(engine: TorchEngine, site: TorchSite) -> str:
+    """The tensor whose width fits a scale: "all heads" or "the tokens" of the query's matrix."""
     matrices = engine.projections(site.edges["query"].number)
-    rows = {len(one) // parts for one in matrices[:1] for parts in (1, 2, 3) if len(matrices) == 1}
-    return any(is_standard(site.scale or 1.0, count) for count in rows - {0, site.head_size})
+    if len(matrices) != 1:
+        return ""
+    rows = {len(matrices[0]) // parts for parts in (1, 2, 3)}
+    for what, widths in (("all heads", rows), ("the tokens", {matrices[0][0].numel()})):
+        if any(is_standard(site.scale or 1.0, one) for one in widths - {0, site.head_size}):
+            return what
+    return ""
 
 
 def _rules_later(engine: TorchEngine, model: WholeModel, site: TorchSite) -> set[str]:
