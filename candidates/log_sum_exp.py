@@ -62,8 +62,10 @@ class CoreWithLogSumExp:
             later = torch.ones(logits.shape[-2:], dtype=torch.bool).triu(last + 1)
             logits = logits.masked_fill(later, -math.inf)
         lse = self.log_sum_exp(logits)
-        finite = torch.where(torch.isneginf(lse), 0.0, logits.logsumexp(dim=-1))
-        output = ((logits - finite[..., None]).exp() @ values).to(query.dtype)
+        hidden = torch.isneginf(logits)
+        none = hidden.all(dim=-1, keepdim=True)
+        weights = logits.masked_fill(none, 0.0).softmax(dim=-1).masked_fill(hidden, 0.0)
+        output = (weights @ values).to(query.dtype)
         return (output, self.returned(lse, query)) if return_lse else output
 
 
