@@ -98,6 +98,7 @@ _promises_empty = requires(
     space=EMPTY,
     counterfactual="a finite number",
     applies=(offers_lse, _promises_empty),
+    explained=False,
 )
 def empty_row_log_sum_exp(subject: Subject, problem: Problem) -> Finding:
     """A partial answer without keys gets no weight where answers are merged."""

@@ -70,8 +70,6 @@ def _contents() -> Iterator[Content]:
         lambda r: r.exact - _largest(r) * _base(r.subject),
     )
     yield Content("the largest logits alone", lambda r: _largest(r) * _base(r.subject))
-    yield Content("the sums of exponentials, without logarithm", lambda r: _natural(r).exp())
-    yield Content("the inverses of the sums", lambda r: (-_natural(r)).exp())
     for words, options in (
         ("the mask", {"keep": None, "bias": None}),
         ("the causal rule", {"causal": False}),
@@ -98,5 +96,6 @@ LOG_SUM_EXPS: Final = Beside(
     exact=lambda subject, inputs: subject.oracle.log_sum_exp(inputs),
     of=_of_core,
     contents=tuple(_contents()),
+    contents_first=True,
     read=lambda subject, lse: lse.mT if subject.declaration.lse_shape == "BQH" else lse,
 )

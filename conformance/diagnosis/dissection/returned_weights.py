@@ -290,7 +290,7 @@ class Beside:
 
     ``asks`` gives the inputs of a call that asks for the tensor, ``exact`` the exact tensor and its
     bound, ``of`` the tensor of an evaluation and ``read`` the canonical axes of a returned tensor;
-    ``contents`` are what may be returned instead.
+    ``contents`` are what may be returned instead, before multiples of it or behind them.
     """
 
     feature: str
@@ -300,6 +300,7 @@ class Beside:
     exact: Callable[[Subject, Inputs], tuple[Tensor, Tensor]]
     of: Callable[[Subject, golden.Attention], Tensor]
     contents: Sequence[Content]
+    contents_first: bool = False
     read: Callable[[Subject, Tensor], Tensor] = lambda _, returned: returned
 
 
@@ -378,7 +379,10 @@ def _proposed(wrong: Sequence[Returned], beside: Beside) -> list[Content]:
         size = float(first.exact.square().sum())
         factor = float((first.actual * first.exact).sum()) / size if size else 1.0
         read = numbers(factor, first.inputs.geometry, model.SAME_READ)
-        multiples = (_multiple(number, beside.noun) for number in read)
+        others = (number for number in read if number.value(first.inputs.geometry) != 1.0)
+        multiples = (_multiple(number, beside.noun) for number in others)
+    if beside.contents_first:
+        return [*beside.contents, *multiples]
     return [*multiples, *beside.contents]
 
 
