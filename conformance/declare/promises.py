@@ -218,7 +218,9 @@ def declare(
         block_size=_read_block_size(block_size, forms),
         rotary_tables=rotary_tables,
         rotary_table_shape=rotary_table_shape,
-        **lse,
+        lse_base=lse.get("lse_base"),
+        lse_shape=lse.get("lse_shape"),
+        lse_empty=lse.get("lse_empty"),
     )
 
 

@@ -9,9 +9,9 @@ from candidates.broken._kit import CORRECT
 from candidates.eager import EagerModule, eager_core, eager_layer, eager_module
 from candidates.legitimate import CANDIDATES as LEGITIMATE
 from candidates.legitimate.backward import by_autograd
+from candidates.log_sum_exp import log_sum_exp
 from candidates.operator_attention import operator_attention
 from candidates.out_attention import out_attention
-from candidates.log_sum_exp import log_sum_exp
 from candidates.rotary_tables import tables_by_halves
 from candidates.torch_scaled_dot_product import torch_scaled_dot_product
 from candidates.varlen_attention import varlen_attention

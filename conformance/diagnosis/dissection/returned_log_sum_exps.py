@@ -58,6 +58,10 @@ def _without(**options: Any) -> Callable[[Returned], Tensor]:
     return values
 
 
+def _changed(change: Callable[[Tensor], Tensor]) -> Callable[[Returned], Tensor]:
+    return lambda returned: change(returned.exact)
+
+
 def _of_core(subject: Subject, core: golden.Attention) -> Tensor:
     return core.log_sum_exp * _base(subject)
 
@@ -81,7 +85,7 @@ def _contents() -> Iterator[Content]:
     ):
         yield Content(f"the log-sum-exps without {words}", _without(**options))
     for words, change in _CHANGES:
-        yield Content(words, lambda r, change=change: change(r.exact))
+        yield Content(words, _changed(change))
 
 
 def _asked(subject: Subject, inputs: Inputs) -> Inputs:
