@@ -69,6 +69,17 @@ class Attention:
     semantics: Semantics
     run: Run = field(compare=False, repr=False)
 
+    @property
+    def log_sum_exp(self) -> Tensor:
+        """The natural logarithm of each row's denominator in the softmax: float64 ``[B, H, Lq]``.
+
+        A sink's exponential counts; minus infinity where no logit is finite.
+        """
+        largest, total = self.run["largest"], self.run["total"]
+        result = (largest + total.log()).squeeze(-1)
+        none = largest.squeeze(-1) <= torch.finfo(largest.dtype).min
+        return torch.where(none, -math.inf, result)
+
 
 # The stages whose results an evaluation holds under their own names.
 RESULTS: Final = (

@@ -119,11 +119,13 @@ class Answer:
     ``output`` and ``weights`` are copies, since a kernel may write its next answer into the same
     storage; ``returned`` is the output object of the candidate, None for an answer no candidate
     returned, and ``kept`` a copy of it in the same axes. ``returned_weights`` is the weights
-    object.
+    object. ``lse`` are the returned log-sum-exps ``[B, H, Lq]``, ``returned_lse`` their object.
     """
 
     output: Tensor
     weights: Tensor | None = None
+    lse: Tensor | None = None
+    returned_lse: Tensor | None = None
     returned: Tensor | None = None
     returned_weights: Tensor | None = None
     kept: Tensor | None = None
@@ -228,6 +230,8 @@ def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
         keywords["sinks"] = inputs.sinks.clone()
     if inputs.return_weights:
         keywords["return_weights"] = True
+    if inputs.return_lse:
+        keywords["return_lse"] = True
     return keywords | cache_keywords(inputs)
 
 
@@ -407,17 +411,14 @@ def raised(error: BaseException, action: str = "") -> Violation:
 
 def read_answer(returned: Any, inputs: Inputs) -> Answer:
     """Check type and shape of what was returned; raises CandidateFailure."""
-    weights = returned_weights = None
+    weights = returned_weights = lse = returned_lse = None
     if inputs.return_weights:
-        if not isinstance(returned, tuple) or len(returned) != 2:  # noqa: PLR2004 (a pair)
-            _refuse(
-                "type",
-                f"returned {_describe(returned)} for return_weights=True, not a pair "
-                "(output, weights)",
-            )
-        returned, answer_weights = returned
+        returned, answer_weights = _pair(returned, "return_weights", "weights")
         weights = _tensor(answer_weights, "weights", inputs.score_shape, inputs)
         returned_weights = plainly(answer_weights)
+    elif inputs.return_lse:
+        returned, answer_lse = _pair(returned, "return_lse", "lse")
+        lse, returned_lse = _log_sum_exp(answer_lse, inputs), plainly(answer_lse)
     kept = _tensor(returned, "output", presented_shape(inputs), inputs)
     output = canonical_output(kept, inputs)
     return Answer(
@@ -425,8 +426,34 @@ def read_answer(returned: Any, inputs: Inputs) -> Answer:
         weights=weights,
         returned=plainly(returned),
         returned_weights=returned_weights,
+        lse=lse,
+        returned_lse=returned_lse,
         kept=kept,
     )
+
+
+def _pair(returned: Any, keyword: str, second: str) -> tuple[Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 2:  # noqa: PLR2004 (a pair)
+        said = f"returned {_describe(returned)} for {keyword}=True, not a pair (output, {second})"
+        _refuse("type", said)
+    return returned[0], returned[1]
+
+
+def _log_sum_exp(value: Any, inputs: Inputs) -> Tensor:
+    """Check returned log-sum-exps, in float32 or the inputs' wider dtype: ``[B, H, Lq]``."""
+    by_axis = dict(zip("BHQ", inputs.score_shape, strict=False))
+    shape = tuple(by_axis[axis] for axis in inputs.return_lse)
+    lse = _tensor(value, "log-sum-exp", shape, inputs)
+    least = torch.promote_types(inputs.query.dtype, torch.float32)
+    if lse.element_size() < least.itemsize:
+        _refuse(
+            "dtype",
+            f"the log-sum-exp has dtype {lse.dtype}, in which merged parts lose digits: {least} is "
+            "expected",
+            expected=str(least),
+            got=str(lse.dtype),
+        )
+    return lse if inputs.return_lse == "BHQ" else lse.mT
 
 
 # The verb for weights, a plural.

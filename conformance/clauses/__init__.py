@@ -11,6 +11,7 @@ from . import (  # noqa: F401, I001 (importing registers; the order is that of t
     bias,
     position,
     sinks,
+    log_sum_exp,
     causal,
     equivariance,
     qk_norm_and_score_mod,

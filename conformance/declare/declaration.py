@@ -42,6 +42,9 @@ EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
 # Ways to a row without keys, besides mask forms, that may have separate rules.
 BY_CAUSALITY: Final = "causal"
 WITH_WEIGHTS: Final = "weights"
+LSE_BASES: Final = ("e", "2")
+LSE_SHAPES: Final = ("BHQ", "BQH")
+LSE_EMPTY: Final = ("-inf", "inf", "any")
 PRECISIONS: Final = ("int8-dynamic",)
 INPUTS: Final = ("separate", "self", "memory")
 POSITIONS: Final = ("sinusoidal", "learned", "rotary", "alibi", "relative")
@@ -69,6 +72,7 @@ FEATURES: Final = frozenset(
         "gradients",
         "graph_capture",
         "kv_cache",
+        "lse",
         "out",
         "scale",
         "sinks",
@@ -86,6 +90,7 @@ FEATURE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "softcap": ("softcap",),
     "window": ("window",),
     "weights": ("return_weights",),
+    "lse": ("return_lse",),
     "dropout": ("dropout",),
     "kv_cache": ("past_key", "past_value"),
     "sinks": ("sinks",),
@@ -147,7 +152,9 @@ class Declaration:
     None for a candidate of one process. ``block_size`` is the number of queries and keys in a block
     of the mask form "blocks". ``rotary_tables`` is the form in which every call gives the cosines
     and sines of its tokens, or their angles, ``rotary_table_shape`` their axes, such as "LR", or
-    "LR/2" with one entry a pair of channels.
+    "LR/2" with one entry a pair of channels. ``lse_base``, ``lse_shape`` and ``lse_empty`` are
+    base and axes of returned log-sum-exps, and their value in rows without keys; None without the
+    feature "lse".
     """
 
     kind: str
@@ -186,6 +193,9 @@ class Declaration:
     block_size: tuple[int, int] | None = None
     rotary_tables: str | None = None
     rotary_table_shape: str | None = None
+    lse_base: str | None = None
+    lse_shape: str | None = None
+    lse_empty: str | None = None
 
     def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
         """The promised rule for rows without keys, by a call's mask form, causality and weights.
@@ -274,7 +284,10 @@ class Declaration:
             "semantics": {name: _ADDRESS.sub("", str(pair[1])) for name, pair in changed.items()},
             **({} if self.ranks is None else {"ranks": self.ranks.as_json()}),
         }
-        seldom = ("ranks", "block_size", "rotary_tables", "rotary_table_shape")
+        seldom = (
+            *("ranks", "block_size", "rotary_tables", "rotary_table_shape"),
+            *("lse_base", "lse_shape", "lse_empty"),
+        )
         rare = [name for name in seldom if getattr(self, name) is not None]
         names = [*_IN_JSON, *rare]
         values = {name: special.get(name, getattr(self, name)) for name in names}

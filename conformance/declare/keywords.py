@@ -29,6 +29,7 @@ _PAIRS: Final = frozenset({"window"})
 _UNUSED: Final[Mapping[str, Any]] = {
     "causal": False,
     "dropout": 0.0,
+    "return_lse": False,
     "return_weights": False,
     "softcap": 0.0,
     "window": (-1, -1),

@@ -35,6 +35,9 @@ from .declaration import (
     EMPTY_ROWS,
     FEATURES,
     INPUTS,
+    LSE_BASES,
+    LSE_EMPTY,
+    LSE_SHAPES,
     MASK_FORMS,
     MEMORY,
     MIXED,
@@ -105,6 +108,9 @@ def declare(
     block_size: tuple[int, int] | None = None,
     rotary_tables: str | None = None,
     rotary_table_shape: str | None = None,
+    lse_base: str | None = None,
+    lse_shape: str | None = None,
+    lse_empty: str | None = None,
     offsets: str = "each",
     padded: bool = False,
     expected_failures: GivenExpectations = None,
@@ -169,6 +175,14 @@ def declare(
             ranks, kind, layout, arrays, offered, pins, forms=forms, batched=batched
         )
     _check_longest(max_length, pins)
+    lse = _read_lse(
+        {"lse_base": lse_base, "lse_shape": lse_shape, "lse_empty": lse_empty},
+        kind,
+        layout,
+        point,
+        offered,
+        ranks,
+    )
     return Declaration(
         kind=kind,
         masks=forms,
@@ -204,6 +218,9 @@ def declare(
         block_size=_read_block_size(block_size, forms),
         rotary_tables=rotary_tables,
         rotary_table_shape=rotary_table_shape,
+        lse_base=lse.get("lse_base"),
+        lse_shape=lse.get("lse_shape"),
+        lse_empty=lse.get("lse_empty"),
     )
 
 
@@ -299,6 +316,43 @@ def _read_tables(
         msg = f"rotary_table_shape is {text!r}, but batched=False leaves no axis B"
         raise DeclarationError(msg)
     return text
+
+
+_OF_LSE: Final = {"lse_base": LSE_BASES, "lse_shape": LSE_SHAPES, "lse_empty": LSE_EMPTY}
+
+
+def _read_lse(
+    given: Mapping[str, str | None],
+    kind: str,
+    layout: str,
+    point: golden.Semantics,
+    offered: frozenset[str],
+    ranks: Ranks | None,
+) -> dict[str, str]:
+    """The promises about log-sum-exps, {} without the feature; raises DeclarationError."""
+    if "lse" not in offered:
+        for name, value in given.items():
+            if value is not None:
+                msg = f"{name} is {value!r} without features=['lse']: declare it, or drop {name}"
+                raise DeclarationError(msg)
+        return {}
+    if kind != "core":
+        msg = f"features has 'lse' for a {kind}: only a core returns log-sum-exps; declare a core"
+        raise DeclarationError(msg)
+    if HEAD_LAYOUTS[layout].has_sequences or ranks is not None:
+        other = "ranks" if ranks is not None else f"layout={layout!r}"
+        msg = f"features has 'lse' with {other}, which is judged without: drop one"
+        raise DeclarationError(msg)
+    if point.softmax_axis != "key":
+        msg = (
+            f"features has 'lse', but semantics has softmax_axis={point.softmax_axis!r}: a query "
+            "has a log-sum-exp only where its softmax is over the keys; drop one"
+        )
+        raise DeclarationError(msg)
+    for name, choices in _OF_LSE.items():
+        if given[name] is not None:
+            _choice(name, given[name], choices)
+    return {name: given[name] or choices[0] for name, choices in _OF_LSE.items()}
 
 
 # The largest head size drawn for tables when no head size is pinned.

@@ -20,6 +20,7 @@ from .backward import BackwardDiagnostician, loses_history, passes_anew
 from .battery import Observation, answer_to, plainest_wrong
 from .conditions import calls_for_weights, of_calls_for_weights
 from .dissection import returned_weights
+from .dissection.returned_log_sum_exps import LOG_SUM_EXPS, OF_LOG_SUM_EXPS
 from .lines import LineFinder, telling
 from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
 from .mistakes import NamedMistake, named_mistakes
@@ -156,6 +157,8 @@ class Diagnostician:
                 self.subject, clause, problem
             )
             entries = self._returned_weights if asked else []
+            if clause.id in OF_LOG_SUM_EXPS:
+                entries = self._returned_log_sum_exps
         searched = problem is None or problem == self.ways.searched
         if not entries and problem is not None and not searched and self._searches_left(shown):
             near = self.ways.near_problem(problem)
@@ -281,7 +284,14 @@ class Diagnostician:
                 answer_facts.unnamed_entry(f"answers are {wrong}")
             ]
         asked = self.subject, self.mistakes, self._acted
-        return returned_weights.explain_weights(*asked, seed=OTHER_VALUES)
+        return returned_weights.explain_returned(*asked, seed=OTHER_VALUES)
+
+    @cached_property
+    def _returned_log_sum_exps(self) -> list[dict[str, Any]]:
+        """The entries of what is returned in place of log-sum-exps; empty if they are right."""
+        return returned_weights.explain_returned(
+            self.subject, self.mistakes, self._acted, seed=OTHER_VALUES, beside=LOG_SUM_EXPS
+        )
 
     @property
     def observed(self) -> list[BatteryAnswer]:

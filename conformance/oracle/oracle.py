@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,7 @@ from ..tolerance import (
     most_core_bound,
     most_layer_bound,
 )
-from ..tolerance.attention_bound import shares, weights_bound
+from ..tolerance.attention_bound import log_sum_exp_bound, shares, weights_bound
 from ..tolerance.layer import head_errors
 from .headroom import finite_limit, representable_output, representable_rows
 
@@ -147,6 +148,13 @@ class Oracle:
         if isinstance(answer.evaluation, golden.Attention):
             return weights_bound(core, contract)
         return weights_bound(core, contract, head_errors(answer.evaluation, contract))
+
+    def log_sum_exp(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """A core's golden log-sum-exps in the declared base, and their bound: ``[B, H, Lq]``."""
+        core = self.answer(inputs).core
+        factor = math.log2(math.e) if self.declaration.lse_base == "2" else 1.0
+        bound = log_sum_exp_bound(core, self.contract(core.scale))
+        return core.log_sum_exp * factor, bound * factor
 
     def output(self, inputs: Inputs, semantics: golden.Semantics | None = None) -> Tensor:
         """The golden output alone, at any point of the semantics."""

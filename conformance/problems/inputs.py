@@ -92,6 +92,8 @@ class Inputs(Replaceable):
         alone, unknown to ``keep``. None for other masks.
     return_weights, dropout
         Further keywords of the call.
+    return_lse
+        The axes of the log-sum-exps that the call asks for, such as "BHQ"; "" if it asks for none.
     generic
         Whether tokens and weights are independent random numbers, to which the statistical bound
         applies; changed tokens lose the flag.
@@ -139,6 +141,7 @@ class Inputs(Replaceable):
     softcap: float | None = None
     window: tuple[int, int] | None = None
     return_weights: bool = False
+    return_lse: str = ""
     dropout: float | None = None
     generic: bool = False
     layout: str = "contiguous"

@@ -268,6 +268,31 @@ def weights_bound(
     return core_bound(as_output, whole, replace(carried, value=None))
 
 
+def log_sum_exp_bound(attention: golden.Attention, contract: Contract) -> Tensor:
+    """Bound the error of natural log-sum-exps ``[B, H, Lq]`` of given heads; zero in empty rows.
+
+    The logarithm of the sum moves by no more than that of the mean of ``exp(error)`` under the
+    weights; the sum, the logarithm, a change of base and the store round. See docs/tolerance.md.
+    """
+    if attention.logits.numel() == 0:
+        return torch.zeros(attention.logits.shape[:-1], dtype=torch.float64)
+    carried = prepared_errors(attention, contract.at("score"), EXACT)
+    if attention.sinks is not None:
+        attention, carried = with_sink(attention), carried.with_sink()
+    live = live_keys(attention)
+    clean, incoming = without_empty_rows(attention, live), carried.only_attended(live)
+    error = exponent_error(clean, live, contract, incoming, whole=True)
+    growth = error.clamp_max_(model.LARGEST_GROWTH).expm1_()
+    moved = (clean.weights * growth).sum(dim=-1).log1p_()
+    contract = contract.at("accumulation")
+    _, summed = sum_roundings(live.key_length, contract)
+    roundings = model.LOG_SUM_EXP_ROUNDINGS + model.LOG_SUM_EXP_STORES
+    lse = attention.log_sum_exp.nan_to_num(neginf=0.0)
+    size = lse.abs() + math.log(live.key_length)
+    bound = moved - math.log1p(-summed) + size * (roundings * contract.accumulator_roundoff)
+    return torch.where(torch.isneginf(attention.log_sum_exp), 0.0, bound * contract.sides)
+
+
 def shares(
     bound: Callable[[Contract], Tensor], contract: Contract, index: tuple[int, ...]
 ) -> dict[str, float]:

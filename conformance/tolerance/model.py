@@ -91,6 +91,8 @@ DIVISION_ROUNDINGS: Final = 3
 PARTIAL_STORES: Final = 2
 # exp(logit - log-sum-exp) uses the rounded log-sum-exp of a part and of the whole.
 LOG_SUM_EXP_ROUNDINGS: Final = 2
+# A returned log-sum-exp is multiplied for another base of logarithms, and stored.
+LOG_SUM_EXP_STORES: Final = 2
 # Partial results that are merged by ``a + s (b - a)`` or ``(1 - s) a + s b``, s being a sigmoid of
 # the distance of their log-sum-exps (ring attention), know the other share as 1 - s: to within the
 # rounding of s, however small it is. The sigmoid takes an exp, a sum and a division.

@@ -23,14 +23,16 @@ def exponent_error(
     live: LiveKeys,
     contract: Contract,
     carried: Carried = EXACT,
+    *,
+    whole: bool = False,
 ) -> Tensor:
-    """Return each logit's error, up to a part common to a row.
+    """Return each logit's error, up to a part common to a row unless ``whole``.
 
     The error of exp itself and of the rescaling of an online softmax count as errors of the
     exponent. Returns float64 ``[B, H, Lq, Lk]``, zero where a key is not live.
     """
     scores, exponentials = contract.at("score"), contract.at("exp")
-    error = capped_error(attention, live, contract, carried)
+    error = capped_error(attention, live, contract, carried, whole=whole)
     if attention.semantics.score_mod is not None:
         error = modified_error(error, attention, scores)
     if attention.alibi is not None:
@@ -49,11 +51,16 @@ def exponent_error(
 
 
 def capped_error(
-    attention: golden.Attention, live: LiveKeys, contract: Contract, carried: Carried
+    attention: golden.Attention,
+    live: LiveKeys,
+    contract: Contract,
+    carried: Carried,
+    *,
+    whole: bool = False,
 ) -> Tensor:
     """Return the error of each capped score, the input of a user's function."""
     contract = contract.at("score")
-    error = _score_error(attention, live, contract, carried)
+    error = _score_error(attention, live, contract, carried, whole=whole)
     if contract.score_roundoff:
         _add_rounding(error, attention.scores, contract.score_roundoff, times=model.SCORE_STORES)
     if attention.softcap is not None:
@@ -84,7 +91,12 @@ def exponential_error(key_length: int, contract: Contract) -> float:
 
 
 def _score_error(
-    attention: golden.Attention, live: LiveKeys, contract: Contract, carried: Carried
+    attention: golden.Attention,
+    live: LiveKeys,
+    contract: Contract,
+    carried: Carried,
+    *,
+    whole: bool,
 ) -> Tensor:
     query_error, key_error = carried.query, carried.key
     scale, size = abs(attention.scale), attention.query.shape[-1]
@@ -107,7 +119,8 @@ def _score_error(
         key = (key + key_error).mul_(relative).add_(key_error).mul_(scale)
     error = query @ key.transpose(-1, -2)
     if query_error is not None:
-        partners = partners_of_query_error(attention, live).abs_().mul_(scale)
+        partners = attention.key if whole else partners_of_query_error(attention, live)
+        partners = partners.abs().mul_(scale)
         error += query_error @ partners.transpose(-1, -2)
     underflow = contract.accumulator_underflow * (size + 2) * (1.0 + scale)
     return error.add_(underflow)

@@ -1,4 +1,4 @@
-"""States what is returned in place of the weights, where the answers themselves are right."""
+"""States what is returned in place of weights or log-sum-exps, beside answers that are right."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from ..._golden import golden
 from ...base.mistake import UNKNOWN
 from ...calls.calling import CandidateFailure, arguments, guarded
 from ...calls.devices import taken
@@ -33,7 +34,6 @@ from ..neighbours import neighbours
 from ..observed_gradients import near, room
 from .reading import Number, numbers
 
-_FIX: Final = "return what the softmax gives, [B, H, Lq, Lk]: what the values are summed up with"
 _HEADS: Final = 1
 # The clause that judges the gradient of returned weights.
 OF_WEIGHTS: Final = "gradients.weights"
@@ -284,73 +284,111 @@ def _of_weights() -> Iterator[Content]:
 CONTENTS: Final[tuple[Content, ...]] = (*_of_weights(), *_simple())
 
 
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """A tensor that is returned beside the output, by the feature that declares it.
+
+    ``asks`` gives the inputs of a call that asks for the tensor, ``exact`` the exact tensor and its
+    bound, ``of`` the tensor of an evaluation and ``read`` the canonical axes of a returned tensor;
+    ``contents`` are what may be returned instead, before multiples of it or behind them.
+    """
+
+    feature: str
+    noun: str
+    fix: str
+    asks: Callable[[Subject, Inputs], Inputs]
+    exact: Callable[[Subject, Inputs], tuple[Tensor, Tensor]]
+    of: Callable[[Subject, golden.Attention], Tensor]
+    contents: Sequence[Content]
+    contents_first: bool = False
+    read: Callable[[Subject, Tensor], Tensor] = lambda _, returned: returned
+
+
+WEIGHTS: Final = Beside(
+    feature="weights",
+    noun="weights",
+    fix="return what the softmax gives, [B, H, Lq, Lk]: what the values are summed up with",
+    asks=lambda _, inputs: inputs.replace(return_weights=True),
+    exact=lambda subject, inputs: (
+        subject.golden(inputs).weights,
+        subject.oracle.weights_bound(inputs),
+    ),
+    of=lambda _, core: core.weights,
+    contents=CONTENTS,
+)
+
+
 def _of_mistakes(
-    mistakes: Iterable[NamedMistake], acted: ActedAnswers, first: Inputs
+    mistakes: Iterable[NamedMistake], acted: ActedAnswers, first: Inputs, beside: Beside
 ) -> Iterator[Content]:
     for mistake in mistakes:
         if acted.touches(mistake, first):
-            words = f"the weights of {mistake.name}"
-            yield Content(words, _of(mistake, acted), mistake.sentence)
+            words = f"the {beside.noun} of {mistake.name}"
+            yield Content(words, _of(mistake, acted, beside), mistake.sentence)
 
 
-def _of(mistake: NamedMistake, acted: ActedAnswers) -> Values:
+def _of(mistake: NamedMistake, acted: ActedAnswers, beside: Beside) -> Values:
     def values(returned: Returned) -> Tensor:
         if not acted.touches(mistake, returned.inputs):
             return returned.exact
-        weights: Tensor = acted.of(mistake, returned.inputs).core.weights
-        return weights
+        return beside.of(returned.subject, acted.of(mistake, returned.inputs).core)
 
     return values
 
 
-def explain_weights(
+def explain_returned(
     subject: Subject,
     mistakes: Iterable[NamedMistake],
     acted: ActedAnswers,
     *,
     seed: int,
+    beside: Beside = WEIGHTS,
 ) -> list[dict[str, Any]]:
-    """Return the entry of what is returned in place of the weights; [] if they are right.
+    """Return the entry of what is returned in place of the tensor ``beside``; [] if it is right.
 
-    The statement is one of ``CONTENTS`` or the weights of a mistake. It holds on the whole battery
+    The statement is one of the contents or the tensor of a mistake. It holds on the whole battery
     and near the plainest problem with other values, drawn with ``seed`` added.
     """
-    if "weights" not in subject.declaration.features:
+    if beside.feature not in subject.declaration.features:
         return []
-    observed = list(_observe(subject, (each for each in battery(subject) if each.generic)))
+    asked = (each for each in battery(subject) if each.generic)
+    observed = list(_observe(subject, asked, beside))
     wrong = [each for each in observed if not each.is_right]
     if not wrong:
         return []
     observed.sort(key=lambda each: each.is_right)  # most contents are refuted by the first wrong
-    made = _of_mistakes(mistakes, acted, wrong[0].inputs)
-    ways = (_proposed(wrong), made)
+    made = _of_mistakes(mistakes, acted, wrong[0].inputs, beside)
+    ways = (_proposed(wrong, beside), made)
     proposed: list[Content] = []
     for contents in ways:
         proposed = proposed or [one for one in contents if _explain(one, observed) is not None]
     base = plain_problem(subject) if proposed else None
     fresh = [] if base is None else neighbours(subject, base.replace(seed=base.seed + seed))
-    unseen = list(_observe(subject, map(subject.inputs, fresh)))
+    unseen = list(_observe(subject, map(subject.inputs, fresh), beside))
     for content in proposed:
         conditions = _explain(content, observed)
         if conditions is not None and _confirmed(content, conditions, unseen):
-            return [_entry(content, conditions)]
-    return [_unknown(observed, wrong)]
+            return [_entry(content, conditions, beside)]
+    return [_unknown(observed, wrong, beside)]
 
 
-def _proposed(wrong: Sequence[Returned]) -> list[Content]:
+def _proposed(wrong: Sequence[Returned], beside: Beside) -> list[Content]:
     multiples: Iterator[Content] = iter(())
     first = wrong[0]
     if first.actual.shape == first.exact.shape and bool(first.actual.isfinite().all()):
         size = float(first.exact.square().sum())
         factor = float((first.actual * first.exact).sum()) / size if size else 1.0
         read = numbers(factor, first.inputs.geometry, model.SAME_READ)
-        multiples = map(_multiple, read)
-    return [*multiples, *CONTENTS]
+        others = (number for number in read if number.value(first.inputs.geometry) != 1.0)
+        multiples = (_multiple(number, beside.noun) for number in others)
+    if beside.contents_first:
+        return [*beside.contents, *multiples]
+    return [*multiples, *beside.contents]
 
 
-def _multiple(number: Number) -> Content:
+def _multiple(number: Number, noun: str) -> Content:
     return Content(
-        f"{number.words} times the weights",
+        f"{number.words} times the {noun}",
         lambda returned: number.value(returned.inputs.geometry) * returned.exact,
     )
 
@@ -394,10 +432,12 @@ def _given(content: Content, returned: Returned) -> Tensor | None:
         return None
 
 
-def _observe(subject: Subject, every: Iterable[Inputs]) -> Iterator[Returned]:
+def _observe(
+    subject: Subject, every: Iterable[Inputs], beside: Beside = WEIGHTS
+) -> Iterator[Returned]:
     for one in every:
-        inputs, exact = one.replace(return_weights=True), subject.golden(one)
-        if not bool((~exact.empty & exact.representable_core).all()):
+        inputs, answer = beside.asks(subject, one), subject.golden(one)
+        if not bool((~answer.empty & answer.representable_core).all()):
             continue
         try:
             positional, keywords = arguments(inputs)
@@ -406,34 +446,37 @@ def _observe(subject: Subject, every: Iterable[Inputs]) -> Iterator[Returned]:
             continue
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], Tensor):  # noqa: PLR2004 (a pair)
             continue
-        weights = pair[1] if inputs.batched else pair[1].unsqueeze(0)
+        returned = pair[1] if inputs.batched else pair[1].unsqueeze(0)
+        exact, bound = beside.exact(subject, one)
         yield Returned(
             inputs=inputs,
-            actual=taken(weights.detach()).double(),
-            exact=exact.weights,
-            bound=subject.oracle.weights_bound(one),
+            actual=beside.read(subject, taken(returned.detach()).double()),
+            exact=exact,
+            bound=bound,
             subject=subject,
         )
 
 
-def _entry(content: Content, conditions: Sequence[Condition]) -> dict[str, Any]:
+def _entry(content: Content, conditions: Sequence[Condition], beside: Beside) -> dict[str, Any]:
     words = in_words(conditions)
     only = f" (only {words})" if words else ""
     about = f": {content.about}" if content.about else ""
     what = f"{content.words}{only}{about}"
     return {
-        "name": _name(content),
-        "text": f"the answers are right, but what is returned as weights is {what}",
-        "fix": _FIX,
+        "name": _name(content, beside),
+        "text": f"the answers are right, but what is returned as {beside.noun} is {what}",
+        "fix": beside.fix,
         "confidence": 1.0,
     }
 
 
-def _unknown(observed: Sequence[Returned], wrong: Sequence[Returned]) -> dict[str, Any]:
-    facts: dict[str, Any] = {"asked": len(observed), "wrong": len(wrong), "weights": "wrong"}
+def _unknown(
+    observed: Sequence[Returned], wrong: Sequence[Returned], beside: Beside
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {"asked": len(observed), "wrong": len(wrong), beside.feature: "wrong"}
     text = (
-        "the answers are right, but the returned weights are wrong, and no known mistake explains "
-        f"it: they go wrong in {len(wrong)} of {len(observed)} problems"
+        f"the answers are right, but the returned {beside.noun} are wrong, and no known mistake "
+        f"explains it: they go wrong in {len(wrong)} of {len(observed)} problems"
     )
     odd = next((each for each in wrong if each.actual.shape != each.exact.shape), None)
     if odd is not None:
@@ -472,5 +515,5 @@ def refuses_alike(
     return bool(values) and all(given is not None and each.are(given) for each, given in values)
 
 
-def _name(content: Content) -> str:
-    return f"returned weights: {content.words}"
+def _name(content: Content, beside: Beside = WEIGHTS) -> str:
+    return f"returned {beside.noun}: {content.words}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .consequences import ANYTHING, Specific, also
+from .consequences import ANYTHING, NOTHING_ELSE, Specific, also
 
 # Whatever compares with the golden meets these points in every call.
 _COMPARED: Final = (
@@ -25,6 +25,10 @@ PREPARED: Final[Specific] = {
     "position.rotary-partial": ("AllChannelsTurned", also(_TURNED)),
     "position.scaling": ("ScalingForgotten", ANYTHING),
     "position.tables": ("RowsOneLater", ANYTHING),
+    "lse.golden": ("SumOfLaterKeys", NOTHING_ELSE),
+    "lse.aside": ("MaskLostWhenAsked", NOTHING_ELSE),
+    "lse.empty-row": ("ZeroForNoKey", NOTHING_ELSE),
+    "lse.merge": ("LargestLogitNotAdded", also("lse.golden")),
     "qk-norm.golden": ("NormWithoutTheMean", also(_COMPARED)),
     "score-mod.golden": ("NothingModified", also(_COMPARED)),
     "sinks.golden": ("SinkOfTheFirstHead", also(f"{_COMPARED} sinks.large")),

@@ -1,0 +1,105 @@
+"""What may be returned in place of log-sum-exps, beside answers that are right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from ..._golden import golden
+from ...clauses.subject import Subject
+from ...problems.inputs import Inputs
+from .returned_weights import Beside, Content, Returned
+
+# The clauses that judge returned log-sum-exps.
+OF_LOG_SUM_EXPS: Final = ("lse.golden", "lse.merge")
+_CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
+    ("the negatives of the log-sum-exps", torch.neg),
+    ("the log-sum-exps of the first head, for all of them", lambda a: a[:, :1].expand_as(a)),
+    ("the log-sum-exps of the first batch item, for all of them", lambda a: a[:1].expand_as(a)),
+    ("the log-sum-exps of the first query, for all of them", lambda a: a[..., :1].expand_as(a)),
+    ("the log-sum-exps of the query before", lambda a: a.roll(1, -1)),
+    ("the log-sum-exps of the head before", lambda a: a.roll(1, 1)),
+    (
+        "the log-sum-exps in the memory of [B, Lq, H], taken for [B, H, Lq]",
+        lambda a: a.mT.reshape(a.shape),
+    ),
+    (
+        "the log-sum-exps in the memory of [B, H, Lq], taken for [B, Lq, H]",
+        lambda a: a.reshape(a.mT.shape).mT,
+    ),
+    ("the log-sum-exps rounded to bfloat16", lambda a: a.bfloat16().double()),
+    ("the log-sum-exps rounded to float16", lambda a: a.half().double()),
+)
+
+
+def _base(subject: Subject) -> float:
+    """The factor from natural logarithms to those of the declared base."""
+    return math.log2(math.e) if subject.declaration.lse_base == "2" else 1.0
+
+
+def _natural(returned: Returned) -> Tensor:
+    return returned.exact / _base(returned.subject)
+
+
+def _largest(returned: Returned) -> Tensor:
+    return returned.logits.amax(dim=-1)
+
+
+def _without(**options: Any) -> Callable[[Returned], Tensor]:
+    def values(returned: Returned) -> Tensor:
+        call = returned.call
+        attention = call.attend(call.projected_heads(), **options)
+        return _of_core(returned.subject, attention)
+
+    return values
+
+
+def _changed(change: Callable[[Tensor], Tensor]) -> Callable[[Returned], Tensor]:
+    return lambda returned: change(returned.exact)
+
+
+def _of_core(subject: Subject, core: golden.Attention) -> Tensor:
+    return core.log_sum_exp * _base(subject)
+
+
+def _contents() -> Iterator[Content]:
+    yield Content("logarithms to the base 2", lambda r: _natural(r) * math.log2(math.e))
+    yield Content("natural logarithms", _natural)
+    yield Content(
+        "the logarithms of the sums of shifted exponentials, without the largest logit",
+        lambda r: r.exact - _largest(r) * _base(r.subject),
+    )
+    yield Content("the largest logits alone", lambda r: _largest(r) * _base(r.subject))
+    for words, options in (
+        ("the mask", {"keep": None, "bias": None}),
+        ("the causal rule", {"causal": False}),
+        ("mask and causal rule", {"keep": None, "bias": None, "causal": False}),
+        ("the window", {"window": None}),
+        ("the softcap", {"softcap": None}),
+        ("the sinks", {"sinks": None}),
+        ("the scale", {"scale": 1.0}),
+    ):
+        yield Content(f"the log-sum-exps without {words}", _without(**options))
+    for words, change in _CHANGES:
+        yield Content(words, _changed(change))
+
+
+def _asked(subject: Subject, inputs: Inputs) -> Inputs:
+    return inputs.replace(return_lse=subject.declaration.lse_shape or "")
+
+
+LOG_SUM_EXPS: Final = Beside(
+    feature="lse",
+    noun="log-sum-exps",
+    fix="return the largest logit plus the logarithm of the sum of exponentials, for each query",
+    asks=_asked,
+    exact=lambda subject, inputs: subject.oracle.log_sum_exp(inputs),
+    of=_of_core,
+    contents=tuple(_contents()),
+    contents_first=True,
+    read=lambda subject, lse: lse.mT if subject.declaration.lse_shape == "BQH" else lse,
+)
