@@ -7,6 +7,7 @@ The package imports only torch, uses none of torch's attention functions, and re
 from .alibi import alibi_bias, alibi_slopes
 from .alignment import query_positions
 from .attention import (
+    LEARNED,
     RESULTS,
     Attention,
     attend,
@@ -33,7 +34,15 @@ from .layer import (
     run_of_layer,
 )
 from .masks import attended_keys, structural_mask
-from .normalisation import normalise_heads, normalised_gradient, norms
+from .normalisation import (
+    joined_heads,
+    normalise_heads,
+    normalised_gradient,
+    norms,
+    parted_heads,
+    temper,
+    weigh,
+)
 from .positions import frequencies, rotate, sinusoidal_positions
 from .program import Edit, Program, Rewired, Run, Stage, always, reads, reads_besides
 from .rotary import (
@@ -54,6 +63,7 @@ __all__ = [
     "BOTH_PASSES_OF_LAYER",
     "FORWARD",
     "LAYER",
+    "LEARNED",
     "RESULTS",
     "STANDARD",
     "Attention",
@@ -80,6 +90,7 @@ __all__ = [
     "evaluation_of",
     "frequencies",
     "hide",
+    "joined_heads",
     "merge_heads",
     "modify",
     "multi_head_attention",
@@ -87,6 +98,7 @@ __all__ = [
     "normalised_gradient",
     "norms",
     "outer",
+    "parted_heads",
     "position_heads",
     "project",
     "project_output",
@@ -112,6 +124,8 @@ __all__ = [
     "split_heads",
     "structural_mask",
     "summed_groups",
+    "temper",
     "turn_heads",
     "unread",
+    "weigh",
 ]

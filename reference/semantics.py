@@ -37,6 +37,7 @@ HeadMerge = Literal["blocks", "interleaved", "reinterpret", "tokens"]
 GroupOrder = Literal["repeat", "tile"]
 Rotary = Literal["none", "halves", "interleaved"]
 QueryKeyNorm = Literal["none", "rms", "l2", "layer"]
+QueryKeyNormOver = Literal["head", "all-heads"]
 
 # Capped by each order besides the scaled products: the bias (and the result of ``score_mod``), and
 # the logits that a mask fills in.
@@ -116,7 +117,10 @@ class Semantics:
         The normalisation of the channels of each query and key head, directly behind the
         projections: divided by the root of their mean square plus epsilon ("rms"), by their norm,
         but no less than epsilon ("l2"), or, after subtraction of their mean, by the root of the
-        biased variance plus epsilon ("layer"); no learned factor.
+        biased variance plus epsilon ("layer"). Learned factors are arguments of a call.
+    qk_norm_over
+        What is normalised together: the channels of each head ("head"), or those of all query
+        heads, and of all key heads, of a token ("all-heads", for "rms" and "layer").
     rotary, rotary_base, rotary_fraction
         Rotary positions (Su et al. 2021, RoFormer): channels are turned in pairs by the angle
         ``position * rotary_base ** (-2 i / R)``: ``(a, b)`` becomes ``(a cos - b sin, a sin + b
@@ -163,6 +167,7 @@ class Semantics:
     group_order: GroupOrder = "repeat"
     qk_norm: QueryKeyNorm = "none"
     qk_norm_epsilon: float = 1e-6
+    qk_norm_over: QueryKeyNormOver = "head"
     rotary: Rotary = "none"
     rotary_base: float = 10000.0
     rotary_fraction: float = 1.0
@@ -206,6 +211,9 @@ class Semantics:
         check_argument(base > 1 or not ramped, "rotary_base", f"is {base}, which makes no ramp")
         positive = 0 <= epsilon < math.inf
         check_argument(positive, "qk_norm_epsilon", f"is {epsilon}, negative or not finite")
+        together = self.qk_norm_over == "all-heads" and self.qk_norm not in ("rms", "layer")
+        words = f"is 'all-heads' with qk_norm={self.qk_norm!r}: only 'rms' and 'layer' have it"
+        check_argument(not together, "qk_norm_over", words)
         known = self.score_mod is None or callable(self.score_mod)
         check_argument(known, "score_mod", f"is {self.score_mod!r}, not a function")
 
