@@ -37,6 +37,12 @@ TABLE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "angles": ("angles",),
 }
 DEFAULT_TABLE_SHAPES: Final = {"cos-sin": "LR", "complex": "LR/2", "angles": "LR/2"}
+# Learned arguments, which every call gives: the keywords of each feature.
+LEARNED_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
+    "norm_weight": ("query_norm_weight", "key_norm_weight"),
+    "temperature": ("temperature",),
+    "alibi_slopes": ("alibi_slopes",),
+}
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
 # Ways to a row without keys, besides mask forms, that may have separate rules.
@@ -75,6 +81,7 @@ FEATURES: Final = frozenset(
         "softcap",
         "weights",
         "window",
+        *LEARNED_KEYWORDS,
     }
 )
 # Features that only torch's own tensors can show.
@@ -98,6 +105,7 @@ OWN_KEYWORDS: Final = frozenset(
         *MASK_FORMS,
         *(word for words in STRUCTURED_FORMS.values() for word in words),
         *(word for words in TABLE_KEYWORDS.values() for word in words),
+        *(word for words in LEARNED_KEYWORDS.values() for word in words),
         *(word for words in FEATURE_KEYWORDS.values() for word in words),
     }
 )
@@ -249,7 +257,14 @@ class Declaration:
         return (
             *self.head_layout.sequence_keywords,
             *TABLE_KEYWORDS.get(self.rotary_tables or "", ()),
+            *self.learned,
         )
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The keywords of learned arguments."""
+        every = LEARNED_KEYWORDS.items()
+        return tuple(word for name, words in every if name in self.features for word in words)
 
     @property
     def positional(self) -> tuple[str, ...]:

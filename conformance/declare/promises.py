@@ -35,6 +35,7 @@ from .declaration import (
     EMPTY_ROWS,
     FEATURES,
     INPUTS,
+    LEARNED_KEYWORDS,
     MASK_FORMS,
     MEMORY,
     MIXED,
@@ -164,6 +165,7 @@ def declare(
         rotary_tables, rotary_table_shape, point, layout, batched=batched, ranks=ranks
     )
     pins = _for_tables(rotary_tables, kind, point, pins)
+    point = _read_learned(offered, kind, layout, point)
     if ranks is not None:
         ranks, pins = _read_ranks(
             ranks, kind, layout, arrays, offered, pins, forms=forms, batched=batched
@@ -299,6 +301,34 @@ def _read_tables(
         msg = f"rotary_table_shape is {text!r}, but batched=False leaves no axis B"
         raise DeclarationError(msg)
     return text
+
+
+def _read_learned(
+    offered: frozenset[str], kind: str, layout: str, point: golden.Semantics
+) -> golden.Semantics:
+    """The point of a candidate with learned arguments; raises DeclarationError."""
+    learned = [name for name in LEARNED_KEYWORDS if name in offered]
+    if not learned:
+        return point
+    if kind not in ("core", "layer") or HEAD_LAYOUTS[layout].has_sequences:
+        other = f"layout={layout!r}" if kind in ("core", "layer") else f"a {kind}"
+        msg = f"features has {learned[0]!r} with {other}, which is judged without: drop it"
+        raise DeclarationError(msg)
+    if "norm_weight" in offered and point.qk_norm == "none":
+        msg = (
+            "features has 'norm_weight', but semantics says not what is normalised: give "
+            "semantics=conformance.Semantics(qk_norm='rms') or 'layer'"
+        )
+        raise DeclarationError(msg)
+    if "alibi_slopes" not in offered:
+        return point
+    if point.bias_order == "before-scale":
+        msg = (
+            "features has 'alibi_slopes' with bias_order='before-scale', which is judged without: "
+            "drop one"
+        )
+        raise DeclarationError(msg)
+    return point.replace(alibi=True)
 
 
 # The largest head size drawn for tables when no head size is pinned.

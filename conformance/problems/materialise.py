@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import torch
 from torch import Generator, Tensor
@@ -17,6 +18,7 @@ from ..tolerance.layer import is_exact
 from .arrangements import sequences
 from .caching import cached_length, without_key_bias
 from .inputs import Inputs
+from .learned import draw_learned
 from .mask_patterns import LENGTH_PATTERNS, PATTERNS
 from .problem import MaskPlan, Overrides, Problem
 from .recipes import RECIPES, normal
@@ -80,6 +82,7 @@ def overridden(drawn: Inputs, problem: Problem) -> Inputs:
     return drawn.with_tokens(**tokens).replace(
         **masks,
         sinks=_filled(drawn.sinks, overrides, SINKS_NAME),
+        learned=drawn.learned and drawn.learned.changed(partial(_filled, overrides=overrides)),
         weights=_overridden_weights(drawn.weights, overrides),
     )
 
@@ -93,7 +96,7 @@ def _overridden_weights(
     return dataclasses.replace(drawn, **roles)  # type: ignore[arg-type]  # matrices are never None
 
 
-def _filled(drawn: Tensor | None, overrides: Overrides, name: str) -> Tensor | None:
+def _filled(drawn: Tensor | None, overrides: Overrides, name: str) -> Any:
     values = overrides.value(name)
     if drawn is None or values is None or len(values) != drawn.numel():
         return drawn
@@ -117,6 +120,7 @@ def changeable(inputs: Inputs, *, weights: bool) -> dict[str, Tensor]:
             tensors[name] = tensor
     if inputs.sinks is not None:
         tensors[SINKS_NAME] = inputs.sinks
+    tensors |= inputs.learned_arguments
     if weights and inputs.weights is not None:
         roles = {name: getattr(inputs.weights, name) for name in PROJECTION_NAMES}
         tensors |= {name: tensor for name, tensor in roles.items() if tensor is not None}
@@ -136,8 +140,9 @@ REPEATED: Final = ("expanded", "expanded-heads")
 # The random stream of the sinks, and their standard deviation: some outweigh a few dozen keys.
 SINKS: Final = 40
 SINK_SPREAD: Final = 2.0
-# The random stream of rotary tables.
+# The random streams of rotary tables, and of learned arguments.
 TABLES: Final = 41
+LEARNED: Final = 42
 
 
 def generator_for(problem: Problem, purpose: int = 0) -> Generator:
@@ -175,6 +180,12 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
             problem.geometry.key_length,
             problem.geometry.head_size,
             generator_for(problem, TABLES),
+        ),
+        learned=draw_learned(
+            candidate.declaration,
+            problem.geometry,
+            TORCH_DTYPES[problem.dtype],
+            generator_for(problem, LEARNED),
         ),
         generic=_is_generic(problem, candidate),
         always_causal=candidate.declaration.always_causal,
