@@ -18,7 +18,15 @@ from .attention import (
     scaled_dot_product_attention,
     softmax,
 )
-from .backward import BACKWARD, BOTH_PASSES, BOTH_PASSES_OF_LAYER, outer, summed_groups
+from .backward import (
+    BACKWARD,
+    BOTH_PASSES,
+    BOTH_PASSES_OF_LAYER,
+    of_temperature,
+    of_weight,
+    outer,
+    summed_groups,
+)
 from .choices import at_point, counts, edits_of, hide, modify, slope_of_function
 from .forward import FORWARD, Sizes, unread
 from .heads import merge_heads, project, split_heads
@@ -97,6 +105,8 @@ __all__ = [
     "normalise_heads",
     "normalised_gradient",
     "norms",
+    "of_temperature",
+    "of_weight",
     "outer",
     "parted_heads",
     "position_heads",

@@ -127,7 +127,7 @@ def scaled_dot_product_attention(
     already turned, as from a cache.
 
     ``learned`` has learned arguments by name: ``query_norm_weight`` and ``key_norm_weight``,
-    ``[D]`` or one factor for each channel of all heads, multiply the heads behind their normalisation;
+    ``[D]`` or a factor for each channel of all heads, multiply the heads behind their norm;
     ``temperature [H]`` multiplies the dot products of each head, as ``scale`` does; and
     ``alibi_slopes``, ``[H]`` or ``[B, H]``, replace the slopes at a point with ``alibi``. Returns
     float64 ``[B, H, Lq, Dv]``.

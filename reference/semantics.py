@@ -120,7 +120,7 @@ class Semantics:
         biased variance plus epsilon ("layer"). Learned factors are arguments of a call.
     qk_norm_over
         What is normalised together: the channels of each head ("head"), or those of all query
-        heads, and of all key heads, of a token ("all-heads", for "rms" and "layer").
+        heads, and of all key heads, of a token ("all-heads").
     rotary, rotary_base, rotary_fraction
         Rotary positions (Su et al. 2021, RoFormer): channels are turned in pairs by the angle
         ``position * rotary_base ** (-2 i / R)``: ``(a, b)`` becomes ``(a cos - b sin, a sin + b
@@ -211,9 +211,6 @@ class Semantics:
         check_argument(base > 1 or not ramped, "rotary_base", f"is {base}, which makes no ramp")
         positive = 0 <= epsilon < math.inf
         check_argument(positive, "qk_norm_epsilon", f"is {epsilon}, negative or not finite")
-        together = self.qk_norm_over == "all-heads" and self.qk_norm not in ("rms", "layer")
-        words = f"is 'all-heads' with qk_norm={self.qk_norm!r}: only 'rms' and 'layer' have it"
-        check_argument(not together, "qk_norm_over", words)
         known = self.score_mod is None or callable(self.score_mod)
         check_argument(known, "score_mod", f"is {self.score_mod!r}, not a function")
 

@@ -244,12 +244,11 @@ def _like(taped: Taped, name: str) -> Tensor:
         cached: Tensor = getattr(inputs, CACHED_NAMES[name])
         return cached[..., : inputs.past, :]
     if name in ("query", "key", "value"):
-        tensor: Tensor = getattr(inputs, name)
-        return tensor if name == "query" else tensor[..., inputs.past :, :]
-    if name == "sinks" and inputs.sinks is not None:
-        return inputs.sinks
-    if name in LEARNED_NAMES:
-        return inputs.learned_arguments[name]
+        tokens: Tensor = getattr(inputs, name)
+        return tokens if name == "query" else tokens[..., inputs.past :, :]
+    given = {"sinks": inputs.sinks, **inputs.learned_arguments}
+    if (tensor := given.get(name)) is not None:
+        return tensor
     if name == "bias":
         return taped.leaves["bias"] if inputs.bias is None else inputs.bias
     if taped.weights is None:

@@ -307,6 +307,12 @@ def _read_learned(
     offered: frozenset[str], kind: str, layout: str, point: golden.Semantics
 ) -> golden.Semantics:
     """The point of a candidate with learned arguments; raises DeclarationError."""
+    if point.qk_norm_over == "all-heads" and point.qk_norm not in ("rms", "layer"):
+        msg = (
+            f"qk_norm_over is 'all-heads' with qk_norm={point.qk_norm!r}: only 'rms' and 'layer' "
+            "are judged over all heads"
+        )
+        raise DeclarationError(msg)
     learned = [name for name in LEARNED_KEYWORDS if name in offered]
     if not learned:
         return point

@@ -37,13 +37,22 @@ class LearnedArguments(Replaceable):
 
     values: Mapping[str, Tensor]
 
+    @classmethod
+    def given(cls, values: Mapping[str, Tensor], geometry: Geometry) -> LearnedArguments | None:
+        """What a call of some sizes was given by keyword; None for nothing."""
+        made = {}
+        for name, value in values.items():
+            last = geometry.head_size if _AXES[name][-1] == "D" else geometry.num_heads
+            made[name] = value if _AXES[name] == "H" else value.reshape(-1, last)
+        return cls(values=made) if made else None
+
     def of(self, geometry: Geometry) -> dict[str, Tensor]:
         """The arguments for a call of some sizes; rows that are missing repeat those there are."""
         made = {}
         for name, value in self.values.items():
             for axis, letter in enumerate(_AXES[name]):
                 size = getattr(geometry, _SIZES[letter])
-                if value.shape[axis] != size and (axis or value.shape[0] > 1):
+                if value.shape[axis] != size and not _is_shared(name, axis, value):
                     value = value.index_select(axis, torch.arange(size) % value.shape[axis])  # noqa: PLW2901 (fitted axis by axis)
             one_row = name == "alibi_slopes" and self.values[name].shape[0] > 1
             made[name] = value if one_row else value.flatten()
@@ -56,20 +65,26 @@ class LearnedArguments(Replaceable):
 
     def of_items(self, order: Tensor) -> LearnedArguments:
         """The arguments of some items, in their order."""
-        return self._taken("B", order)
+        return self._taken(B=order)
 
     def of_heads(self, order: Tensor, groups: Tensor) -> LearnedArguments:
         """The arguments of query heads and of key/value heads in other orders."""
-        return self._taken("H", order)._taken("G", groups)
+        return self._taken(H=order, G=groups)
 
-    def _taken(self, letter: str, order: Tensor) -> LearnedArguments:
+    def _taken(self, **orders: Tensor) -> LearnedArguments:
         values = dict(self.values)
         for name, value in values.items():
-            axis = _AXES[name].find(letter)
-            shared = axis == 0 and value.shape[0] == 1 and len(_AXES[name]) > 1
-            if axis >= 0 and not shared:
-                values[name] = value.index_select(axis, order % max(value.shape[axis], 1))
+            axes = _AXES[name]
+            for axis, order in ((axes.find(letter), each) for letter, each in orders.items()):
+                if axis >= 0 and not _is_shared(name, axis, value):
+                    value = value.index_select(axis, order % max(value.shape[axis], 1))  # noqa: PLW2901 (axis by axis)
+            values[name] = value
         return self.replace(values=values)
+
+
+def _is_shared(name: str, axis: int, value: Tensor) -> bool:
+    """Whether the one row of a value is that of all heads, or items."""
+    return axis == 0 and value.shape[0] == 1 and len(_AXES[name]) > 1
 
 
 def draw_learned(

@@ -51,7 +51,7 @@ def as_prepared(attention: golden.Attention) -> golden.Attention:
     """The evaluation as if query and key had been given as they meet."""
     if not is_prepared(attention):
         return attention
-    plain = attention.semantics.replace(qk_norm="none", qk_norm_over="head", rotary="none")
+    plain = attention.semantics.replace(qk_norm="none", rotary="none")
     return replace(
         attention,
         given_query=attention.query,
