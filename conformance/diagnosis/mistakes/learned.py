@@ -90,7 +90,11 @@ LEARNED: Final[tuple[NamedMistake, ...]] = (
     ),
     *_weighed("norm-weight-of-the-other-side")(
         "the norm weights of queries and keys are mistaken for each other",
-        (_by_other("query", "key_weight"), _by_other("key", "query_weight")),
+        {  # what is not turned has the same products
+            "base": {**_RMS, "rotary": "halves"},
+            "fits": lambda point: _normalises(point) and point.rotary != "none",
+            "edits": (_by_other("query", "key_weight"), _by_other("key", "query_weight")),
+        },
         {
             "edits": (_by_other("key", "query_weight"),),
             "sentence": "keys are multiplied by the norm weight of the queries",

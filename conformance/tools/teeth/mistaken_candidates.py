@@ -418,16 +418,19 @@ def _options(generator: torch.Generator, sizes: Geometry) -> Iterator[dict[str, 
         yield {**mask, "past": 2}
     yield from ({**flag, "past": 2} for flag in singles)
     yield {"sinks": torch.linspace(-1.0, 2.0, sizes.num_heads)}
-    heads = torch.linspace(0.5, 1.5, sizes.num_heads)
+    by_head = torch.linspace(0.5, 1.5, sizes.num_heads)
     learned = {
         "query_norm_weight": torch.linspace(0.5, 1.5, sizes.head_size),
         "key_norm_weight": torch.linspace(2.0, 0.5, sizes.head_size),
-        "temperature": heads,
-        "alibi_slopes": torch.stack([(item + 1) * heads for item in range(sizes.batch)]),
+        "temperature": by_head,
+        "alibi_slopes": torch.stack([(item + 1) * by_head for item in range(sizes.batch)]),
     }
-    every = LearnedArguments.given(learned, sizes)
-    yield {"learned": every}
-    yield {"learned": every, "softcap": 1.0}
+    yield {"learned": LearnedArguments.given(learned, sizes)}
+    of_each = {"query_norm_weight": sizes.num_heads, "key_norm_weight": sizes.num_kv_heads}
+    learned |= {
+        name: torch.linspace(0.5, 1.5, heads * sizes.head_size) for name, heads in of_each.items()
+    }
+    yield {"learned": LearnedArguments.given(learned, sizes), "softcap": 1.0}
 
 
 def _table(keep: Tensor, form: str) -> dict[str, Any]:

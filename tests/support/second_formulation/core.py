@@ -46,7 +46,8 @@ class Problem:
     """Query ``[B][H][Lq][D]``, key ``[B][Hkv][Lk][D]`` and value ``[B][Hkv][Lk][Dv]`` as lists.
 
     ``keep`` and ``bias`` have four levels, each of length one or of the score's length;
-    ``rotary_tables`` are ``[B][Lk][R/2]``, a cosine and a sine in each complex number.
+    ``rotary_tables`` are ``[B][Lk][R/2]``, a cosine and a sine in each complex number, ``learned``
+    the learned arguments by name.
     """
 
     sizes: Sizes
@@ -62,6 +63,7 @@ class Problem:
     softcap: float | None = None
     sinks: list[Any] | None = None
     rotary_tables: list[Any] | None = None
+    learned: dict[str, list[Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +146,14 @@ def kv_head(problem: Problem, point: Any, h: int) -> int:
 def _score(problem: Problem, point: Any, scale: Number, place: Place) -> Number:
     b, h, i, j = place
     of_item = None if problem.rotary_tables is None else problem.rotary_tables[b]
-    query = prepared(problem.query[b][h][i], position(problem, point, i), point, of_item)
-    key = prepared(problem.key[b][kv_head(problem, point, h)][j], j, point, of_item)
+    learned = problem.learned or {}
+    queries, keys = [head[i] for head in problem.query[b]], [head[j] for head in problem.key[b]]
+    weights = [learned.get(name) for name in ("query_norm_weight", "key_norm_weight")]
+    query = prepared(queries, h, position(problem, point, i), point, of_item, weights[0])
+    key = prepared(keys, kv_head(problem, point, h), j, point, of_item, weights[1])
     product = dot(query, key)
+    if "temperature" in learned:
+        product = product * number(learned["temperature"][h])
     bias = _bias(problem, point, place)
     if point.bias_order == "before-scale" and not bias.is_minus_infinity:
         product = product + bias
@@ -169,7 +176,7 @@ def _logit(problem: Problem, point: Any, score: Number, place: Place) -> Number:
     if point.score_mod is not None:
         logit = point.score_mod(logit, *place)
     if point.alibi:
-        logit = logit + distance_bias(problem, point, *place[1:])
+        logit = logit + distance_bias(problem, point, *place)
     bias = _bias(problem, point, place)
     if bias.is_minus_infinity:
         logit = MINUS_INFINITY
