@@ -174,7 +174,7 @@ class SlopesOfTheFirstItem(LearnedCore):
 
 
 @core(SLOPES, **SLOPED)
-class SlopesReversed(LearnedCore):
+class GivenSlopesReversed(LearnedCore):
     """Each head takes the slope of the head counted from the end."""
 
     def slopes(self, given: Tensor) -> Tensor:

@@ -279,6 +279,10 @@ def _of_slopes(change: Callable[[Tensor], Tensor]) -> golden.Edit:
     return _linear(other)
 
 
+def _by_the_formula(inputs: Inputs) -> bool:
+    return inputs.learned is None or "alibi_slopes" not in inputs.learned.values
+
+
 def _one_sequence(slopes: Tensor) -> Tensor:
     heads = slopes.shape[-1]
     return 2.0 ** (-8.0 * torch.arange(1, heads + 1, dtype=torch.float64) / heads)[None]
@@ -447,13 +451,14 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
     ),
     *_alibi(
         "alibi-one-sequence",
+        where=_by_the_formula,
         fix="take the slopes of the largest power of two below the number of heads, and then every "
         "second slope of twice that power",
     )(
         "slopes follow one geometric sequence though the heads are no power of two",
         _of_slopes(_one_sequence),
     ),
-    *_alibi("alibi-reversed", fix="give the first head the largest slope")(
+    *_alibi("alibi-reversed", where=_by_the_formula, fix="give the first head the largest slope")(
         "slopes are given to the heads in the opposite order",
         _of_slopes(lambda slopes: slopes.flip(-1)),
     ),

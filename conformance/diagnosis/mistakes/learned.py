@@ -159,6 +159,9 @@ LEARNED: Final[tuple[NamedMistake, ...]] = (
     *_sloped("slopes-of-the-formula")(
         "the slopes are those of the formula, whatever was handed over",
         Edit("slopes", lambda sizes: golden.alibi_slopes(sizes.num_heads).unsqueeze(0)),
+        edits_by(
+            "made with slopes 2 ** (-8 (h + 1) / n) for every number n of heads", "distance_bias"
+        ),
     ),
     *_sloped("slopes-of-the-first-item")(
         "the slopes of the first item are used for all",

@@ -26,6 +26,10 @@ PREPARED: Final[Specific] = {
     "position.scaling": ("ScalingForgotten", ANYTHING),
     "position.tables": ("RowsOneLater", ANYTHING),
     "qk-norm.golden": ("NormWithoutTheMean", also(_COMPARED)),
+    "learned.norm-weight": ("KeysByTheQueriesWeight", ANYTHING),
+    "learned.temperature": ("TemperatureDivides", ANYTHING),
+    "learned.slopes": ("SlopesOfTheFirstItem", ANYTHING),
+    "gradients.learned": ("SlopesDetached", ANYTHING),
     "score-mod.golden": ("NothingModified", also(_COMPARED)),
     "sinks.golden": ("SinkOfTheFirstHead", also(f"{_COMPARED} sinks.large")),
     "sinks.large": (
