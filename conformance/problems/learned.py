@@ -13,7 +13,8 @@ from ..base.geometry import Geometry
 from ..base.results import Replaceable
 from ..declare.declaration import Declaration
 
-# The axes of the values here, G for key/value heads; a call gets the factors of norms flat.
+# The axes of each argument, G for key/value heads; a call gets the factors of norms flat. The first
+# axis is left out where one row is that of every head, or of every item.
 _AXES: Final = {
     "query_norm_weight": "HD",
     "key_norm_weight": "GD",
@@ -28,12 +29,13 @@ _TEMPERATURES: Final = (0.5, 2.0)
 _SLOPES: Final = (0.05, 1.0)
 
 
+def _axes(name: str, value: Tensor) -> str:
+    return _AXES[name][-value.dim() :]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LearnedArguments(Replaceable):
-    """The learned arguments of a problem by keyword, with an axis for each of ``_AXES``.
-
-    A norm weight of one row is that of every head, slopes of one row are those of every item.
-    """
+    """The learned arguments of a problem by keyword, with the axes of ``_AXES``."""
 
     values: Mapping[str, Tensor]
 
@@ -42,20 +44,19 @@ class LearnedArguments(Replaceable):
         """What a call of some sizes was given by keyword; None for nothing."""
         made = {}
         for name, value in values.items():
-            last = geometry.head_size if _AXES[name][-1] == "D" else geometry.num_heads
-            made[name] = value if _AXES[name] == "H" else value.reshape(-1, last)
+            by_head = _AXES[name].endswith("D") and value.shape[-1] != geometry.head_size
+            made[name] = value.reshape(-1, geometry.head_size) if by_head else value
         return cls(values=made) if made else None
 
     def of(self, geometry: Geometry) -> dict[str, Tensor]:
         """The arguments for a call of some sizes; rows that are missing repeat those there are."""
         made = {}
         for name, value in self.values.items():
-            for axis, letter in enumerate(_AXES[name]):
+            for axis, letter in enumerate(_axes(name, value)):
                 size = getattr(geometry, _SIZES[letter])
-                if value.shape[axis] != size and not _is_shared(name, axis, value):
+                if value.shape[axis] != size:
                     value = value.index_select(axis, torch.arange(size) % value.shape[axis])  # noqa: PLW2901 (fitted axis by axis)
-            one_row = name == "alibi_slopes" and self.values[name].shape[0] > 1
-            made[name] = value if one_row else value.flatten()
+            made[name] = value.flatten() if _AXES[name].endswith("D") else value
         return made
 
     def changed(self, change: Callable[..., Tensor]) -> LearnedArguments:
@@ -74,17 +75,11 @@ class LearnedArguments(Replaceable):
     def _taken(self, **orders: Tensor) -> LearnedArguments:
         values = dict(self.values)
         for name, value in values.items():
-            axes = _AXES[name]
-            for axis, order in ((axes.find(letter), each) for letter, each in orders.items()):
-                if axis >= 0 and not _is_shared(name, axis, value):
-                    value = value.index_select(axis, order % max(value.shape[axis], 1))  # noqa: PLW2901 (axis by axis)
-            values[name] = value
+            for axis, letter in enumerate(_axes(name, value)):
+                if letter in orders:
+                    chosen = orders[letter] % max(value.shape[axis], 1)
+                    values[name] = values[name].index_select(axis, chosen)
         return self.replace(values=values)
-
-
-def _is_shared(name: str, axis: int, value: Tensor) -> bool:
-    """Whether the one row of a value is that of all heads, or items."""
-    return axis == 0 and value.shape[0] == 1 and len(_AXES[name]) > 1
 
 
 def draw_learned(
@@ -97,17 +92,14 @@ def draw_learned(
     by_item = declared.batched and bool(torch.randint(2, (1,), generator=generator))
     values = {}
     for name in declared.learned:
-        shape = [getattr(sizes, _SIZES[letter]) for letter in _AXES[name]]
-        if name == "alibi_slopes":
-            shape[0] = shape[0] if by_item else 1
-            least, most = _SLOPES
-        elif name == "temperature":
-            least, most = _TEMPERATURES
-        else:
-            shape[0] = shape[0] if together else 1
+        axes = _AXES[name]
+        whole = {"temperature": True, "alibi_slopes": by_item}.get(name, together)
+        shape = [getattr(sizes, _SIZES[letter]) for letter in (axes if whole else axes[1:])]
+        if axes.endswith("D"):
             normal = torch.randn(shape, generator=generator, dtype=torch.float64)
             values[name] = (1.0 + _SPREAD * normal).to(dtype)
             continue
+        least, most = _TEMPERATURES if name == "temperature" else _SLOPES
         drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
         values[name] = (least + (most - least) * drawn).to(dtype)
     return LearnedArguments(values=values)

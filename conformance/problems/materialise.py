@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Generator, Tensor
@@ -82,7 +81,6 @@ def overridden(drawn: Inputs, problem: Problem) -> Inputs:
     return drawn.with_tokens(**tokens).replace(
         **masks,
         sinks=_filled(drawn.sinks, overrides, SINKS_NAME),
-        learned=drawn.learned and drawn.learned.changed(partial(_filled, overrides=overrides)),
         weights=_overridden_weights(drawn.weights, overrides),
     )
 
@@ -96,7 +94,7 @@ def _overridden_weights(
     return dataclasses.replace(drawn, **roles)  # type: ignore[arg-type]  # matrices are never None
 
 
-def _filled(drawn: Tensor | None, overrides: Overrides, name: str) -> Any:
+def _filled(drawn: Tensor | None, overrides: Overrides, name: str) -> Tensor | None:
     values = overrides.value(name)
     if drawn is None or values is None or len(values) != drawn.numel():
         return drawn
@@ -104,7 +102,7 @@ def _filled(drawn: Tensor | None, overrides: Overrides, name: str) -> Any:
 
 
 def changeable(inputs: Inputs, *, weights: bool) -> dict[str, Tensor]:
-    """The tensors that overrides may replace, each object once.
+    """The tensors that overrides may replace, each object once; learned arguments stay as drawn.
 
     ``weights``: the problem brings a layer's weights. The kept keys of lengths, sequences and
     structured masks follow from their form and are left out.
@@ -120,7 +118,6 @@ def changeable(inputs: Inputs, *, weights: bool) -> dict[str, Tensor]:
             tensors[name] = tensor
     if inputs.sinks is not None:
         tensors[SINKS_NAME] = inputs.sinks
-    tensors |= inputs.learned_arguments
     if weights and inputs.weights is not None:
         roles = {name: getattr(inputs.weights, name) for name in PROJECTION_NAMES}
         tensors |= {name: tensor for name, tensor in roles.items() if tensor is not None}
