@@ -197,8 +197,9 @@ class Inputs(Replaceable):
 
     @property
     def learned_arguments(self) -> dict[str, Tensor]:
-        """The learned arguments of the call by keyword, in the working dtype."""
-        return {} if self.learned is None else self.learned.of(self.geometry)
+        """The learned arguments of the call by keyword, in the dtype of the query."""
+        made = {} if self.learned is None else self.learned.of(self.geometry)
+        return {name: value.to(self.query.dtype) for name, value in made.items()}
 
     @property
     def rotary_tables(self) -> Tensor | None:
