@@ -36,6 +36,7 @@ TABLE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "complex": ("freqs_cis",),
     "angles": ("angles",),
 }
+SLOPE_SHAPES: Final = ("H", "BH")
 DEFAULT_TABLE_SHAPES: Final = {"cos-sin": "LR", "complex": "LR/2", "angles": "LR/2"}
 # Learned arguments, which every call gives: the keywords of each feature.
 LEARNED_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
@@ -155,7 +156,8 @@ class Declaration:
     None for a candidate of one process. ``block_size`` is the number of queries and keys in a block
     of the mask form "blocks". ``rotary_tables`` is the form in which every call gives the cosines
     and sines of its tokens, or their angles, ``rotary_table_shape`` their axes, such as "LR", or
-    "LR/2" with one entry a pair of channels.
+    "LR/2" with one entry a pair of channels. ``alibi_slope_shape`` is that of given slopes, "H" or
+    "BH", None for either.
     """
 
     kind: str
@@ -194,6 +196,7 @@ class Declaration:
     block_size: tuple[int, int] | None = None
     rotary_tables: str | None = None
     rotary_table_shape: str | None = None
+    alibi_slope_shape: str | None = None
 
     def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
         """The promised rule for rows without keys, by a call's mask form, causality and weights.
@@ -289,7 +292,7 @@ class Declaration:
             "semantics": {name: _ADDRESS.sub("", str(pair[1])) for name, pair in changed.items()},
             **({} if self.ranks is None else {"ranks": self.ranks.as_json()}),
         }
-        seldom = ("ranks", "block_size", "rotary_tables", "rotary_table_shape")
+        seldom = ("ranks", "block_size", "rotary_tables", "rotary_table_shape", "alibi_slope_shape")
         rare = [name for name in seldom if getattr(self, name) is not None]
         names = [*_IN_JSON, *rare]
         values = {name: special.get(name, getattr(self, name)) for name in names}

@@ -44,6 +44,7 @@ from .declaration import (
     POSITIONS,
     PRECISIONS,
     SEQUENCES,
+    SLOPE_SHAPES,
     STRIDES,
     STRUCTURED_FORMS,
     TABLE_KEYWORDS,
@@ -106,6 +107,7 @@ def declare(
     block_size: tuple[int, int] | None = None,
     rotary_tables: str | None = None,
     rotary_table_shape: str | None = None,
+    alibi_slope_shape: str | None = None,
     offsets: str = "each",
     padded: bool = False,
     expected_failures: GivenExpectations = None,
@@ -166,6 +168,7 @@ def declare(
     )
     pins = _for_tables(rotary_tables, kind, point, pins)
     point = _read_learned(offered, kind, layout, point)
+    _check_slopes(alibi_slope_shape, offered, batched=batched)
     if ranks is not None:
         ranks, pins = _read_ranks(
             ranks, kind, layout, arrays, offered, pins, forms=forms, batched=batched
@@ -206,6 +209,7 @@ def declare(
         block_size=_read_block_size(block_size, forms),
         rotary_tables=rotary_tables,
         rotary_table_shape=rotary_table_shape,
+        alibi_slope_shape=alibi_slope_shape,
     )
 
 
@@ -335,6 +339,18 @@ def _read_learned(
         )
         raise DeclarationError(msg)
     return point.replace(alibi=True)
+
+
+def _check_slopes(shape: object, offered: frozenset[str], *, batched: bool) -> None:
+    if shape is None:
+        return
+    if "alibi_slopes" not in offered:
+        msg = f"alibi_slope_shape is {shape!r} without features=['alibi_slopes']: drop it"
+        raise DeclarationError(msg)
+    _choice("alibi_slope_shape", shape, SLOPE_SHAPES)
+    if shape == "BH" and not batched:
+        msg = "alibi_slope_shape is 'BH', but batched=False leaves no axis B"
+        raise DeclarationError(msg)
 
 
 # The largest head size drawn for tables when no head size is pinned.

@@ -11,7 +11,7 @@ from torch import Generator, Tensor
 
 from ..base.geometry import Geometry
 from ..base.results import Replaceable
-from ..declare.declaration import Declaration
+from ..declare.declaration import SLOPE_SHAPES, Declaration
 
 # The axes of each argument, G for key/value heads; a call gets the factors of norms flat. The first
 # axis is left out where one row is that of every head, or of every item.
@@ -89,17 +89,20 @@ def draw_learned(
     if not declared.learned:
         return None
     together = declared.semantics.qk_norm_over == "all-heads"
-    by_item = declared.batched and bool(torch.randint(2, (1,), generator=generator))
+    shape = (
+        declared.alibi_slope_shape or SLOPE_SHAPES[int(torch.randint(2, (1,), generator=generator))]
+    )
+    by_item = declared.batched and shape == "BH"
     values = {}
     for name in declared.learned:
         axes = _AXES[name]
         whole = {"temperature": True, "alibi_slopes": by_item}.get(name, together)
-        shape = [getattr(sizes, _SIZES[letter]) for letter in (axes if whole else axes[1:])]
+        extent = [getattr(sizes, _SIZES[letter]) for letter in (axes if whole else axes[1:])]
         if axes.endswith("D"):
-            normal = torch.randn(shape, generator=generator, dtype=torch.float64)
+            normal = torch.randn(extent, generator=generator, dtype=torch.float64)
             values[name] = (1.0 + _SPREAD * normal).to(dtype)
             continue
         least, most = _TEMPERATURES if name == "temperature" else _SLOPES
-        drawn = torch.rand(shape, generator=generator, dtype=torch.float64)
+        drawn = torch.rand(extent, generator=generator, dtype=torch.float64)
         values[name] = (least + (most - least) * drawn).to(dtype)
     return LearnedArguments(values=values)
