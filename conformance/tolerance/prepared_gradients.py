@@ -124,7 +124,8 @@ def pulled_back(attention: golden.Attention, gradients: BackwardPass) -> tuple[T
     def prepare(positions: Tensor, role: str) -> Callable[[Tensor], Tensor]:
         factors = factors_of(attention, role)
         return lambda heads: golden.rotate_heads(
-            multiplied(golden.normalise_heads(heads, semantics), factors),
+            # Copies of what inference made: autograd cannot save it.
+            multiplied(golden.normalise_heads(heads, semantics), [f.clone() for f in factors]),
             positions,
             semantics,
             attention.rotary_tables,
