@@ -1,4 +1,4 @@
-"""Attention with learned arguments: norm weights, temperatures and slopes that its caller gives."""
+"""Attention with norm weights, temperatures and slopes that its caller gives, or a null key."""
 
 from __future__ import annotations
 
@@ -254,3 +254,19 @@ layer_over_all_heads = conformance.layer(
     name="layer_over_all_heads",
     **_shown(features=[*PLAIN, "norm_weight"], semantics=ALL_HEADS),
 )(LayerOverAllHeads)
+
+
+class NullKey(EagerCore):
+    """A key of zeros, whose value is zero, joins the softmax: a one joins its sum."""
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        """Weights over the keys, beside that of the null key."""
+        most = logits.amax(dim=-1, keepdim=True).clamp_min(0.0)
+        exponentials = (logits - most).exp()
+        return exponentials / (exponentials.sum(dim=-1, keepdim=True) + (-most).exp())
+
+
+null_key = conformance.core(
+    name="null_key",
+    **_shown(features=[*PLAIN, "weights"], semantics=Semantics(null_key=True)),
+)(NullKey())

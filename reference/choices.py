@@ -284,6 +284,8 @@ def _of_masks(point: Semantics) -> Iterator[Edit]:
 
 def _of_softmax(point: Semantics) -> Iterator[Edit]:
     if point.softmax_axis == "key":
+        if point.null_key:
+            yield Edit("sinks", _with_null_key)
         return
     yield Edit("sinks", lambda: None)  # another axis knows none
     if point.softmax_axis == "none":
@@ -298,6 +300,12 @@ def _of_softmax(point: Semantics) -> Iterator[Edit]:
         ),
     )
     yield Edit("total", lambda exponentials: exponentials.sum(dim=dim, keepdim=True).clamp_min(1.0))
+
+
+def _with_null_key(given_sinks: Tensor | None, logits: Tensor) -> Tensor:
+    """The logits of each head's sink and of a key of zeros, as one."""
+    null = logits.new_zeros(logits.shape[-3])
+    return null if given_sinks is None else torch.logaddexp(given_sinks, null)
 
 
 def excludes_exactly(point: Semantics, *, capped: bool) -> bool:

@@ -69,6 +69,10 @@ class Semantics:
         The axis along which the weights sum to one: the keys. A slice whose logits are all minus
         infinity gets zero weights. "none" leaves the softmax out: the logits are the weights, with
         minus infinity counting as zero.
+    null_key
+        Whether every query also attends a key of zeros whose value is zero, as ``add_zero_attn`` of
+        torch's layer and the softmax with one in its sum have it: a one joins the sum of each row's
+        exponentials. Like a sink of logit zero, which it is beside given sinks.
     mask_polarity
         What True means in a boolean mask: "keep" attends, "drop" ignores. Lengths have no polarity.
     mask_operation, mask_fill
@@ -151,6 +155,7 @@ class Semantics:
     scale: ScaleRule | float = "inverse-sqrt-head-size"
     scale_factor: float = 1.0
     softmax_axis: SoftmaxAxis = "key"
+    null_key: bool = False
     mask_polarity: MaskPolarity = "keep"
     mask_operation: MaskOperation = "replace"
     mask_fill: float = -math.inf

@@ -1,4 +1,4 @@
-"""Mistakes with learned arguments: norm weights, temperatures, slopes, and their gradients."""
+"""Mistakes with learned arguments and their gradients, and with null keys."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..eager import Call
-from ..learned import ALL_HEADS, EPSILON, RMS, LearnedCall, LearnedCore, OverAllHeads
+from conformance import Semantics
+
+from ..eager import Call, EagerCore
+from ..learned import ALL_HEADS, EPSILON, RMS, LearnedCall, LearnedCore, NullKey, OverAllHeads
 from ._kit import core
 
 _SHARED: Final[dict[str, Any]] = {"masks": ["keep", "bias"], "dtypes": ["float32"]}
@@ -298,3 +300,30 @@ class KeysTemperedToo(LearnedCore):
 
     def tempered(self, scores: Tensor, temperature: Tensor) -> Tensor:
         return scores * temperature.square()[:, None, None]
+
+
+NULL: Final[dict[str, Any]] = {
+    **_SHARED,
+    "features": ["scale", "gqa"],
+    "semantics": Semantics(null_key=True),
+}
+
+
+@core("sinks.null-key", **NULL)
+class NullKeyForgotten(EagerCore):
+    """The weights of a row sum to one, as if no null key joined them."""
+
+
+@core("sinks.null-key", **NULL)
+class OneBehindTheMaximum(EagerCore):
+    """A one joins the sum of exponentials that are taken less the largest logit."""
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        most = logits.amax(dim=-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
+        exponentials = (logits - most).exp()
+        return exponentials / (exponentials.sum(dim=-1, keepdim=True) + 1.0)
+
+
+@core("numerics.golden", "sinks.null-key", **{**NULL, "semantics": Semantics()})
+class NullKeyUndeclared(NullKey):
+    """A null key that nobody declared takes weight away."""

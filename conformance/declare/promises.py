@@ -318,6 +318,10 @@ def _read_learned(
         )
         raise DeclarationError(msg)
     learned = [name for name in LEARNED_KEYWORDS if name in offered]
+    if point.null_key and (point.softmax_axis != "key" or point.empty_rows != "zeros"):
+        other = "softmax_axis" if point.softmax_axis != "key" else "empty_rows"
+        msg = f"null_key is True with {other}={getattr(point, other)!r}, which leaves none"
+        raise DeclarationError(msg)
     if not learned:
         return point
     if kind not in ("core", "layer") or HEAD_LAYOUTS[layout].has_sequences:

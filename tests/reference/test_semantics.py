@@ -15,6 +15,7 @@ from reference import STANDARD, Semantics, scale_value
 
 REFUSED: list[tuple[str, Any, str]] = [
     ("softmax_axis", "row", "softmax_axis is 'row', not one of key, query, head, batch, none"),
+    ("null_key", "yes", "null_key is 'yes', not True or False"),
     ("mask_polarity", True, "mask_polarity is True, not one of keep, drop"),
     ("mask_operation", "fill", "mask_operation is 'fill', not one of replace, add, add-to-kept"),
     ("causal_alignment", "left", "causal_alignment is 'left', not one of bottom-right, top-left"),

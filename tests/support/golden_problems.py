@@ -19,6 +19,7 @@ CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     "scale": (*get_args(choices.ScaleRule), 0.3, -1.0, 0.0),
     "scale_factor": (1.0, 1.01, -0.5),
     "softmax_axis": get_args(choices.SoftmaxAxis),
+    "null_key": (False, True),
     "mask_polarity": get_args(choices.MaskPolarity),
     "mask_operation": get_args(choices.MaskOperation),
     "mask_fill": (-math.inf, -1e9, -1e4, -5.0, 0.0),

@@ -222,9 +222,9 @@ def _weights_over_attended_keys(
     for b, h, i in rows:
         row = [(b, h, i, j) for j in range(sizes.key_length)]
         live = [place for place in row if attended[place]]
-        sink = _sink(problem, h)
-        if live or sink is not None:
-            softmax = _softmax([logits[place] for place in live], sink)
+        sinks = _sinks(problem, point, h)
+        if live or sinks:
+            softmax = _softmax([logits[place] for place in live], sinks)
             weights.update(zip(live, softmax, strict=True))
         else:
             weights.update({place: _empty_weight(problem, point, place) for place in row})
@@ -257,21 +257,23 @@ def _weights_by_arithmetic(problem: Problem, point: Any, logits: Table) -> Table
         for place in logits:
             slices.setdefault((*place[:axis], 0, *place[axis + 1 :]), []).append(place)
         for start, slice_ in slices.items():
-            sink = _sink(problem, start[1]) if point.softmax_axis == "key" else None
-            softmax = _softmax([logits[p] for p in slice_], sink)
+            sinks = _sinks(problem, point, start[1]) if point.softmax_axis == "key" else []
+            softmax = _softmax([logits[p] for p in slice_], sinks)
             weights.update(zip(slice_, softmax, strict=True))
     if point.mask_operation == "multiply-weights":
         weights = {p: w if admits(problem, point, *p) else ZERO for p, w in weights.items()}
     return weights
 
 
-def _sink(problem: Problem, h: int) -> Number | None:
-    return None if problem.sinks is None else number(problem.sinks[h])
+def _sinks(problem: Problem, point: Any, h: int) -> list[Number]:
+    """The logits of keys without a value: a given one, and a zero."""
+    given = [] if problem.sinks is None else [number(problem.sinks[h])]
+    return [*given, ZERO] if point.null_key else given
 
 
-def _softmax(logits: list[Number], sink: Number | None) -> list[Number]:
-    """The weights of some logits; a sink is one more of them whose weight is dropped."""
-    entries = logits if sink is None else [*logits, sink]
+def _softmax(logits: list[Number], sinks: list[Number]) -> list[Number]:
+    """The weights of some logits; sinks are more of them whose weights are dropped."""
+    entries = [*logits, *sinks]
     finite = [logit for logit in entries if not logit.is_minus_infinity]
     if not finite:
         return [ZERO for _ in logits]

@@ -26,6 +26,7 @@ PREPARED: Final[Specific] = {
     "position.scaling": ("ScalingForgotten", ANYTHING),
     "position.tables": ("RowsOneLater", ANYTHING),
     "qk-norm.golden": ("NormWithoutTheMean", also(_COMPARED)),
+    "sinks.null-key": ("OneBehindTheMaximum", ANYTHING),
     "learned.norm-weight": ("KeysByTheQueriesWeight", ANYTHING),
     "learned.temperature": ("TemperatureDivides", ANYTHING),
     "learned.slopes": ("SlopesOfTheFirstItem", ANYTHING),
