@@ -10,7 +10,7 @@ from torch import Tensor
 from conformance import Semantics
 
 from ..eager import Call, EagerCore
-from ..learned import ALL_HEADS, EPSILON, RMS, LearnedCall, LearnedCore, NullKey, OverAllHeads
+from ..learned import ALL_HEADS, EPSILON, RMS, LearnedCall, LearnedCore, OverAllHeads
 from ._kit import core
 
 _SHARED: Final[dict[str, Any]] = {"masks": ["keep", "bias"], "dtypes": ["float32"]}
@@ -322,8 +322,3 @@ class OneBehindTheMaximum(EagerCore):
         most = logits.amax(dim=-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).min)
         exponentials = (logits - most).exp()
         return exponentials / (exponentials.sum(dim=-1, keepdim=True) + 1.0)
-
-
-@core("numerics.golden", "sinks.null-key", **{**NULL, "semantics": Semantics()})
-class NullKeyUndeclared(NullKey):
-    """A null key that nobody declared takes weight away."""

@@ -318,9 +318,13 @@ def _read_learned(
         )
         raise DeclarationError(msg)
     learned = [name for name in LEARNED_KEYWORDS if name in offered]
-    if point.null_key and (point.softmax_axis != "key" or point.empty_rows != "zeros"):
-        other = "softmax_axis" if point.softmax_axis != "key" else "empty_rows"
-        msg = f"null_key is True with {other}={getattr(point, other)!r}, which leaves none"
+    if point.null_key and point.softmax_axis != "key":
+        msg = (
+            f"null_key is True with softmax_axis={point.softmax_axis!r}, which has no keys to join"
+        )
+        raise DeclarationError(msg)
+    if point.null_key and point.empty_rows != "zeros":
+        msg = f"null_key is True with empty_rows {point.empty_rows!r}: a null key's value is zero"
         raise DeclarationError(msg)
     if not learned:
         return point

@@ -396,11 +396,6 @@ SINKS: Final[tuple[NamedMistake, ...]] = (
             ),
         },
     ),
-    *named("null-key-undeclared", "numerics.golden")(
-        "a one joins the sum of each row's exponentials: a null key, which is not declared",
-        "declare it: semantics=conformance.Semantics(null_key=True). Or let the weights sum to one",
-        {"base": {"null_key": False}, "changes": {"null_key": True}},
-    ),
     *named("sink-dropped-at-the-wrong-end", _SINKS, where=has_sinks)(
         "the weight at the other end is dropped, not that of the sink: each value gets a "
         "neighbour's weight",
