@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,7 +39,9 @@ class LearnedCall(Call):
 
 
 class LearnedCore(EagerCore):
-    """Attention whose steps with learned arguments can be replaced."""
+    """Attention whose steps with learned arguments can be replaced; a copy answers each call."""
+
+    sinks: Tensor | None = None
 
     def __call__(
         self,
@@ -65,15 +68,15 @@ class LearnedCore(EagerCore):
             sinks=sinks,
             **options,
         )
-        return self.attend(call)
+        return copy.copy(self).attend(call)
 
     def attend(self, call: Call) -> Answer:
         """Normalise the queries and all keys, then attend."""
         call = self.join_cache(call)
         self.check(call)
         if isinstance(call, LearnedCall):
-            call = call.replace(query=self.queries(call), key=self.keys(call))
             self.sinks = call.sinks
+            call = call.replace(query=self.queries(call), key=self.keys(call))
         return super().attend(call)
 
     def queries(self, call: LearnedCall) -> Tensor:
@@ -134,7 +137,8 @@ class OverAllHeads(LearnedCore):
         joined = heads.transpose(1, 2).flatten(2)
         joined = joined * torch.rsqrt(joined.square().mean(dim=-1, keepdim=True) + EPSILON)
         joined = joined if weight is None else joined * weight
-        return joined.unflatten(-1, (heads.shape[1], -1)).transpose(1, 2)
+        parted: Tensor = joined.unflatten(-1, (heads.shape[1], -1))
+        return parted.transpose(1, 2)
 
 
 class QueriesTempered(LearnedCore):

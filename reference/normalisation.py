@@ -35,7 +35,8 @@ def parted_heads(joined: Tensor, like: Tensor, semantics: Semantics) -> Tensor:
     """The inverse of :func:`joined_heads`, for heads of a shape."""
     if semantics.qk_norm_over == "head":
         return joined
-    return joined.squeeze(-3).unflatten(-1, (like.shape[-3], -1)).transpose(-3, -2)
+    parted: Tensor = joined.squeeze(-3).unflatten(-1, (like.shape[-3], -1))
+    return parted.transpose(-3, -2)
 
 
 def weigh(heads: Tensor, weight: Tensor | None) -> Tensor:

@@ -77,7 +77,8 @@ class EachHeadAlone(OverAllHeads):
         normalised = self.normalised(heads)
         if weight is None:
             return normalised
-        return normalised * weight.unflatten(-1, (-1, heads.shape[-1]))[:, None]
+        factors: Tensor = weight.unflatten(-1, (-1, heads.shape[-1]))
+        return normalised * factors[:, None]
 
 
 @core(NORM, **{**NORMED, "features": _FEATURES})

@@ -21,7 +21,7 @@ def weight_of(attention: golden.Attention, role: str) -> Tensor | None:
     weight = attention.learned.get(f"{role}_norm_weight")
     if weight is None:
         return None
-    rows = weight.unflatten(-1, (-1, attention.given_query.shape[-1]))
+    rows: Tensor = weight.unflatten(-1, (-1, attention.given_query.shape[-1]))
     heads = attention.given_query.shape[1]
     if len(rows) in (1, heads):
         return rows

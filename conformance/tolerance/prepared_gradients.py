@@ -216,14 +216,14 @@ def learned_gradients(
 
     ``gradients`` and ``worst`` are those of :func:`as_prepared`.
     """
-    length, by_name = attention.given_key.shape[-2], {}
-    key = gradients.key[..., :length, :], worst.key[..., :length, :]
-    ends = {
-        QUERY: (attention.positions, gradients.query, worst.query, attention.query.shape[1]),
-        KEY: (torch.arange(length), *key, num_kv_heads),
-    }
-    for role, (positions, *behind, heads) in ends.items():
-        turned = _before_rotation(role, positions, *behind, attention, contract)
+    length = attention.given_key.shape[-2]
+    by_name: dict[str, Gradient] = {}
+    key, key_error = gradients.key[..., :length, :], worst.key[..., :length, :]
+    for role, positions, gradient, error, heads in (
+        (QUERY, attention.positions, gradients.query, worst.query, attention.query.shape[1]),
+        (KEY, torch.arange(length), key, key_error, num_kv_heads),
+    ):
+        turned = _before_rotation(role, positions, gradient, error, attention, contract)
         normalised = _normalised_with_error(attention, role, contract)
         weight, temperature = weight_of(attention, role), attention.learned.get("temperature")
         weights = [] if weight is None else [weight[:, None]]
@@ -238,8 +238,8 @@ def learned_gradients(
                 turned, weighed, score, products, contract
             )
             factor = [temperature[:, None, None]]
-            error = _known(multiplied_error(*turned, factor, contract), turned[1])
-            turned = multiplied(turned[0], factor), error
+            grown = _known(multiplied_error(*turned, factor, contract), turned[1])
+            turned = multiplied(turned[0], factor), grown
         if weight is not None:
             by_name[f"{role}_norm_weight"] = weight_gradient(
                 attention, role, turned, normalised, heads, contract

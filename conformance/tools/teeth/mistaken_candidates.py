@@ -269,7 +269,7 @@ _POINTS: Final = (
     golden.STANDARD.replace(qk_norm_epsilon=1e-3),
 )
 # Features that only some mistakes need, by their clause or its family.
-_MORE: Final = {
+_MORE: Final[dict[str, tuple[str, ...]]] = {
     "sinks": ("sinks",),
     "learned.norm-weight": ("norm_weight",),
     "learned.temperature": ("temperature",),
@@ -291,7 +291,7 @@ def act_out_named(named: NamedMistake) -> Candidate:
     """
     points = [point.replace(**named.base) for point in _POINTS]
     family = named.primary.partition(".")[0]
-    more = _MORE.get(named.primary) or _MORE.get(family, ())
+    more = _MORE.get(named.primary, _MORE.get(family, ()))
     for kind in ("core", "layer"):
         for declared in points:
             if any(_shows(named, call, right) for call, right in _samples(kind, declared)):
