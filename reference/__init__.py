@@ -7,6 +7,7 @@ The package imports only torch, uses none of torch's attention functions, and re
 from .alibi import alibi_bias, alibi_slopes
 from .alignment import query_positions
 from .attention import (
+    LEARNED,
     RESULTS,
     Attention,
     attend,
@@ -17,7 +18,15 @@ from .attention import (
     scaled_dot_product_attention,
     softmax,
 )
-from .backward import BACKWARD, BOTH_PASSES, BOTH_PASSES_OF_LAYER, outer, summed_groups
+from .backward import (
+    BACKWARD,
+    BOTH_PASSES,
+    BOTH_PASSES_OF_LAYER,
+    of_temperature,
+    of_weight,
+    outer,
+    summed_groups,
+)
 from .choices import at_point, counts, edits_of, hide, modify, slope_of_function
 from .forward import FORWARD, Sizes, unread
 from .heads import merge_heads, project, split_heads
@@ -33,7 +42,15 @@ from .layer import (
     run_of_layer,
 )
 from .masks import attended_keys, structural_mask
-from .normalisation import normalise_heads, normalised_gradient, norms
+from .normalisation import (
+    joined_heads,
+    normalise_heads,
+    normalised_gradient,
+    norms,
+    parted_heads,
+    temper,
+    weigh,
+)
 from .positions import frequencies, rotate, sinusoidal_positions
 from .program import Edit, Program, Rewired, Run, Stage, always, reads, reads_besides
 from .rotary import (
@@ -54,6 +71,7 @@ __all__ = [
     "BOTH_PASSES_OF_LAYER",
     "FORWARD",
     "LAYER",
+    "LEARNED",
     "RESULTS",
     "STANDARD",
     "Attention",
@@ -80,13 +98,17 @@ __all__ = [
     "evaluation_of",
     "frequencies",
     "hide",
+    "joined_heads",
     "merge_heads",
     "modify",
     "multi_head_attention",
     "normalise_heads",
     "normalised_gradient",
     "norms",
+    "of_temperature",
+    "of_weight",
     "outer",
+    "parted_heads",
     "position_heads",
     "project",
     "project_output",
@@ -112,6 +134,8 @@ __all__ = [
     "split_heads",
     "structural_mask",
     "summed_groups",
+    "temper",
     "turn_heads",
     "unread",
+    "weigh",
 ]

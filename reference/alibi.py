@@ -23,9 +23,14 @@ def _geometric(count: int) -> Tensor:
     return 2.0 ** (-8.0 * torch.arange(1, count + 1, dtype=torch.float64) / count)
 
 
-def alibi_bias(num_heads: int, query_positions: Tensor, key_length: int) -> Tensor:
-    """The bias added to the logits, for queries at ``[Lq]``: float64 ``[1, H, Lq, Lk]``."""
+def alibi_bias(
+    num_heads: int, query_positions: Tensor, key_length: int, slopes: Tensor | None = None
+) -> Tensor:
+    """The bias added to the logits, for queries at ``[Lq]``: float64 ``[1, H, Lq, Lk]``.
+
+    Given ``slopes [B or 1, H]`` replace the formula.
+    """
     keys = torch.arange(key_length, device=query_positions.device)
     distance = (query_positions[:, None] - keys).abs().double()
-    slopes = alibi_slopes(num_heads).to(distance.device)
-    return -slopes[None, :, None, None] * distance
+    slopes = alibi_slopes(num_heads).unsqueeze(0) if slopes is None else slopes
+    return -slopes.to(distance.device)[..., None, None] * distance

@@ -8,6 +8,7 @@ Vaswani et al., "Attention Is All You Need", 2017, equation 1. Everything is flo
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -39,7 +40,8 @@ class Attention:
     the same heads before normalisation and rotation; query i stands at key ``positions[i]``. If
     ignored keys have no influence, ``key``, ``given_key`` and ``value`` are zero at keys that no
     query reads. ``alibi`` is the bias by distance, ``sinks [H]`` the given logits of keys without a
-    value, ``rotary_tables [B or 1, Lk, R/2]`` the tables of the call, or None. ``scores`` are the
+    value, ``rotary_tables [B or 1, Lk, R/2]`` the tables of the call, or None; ``learned`` are its
+    learned arguments, and ``slopes [B or 1, H]`` those of the bias by distance. ``scores`` are the
     scaled dot products, ``capped`` the scores after the softcap, ``modified`` after ``score_mod``,
     ``logits`` the input of the softmax, ``weights`` its result, all ``[B, H, Lq, Lk]``. ``allowed``
     is the table of attended keys, and ``empty`` marks the rows ``[B, H, Lq]`` without any.
@@ -56,6 +58,8 @@ class Attention:
     alibi: Tensor | None
     sinks: Tensor | None
     rotary_tables: Tensor | None
+    learned: Mapping[str, Tensor]
+    slopes: Tensor | None
     scale: float
     softcap: float | None
     allowed: Tensor
@@ -84,6 +88,7 @@ class Attention:
 # The stages whose results an evaluation holds under their own names.
 RESULTS: Final = (
     "positions",
+    "slopes",
     "bias",
     "sinks",
     "scale",
@@ -117,6 +122,7 @@ def scaled_dot_product_attention(
     sinks: Tensor | None = None,
     rotary_tables: Tensor | None = None,
     turned_keys: int = 0,
+    learned: Mapping[str, Tensor] | None = None,
     semantics: Semantics = STANDARD,
 ) -> Tensor:
     """Attention over ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk, D]``, ``value [B, Hkv, Lk, Dv]``.
@@ -129,7 +135,13 @@ def scaled_dot_product_attention(
     ignore sinks. ``rotary_tables``, for points with rotary positions, are complex128 ``[B or 1, Lk,
     R/2]``: the cosine and, as the imaginary part, the sine of every pair of channels at the place
     of every key; or angles in float64. The first ``turned_keys`` keys reach an implementation
-    already turned, as from a cache. Returns float64 ``[B, H, Lq, Dv]``.
+    already turned, as from a cache.
+
+    ``learned`` has learned arguments by name: ``query_norm_weight`` and ``key_norm_weight``,
+    ``[D]`` or a factor for each channel of all heads, multiply the heads behind their norm;
+    ``temperature [H]`` multiplies the dot products of each head, as ``scale`` does; and
+    ``alibi_slopes``, ``[H]`` or ``[B, H]``, replace the slopes at a point with ``alibi``. Returns
+    float64 ``[B, H, Lq, Dv]``.
 
     Raises ValueError or TypeError that names the argument of wrong shape or value.
     """
@@ -147,6 +159,7 @@ def scaled_dot_product_attention(
         sinks=sinks,
         rotary_tables=rotary_tables,
         turned_keys=turned_keys,
+        learned=learned,
         semantics=semantics,
     ).output
 
@@ -166,6 +179,7 @@ def attend(
     sinks: Tensor | None = None,
     rotary_tables: Tensor | None = None,
     turned_keys: int = 0,
+    learned: Mapping[str, Tensor] | None = None,
     semantics: Semantics = STANDARD,
 ) -> Attention:
     """Like :func:`scaled_dot_product_attention`, with every intermediate value."""
@@ -184,6 +198,7 @@ def attend(
         sinks=sinks,
         rotary_tables=rotary_tables,
         turned_keys=turned_keys,
+        learned=learned,
     )
     return evaluation_of(run, semantics)
 
@@ -211,6 +226,7 @@ def given_options(
     sinks: Tensor | None = None,
     rotary_tables: Tensor | None = None,
     turned_keys: int = 0,
+    learned: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Any]:
     """The options of a call as values for the program, checked against scores of a shape."""
     _check_numbers(scale, softcap, window)
@@ -230,6 +246,7 @@ def given_options(
         "rotary_tables": rotary_tables,
         "given_tables": rotary_tables,
         "turned_keys": turned_keys,
+        **_learned(learned or {}, shape),
     }
 
 
@@ -241,6 +258,8 @@ def evaluation_of(run: Run, semantics: Semantics) -> Attention:
     of_every_head = run["key"]
     if not unchanged:
         given = run.edited(Edit("joined_key", lambda given_key: given_key))
+        if semantics.qk_norm_over == "all-heads":  # a norm reads a key that any head reads
+            given = given.edited(Edit("unread_keys", change=_of_no_head))
         of_every_head = given["key"]
     run.forget_but(RESULTS)
     return Attention(
@@ -249,9 +268,24 @@ def evaluation_of(run: Run, semantics: Semantics) -> Attention:
         given_key=of_every_head,
         alibi=run["distance_bias"],
         rotary_tables=run["rotary_tables"],
+        learned={name: run[name] for name in LEARNED if run[name] is not None},
         semantics=semantics,
         run=run,
     )
+
+
+def _of_no_head(unread_keys: Tensor) -> Tensor:
+    return unread_keys.all(dim=-3, keepdim=True)
+
+
+# Learned arguments of a call: their axes. A norm weight has a factor for each channel of a head,
+# or of all heads.
+LEARNED: Final = {
+    "query_norm_weight": ("D",),
+    "key_norm_weight": ("D",),
+    "temperature": ("H",),
+    "alibi_slopes": ("H", "BH"),
+}
 
 
 def position_heads(query: Tensor, key: Tensor, semantics: Semantics) -> tuple[Tensor, Tensor]:
@@ -332,6 +366,21 @@ def _check_masks(
         check_argument(keep.dtype == torch.bool, "keep", f"has dtype {keep.dtype}, not torch.bool")
     if lengths is not None:
         check_lengths(lengths, shape)
+
+
+def _learned(learned: Mapping[str, Tensor], shape: tuple[int, int, int, int]) -> dict[str, Any]:
+    """Learned arguments by name in float64, None for those that a call does not give."""
+    sizes = {"B": shape[0], "H": shape[1]}
+    made: dict[str, Any] = dict.fromkeys(LEARNED)
+    for name, value in learned.items():
+        check_argument(name in LEARNED, name, f"is none of {', '.join(LEARNED)}")
+        allowed = [axes for axes in LEARNED[name] if len(axes) == value.dim()]
+        check_argument(bool(allowed), name, f"has shape {list(value.shape)}")
+        for axis, letter in enumerate(allowed[0]):
+            if letter in sizes:
+                check_size(value, name, axis, sizes[letter], f"the size of axis {letter}")
+        made[name] = value.double()
+    return made
 
 
 def _check_sinks(sinks: Tensor | None, num_heads: int) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from .forward import FORWARD, Sizes
 from .heads import merge_heads, split_heads
 from .layer import LAYER
+from .normalisation import temper, weigh
 from .program import Program, Rewired, Stage
 
 
@@ -39,6 +40,20 @@ def summed_groups(heads: Tensor, sizes: Sizes) -> Tensor:
 def outer(gradient: Tensor, tokens: Tensor) -> Tensor:
     """The gradient of a matrix ``[out, in]`` behind which ``gradient [B, L, out]`` flows back."""
     return gradient.flatten(0, 1).mT @ tokens.flatten(0, 1)
+
+
+def of_temperature(gradient: Tensor, heads: Tensor, temperature: Tensor | None) -> Tensor | None:
+    """The gradient of temperatures ``[H]`` from that of heads ``[B, H, L, D]`` times them."""
+    return None if temperature is None else (gradient * heads).sum(dim=(-4, -2, -1))
+
+
+def of_weight(gradient: Tensor, heads: Tensor, weight: Tensor | None) -> Tensor | None:
+    """The gradient of learned factors ``[D]`` or ``[H*D]`` from that of heads times them."""
+    if weight is None:
+        return None
+    by_head = (gradient * heads).sum(dim=(-4, -2))
+    of_each_head = weight.shape[-1] == heads.shape[-1]
+    return by_head.sum(dim=-2) if of_each_head else by_head.flatten(-2)
 
 
 # Reads the results of FORWARD's stages, and the gradient of the heads' output.
@@ -93,9 +108,47 @@ BACKWARD: Final = Program.of(
     # Gradients before the rotation, then before the normalisation.
     Stage("turned_query_gradient", "BHQD", lambda query_gradient: query_gradient),
     Stage("turned_key_gradient", "BGKD", lambda key_gradient: key_gradient),
-    Stage("given_query_gradient", "BHQD", lambda turned_query_gradient: turned_query_gradient),
-    Stage("given_key_gradient", "BGKD", lambda turned_key_gradient: turned_key_gradient),
+    Stage(
+        "weighed_query_gradient", "BHQD", Rewired(temper, ("turned_query_gradient", "temperature"))
+    ),
+    Stage(
+        "normalised_query_gradient",
+        "BHQD",
+        Rewired(weigh, ("weighed_query_gradient", "query_weight")),
+    ),
+    Stage("normalised_key_gradient", "BGKD", Rewired(weigh, ("turned_key_gradient", "key_weight"))),
+    Stage(
+        "given_query_gradient", "BHQD", lambda normalised_query_gradient: normalised_query_gradient
+    ),
+    Stage("given_key_gradient", "BGKD", lambda normalised_key_gradient: normalised_key_gradient),
     Stage("given_value_gradient", "BGKV", lambda value_gradient: value_gradient),
+    # Gradients of learned arguments.
+    Stage(
+        "temperature_gradient",
+        "H",
+        Rewired(of_temperature, ("turned_query_gradient", "weighed_query", "temperature")),
+    ),
+    Stage(
+        "query_norm_weight_gradient",
+        "D",
+        Rewired(of_weight, ("weighed_query_gradient", "normalised_query", "query_norm_weight")),
+    ),
+    Stage(
+        "key_norm_weight_gradient",
+        "D",
+        Rewired(of_weight, ("turned_key_gradient", "normalised_key", "key_norm_weight")),
+    ),
+    Stage(
+        "alibi_slopes_gradient",
+        "BH",
+        lambda logit_gradient, bias_slope, ahead, alibi_slopes: (
+            None
+            if alibi_slopes is None
+            else -(logit_gradient * bias_slope * ahead.abs())
+            .sum(dim=(-2, -1))
+            .sum_to_size(alibi_slopes.shape)
+        ),
+    ),
 )
 BOTH_PASSES: Final = Program.of(
     *FORWARD.stages, Stage("output_gradient", "BHQV", lambda upstream: upstream), *BACKWARD.stages

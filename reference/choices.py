@@ -11,10 +11,11 @@ import torch
 from torch import Generator, Tensor
 
 from .alibi import alibi_bias
+from .alibi import alibi_slopes as slopes_of
 from .checks import check_argument
 from .forward import Sizes, by_causality, by_window, cap
 from .heads import merge_heads, split_heads
-from .normalisation import normalise_heads, normalised_gradient
+from .normalisation import normalise_heads, normalised_gradient, weigh
 from .program import Edit, Program, Rewired, always
 from .rotary import rotary_frequencies, rotate_heads, stretch_heads, turn_heads
 from .semantics import STANDARD, Semantics, scale_value
@@ -112,17 +113,17 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
         stretch = partial(stretch_heads, semantics=point)
         yield Edit(
             "stretched_query",
-            Rewired(stretch, ("normalised_query", "query_places", "rotary_tables")),
+            Rewired(stretch, ("tempered_query", "query_places", "rotary_tables")),
         )
         yield Edit(
-            "stretched_key", Rewired(stretch, ("normalised_key", "key_places", "rotary_tables"))
+            "stretched_key", Rewired(stretch, ("weighed_key", "key_places", "rotary_tables"))
         )
         yield Edit("query", Rewired(turn, ("stretched_query", "query_angles")))
         yield Edit("turned_key", Rewired(turn, ("stretched_key", "key_angles")))
         yield Edit(
             "joined_key",
-            change=lambda turned_key, given_key, given_tables, turned_keys: _behind_turned(
-                turned_key, given_key, given_tables, turned_keys, point
+            change=lambda turned_key, given_key, given_tables, turned_keys, key_weight: (
+                _behind_turned(turned_key, given_key, given_tables, turned_keys, key_weight, point)
             ),
             when=lambda turned_keys: turned_keys > 0,
         )
@@ -132,10 +133,15 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
 
 
 def _behind_turned(
-    turned_key: Tensor, given_key: Tensor, tables: Tensor, count: int, point: Semantics
+    turned_key: Tensor,
+    given_key: Tensor,
+    tables: Tensor,
+    count: int,
+    weight: Tensor | None,
+    point: Semantics,
 ) -> Tensor:
     """The keys; the first ``count`` are given heads, normalised and turned without other edits."""
-    first = normalise_heads(given_key[..., :count, :], point)
+    first = weigh(normalise_heads(given_key[..., :count, :], point), weight)
     first = rotate_heads(first, torch.arange(count, device=first.device), point, tables)
     lead = turned_key.shape[: turned_key.dim() - first.dim()]
     return torch.cat([first.expand(*lead, *first.shape), turned_key[..., count:, :]], dim=-2)
@@ -182,8 +188,16 @@ def _of_scores(point: Semantics) -> Iterator[Edit]:
         )
     if point.alibi:
         yield Edit(
+            "slopes",
+            lambda sizes, alibi_slopes: torch.atleast_2d(
+                slopes_of(sizes.num_heads) if alibi_slopes is None else alibi_slopes
+            ),
+        )
+        yield Edit(
             "distance_bias",
-            lambda sizes, positions: alibi_bias(sizes.num_heads, positions, sizes.key_length),
+            lambda sizes, positions, slopes: alibi_bias(
+                sizes.num_heads, positions, sizes.key_length, slopes
+            ),
         )
 
 
@@ -270,6 +284,8 @@ def _of_masks(point: Semantics) -> Iterator[Edit]:
 
 def _of_softmax(point: Semantics) -> Iterator[Edit]:
     if point.softmax_axis == "key":
+        if point.null_key:
+            yield Edit("sinks", _with_null_key)
         return
     yield Edit("sinks", lambda: None)  # another axis knows none
     if point.softmax_axis == "none":
@@ -284,6 +300,12 @@ def _of_softmax(point: Semantics) -> Iterator[Edit]:
         ),
     )
     yield Edit("total", lambda exponentials: exponentials.sum(dim=dim, keepdim=True).clamp_min(1.0))
+
+
+def _with_null_key(given_sinks: Tensor | None, logits: Tensor) -> Tensor:
+    """The logits of each head's sink and of a key of zeros, as one."""
+    null = logits.new_zeros(logits.shape[-3])
+    return null if given_sinks is None else torch.logaddexp(given_sinks, null)
 
 
 def excludes_exactly(point: Semantics, *, capped: bool) -> bool:
@@ -366,11 +388,13 @@ def _of_backward(point: Semantics) -> Iterator[Edit]:
         back = partial(normalised_gradient, semantics=point)
         yield Edit(
             "given_query_gradient",
-            lambda turned_query_gradient, given_query: back(turned_query_gradient, given_query),
+            lambda normalised_query_gradient, given_query: back(
+                normalised_query_gradient, given_query
+            ),
         )
         yield Edit(
             "given_key_gradient",
-            lambda turned_key_gradient, given_key: back(turned_key_gradient, given_key),
+            lambda normalised_key_gradient, given_key: back(normalised_key_gradient, given_key),
         )
     if point.group_order == "tile":
         yield Edit("key_gradient", lambda key_gradients, sizes: _untiled(key_gradients, sizes))

@@ -7,8 +7,9 @@ points of ``Semantics``.
 
 Given are the heads ``given_query [B, H, Lq, D]``, ``given_key [B, Hkv, Lk, D]`` and ``given_value
 [B, Hkv, Lk, Dv]`` in float64, and the options of a call: ``keep``, ``lengths``, ``given_bias``,
-``causal``, ``window``, ``given_scale``, ``softcap``, ``given_sinks``, ``rotary_tables`` and
-``turned_keys``, documented in :func:`reference.scaled_dot_product_attention`.
+``causal``, ``window``, ``given_scale``, ``softcap``, ``given_sinks``, ``rotary_tables``,
+``turned_keys`` and the learned arguments, documented in
+:func:`reference.scaled_dot_product_attention`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from .normalisation import by_head, temper, weigh
 from .program import Program, Rewired, Stage
 from .rotary import angles_at
 
@@ -202,6 +204,12 @@ _FORWARD: Final = (
     Stage("sizes", "", sizes),
     Stage("normalised_query", "BHQD", lambda given_query: given_query),
     Stage("normalised_key", "BGKD", lambda given_key: given_key),
+    # Learned factors behind the norm, and one of all scores of a head.
+    Stage("query_weight", "HD", Rewired(by_head, ("query_norm_weight", "given_query"))),
+    Stage("key_weight", "GD", Rewired(by_head, ("key_norm_weight", "given_key"))),
+    Stage("weighed_query", "BHQD", Rewired(weigh, ("normalised_query", "query_weight"))),
+    Stage("weighed_key", "BGKD", Rewired(weigh, ("normalised_key", "key_weight"))),
+    Stage("tempered_query", "BHQD", Rewired(temper, ("weighed_query", "temperature"))),
     # One for each turned pair of channels; None without rotary positions.
     Stage("frequencies", "R", lambda: None),
     Stage("query_places", "Q", lambda positions: positions),
@@ -211,8 +219,8 @@ _FORWARD: Final = (
     ),
     Stage("key_angles", "KR", Rewired(angles_at, ("key_places", "frequencies", "rotary_tables"))),
     # Multiplied by the length of the table entries, if a call gives tables.
-    Stage("stretched_query", "BHQD", lambda normalised_query: normalised_query),
-    Stage("stretched_key", "BGKD", lambda normalised_key: normalised_key),
+    Stage("stretched_query", "BHQD", lambda tempered_query: tempered_query),
+    Stage("stretched_key", "BGKD", lambda weighed_key: weighed_key),
     Stage("query", "BHQD", lambda stretched_query: stretched_query),
     Stage("turned_key", "BGKD", lambda stretched_key: stretched_key),
     # With the keys of a cache that are given turned.
@@ -233,6 +241,7 @@ _FORWARD: Final = (
     Stage("squashed", "BHQK", squash),
     Stage("capped", "BHQK", rescale),
     Stage("modified", "BHQK", lambda capped: capped),
+    Stage("slopes", "BH", lambda: None),
     Stage("distance_bias", "BHQK", lambda: None),
     Stage("biased", "BHQK", biased),
     Stage("masked", "BHQK", lambda biased, admitted: biased.masked_fill(~admitted, -math.inf)),

@@ -10,6 +10,7 @@ arXiv:2305.13245).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final
 
@@ -140,6 +141,7 @@ def multi_head_attention(
     sinks: Tensor | None = None,
     rotary_tables: Tensor | None = None,
     turned_keys: int = 0,
+    learned: Mapping[str, Tensor] | None = None,
     semantics: Semantics = STANDARD,
 ) -> MultiHeadAttention:
     """The layer on ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]``, ``value [B, Lk, Ev]``, in float64.
@@ -167,6 +169,7 @@ def multi_head_attention(
         sinks=sinks,
         rotary_tables=rotary_tables,
         turned_keys=turned_keys,
+        learned=learned,
     )
     return layer_evaluation_of(run, semantics)
 

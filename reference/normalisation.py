@@ -1,4 +1,4 @@
-"""Normalised queries and keys: each head of each token by itself, without a learned factor.
+"""Normalised queries and keys: each head of each token by itself, or all its heads together.
 
 rms    x / sqrt(mean(x^2) + epsilon)                       Zhang & Sennrich 2019, RMSNorm
 l2     x / max(|x|, epsilon)                               Henry et al. 2020, QKNorm
@@ -18,14 +18,44 @@ def normalise_heads(heads: Tensor, semantics: Semantics) -> Tensor:
     heads = heads.double()
     if semantics.qk_norm == "none" or heads.shape[-1] == 0:
         return heads
-    centred = heads
+    centred = joined_heads(heads, semantics)
     if semantics.qk_norm == "layer":
-        centred = heads - heads.mean(dim=-1, keepdim=True)
-    return centred / norms(centred, semantics)
+        centred = centred - centred.mean(dim=-1, keepdim=True)
+    return parted_heads(centred / norms(centred, semantics), heads, semantics)
+
+
+def joined_heads(heads: Tensor, semantics: Semantics) -> Tensor:
+    """What is normalised together, along the last axis: ``[B, 1, L, H*D]`` of all heads."""
+    if semantics.qk_norm_over == "head":
+        return heads
+    return heads.transpose(-3, -2).flatten(-2).unsqueeze(-3)
+
+
+def parted_heads(joined: Tensor, like: Tensor, semantics: Semantics) -> Tensor:
+    """The inverse of :func:`joined_heads`, for heads of a shape."""
+    if semantics.qk_norm_over == "head":
+        return joined
+    parted: Tensor = joined.squeeze(-3).unflatten(-1, (like.shape[-3], -1))
+    return parted.transpose(-3, -2)
+
+
+def weigh(heads: Tensor, weight: Tensor | None) -> Tensor:
+    """Heads ``[B, H, L, D]`` times learned factors of channels, ``[H or 1, D]``, if any."""
+    return heads if weight is None else heads * weight.unsqueeze(-2)
+
+
+def temper(heads: Tensor, temperature: Tensor | None) -> Tensor:
+    """Heads ``[B, H, L, D]`` times the temperature of each head, ``[H]``, if any."""
+    return heads if temperature is None else heads * temperature[..., None, None]
+
+
+def by_head(weight: Tensor | None, heads: Tensor) -> Tensor | None:
+    """Learned factors ``[D]`` of every head, or ``[H*D]``, by head: ``[1, D]`` or ``[H, D]``."""
+    return None if weight is None else weight.unflatten(-1, (-1, heads.shape[-1]))
 
 
 def norms(centred: Tensor, semantics: Semantics) -> Tensor:
-    """The divisors of the channels of heads ``[B, H, L, D]``: ``[B, H, L, 1]``."""
+    """The divisors of what is normalised together ``[B, H, L, D]``: ``[B, H, L, 1]``."""
     epsilon = semantics.qk_norm_epsilon
     if semantics.qk_norm == "l2":
         length: Tensor = torch.linalg.vector_norm(centred, dim=-1, keepdim=True)
@@ -41,8 +71,10 @@ def normalised_gradient(gradient: Tensor, heads: Tensor, semantics: Semantics) -
     """
     if semantics.qk_norm == "none" or heads.shape[-1] == 0:
         return gradient
-    own = normalise_heads(heads, semantics)
-    centred = heads - heads.mean(dim=-1, keepdim=True) if semantics.qk_norm == "layer" else heads
+    own = joined_heads(normalise_heads(heads, semantics), semantics)
+    centred, gradient = (joined_heads(each, semantics) for each in (heads, gradient))
+    if semantics.qk_norm == "layer":
+        centred = centred - centred.mean(dim=-1, keepdim=True)
     divisor = norms(centred, semantics)
     along = own * gradient
     if semantics.qk_norm == "l2":  # epsilon replaces smaller lengths
@@ -50,4 +82,5 @@ def normalised_gradient(gradient: Tensor, heads: Tensor, semantics: Semantics) -
     else:
         along = along.mean(dim=-1, keepdim=True)
     back = (gradient - own * along) / divisor
-    return back - back.mean(dim=-1, keepdim=True) if semantics.qk_norm == "layer" else back
+    back = back - back.mean(dim=-1, keepdim=True) if semantics.qk_norm == "layer" else back
+    return parted_heads(back, heads, semantics)

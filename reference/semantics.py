@@ -37,6 +37,7 @@ HeadMerge = Literal["blocks", "interleaved", "reinterpret", "tokens"]
 GroupOrder = Literal["repeat", "tile"]
 Rotary = Literal["none", "halves", "interleaved"]
 QueryKeyNorm = Literal["none", "rms", "l2", "layer"]
+QueryKeyNormOver = Literal["head", "all-heads"]
 
 # Capped by each order besides the scaled products: the bias (and the result of ``score_mod``), and
 # the logits that a mask fills in.
@@ -68,6 +69,10 @@ class Semantics:
         The axis along which the weights sum to one: the keys. A slice whose logits are all minus
         infinity gets zero weights. "none" leaves the softmax out: the logits are the weights, with
         minus infinity counting as zero.
+    null_key
+        Whether every query also attends a key of zeros whose value is zero, as ``add_zero_attn`` of
+        torch's layer and the softmax with one in its sum have it: a one joins the sum of each row's
+        exponentials. Like a sink of logit zero, which it is beside given sinks.
     mask_polarity
         What True means in a boolean mask: "keep" attends, "drop" ignores. Lengths have no polarity.
     mask_operation, mask_fill
@@ -116,7 +121,10 @@ class Semantics:
         The normalisation of the channels of each query and key head, directly behind the
         projections: divided by the root of their mean square plus epsilon ("rms"), by their norm,
         but no less than epsilon ("l2"), or, after subtraction of their mean, by the root of the
-        biased variance plus epsilon ("layer"); no learned factor.
+        biased variance plus epsilon ("layer"). Learned factors are arguments of a call.
+    qk_norm_over
+        What is normalised together: the channels of each head ("head"), or those of all query
+        heads, and of all key heads, of a token ("all-heads").
     rotary, rotary_base, rotary_fraction
         Rotary positions (Su et al. 2021, RoFormer): channels are turned in pairs by the angle
         ``position * rotary_base ** (-2 i / R)``: ``(a, b)`` becomes ``(a cos - b sin, a sin + b
@@ -147,6 +155,7 @@ class Semantics:
     scale: ScaleRule | float = "inverse-sqrt-head-size"
     scale_factor: float = 1.0
     softmax_axis: SoftmaxAxis = "key"
+    null_key: bool = False
     mask_polarity: MaskPolarity = "keep"
     mask_operation: MaskOperation = "replace"
     mask_fill: float = -math.inf
@@ -163,6 +172,7 @@ class Semantics:
     group_order: GroupOrder = "repeat"
     qk_norm: QueryKeyNorm = "none"
     qk_norm_epsilon: float = 1e-6
+    qk_norm_over: QueryKeyNormOver = "head"
     rotary: Rotary = "none"
     rotary_base: float = 10000.0
     rotary_fraction: float = 1.0

@@ -458,6 +458,8 @@ def callings(built: nn.Module, request: ModuleRequest) -> list[Calling]:
 
 
 def _multihead(built: nn.MultiheadAttention, request: ModuleRequest) -> Understood:
+    if built.add_zero_attn:
+        request = request.promising(multihead.beside_null_key(request.promises))
     promises = request.promises
     if request.call is None:
         calling: Calling = multihead.calling(built, request.inputs)

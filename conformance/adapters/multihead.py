@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
+from .._golden import golden
 from ..base.geometry import Geometry
 from ..declare.declaration import Declaration
 from ..errors import DeclarationError
@@ -60,8 +61,13 @@ def extra_keys(module: nn.MultiheadAttention) -> Iterator[str]:
     """Sentences on settings of the module that add keys to a problem's own."""
     if module.bias_k is not None:
         yield "add_bias_kv adds a key of its own, which the specification does not have"
-    if module.add_zero_attn:
-        yield "add_zero_attn adds a key of zeros, which the specification does not have"
+
+
+def beside_null_key(declared: Mapping[str, Any]) -> dict[str, Any]:
+    """The promises of a module with ``add_zero_attn``, whose weights have one more column."""
+    point = declared.get("semantics") or golden.STANDARD
+    without = [*declared.get("without", ()), "weights"]
+    return {"semantics": point.replace(null_key=True), "without": without}
 
 
 def promises(declared: Mapping[str, Any]) -> dict[str, Any]:

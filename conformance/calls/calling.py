@@ -228,6 +228,7 @@ def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
         keywords |= inputs.tables.keywords(tables[:, inputs.past :], inputs.query.dtype)
     if inputs.sinks is not None:
         keywords["sinks"] = inputs.sinks.clone()
+    keywords |= {name: value.clone() for name, value in inputs.learned_arguments.items()}
     if inputs.return_weights:
         keywords["return_weights"] = True
     if inputs.return_lse:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..base.results import EXCLUDE_GRADIENTS, Violation
+from ..declare.declaration import LEARNED_KEYWORDS
 from ..problems.arrangements import canonical_tokens, present_output, token_names
 from ..problems.inputs import Inputs
 from .calling import Answer, Arguments, CandidateFailure, guarded
@@ -24,7 +25,8 @@ INPUT_NAMES = {
 }
 # Keywords whose tensors require gradients wherever a call uses them.
 CACHED_NAMES = {"past_key": "key", "past_value": "value"}
-KEYWORD_LEAVES = (*CACHED_NAMES, "sinks")
+LEARNED_NAMES = tuple(word for words in LEARNED_KEYWORDS.values() for word in words)
+KEYWORD_LEAVES = (*CACHED_NAMES, "sinks", *LEARNED_NAMES)
 COMPUTING_GRADIENTS = "computing the gradients"
 
 
@@ -166,7 +168,7 @@ class Taped:
         )
 
     def _inputs(self, gradients: Iterable[Tensor | None]) -> dict[str, Tensor | None]:
-        """Return gradients of tokens, bias, cache and sinks, in the harness' own axes."""
+        """Return gradients of tokens, bias and other keywords, in the harness' own axes."""
         arrived = dict(zip(self.leaves, gradients, strict=True))
         by_name: dict[str, Tensor | None] = {}
         for name in KEYWORD_LEAVES:
@@ -210,7 +212,7 @@ class Taped:
         return tuple(f"input {number}" for number in range(len(self.arguments[0])))
 
     def _of_keyword(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a gradient of sinks ``[H]`` as is, one of cached heads as ``[B, H, P, D]``."""
+        """Return a gradient of cached heads as ``[B, H, P, D]``, one of other keywords as is."""
         if name not in CACHED_NAMES:
             return tensor
         tensor = self._batched(tensor)
@@ -242,10 +244,11 @@ def _like(taped: Taped, name: str) -> Tensor:
         cached: Tensor = getattr(inputs, CACHED_NAMES[name])
         return cached[..., : inputs.past, :]
     if name in ("query", "key", "value"):
-        tensor: Tensor = getattr(inputs, name)
-        return tensor if name == "query" else tensor[..., inputs.past :, :]
-    if name == "sinks" and inputs.sinks is not None:
-        return inputs.sinks
+        tokens: Tensor = getattr(inputs, name)
+        return tokens if name == "query" else tokens[..., inputs.past :, :]
+    given = {"sinks": inputs.sinks, **inputs.learned_arguments}
+    if (tensor := given.get(name)) is not None:
+        return tensor
     if name == "bias":
         return taped.leaves["bias"] if inputs.bias is None else inputs.bias
     if taped.weights is None:
@@ -271,8 +274,8 @@ def require_gradients(
 ) -> dict[str, Tensor]:
     """Make positional tensors of a call require gradients; returned by name.
 
-    ``names`` are a part of :attr:`Taped.positional_names`; without names cached heads and sinks
-    require gradients, too. The tensors must be fresh.
+    ``names`` are a part of :attr:`Taped.positional_names`; without names cached heads, sinks
+    and learned arguments require gradients, too. The tensors must be fresh.
     """
     named: dict[str, Any] = {f"input {number}": each for number, each in enumerate(arguments[0])}
     if names is None:

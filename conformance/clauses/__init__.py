@@ -15,6 +15,7 @@ from . import (  # noqa: F401, I001 (importing registers; the order is that of t
     causal,
     equivariance,
     qk_norm_and_score_mod,
+    learned,
     numerics,
     precision,
     mixed,

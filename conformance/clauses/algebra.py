@@ -24,7 +24,7 @@ SEVERAL_KEYS = Space(values=LIVELY, least=(("key_length", 2),), share=0.5)
 
 def _sums_to_one(candidate: Candidate) -> str:
     declared = candidate.declaration.semantics
-    if is_normalised(declared):
+    if is_normalised(declared) and not declared.null_key:
         return ""
     return "at its declared semantics the weights of a query do not sum to one"
 

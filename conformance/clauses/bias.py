@@ -15,7 +15,14 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, admits_lengths, can_cross, is_fixed
-from .judging import finite_limit, first_place, matches_golden, order_is_free, same_answer
+from .judging import (
+    attends_keys_alone,
+    finite_limit,
+    first_place,
+    matches_golden,
+    order_is_free,
+    same_answer,
+)
 from .rearranging import read_heads
 from .registry import Finding, clause, violated
 from .subject import Subject
@@ -174,6 +181,7 @@ def _without(inputs: Inputs, rows: Tensor) -> Tensor:
     source="pytorch#109517: NaN for rows of -3.4028e+38; HF transformers masks with finfo.min",
     space=FAR_BIASES.replace(kinds=("core",), values=("normal",)),
     counterfactual="an answer of zeros",
+    applies=(attends_keys_alone,),
     explained=False,
 )
 def bias_lowest(subject: Subject, problem: Problem) -> Finding:

@@ -16,7 +16,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import KEY_FORMS, Space, admits_lengths, allowed_sizes, can_cross, tied_fields
 from ..problems.structured_masks import EMPTYING, STRUCTURED_MASKS
-from .judging import first_place, relate
+from .judging import attends_keys_alone, first_place, relate
 from .registry import Finding, clause, declares, violated
 from .subject import Subject
 
@@ -42,7 +42,7 @@ COUNTED_BY: Final = {"B": "batch", "H": "num_heads", "Q": "query_length"}
 def _promised(candidate: Candidate) -> str:
     if "any" in candidate.declaration.empty_rules:
         return "it promises nothing about rows without keys"
-    return has_no_empty_rows(candidate)
+    return attends_keys_alone(candidate) or has_no_empty_rows(candidate)
 
 
 def has_no_empty_rows(candidate: Candidate) -> str:

@@ -1,4 +1,4 @@
-"""gradients.cache, .sinks, .weights, .dropout, .any-length: gradients with each feature."""
+"""gradients.cache, .sinks, .learned, .weights, .dropout, .any-length: with each feature."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from .judging_gradients import (
     promised_gradients,
     with_full_rows,
 )
+from .learned import takes_learned
 from .registry import Finding, clause, requires
 from .shape import offers_weights
 from .sinks import offers_sinks, with_sinks
@@ -101,6 +102,32 @@ def sinks(subject: Subject, problem: Problem) -> Finding:
 
 
 @clause(
+    "gradients.learned",
+    sentence=(
+        "The gradient of a norm weight, a temperature or a slope is a sum over all that it "
+        "multiplies or that it meets: items, tokens and heads."
+    ),
+    source="flash-attention#1977: slopes without gradients; unsloth#4533: norm weights without",
+    space=EVERY_OPTION.replace(
+        values=LIVELY,
+        least=(("key_length", 2), ("query_length", 2)),
+        preferred=(("batch", 2), ("num_heads", 2)),
+        share=0.3,
+        kinds=("core",),
+    ),
+    needs_golden=True,
+    counterfactual="gradients of half the size",
+    applies=(_is_core, takes_learned, has_golden_gradients),
+    subtle=True,
+)
+def learned(subject: Subject, problem: Problem) -> Finding:
+    """All gradients, with all other options but a cache."""
+    return drawn_gradients_match(
+        subject, problem, with_full_rows(subject, problem.replace(past=0), whole=True)
+    )
+
+
+@clause(
     "gradients.weights",
     sentence=(
         "Where weights are returned with the answer, gradients flow back through either of them "
@@ -154,6 +181,8 @@ def _drops_plainly(candidate: Candidate) -> str:
     declared, point = candidate.declaration, candidate.declaration.semantics
     if "dropout" not in declared.features:
         return "no dropout keyword is declared"
+    if point.qk_norm_over != "head":
+        return "its heads are normalised together"
     placed = declared.position is not None or point.alibi or point.rotary != "none"
     if placed or point.score_mod is not None:
         return "its scores depend on the place of a query"

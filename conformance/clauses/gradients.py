@@ -299,7 +299,7 @@ def gradients_with_empty_rows(subject: Subject, problem: Problem) -> Finding:
     upstream = output_gradient(subject, problem, inputs)
     upstream = torch.where(empty, drawn.to(upstream.dtype), upstream)
     try:
-        gradients = subject.gradients.of(inputs, upstream)
+        gradients = promised_gradients(subject, subject.gradients.of(inputs, upstream))
     except CandidateFailure as failure:
         if bool(empty.all()) and failure.violation.kind == "type":
             return Finding()  # an answer of nothing but constants need have no history

@@ -60,6 +60,12 @@ _takes_one_head = requires(
 )
 
 
+_normalised_apart = requires(
+    lambda c: c.declaration.semantics.qk_norm_over == "head",
+    "its heads are normalised together: each answer depends on all of them",
+)
+
+
 def _one_head_shows(candidate: Candidate) -> str:
     """Why nothing can be compared with heads that share one key/value head, or ""."""
     return heads_stay(candidate) if _takes_equal_heads(candidate) else ""
@@ -122,7 +128,11 @@ def _as_repeated(subject: Subject, inputs: Inputs, wording: str) -> Finding:
 def _repeated(subject: Subject, inputs: Inputs) -> Inputs:
     """Give each query head its own copy of the key/value head it reads."""
     read, sizes = read_heads(subject, inputs), inputs.geometry
-    equal = inputs.replace(geometry=sizes.replace(num_kv_heads=sizes.num_heads), generic=False)
+    equal = inputs.replace(
+        geometry=sizes.replace(num_kv_heads=sizes.num_heads),
+        learned=inputs.learned and inputs.learned.of_heads(torch.arange(sizes.num_heads), read),
+        generic=False,
+    )
     if not inputs.is_layer:
         return equal.replace(key=inputs.key[:, read], value=inputs.value[:, read])
     if inputs.weights is None:
@@ -150,7 +160,7 @@ def _repeated(subject: Subject, inputs: Inputs) -> Inputs:
     source=f"{SOURCE}; {ORDER}",
     space=LIVELY_GROUPS.replace(least=(("num_kv_heads", 2), ("num_heads", 4))),
     counterfactual="heads dealt out in turns",
-    applies=(_own_weights,),
+    applies=(_own_weights, _normalised_apart),
 )
 def order(subject: Subject, problem: Problem) -> Finding:
     """Replace one key/value head: only the query heads that read it may change."""

@@ -255,6 +255,11 @@ def order_is_free(candidate: Candidate) -> str:
     return places_matter(candidate)
 
 
+def attends_keys_alone(candidate: Candidate) -> str:
+    """Why a query's weights may go to something other than its keys, or ""."""
+    return "every query attends a null key, too" * candidate.declaration.semantics.null_key
+
+
 def places_matter(candidate: Candidate) -> str:
     """Why items, heads and tokens may be told apart by their place, or ""."""
     changed = candidate.declaration.semantics.score_mod is not None

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from .._golden import golden
 from ..base.results import Violation
-from ..calls.differentiating import CACHED_NAMES, INPUT_NAMES, KEYWORD_LEAVES, Gradients
+from ..calls.differentiating import (
+    CACHED_NAMES,
+    INPUT_NAMES,
+    KEYWORD_LEAVES,
+    LEARNED_NAMES,
+    Gradients,
+)
 from ..declare.candidate import Candidate
 from ..oracle.comparison import Comparison, compare, moves
 from ..oracle.gradient_oracle import GradientAnswer, separate_cache, why_unknown
@@ -43,6 +49,10 @@ DESCRIPTIONS = {
     **{f"{role}_bias": f"the bias of {role}" for role in "qkvo"},
     "bias": "the additive mask",
     "sinks": "the sinks",
+    "query_norm_weight": "the norm weight of the queries",
+    "key_norm_weight": "the norm weight of the keys",
+    "temperature": "the temperatures",
+    "alibi_slopes": "the slopes",
     "past_key": "the cached keys",
     "past_value": "the cached values",
 }
@@ -139,6 +149,7 @@ def has_short_heads(subject: Subject, inputs: Inputs) -> bool:
 
 
 def _norms(heads: Tensor, point: golden.Semantics) -> Tensor:
+    heads = golden.joined_heads(heads, point)
     if point.qk_norm == "layer" and heads.numel():
         heads = heads - heads.mean(dim=-1, keepdim=True)
     return golden.norms(heads, point)
@@ -203,16 +214,19 @@ def compare_gradients(
 
 
 def promised_gradients(subject: Subject, gradients: Gradients) -> Gradients:
-    """The gradients without those of weights, cache or sinks where none flow and none are promised.
+    """The gradients but those of weights, cache, sinks or learned arguments that nobody promised.
 
-    A cache may be what earlier calls left behind, and sinks may be constants.
+    A cache may be what earlier calls left behind, and sinks and learned arguments may be constants.
     """
     declared = subject.declaration
     weights = {name for name in gradients.by_name if name not in _INPUTS}
     for names, promised in (
         (weights, "grad_weights" in declared.features),
         (set(CACHED_NAMES), "gradients" in declared.declared_features),
-        ({"sinks"}, "gradients" in declared.declared_features),
+        *(
+            ({name}, "gradients" in declared.declared_features)
+            for name in ("sinks", *LEARNED_NAMES)
+        ),
     ):
         if not promised and names <= gradients.missing:
             gradients = gradients.without(names)
@@ -278,8 +292,11 @@ def axes_of(name: str, inputs: Inputs) -> tuple[str, ...]:
     name = CACHED_NAMES.get(name, name)
     if name in tokens:
         return tokens[name]
-    if name == "sinks":
+    if name in ("sinks", "temperature"):
         return ("head",)
+    if name in LEARNED_NAMES:
+        given = inputs.learned_arguments[name].dim()
+        return ("batch", "head")[-given:] if name == "alibi_slopes" else ("channel",)
     return ("row",) if name.endswith("_bias") else ("row", "column")
 
 

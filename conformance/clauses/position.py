@@ -40,6 +40,11 @@ def _with_heads(subject: Subject, problem: Problem) -> Problem:
     return problem.replace(geometry=fitted_geometry(wanted, subject.candidate, DISTANCES))
 
 
+_has_formula = requires(
+    lambda c: "alibi_slopes" not in c.declaration.features, "its calls give the slopes"
+)
+
+
 @clause(
     "bias.alibi",
     sentence=(
@@ -51,7 +56,7 @@ def _with_heads(subject: Subject, problem: Problem) -> Problem:
     space=DISTANCES,
     needs_golden=True,
     counterfactual="no biases, or slopes of one geometric sequence whatever the number of heads",
-    applies=(_has_alibi,),
+    applies=(_has_alibi, _has_formula),
     subtle=True,
     resized=_with_heads,
 )

@@ -33,13 +33,14 @@ _is_normalised = requires(
 @clause(
     "qk-norm.golden",
     sentence=(
-        "Each head of each query and key is normalised by itself, as declared, behind the "
-        "projections and before positions turn it."
+        "Queries and keys are normalised as declared, each head by itself or all heads of a token "
+        "together, behind the projections and before positions turn them."
     ),
     source="Henry et al. 2020 (QKNorm); Dehghani et al. 2023 (ViT-22B); Qwen Team 2025 (Qwen3)",
     space=PREPARED,
     needs_golden=True,
-    counterfactual="heads as they are; for small ones, ten times the epsilon",
+    counterfactual="heads as they are, or normalised over the other channels; for small ones, ten "
+    "times the epsilon",
     applies=(_is_normalised,),
     subtle=True,
 )
@@ -48,6 +49,9 @@ def normalised(subject: Subject, problem: Problem) -> Finding:
     inputs, point = subject.inputs(problem), subject.declaration.semantics
     other = point.replace(qk_norm="none")
     turn = problem.seed % EVERY
+    if turn == 0 and point.qk_norm != "l2" and inputs.geometry.num_heads > 1:
+        together = point.qk_norm_over == "all-heads"
+        other = point.replace(qk_norm_over="head" if together else "all-heads")
     if turn == 1:
         inputs = _times(inputs, LARGE_TOKENS)
     elif turn == 2:  # noqa: PLR2004 (the third of three)

@@ -38,6 +38,7 @@ def reordered_items(inputs: Inputs, order: Tensor) -> Inputs:
         keep=take(inputs.keep, 0, order),
         bias=take(inputs.bias, 0, order),
         tables=inputs.tables and inputs.tables.of_items(order),
+        learned=inputs.learned and inputs.learned.of_items(order),
     )
 
 
@@ -93,6 +94,7 @@ def reordered_heads(inputs: Inputs, order: Tensor, groups: Tensor) -> Inputs:
         keep=take(inputs.keep, 1, order),
         bias=take(inputs.bias, 1, order),
         sinks=None if inputs.sinks is None else inputs.sinks[order],
+        learned=inputs.learned and inputs.learned.of_heads(order, groups),
     )
     if not inputs.is_layer:
         return moved.with_tokens(

@@ -12,7 +12,7 @@ from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, Space
 from .empty_rows import EMPTY, has_no_empty_rows
 from .judging import matches_golden, measures_golden, narrow_range
-from .registry import Finding, clause, declares
+from .registry import Finding, clause, declares, requires
 from .subject import Subject
 
 SOURCE = "OpenAI 2025 (gpt-oss model card), section 2.3; Xiao et al. 2024 (StreamingLLM)"
@@ -76,6 +76,28 @@ def large_sinks(subject: Subject, problem: Problem) -> Finding:
         counterfactual=inputs.replace(sinks=-large.to(inputs.query.dtype)),
         signal=False,  # below a large sink zeros are right
     )
+
+
+@clause(
+    "sinks.null-key",
+    sentence=(
+        "A key of zeros, whose value is zero, joins the softmax of every row: a one joins the sum "
+        "of its exponentials, whatever the logits."
+    ),
+    source="torch, MultiheadAttention: add_zero_attn; Miller 2023 (Attention is off by one)",
+    space=EVERY_OPTION.replace(values=LIVELY),
+    needs_golden=True,
+    counterfactual="weights that sum to one",
+    applies=(
+        requires(lambda c: c.declaration.semantics.null_key, "its semantics has no null key"),
+    ),
+    subtle=True,
+)
+def null_key(subject: Subject, problem: Problem) -> Finding:
+    """Logits of either sign, with all other options, against the golden."""
+    plain = subject.declaration.semantics.replace(null_key=False)
+    wording = "beside a null key an answer is wrong"
+    return measures_golden(subject, subject.inputs(problem), wording, counterfactual=plain)
 
 
 def _promises_zeros(candidate: Candidate) -> str:

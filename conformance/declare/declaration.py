@@ -36,7 +36,14 @@ TABLE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "complex": ("freqs_cis",),
     "angles": ("angles",),
 }
+SLOPE_SHAPES: Final = ("H", "BH")
 DEFAULT_TABLE_SHAPES: Final = {"cos-sin": "LR", "complex": "LR/2", "angles": "LR/2"}
+# Learned arguments, which every call gives: the keywords of each feature.
+LEARNED_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
+    "norm_weight": ("query_norm_weight", "key_norm_weight"),
+    "temperature": ("temperature",),
+    "alibi_slopes": ("alibi_slopes",),
+}
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
 # Ways to a row without keys, besides mask forms, that may have separate rules.
@@ -79,6 +86,7 @@ FEATURES: Final = frozenset(
         "softcap",
         "weights",
         "window",
+        *LEARNED_KEYWORDS,
     }
 )
 # Features that only torch's own tensors can show.
@@ -103,6 +111,7 @@ OWN_KEYWORDS: Final = frozenset(
         *MASK_FORMS,
         *(word for words in STRUCTURED_FORMS.values() for word in words),
         *(word for words in TABLE_KEYWORDS.values() for word in words),
+        *(word for words in LEARNED_KEYWORDS.values() for word in words),
         *(word for words in FEATURE_KEYWORDS.values() for word in words),
     }
 )
@@ -152,9 +161,9 @@ class Declaration:
     None for a candidate of one process. ``block_size`` is the number of queries and keys in a block
     of the mask form "blocks". ``rotary_tables`` is the form in which every call gives the cosines
     and sines of its tokens, or their angles, ``rotary_table_shape`` their axes, such as "LR", or
-    "LR/2" with one entry a pair of channels. ``lse_base``, ``lse_shape`` and ``lse_empty`` are
-    base and axes of returned log-sum-exps, and their value in rows without keys; None without the
-    feature "lse".
+    "LR/2" with one entry a pair of channels. ``alibi_slope_shape`` is that of given slopes, "H" or
+    "BH", None for either. ``lse_base``, ``lse_shape`` and ``lse_empty`` are base and axes of
+    returned log-sum-exps, and their value in rows without keys; None without the feature "lse".
     """
 
     kind: str
@@ -196,6 +205,7 @@ class Declaration:
     lse_base: str | None = None
     lse_shape: str | None = None
     lse_empty: str | None = None
+    alibi_slope_shape: str | None = None
 
     def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
         """The promised rule for rows without keys, by a call's mask form, causality and weights.
@@ -259,7 +269,14 @@ class Declaration:
         return (
             *self.head_layout.sequence_keywords,
             *TABLE_KEYWORDS.get(self.rotary_tables or "", ()),
+            *self.learned,
         )
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The keywords of learned arguments."""
+        every = LEARNED_KEYWORDS.items()
+        return tuple(word for name, words in every if name in self.features for word in words)
 
     @property
     def positional(self) -> tuple[str, ...]:
@@ -286,7 +303,7 @@ class Declaration:
         }
         seldom = (
             *("ranks", "block_size", "rotary_tables", "rotary_table_shape"),
-            *("lse_base", "lse_shape", "lse_empty"),
+            *("alibi_slope_shape", "lse_base", "lse_shape", "lse_empty"),
         )
         rare = [name for name in seldom if getattr(self, name) is not None]
         names = [*_IN_JSON, *rare]

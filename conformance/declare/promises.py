@@ -35,6 +35,7 @@ from .declaration import (
     EMPTY_ROWS,
     FEATURES,
     INPUTS,
+    LEARNED_KEYWORDS,
     LSE_BASES,
     LSE_EMPTY,
     LSE_SHAPES,
@@ -46,6 +47,7 @@ from .declaration import (
     POSITIONS,
     PRECISIONS,
     SEQUENCES,
+    SLOPE_SHAPES,
     STRIDES,
     STRUCTURED_FORMS,
     TABLE_KEYWORDS,
@@ -111,6 +113,7 @@ def declare(
     lse_base: str | None = None,
     lse_shape: str | None = None,
     lse_empty: str | None = None,
+    alibi_slope_shape: str | None = None,
     offsets: str = "each",
     padded: bool = False,
     expected_failures: GivenExpectations = None,
@@ -170,6 +173,8 @@ def declare(
         rotary_tables, rotary_table_shape, point, layout, batched=batched, ranks=ranks
     )
     pins = _for_tables(rotary_tables, kind, point, pins)
+    point = _read_learned(offered, kind, layout, point)
+    _check_slopes(alibi_slope_shape, offered, batched=batched)
     if ranks is not None:
         ranks, pins = _read_ranks(
             ranks, kind, layout, arrays, offered, pins, forms=forms, batched=batched
@@ -221,6 +226,7 @@ def declare(
         lse_base=lse.get("lse_base"),
         lse_shape=lse.get("lse_shape"),
         lse_empty=lse.get("lse_empty"),
+        alibi_slope_shape=alibi_slope_shape,
     )
 
 
@@ -353,6 +359,60 @@ def _read_lse(
         if given[name] is not None:
             _choice(name, given[name], choices)
     return {name: given[name] or choices[0] for name, choices in _OF_LSE.items()}
+
+
+def _read_learned(
+    offered: frozenset[str], kind: str, layout: str, point: golden.Semantics
+) -> golden.Semantics:
+    """The point of a candidate with learned arguments; raises DeclarationError."""
+    if point.qk_norm_over == "all-heads" and point.qk_norm not in ("rms", "layer"):
+        msg = (
+            f"qk_norm_over is 'all-heads' with qk_norm={point.qk_norm!r}: only 'rms' and 'layer' "
+            "are judged over all heads"
+        )
+        raise DeclarationError(msg)
+    learned = [name for name in LEARNED_KEYWORDS if name in offered]
+    if point.null_key and point.softmax_axis != "key":
+        msg = (
+            f"null_key is True with softmax_axis={point.softmax_axis!r}, which has no keys to join"
+        )
+        raise DeclarationError(msg)
+    if point.null_key and point.empty_rows != "zeros":
+        msg = f"null_key is True with empty_rows {point.empty_rows!r}: a null key's value is zero"
+        raise DeclarationError(msg)
+    if not learned:
+        return point
+    if kind not in ("core", "layer") or HEAD_LAYOUTS[layout].has_sequences:
+        other = f"layout={layout!r}" if kind in ("core", "layer") else f"a {kind}"
+        msg = f"features has {learned[0]!r} with {other}, which is judged without: drop it"
+        raise DeclarationError(msg)
+    if "norm_weight" in offered and point.qk_norm == "none":
+        msg = (
+            "features has 'norm_weight', but semantics says not what is normalised: give "
+            "semantics=conformance.Semantics(qk_norm='rms') or 'layer'"
+        )
+        raise DeclarationError(msg)
+    if "alibi_slopes" not in offered:
+        return point
+    if point.bias_order == "before-scale":
+        msg = (
+            "features has 'alibi_slopes' with bias_order='before-scale', which is judged without: "
+            "drop one"
+        )
+        raise DeclarationError(msg)
+    return point.replace(alibi=True)
+
+
+def _check_slopes(shape: object, offered: frozenset[str], *, batched: bool) -> None:
+    if shape is None:
+        return
+    if "alibi_slopes" not in offered:
+        msg = f"alibi_slope_shape is {shape!r} without features=['alibi_slopes']: drop it"
+        raise DeclarationError(msg)
+    _choice("alibi_slope_shape", shape, SLOPE_SHAPES)
+    if shape == "BH" and not batched:
+        msg = "alibi_slope_shape is 'BH', but batched=False leaves no axis B"
+        raise DeclarationError(msg)
 
 
 # The largest head size drawn for tables when no head size is pinned.

@@ -93,7 +93,7 @@ def _sloped(
 
 
 def _of_distances(
-    bias: Tensor, ahead: Tensor, sizes: golden.Sizes, *, distance: Callable[[Tensor], Tensor]
+    bias: Tensor, ahead: Tensor, slopes: Tensor, *, distance: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    made = -golden.alibi_slopes(sizes.num_heads)[:, None, None] * distance(ahead.double())
+    made = -slopes[..., None, None] * distance(ahead.double())
     return made.expand(bias.shape).to(bias)

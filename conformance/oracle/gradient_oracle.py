@@ -24,6 +24,8 @@ def why_unknown(semantics: golden.Semantics, kind: str) -> str:
     if kind == "layer" and semantics.score_mod is not None:
         name = getattr(semantics.score_mod, "__name__", repr(semantics.score_mod))
         return f"no bound is derived for gradients with score_mod={name} behind projections"
+    if kind == "layer" and semantics.null_key:
+        return "no bound is derived for gradients beside a null key behind projections"
     met = semantics.replace(qk_norm="none", rotary="none")
     return "" if has_gradient_bounds(met) else "no bound is derived for gradients at its semantics"
 

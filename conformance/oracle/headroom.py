@@ -72,7 +72,10 @@ def _squares(attention: golden.Attention, room: float) -> Tensor:
     """Rows whose own sum of squares, and that of every key, is small: a norm needs it."""
     if attention.semantics.qk_norm == "none":
         return torch.ones_like(attention.empty)
-    query, key = (heads.square() for heads in (attention.given_query, attention.given_key))
+    query, key = (
+        golden.joined_heads(heads.square(), attention.semantics)
+        for heads in (attention.given_query, attention.given_key)
+    )
     keys = (key.sum(dim=-1) <= room).all(dim=-1, keepdim=True)
     return (query.sum(dim=-1) <= room) & keys
 

@@ -153,9 +153,7 @@ class LongGolden:
             )
         # Keys that only other rows attend count in the bound of the whole. With normalised keys
         # or a sink (one more key), the keys of the rows alone count: their bound holds as well.
-        attended = (
-            None if inputs.sinks is not None or semantics.qk_norm != "none" else self._attended
-        )
+        attended = None if core.sinks is not None or semantics.qk_norm != "none" else self._attended
         if attended is not None:
             heads, unattended = inputs.geometry.num_heads, ~attended
             key, value = (

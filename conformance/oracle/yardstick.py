@@ -146,7 +146,7 @@ def yardstick(oracle: Oracle, inputs: Inputs) -> Yardstick:
 
 def _exactly(answer: Golden) -> tuple[Tensor, Tensor] | None:
     """The answer in double-double arithmetic, None at unsupported points."""
-    if not double_double.supports(answer.core.semantics):
+    if not double_double.supports(answer.core.semantics) or answer.core.learned:
         return None
     if isinstance(answer.evaluation, golden.Attention):
         return double_double.core_output(answer.evaluation)

@@ -166,5 +166,8 @@ def cached_heads(inputs: Inputs) -> tuple[Tensor, Tensor]:
             value = golden.split_heads(values, heads, point).to(inputs.query.dtype)
         if inputs.tables is not None:
             key, places = golden.normalise_heads(key, point), torch.arange(key.shape[-2])
+            weight = inputs.learned_arguments.get("key_norm_weight")
+            if weight is not None:
+                key = golden.weigh(key, weight.double().unflatten(-1, (-1, key.shape[-1])))
             key = golden.rotate_heads(key, places, point, inputs.rotary_tables)
         return key.to(inputs.query.dtype), value

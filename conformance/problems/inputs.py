@@ -16,6 +16,7 @@ from ..base.results import Replaceable
 from ..declare.declaration import SEQUENCES
 from ..declare.head_layouts import HEAD_LAYOUTS, HeadLayout
 from ..tolerance.visible_keys import owners
+from .learned import LearnedArguments
 from .rotary_tables import RotaryTables
 
 # The options of a call with None for an omission.
@@ -34,6 +35,7 @@ class CallOptions(TypedDict):
     sinks: Tensor | None
     rotary_tables: Tensor | None
     turned_keys: int
+    learned: dict[str, Tensor]
 
 
 def most_cached(key_length: int) -> int:
@@ -117,6 +119,8 @@ class Inputs(Replaceable):
         For each head ``[H]`` the logit of a further key with the value zero; working dtype.
     tables
         The rotary tables for all keys, if the call takes tables; else None.
+    learned
+        The learned arguments, if the call takes some; else None.
     block_size
         The numbers of queries and keys in a block of a block mask.
     device, head_layout
@@ -154,6 +158,7 @@ class Inputs(Replaceable):
     point: golden.Semantics = golden.STANDARD
     sinks: Tensor | None = None
     tables: RotaryTables | None = None
+    learned: LearnedArguments | None = None
     device: str = "cpu"
     head_layout: HeadLayout = HEAD_LAYOUTS["BHSD"]
     block_size: tuple[int, int] = (1, 1)
@@ -190,7 +195,14 @@ class Inputs(Replaceable):
             sinks=self.sinks,
             rotary_tables=self.rotary_tables,
             turned_keys=0 if self.tables is None else self.past,
+            learned=self.learned_arguments,
         )
+
+    @property
+    def learned_arguments(self) -> dict[str, Tensor]:
+        """The learned arguments of the call by keyword, in the dtype of the query."""
+        made = {} if self.learned is None else self.learned.of(self.geometry)
+        return {name: value.to(self.query.dtype) for name, value in made.items()}
 
     @property
     def rotary_tables(self) -> Tensor | None:

@@ -17,6 +17,7 @@ from ..tolerance.layer import is_exact
 from .arrangements import sequences
 from .caching import cached_length, without_key_bias
 from .inputs import Inputs
+from .learned import draw_learned
 from .mask_patterns import LENGTH_PATTERNS, PATTERNS
 from .problem import MaskPlan, Overrides, Problem
 from .recipes import RECIPES, normal
@@ -101,7 +102,7 @@ def _filled(drawn: Tensor | None, overrides: Overrides, name: str) -> Tensor | N
 
 
 def changeable(inputs: Inputs, *, weights: bool) -> dict[str, Tensor]:
-    """The tensors that overrides may replace, each object once.
+    """The tensors that overrides may replace, each object once; learned arguments stay as drawn.
 
     ``weights``: the problem brings a layer's weights. The kept keys of lengths, sequences and
     structured masks follow from their form and are left out.
@@ -136,8 +137,9 @@ REPEATED: Final = ("expanded", "expanded-heads")
 # The random stream of the sinks, and their standard deviation: some outweigh a few dozen keys.
 SINKS: Final = 40
 SINK_SPREAD: Final = 2.0
-# The random stream of rotary tables.
+# The random streams of rotary tables, and of learned arguments.
 TABLES: Final = 41
+LEARNED: Final = 42
 
 
 def generator_for(problem: Problem, purpose: int = 0) -> Generator:
@@ -175,6 +177,12 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
             problem.geometry.key_length,
             problem.geometry.head_size,
             generator_for(problem, TABLES),
+        ),
+        learned=draw_learned(
+            candidate.declaration,
+            problem.geometry,
+            TORCH_DTYPES[problem.dtype],
+            generator_for(problem, LEARNED),
         ),
         generic=_is_generic(problem, candidate),
         always_causal=candidate.declaration.always_causal,

@@ -16,7 +16,7 @@ from ..adapters.matrices import as_module, takes_matrices
 from ..adapters.packing import HEAD_NAMES
 from ..base.parameter_names import POSITIONAL, option_of, role_of, signature_in_docstring
 from ..base.printable_text import few
-from ..declare.declaration import ARRAYS
+from ..declare.declaration import ARRAYS, LEARNED_KEYWORDS
 from ..declare.signatures import SIGNATURES, signature_by_parameters
 from ..errors import (
     BELOW,
@@ -35,6 +35,8 @@ _FEWEST: Final = 2
 _ROLES: Final = {"q": "query", "k": "key", "v": "value"}
 # The promise on a layer's inputs, by the number of required inputs.
 _OWN_INPUTS: Final = {1: ', inputs="self"', 2: ', inputs="memory"'}
+# The feature of each learned argument, which calls give by name.
+_LEARNED: Final = {word: name for name, words in LEARNED_KEYWORDS.items() for word in words}
 _METHODS: Final = ("forward", "__call__")
 _WITH_WEIGHTS: Final = "a new file layer.py, with the right q, k, v, o and num_heads"
 
@@ -85,11 +87,16 @@ def declaration_lines(function: Callable[..., Any], target: str) -> str:
         lines[-2:] = ["", f'declared = conformance.core({name}, signature="{public}")']
         notes = f", at the word of {SIGNATURES[public].source}"
     elif inputs:
-        needed = [word for word in required if word not in inputs]
-        given = [f"{word}=…" for word in needed]
-        lines += ["@conformance.core()", "def declared(query, key, value):"]
+        learned = [entry.name for entry in parameters if entry.name in _LEARNED]
+        needed = [word for word in required if word not in (*inputs, *learned)]
+        given = [*(f"{word}={word}" for word in learned), *(f"{word}=…" for word in needed)]
+        own = f", *, {', '.join(learned)}" * bool(learned)
+        lines += [
+            f"@conformance.core({_promised(learned)})",
+            f"def declared(query, key, value{own}):",
+        ]
         lines += [f"    return {name}({', '.join([*_given(inputs, parameters), *given])})"]
-        notes = _notes(parameters, inputs, needed)
+        notes = _notes(parameters, (*inputs, *learned), needed)
     else:  # the weights are among the arguments
         needed = required[1:]
         call = ", ".join(["x", *(f"{word}=…" for word in needed)])
@@ -110,7 +117,15 @@ def _head(where: str, name: str) -> Iterator[str]:
         yield f"from {where} import {name.partition('.')[0]}"
 
 
-def _notes(parameters: list[inspect.Parameter], inputs: dict[str, str], needed: list[str]) -> str:
+def _promised(learned: list[str]) -> str:
+    """The promises of a core with learned arguments."""
+    features = list(dict.fromkeys(_LEARNED[word] for word in learned))
+    point = ', semantics=conformance.Semantics(qk_norm="rms")' * ("norm_weight" in features)
+    quoted = ", ".join(f'"{name}"' for name in features)
+    return f"features=[{quoted}]{point}" if features else ""
+
+
+def _notes(parameters: list[inspect.Parameter], inputs: tuple[str, ...], needed: list[str]) -> str:
     """Notes on required arguments, and on mask options that the lines leave out."""
     notes = ""
     if needed:

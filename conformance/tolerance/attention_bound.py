@@ -14,7 +14,7 @@ from conformance._golden import golden
 
 from . import model
 from .contract import STAGES, Contract, gamma
-from .prepared import prepared_errors
+from .prepared import is_prepared, prepared_errors
 from .softmax_and_sum import (
     exponent_error,
     exponential_error,
@@ -154,8 +154,7 @@ def most_core_bound(
     """
     semantics = attention.semantics
     unusual = attention.alibi is not None or semantics.score_mod is not None
-    prepared = semantics.rotary != "none" or semantics.qk_norm != "none"
-    if prepared or unusual or not is_normalised(semantics):
+    if is_prepared(attention) or unusual or not is_normalised(semantics):
         return math.inf
     if attention.output.numel() == 0 or contract.exact:
         return math.inf

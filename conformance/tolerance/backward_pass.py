@@ -19,7 +19,7 @@ from conformance._golden import golden
 
 from .attention_bound import is_normalised
 from .modified_gradients import function_slope
-from .prepared import is_prepared
+from .prepared import is_prepared_at
 from .visible_keys import LiveKeys, has_sink, live_keys, with_sink
 
 
@@ -60,7 +60,7 @@ def has_gradient_bounds(semantics: golden.Semantics) -> bool:
 
     And query and key meet as they are: neither normalised nor turned.
     """
-    return is_normalised(semantics) and not is_prepared(semantics)
+    return is_normalised(semantics) and not is_prepared_at(semantics)
 
 
 def backward_pass(attention: golden.Attention, output_gradient: Tensor) -> BackwardPass:

@@ -15,8 +15,15 @@ from .backward_pass import BackwardPass, backward_pass
 from .contract import Contract
 from .gradient import Gradient, GradientStatistics
 from .gradient_scaling import core_scaling
+from .learned_gradients import slope_gradient
+from .positions import farthest_distance
 from .prepared import prepared_errors
-from .prepared_gradients import as_prepared, has_statistics, unprepared_gradients
+from .prepared_gradients import (
+    as_prepared,
+    has_statistics,
+    learned_gradients,
+    unprepared_gradients,
+)
 from .spread import Carried, deviations_for
 from .statistical_gradients import Propagation, propagation
 from .storing import (
@@ -83,7 +90,7 @@ def core_gradients(
     count = sum(each.numel() for each in (gradients.query, gradients.key, gradients.value))
     deviations = deviations_for(count)
     gated = _gated(gradients, contract.unit_roundoff, 1, carried)
-    if not has_statistics(attention.semantics):
+    if not has_statistics(attention):
         return _without_statistics(attention, gradients, contract, gated, num_kv_heads)
     worst = worst_errors(gradients, contract, gated)
 
@@ -146,6 +153,12 @@ def _without_statistics(
         incoming = incoming.with_sink()
     worst = worst_errors(gradients, contract, incoming)
     by_name = unprepared_gradients(attention, gradients, worst, contract, num_kv_heads)
+    by_name |= learned_gradients(attention, gradients, worst, contract, num_kv_heads)
+    if "alibi_slopes" in attention.learned:
+        biased = gradients.logit_gradient * gradients.bias_slope, worst.bias
+        by_name["alibi_slopes"] = slope_gradient(
+            attention, biased, farthest_distance(attention), contract
+        )
     if attention.sinks is not None:
         by_name["sinks"] = sink_gradient(gradients, worst, contract)
     if attention.bias is not None:

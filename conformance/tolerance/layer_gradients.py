@@ -310,7 +310,7 @@ def _projected_errors(backward: LayerBackward, carried: Carried) -> dict[str, Te
     core, contract, exact = backward.layer.core, backward.contract, backward.gradients
     met = prepared_errors(core, contract.at("score"), carried)
     worst = worst_errors(exact, contract, met)
-    if not is_prepared(backward.semantics):
+    if not is_prepared(core):
         return {"q": worst.query, "k": worst.key, "v": worst.value}
     turned = turned_heads(core, exact, worst, contract, backward.num_kv_heads, carried)
     (_, query_error), (_, key_error) = turned
@@ -401,7 +401,7 @@ def layer_gradients(
         raise ValueError(msg)
     backward = layer_backward(layer, output_gradient.double(), contract)
     values, worst = _values(backward), worst_layer_errors(backward)
-    has_spread = supports_statistics(backward.semantics) and has_statistics(backward.semantics)
+    has_spread = supports_statistics(backward.semantics) and has_statistics(layer.core)
     deviations = deviations_for(sum(each.numel() for each in values.values()))
 
     @cache

@@ -32,19 +32,26 @@ def position_bound(tokens: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def distance_size(attention: golden.Attention) -> Tensor:
-    """The largest number that a correct bias by distance may be made of: ``[1, H, Lq, n]``.
+    """The largest number that a correct bias by distance may be made of: ``[B or 1, H, Lq, n]``.
 
     Behind a causal mask ``slope * j``, counted from the first key, and ``slope * (j - Lk + 1)``,
     counted from the last, equal it but for what a row has in common: Press et al.'s own code, BLOOM
     and MPT store these. What stands for no key (a sink) has none.
     """
     length = attention.given_key.shape[-2]
-    slopes = golden.alibi_slopes(attention.query.shape[1])[:, None, None]
+    slopes = golden.alibi_slopes(attention.query.shape[1]).unsqueeze(0)
+    slopes = slopes if attention.slopes is None else attention.slopes.abs()
+    more = attention.logits.shape[-1] - length
+    sizes = slopes[..., None, None] * farthest_distance(attention)
+    return torch.nn.functional.pad(sizes, (0, more))
+
+
+def farthest_distance(attention: golden.Attention) -> Tensor:
+    """The largest number that a correct distance may be made of: ``[Lq, Lk]``."""
+    length = attention.given_key.shape[-2]
     keys = torch.arange(length)
     apart = (attention.positions[:, None] - keys).abs()
-    farthest = torch.maximum(apart, torch.maximum(keys, length - 1 - keys))
-    more = attention.logits.shape[-1] - length
-    return torch.nn.functional.pad(slopes * farthest, (0, more)).unsqueeze(0)
+    return torch.maximum(apart, torch.maximum(keys, length - 1 - keys))
 
 
 def distance_error(attention: golden.Attention, size: Tensor, contract: Contract) -> Tensor:

@@ -1,4 +1,4 @@
-"""The errors of query and key after they are normalised and rotated."""
+"""The errors of query and key after they are normalised, multiplied and rotated."""
 
 from __future__ import annotations
 
@@ -11,13 +11,22 @@ from conformance._golden import golden
 
 from . import model
 from .contract import Contract, gamma
+from .learned import (
+    KEY,
+    QUERY,
+    factors_of,
+    has_factors,
+    multiplied,
+    multiplied_error,
+    multiplied_variance,
+)
 from .positions import rotated_error, rotated_variance, rotation_of
 from .spread import Carried
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Norm:
-    """Heads ``[B, H, L, D]`` on their way through a normalisation, float64.
+    """Heads ``[B, H, L, D]`` on their way through a normalisation, float64, or joined heads.
 
     ``centred`` are the heads minus their mean ("layer"), ``divisor [B, H, L, 1]`` their divisors
     and ``result`` the normalised heads. ``factor [B, H, L, 1]`` bounds the relative rounding error
@@ -34,7 +43,7 @@ class Norm:
 
 
 def norm_of(heads: Tensor, semantics: golden.Semantics, contract: Contract) -> Norm:
-    """The normalisation of exact heads and its own roundings."""
+    """The normalisation of exact heads, joined where one norm is over all, and its roundings."""
     size = heads.shape[-1]
     is_layer, is_l2 = semantics.qk_norm == "layer", semantics.qk_norm == "l2"
     mean = heads.mean(dim=-1, keepdim=True) if is_layer else torch.zeros_like(heads[..., :1])
@@ -72,8 +81,11 @@ def normalised_error(
     By the triangle inequality the divisor moves by no more than the norm (for "l2"), or the root
     mean square, of the errors.
     """
+    given, heads = heads, golden.joined_heads(heads, semantics)
     norm = norm_of(heads, semantics, contract)
-    incoming = torch.zeros_like(heads) if error is None else error
+    incoming = torch.zeros_like(heads)
+    if error is not None:
+        incoming = golden.joined_heads(error, semantics)
     if semantics.qk_norm == "layer":
         incoming = incoming + incoming.mean(dim=-1, keepdim=True) + norm.shift
         incoming = incoming + (contract.unit_roundoff + contract.accumulator_roundoff) * (
@@ -88,14 +100,16 @@ def normalised_error(
     most = norm.largest + size
     total = torch.where(positive, torch.minimum(first, most), most)
     last = contract.unit_roundoff + contract.accumulator_roundoff
-    return total * (1.0 + last) + last * size + contract.underflow
+    total = total * (1.0 + last) + last * size + contract.underflow
+    return golden.parted_heads(total, given, semantics)
 
 
 def divisor_drift(heads: Tensor, error: Tensor | None, semantics: golden.Semantics) -> Tensor:
     """How much smaller the divisor may be for heads that err: exact over least, minus 1.
 
-    It is 0 for exact heads, ``[B, H, L, 1]`` like the divisor, and not finite where a head may
-    vanish and no epsilon holds its divisor up. Taking the mean off makes no error larger.
+    ``heads`` may be joined. It is 0 for exact heads, ``[B, H, L, 1]`` like the divisor, and not
+    finite where a head may vanish and no epsilon holds its divisor up. Taking the mean off makes no
+    error larger.
     """
     centred, largest = heads, heads.shape[-1] ** 0.5
     floor = semantics.qk_norm_epsilon**0.5
@@ -119,24 +133,32 @@ def normalised_variance(
     The latter are errors of the mean, ``[B, H, L, D]``, moving all channels of a head at once.
     Errors of the factor are left out: they scale all scores of a head.
     """
+    given, heads = heads, golden.joined_heads(heads, semantics)
     norm = norm_of(heads, semantics, contract)
     size = norm.result
     own = (contract.unit_roundoff**2 + contract.accumulator_roundoff**2) * size.square()
     if semantics.qk_norm == "layer":
         own = 2.0 * own
     if variance is not None:
-        incoming = variance / norm.divisor.square()
+        incoming = golden.joined_heads(variance, semantics) / norm.divisor.square()
         if semantics.qk_norm == "layer":
             incoming = incoming + incoming.mean(dim=-1, keepdim=True)
         # The factor's part of any product with them, by Cauchy and Schwarz.
         shared = (size.square() * incoming).sum(dim=-1, keepdim=True) / norm.largest**2
         own = own + incoming + shared
-    return own, (norm.shift / norm.divisor).expand(size.shape)
+    shared = (norm.shift / norm.divisor).expand(size.shape)
+    own, shared = (golden.parted_heads(each, given, semantics) for each in (own, shared))
+    return own, shared
 
 
-def is_prepared(semantics: golden.Semantics) -> bool:
-    """Whether query and key are normalised or rotated before their product."""
+def is_prepared_at(semantics: golden.Semantics) -> bool:
+    """Whether query and key are normalised or rotated before their product at a point."""
     return semantics.qk_norm != "none" or semantics.rotary != "none"
+
+
+def is_prepared(attention: golden.Attention) -> bool:
+    """Whether query and key are normalised, multiplied or rotated before their product."""
+    return is_prepared_at(attention.semantics) or has_factors(attention)
 
 
 def prepared_errors(attention: golden.Attention, contract: Contract, carried: Carried) -> Carried:
@@ -144,30 +166,42 @@ def prepared_errors(attention: golden.Attention, contract: Contract, carried: Ca
 
     ``carried`` are those of ``given_query`` and ``given_key``, the heads before preparation.
     """
-    if not is_prepared(attention.semantics):
+    if not is_prepared(attention):
         return carried
     query, key = attention.given_query, attention.given_key
     return replace(
         carried,
-        query=_error(attention, query, carried.query, attention.positions, contract),
-        key=_error(attention, key, carried.key, _keys(attention), contract),
+        query=prepared_error(
+            attention,
+            query,
+            carried.query,
+            attention.positions,
+            factors_of(attention, QUERY),
+            contract,
+        ),
+        key=prepared_error(
+            attention, key, carried.key, _keys(attention), factors_of(attention, KEY), contract
+        ),
     )
 
 
-def _error(
+def prepared_error(
     attention: golden.Attention,
     heads: Tensor,
     error: Tensor | None,
     positions: Tensor,
+    factors: list[Tensor],
     contract: Contract,
 ) -> Tensor | None:
+    """The error of heads that are normalised, multiplied by learned factors and turned."""
     semantics = attention.semantics
     normalised = golden.normalise_heads(heads, semantics)
     if semantics.qk_norm != "none":
         error = normalised_error(heads, error, semantics, contract)
+    error = multiplied_error(normalised, error, factors, contract)
     if semantics.rotary != "none":
         turn = rotation_of(attention, positions, heads.shape[-1], contract)
-        error = rotated_error(normalised, error, turn, contract)
+        error = rotated_error(multiplied(normalised, factors), error, turn, contract)
     return error
 
 
@@ -201,8 +235,9 @@ def scale_error(attention: golden.Attention, contract: Contract) -> float:
     """The relative error of the logit scale that the factors of normalised heads look like."""
     if attention.semantics.qk_norm == "none":
         return 0.0
+    semantics = attention.semantics
     return sum(
-        float(norm_of(heads, attention.semantics, contract).factor.amax())
+        float(norm_of(golden.joined_heads(heads, semantics), semantics, contract).factor.amax())
         for heads in (attention.given_query, attention.given_key)
         if heads.numel()
     )
@@ -212,14 +247,12 @@ def prepared_variances(
     attention: golden.Attention, contract: Contract, carried: Carried
 ) -> Prepared:
     """The statistical counterpart of :func:`prepared_errors`."""
-    if not is_prepared(attention.semantics):
+    if not is_prepared(attention):
         return Prepared(carried=carried)
     query, shared_query, query_factor = _variance(
-        attention, attention.given_query, carried.query, attention.positions, contract
+        attention, QUERY, carried.query, attention.positions, contract
     )
-    key, shared_key, key_factor = _variance(
-        attention, attention.given_key, carried.key, _keys(attention), contract
-    )
+    key, shared_key, key_factor = _variance(attention, KEY, carried.key, _keys(attention), contract)
     return Prepared(
         carried=replace(carried, query=query, key=key),
         query=shared_query,
@@ -231,17 +264,20 @@ def prepared_variances(
 
 def _variance(
     attention: golden.Attention,
-    heads: Tensor,
+    role: str,
     variance: Tensor | None,
     positions: Tensor,
     contract: Contract,
 ) -> tuple[Tensor | None, Tensor, Tensor | None]:
     semantics = attention.semantics
+    heads = attention.given_query if role == QUERY else attention.given_key
     normalised, factor = golden.normalise_heads(heads, semantics), None
-    shared = torch.zeros_like(heads)
+    shared, factors = torch.zeros_like(heads), factors_of(attention, role)
     if semantics.qk_norm != "none":
-        factor = norm_of(heads, semantics, contract).factor
+        factor = norm_of(golden.joined_heads(heads, semantics), semantics, contract).factor
         variance, shared = normalised_variance(heads, variance, semantics, contract)
+    variance, shared = multiplied_variance(normalised, variance, shared, factors, contract)
+    normalised = multiplied(normalised, factors)
     if semantics.rotary != "none":
         turn = rotation_of(attention, positions, heads.shape[-1], contract)
         variance, shared = rotated_variance(normalised, variance, shared, turn, contract)

@@ -22,8 +22,25 @@ from . import model
 from .backward_pass import BackwardPass, backward_pass
 from .contract import Contract, gamma
 from .gradient import Gradient
+from .learned import (
+    KEY,
+    QUERY,
+    factors_of,
+    multiplied,
+    multiplied_error,
+    weight_of,
+)
+from .learned_gradients import temperature_gradient, weight_gradient
 from .positions import rotated_error, rotation_of
-from .prepared import Norm, divisor_drift, is_prepared, norm_of, normalised_error
+from .prepared import (
+    Norm,
+    divisor_drift,
+    is_prepared,
+    norm_of,
+    normalised_error,
+    prepared_error,
+    prepared_errors,
+)
 from .spread import EXACT, Carried
 from .storing import UnstoredGradient, grouped_worst, stored
 from .visible_keys import sum_groups, unmerge_heads, unsplit_heads
@@ -31,16 +48,23 @@ from .worst_gradients import WorstErrors
 
 
 def as_prepared(attention: golden.Attention) -> golden.Attention:
-    """The evaluation as if query and key had been given normalised and rotated."""
-    plain = attention.semantics.replace(qk_norm="none", rotary="none")
-    if plain == attention.semantics:
+    """The evaluation as if query and key had been given as they meet."""
+    if not is_prepared(attention):
         return attention
-    return replace(attention, given_query=attention.query, given_key=attention.key, semantics=plain)
+    plain = attention.semantics.replace(qk_norm="none", rotary="none")
+    return replace(
+        attention,
+        given_query=attention.query,
+        given_key=attention.key,
+        learned={},
+        semantics=plain,
+    )
 
 
-def has_statistics(semantics: golden.Semantics) -> bool:
+def has_statistics(attention: golden.Attention) -> bool:
     """Whether a statistical bound is derived, too: heads and scores as given, no distances."""
-    return not is_prepared(semantics) and not semantics.alibi and semantics.score_mod is None
+    point = attention.semantics
+    return not is_prepared(attention) and not point.alibi and point.score_mod is None
 
 
 def unprepared_gradients(
@@ -82,8 +106,8 @@ def turned_heads(
     group = attention.query.shape[1] // num_kv_heads
     if group > 1:
         key_error = key_error + group * _once(key.abs() + key_error, contract)
-    of_query = (attention.given_query, carried.query, attention.positions)
-    of_key = (attention.given_key, carried.key, torch.arange(length))
+    of_query = (QUERY, carried.query, attention.positions)
+    of_key = (KEY, carried.key, torch.arange(length))
     return (
         _turned_back(*of_query, gradients.query, worst.query, attention, contract),
         _turned_back(*of_key, key, key_error, attention, contract),
@@ -94,17 +118,22 @@ def pulled_back(attention: golden.Attention, gradients: BackwardPass) -> tuple[T
     """The golden gradients of ``given_query`` and ``given_key`` for each query head."""
     semantics, length = attention.semantics, attention.given_key.shape[-2]
     query, key = gradients.query, gradients.key[..., :length, :]
-    if not is_prepared(semantics):
+    if not is_prepared(attention):
         return query, key
 
-    def prepare(positions: Tensor) -> Callable[[Tensor], Tensor]:
+    def prepare(positions: Tensor, role: str) -> Callable[[Tensor], Tensor]:
+        factors = factors_of(attention, role)
         return lambda heads: golden.rotate_heads(
-            golden.normalise_heads(heads, semantics), positions, semantics, attention.rotary_tables
+            # Copies of what inference made: autograd cannot save it.
+            multiplied(golden.normalise_heads(heads, semantics), [f.clone() for f in factors]),
+            positions,
+            semantics,
+            attention.rotary_tables,
         )
 
     return (
-        pulled(attention.given_query, query, prepare(attention.positions)),
-        pulled(attention.given_key, key, prepare(torch.arange(length))),
+        pulled(attention.given_query, query, prepare(attention.positions, QUERY)),
+        pulled(attention.given_key, key, prepare(torch.arange(length), KEY)),
     )
 
 
@@ -126,7 +155,7 @@ def _grouped(
 
 
 def _turned_back(
-    unprepared: Tensor,
+    role: str,
     unprepared_error: Tensor | None,
     positions: Tensor,
     gradient: Tensor,
@@ -136,8 +165,34 @@ def _turned_back(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of heads ``[B, H, L, D]`` before their preparation, and its error."""
     semantics = attention.semantics
-    if not is_prepared(semantics):
+    if not is_prepared(attention):
         return gradient, error
+    unprepared = attention.given_query if role == QUERY else attention.given_key
+    gradient, error = _before_rotation(role, positions, gradient, error, attention, contract)
+    factors = factors_of(attention, role)[::-1]
+    made = multiplied_error(gradient, error, factors, contract)
+    gradient, error = multiplied(gradient, factors), error if made is None else made
+    if semantics.qk_norm != "none":
+        error = _error_behind_norm(
+            unprepared, unprepared_error, gradient, error, semantics, contract
+        )
+        gradient = pulled(
+            unprepared, gradient, lambda heads: golden.normalise_heads(heads, semantics)
+        )
+    return gradient, error
+
+
+def _before_rotation(
+    role: str,
+    positions: Tensor,
+    gradient: Tensor,
+    error: Tensor,
+    attention: golden.Attention,
+    contract: Contract,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of heads ``[B, H, L, D]`` before their rotation, and its error."""
+    semantics = attention.semantics
+    unprepared = attention.given_query if role == QUERY else attention.given_key
     error = error + _once(gradient.abs() + error, contract)
     if semantics.rotary != "none":
         turn = rotation_of(attention, positions, gradient.shape[-1], contract)
@@ -147,14 +202,87 @@ def _turned_back(
             gradient,
             lambda heads: golden.rotate_heads(heads, positions, semantics, attention.rotary_tables),
         )
-    if semantics.qk_norm != "none":
-        error = _error_behind_norm(
-            unprepared, unprepared_error, gradient, error, semantics, contract
-        )
-        gradient = pulled(
-            unprepared, gradient, lambda heads: golden.normalise_heads(heads, semantics)
-        )
     return gradient, error
+
+
+def learned_gradients(
+    attention: golden.Attention,
+    gradients: BackwardPass,
+    worst: WorstErrors,
+    contract: Contract,
+    num_kv_heads: int,
+) -> dict[str, Gradient]:
+    """Return the gradients of learned factors of heads, with worst-case bounds.
+
+    ``gradients`` and ``worst`` are those of :func:`as_prepared`.
+    """
+    length = attention.given_key.shape[-2]
+    by_name: dict[str, Gradient] = {}
+    key, key_error = gradients.key[..., :length, :], worst.key[..., :length, :]
+    for role, positions, gradient, error, heads in (
+        (QUERY, attention.positions, gradients.query, worst.query, attention.query.shape[1]),
+        (KEY, torch.arange(length), key, key_error, num_kv_heads),
+    ):
+        turned = _before_rotation(role, positions, gradient, error, attention, contract)
+        normalised = _normalised_with_error(attention, role, contract)
+        weight, temperature = weight_of(attention, role), attention.learned.get("temperature")
+        weights = [] if weight is None else [weight[:, None]]
+        if role == QUERY and temperature is not None:
+            weighed = (
+                multiplied(normalised[0], weights),
+                _known(multiplied_error(*normalised, weights, contract), normalised[1]),
+            )
+            score = gradients.score_gradient[..., :length], worst.score[..., :length]
+            products = _products_before_temperature(attention, weights, contract)
+            by_name["temperature"] = temperature_gradient(
+                turned, weighed, score, products, contract
+            )
+            factor = [temperature[:, None, None]]
+            grown = _known(multiplied_error(*turned, factor, contract), turned[1])
+            turned = multiplied(turned[0], factor), grown
+        if weight is not None:
+            by_name[f"{role}_norm_weight"] = weight_gradient(
+                attention, role, turned, normalised, heads, contract
+            )
+    return by_name
+
+
+def _known(error: Tensor | None, otherwise: Tensor) -> Tensor:
+    return otherwise if error is None else error
+
+
+def _normalised_with_error(
+    attention: golden.Attention, role: str, contract: Contract
+) -> tuple[Tensor, Tensor]:
+    semantics = attention.semantics
+    heads = attention.given_query if role == QUERY else attention.given_key
+    if semantics.qk_norm == "none":
+        return heads, torch.zeros_like(heads)
+    error = normalised_error(heads, None, semantics, contract)
+    return golden.normalise_heads(heads, semantics), error
+
+
+def _products_before_temperature(
+    attention: golden.Attention, weights: list[Tensor], contract: Contract
+) -> tuple[Tensor, Tensor]:
+    """Return the scaled products of queries without temperature, and their error."""
+    contract, scale = contract.at("score"), abs(attention.scale)
+    plain = attention.run.edited(golden.Edit("tempered_query", lambda weighed_query: weighed_query))
+    query, key = plain["query"].abs(), plain["key"].abs()
+    query_error = prepared_error(
+        attention, attention.given_query, None, attention.positions, weights, contract
+    )
+    key_error = prepared_errors(attention, contract, EXACT).key
+    size = query.shape[-1]
+    relative = gamma(size + model.SCORE_ROUNDINGS, contract.accumulator_roundoff)
+    relative += contract.operand_error
+    relative += contract.pre_scaling_roundings * contract.unit_roundoff
+    relative += model.SCORE_STORES * contract.score_roundoff
+    reach = query if query_error is None else query + query_error
+    met = key if key_error is None else key + key_error
+    error = reach @ met.mT * (1.0 + relative) - query @ key.mT
+    error = scale * error + contract.accumulator_underflow * (size + 2) * (1.0 + scale)
+    return attention.scale * plain["products"], error
 
 
 def pulled(unprepared: Tensor, gradient: Tensor, prepare: Callable[[Tensor], Tensor]) -> Tensor:
@@ -179,8 +307,13 @@ def _error_behind_norm(
     have errors of their own; every step may be stored. Where the heads err themselves, so do y and
     n: y carries this error, and 1 / n may be ``wider`` times larger.
     """
+    given = heads
+    own = golden.joined_heads(normalised_error(heads, head_error, semantics, contract), semantics)
+    heads, gradient, error = (
+        golden.joined_heads(each, semantics) for each in (heads, gradient, error)
+    )
+    head_error = None if head_error is None else golden.joined_heads(head_error, semantics)
     norm = norm_of(heads, semantics, contract)
-    own = normalised_error(heads, head_error, semantics, contract)
     wider = 1.0 + divisor_drift(heads, head_error, semantics)
     size, most = norm.result.abs(), norm.largest**2
     exact = gradient.abs()
@@ -204,7 +337,8 @@ def _error_behind_norm(
         total = total + total.mean(-1, keepdim=True) + relative * wider * terms / norm.divisor
     lost = (contract.underflow + contract.accumulator_underflow) * (heads.shape[-1] + 1)
     inverse = 1.0 + wider / norm.divisor
-    return total + lost * inverse**model.NORM_BACKWARD_FACTORS * (1.0 + reached)
+    total = total + lost * inverse**model.NORM_BACKWARD_FACTORS * (1.0 + reached)
+    return golden.parted_heads(total, given, semantics)
 
 
 def _before_centring(heads: Tensor, error: Tensor | None, norm: Norm) -> Tensor:
@@ -225,6 +359,7 @@ def largest_step(attention: golden.Attention, gradients: BackwardPass) -> float:
     )
     for heads, gradient in pairs:
         if heads.numel():
+            heads, gradient = (golden.joined_heads(each, semantics) for each in (heads, gradient))  # noqa: PLW2901 (a norm's own)
             inverse = 1.0 + 1.0 / golden.norms(heads, semantics)
             sizes = (heads.abs() * gradient.abs()).sum(-1, keepdim=True)
             steps = sizes * (1.0 + heads.abs()) * inverse**model.NORM_BACKWARD_FACTORS

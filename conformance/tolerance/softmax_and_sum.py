@@ -12,6 +12,7 @@ from conformance._golden import golden
 
 from . import model
 from .contract import Contract, gamma
+from .learned import is_tempered
 from .modified_gradients import modified_error
 from .positions import distance_error, distance_size
 from .spread import EXACT, Carried
@@ -62,7 +63,8 @@ def capped_error(
     contract = contract.at("score")
     error = _score_error(attention, live, contract, carried, whole=whole)
     if contract.score_roundoff:
-        _add_rounding(error, attention.scores, contract.score_roundoff, times=model.SCORE_STORES)
+        stores = model.SCORE_STORES + is_tempered(attention)
+        _add_rounding(error, attention.scores, contract.score_roundoff, times=stores)
     if attention.softcap is not None:
         error = _capped_error(error, attention, attention.softcap, contract)
     return error
@@ -100,7 +102,8 @@ def _score_error(
 ) -> Tensor:
     query_error, key_error = carried.query, carried.key
     scale, size = abs(attention.scale), attention.query.shape[-1]
-    relative = gamma(size + model.SCORE_ROUNDINGS, contract.accumulator_roundoff)
+    roundings = model.SCORE_ROUNDINGS + is_tempered(attention)
+    relative = gamma(size + roundings, contract.accumulator_roundoff)
     relative += contract.operand_error
     query, key = attention.query.abs(), attention.key.abs()
     if query_error is not None:

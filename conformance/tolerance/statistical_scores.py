@@ -12,6 +12,7 @@ from conformance._golden import golden
 
 from . import model
 from .contract import Contract
+from .learned import is_tempered
 from .positions import distance_size
 from .softmax_and_sum import fills, finite_size, partners_of_query_error
 from .spread import EXACT, Carried
@@ -158,8 +159,9 @@ def _score_variance(
     if query_variance is not None:
         partners = partners_of_query_error(attention, live).square_().mul_(square)
         variance += query_variance @ partners.transpose(-1, -2)
-    result = (model.DRIFT * size + model.SCORE_ROUNDINGS) * unit**2
-    result += model.SCORE_STORES * contract.score_roundoff**2
+    tempered = is_tempered(attention)  # one more product, and one more store
+    result = (model.DRIFT * size + model.SCORE_ROUNDINGS + tempered) * unit**2
+    result += (model.SCORE_STORES + tempered) * contract.score_roundoff**2
     return variance.addcmul_(attention.scores, attention.scores, value=result)
 
 

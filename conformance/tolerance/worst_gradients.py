@@ -266,7 +266,7 @@ def uncapped(attention: golden.Attention) -> golden.Attention:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WorstErrors:
-    """Errors of the gradients per query head, before stores; ``bias`` is for each pair.
+    """Errors of the gradients per query head, before stores; ``score``, ``bias`` for each pair.
 
     ``sink [B, H, Lq, 1]`` is for the gradient of a sink in each row, None without one.
     """
@@ -274,6 +274,7 @@ class WorstErrors:
     query: Tensor
     key: Tensor
     value: Tensor
+    score: Tensor
     bias: Tensor
     sink: Tensor | None
 
@@ -297,6 +298,7 @@ def worst_errors(gradients: BackwardPass, contract: Contract, incoming: Carried)
         query=_query_error(gradients, pairs, own, contract, incoming),
         key=_key_error(gradients, own + shared, contract, incoming),
         value=_value_error(gradients, pairs, contract, incoming),
+        score=own + shared,
         bias=_bias_error(gradients, pairs, contract),
         sink=_sink_error(gradients, pairs, contract) if has_sink(gradients.attention) else None,
     )

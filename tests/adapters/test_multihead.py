@@ -149,11 +149,21 @@ def test_refused_promises() -> None:
 
 def test_extra_keys_are_said() -> None:
     """Keys that the layer adds by itself are named, since no golden answer has them."""
-    layer = nn.MultiheadAttention(12, 3, add_bias_kv=True, add_zero_attn=True, batch_first=True)
+    layer = nn.MultiheadAttention(12, 3, add_bias_kv=True, batch_first=True)
     candidate = conformance.module(layer)
     added = [text for text in candidate.declaration.assumptions if text.startswith("add_")]
-    assert [text.split()[0] for text in added] == ["add_bias_kv", "add_zero_attn"]
+    assert [text.split()[0] for text in added] == ["add_bias_kv"]
     assert not is_golden(candidate)
+
+
+def test_a_key_of_zeros_is_a_null_key() -> None:
+    """A layer with ``add_zero_attn`` declares it, and answers like the golden."""
+    layer = nn.MultiheadAttention(12, 3, add_zero_attn=True, batch_first=True)
+    candidate = conformance.module(layer)
+    assert candidate.declaration.semantics.null_key
+    assert is_golden(candidate)
+    report = conformance.check(candidate, profile="quick", only=["sinks.null-key", "mask.golden"])
+    assert {clause.status for clause in report.candidates[0].clauses} == {"passed"}
 
 
 def test_own_names_for_masks() -> None:

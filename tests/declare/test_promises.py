@@ -77,6 +77,42 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"features": ["soft_cap"]},
         "an entry of features is 'soft_cap', which is unknown; did you mean 'softcap'?",
     ),
+    (
+        {"features": ["norm_weight"]},
+        (
+            "features has 'norm_weight', but semantics says not what is normalised: give "
+            "semantics=conformance.Semantics(qk_norm='rms') or 'layer'"
+        ),
+    ),
+    (
+        {"features": ["temperature"], "ranks": conformance.Ranks(2, query="sequence")},
+        "the feature 'temperature' is judged in one process: drop it, or ranks",
+    ),
+    (
+        {
+            "features": ["alibi_slopes"],
+            "semantics": conformance.Semantics(bias_order="before-scale"),
+        },
+        (
+            "features has 'alibi_slopes' with bias_order='before-scale', which is judged without: "
+            "drop one"
+        ),
+    ),
+    (
+        {"alibi_slope_shape": "H"},
+        "alibi_slope_shape is 'H' without features=['alibi_slopes']: drop it",
+    ),
+    (
+        {"features": ["alibi_slopes"], "alibi_slope_shape": "BK"},
+        "alibi_slope_shape is 'BK', which is unknown; did you mean 'BH'?",
+    ),
+    (
+        {"semantics": conformance.Semantics(qk_norm="l2", qk_norm_over="all-heads")},
+        (
+            "qk_norm_over is 'all-heads' with qk_norm='l2': only 'rms' and 'layer' are judged over "
+            "all heads"
+        ),
+    ),
     ({"features": "gqa"}, "features is the text 'gqa': give a list, such as ['gqa']"),
     (
         {"without": ["gradient"]},
@@ -310,6 +346,13 @@ def test_conflicting_semantics_is_refused(
     """Two promises that contradict each other are both named."""
     with refused(message, DeclarationError):
         declare("core", semantics=conformance.Semantics(**point), **promises)
+
+
+def test_learned_arguments_of_packed_sequences_are_refused() -> None:
+    """They are judged on batches alone."""
+    message = "features has 'temperature' with layout='varlen', which is judged without: drop it"
+    with refused(message, DeclarationError):
+        declare("core", features=["temperature"], layout="varlen")
 
 
 def test_empty_rows_by_way() -> None:

@@ -51,12 +51,34 @@ POINTS: Mapping[str, tuple[Semantics, dict[str, Any]]] = {
     "rms norm": (Semantics(qk_norm="rms"), {}),
     "l2 norm and rotary": (Semantics(qk_norm="l2", rotary="halves"), {}),
     "layer norm": (Semantics(qk_norm="layer"), {"scale": 0.9}),
+    "learned, by head": (
+        Semantics(qk_norm="rms", rotary="halves", alibi=True),
+        {
+            "learned": {
+                "query_norm_weight": drawn(6, seed=12),
+                "key_norm_weight": drawn(6, seed=13),
+                "temperature": drawn(4, seed=14),
+                "alibi_slopes": drawn(4, seed=15),
+            }
+        },
+    ),
+    "learned, of all heads": (
+        Semantics(qk_norm="layer", qk_norm_over="all-heads", group_order="tile", alibi=True),
+        {
+            "softcap": 1.5,
+            "learned": {
+                "query_norm_weight": drawn(24, seed=12),
+                "key_norm_weight": drawn(12, seed=13),
+                "alibi_slopes": drawn(2, 4, seed=15),
+            },
+        },
+    ),
 }
 
 
 @pytest.mark.parametrize("name", POINTS)
 def test_the_stages_are_what_autograd_finds(name: str) -> None:
-    """Of query, key, value and an additive mask, with heads that share keys and values."""
+    """Of query, key, value, an additive mask and learned arguments, with groups of heads."""
     point, options = POINTS[name]
     given = [drawn(2, 4, 3, 6, seed=1), drawn(2, 2, 5, 6, seed=2), drawn(2, 2, 5, 7, seed=3)]
     leaves = [each.requires_grad_() for each in given]
@@ -64,15 +86,19 @@ def test_the_stages_are_what_autograd_finds(name: str) -> None:
     if bias is not None:
         bias = bias.clone().requires_grad_()
         leaves.append(bias)
-    attention = reference.attend(*given, **{**options, "bias": bias}, semantics=point)
+    learned = {n: each.clone().requires_grad_() for n, each in options.get("learned", {}).items()}
+    leaves += learned.values()
+    options = {**options, "bias": bias, "learned": learned}
+    attention = reference.attend(*given, **options, semantics=point)
     upstream = drawn(*attention.output.shape, seed=4)
     found = torch.autograd.grad(attention.output, leaves, upstream)
     run = Run(
         reference.at_point(reference.BOTH_PASSES, point),
         {**attention.run.given, "upstream": upstream},
     )
-    stages = [*(f"given_{role}_gradient" for role in ("query", "key", "value")), "bias_gradient"]
-    for stage, expected in zip(stages, found, strict=False):
+    stages = [f"given_{role}_gradient" for role in ("query", "key", "value")]
+    stages += ["bias_gradient"] * (bias is not None) + [f"{name}_gradient" for name in learned]
+    for stage, expected in zip(stages, found, strict=True):
         torch.testing.assert_close(run[stage], expected, rtol=1e-10, atol=1e-12)
 
 

@@ -15,6 +15,7 @@ from reference import STANDARD, Semantics, scale_value
 
 REFUSED: list[tuple[str, Any, str]] = [
     ("softmax_axis", "row", "softmax_axis is 'row', not one of key, query, head, batch, none"),
+    ("null_key", "yes", "null_key is 'yes', not True or False"),
     ("mask_polarity", True, "mask_polarity is True, not one of keep, drop"),
     ("mask_operation", "fill", "mask_operation is 'fill', not one of replace, add, add-to-kept"),
     ("causal_alignment", "left", "causal_alignment is 'left', not one of bottom-right, top-left"),
@@ -39,6 +40,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("causal_offset", 0.5, "causal_offset is 0.5, not an integer"),
     ("window_offset", "1", "window_offset is '1', not an integer"),
     ("qk_norm", "rmsnorm", "qk_norm is 'rmsnorm', not one of none, rms, l2, layer"),
+    ("qk_norm_over", "heads", "qk_norm_over is 'heads', not one of head, all-heads"),
     ("qk_norm_epsilon", -1e-6, "qk_norm_epsilon is -1e-06, negative or not finite"),
     ("qk_norm_epsilon", math.inf, "qk_norm_epsilon is inf, negative or not finite"),
     ("rotary", "half", "rotary is 'half', not one of none, halves, interleaved"),

@@ -19,6 +19,7 @@ CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     "scale": (*get_args(choices.ScaleRule), 0.3, -1.0, 0.0),
     "scale_factor": (1.0, 1.01, -0.5),
     "softmax_axis": get_args(choices.SoftmaxAxis),
+    "null_key": (False, True),
     "mask_polarity": get_args(choices.MaskPolarity),
     "mask_operation": get_args(choices.MaskOperation),
     "mask_fill": (-math.inf, -1e9, -1e4, -5.0, 0.0),
@@ -35,6 +36,7 @@ CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     "group_order": get_args(choices.GroupOrder),
     "qk_norm": get_args(choices.QueryKeyNorm),
     "qk_norm_epsilon": (1e-6, 0.5),
+    "qk_norm_over": get_args(choices.QueryKeyNormOver),
     "rotary": get_args(choices.Rotary),
     "rotary_base": (10000.0, 50.0),
     "rotary_scaling": (
@@ -94,6 +96,7 @@ class Shape:
     scale: float | None = None
     softcap: float | None = None
     sinks: bool = False
+    learned: str = ""
 
     @property
     def num_heads(self) -> int:
@@ -146,6 +149,7 @@ def shapes() -> st.SearchStrategy[Shape]:
         scale=st.sampled_from([None, None, 0.7, -0.2, 0.0]),
         softcap=st.sampled_from([None, None, 0.5, 30.0]),
         sinks=st.booleans(),
+        learned=st.sampled_from(["", "by head", "by all heads"]),
     )
 
 
@@ -157,13 +161,14 @@ class Case:
     inputs: tuple[Tensor, Tensor, Tensor]
     weights: ProjectionWeights | None
     tensors: dict[str, Tensor]  # keep, bias, lengths and sinks, as far as the problem has them
+    learned: dict[str, Tensor] | None = None
 
     @property
     def keywords(self) -> dict[str, Any]:
         """Everything but query, key, value and weights, for the golden."""
         shape = self.shape
         numbers = {"window": shape.window, "scale": shape.scale, "softcap": shape.softcap}
-        return {**self.tensors, **numbers, "causal": shape.causal}
+        return {**self.tensors, **numbers, "causal": shape.causal, "learned": self.learned}
 
     def golden(self, point: Semantics) -> Any:
         """The golden's evaluation, with its intermediate values."""
@@ -180,7 +185,9 @@ class Case:
 
     def second(self, point: Semantics, *, input_rounding: float = 0.0) -> Any:
         """The second formulation's evaluation; its inputs may carry a relative rounding error."""
-        plain = {name: tensor.tolist() for name, tensor in self.tensors.items()}
+        plain: dict[str, Any] = {name: each.tolist() for name, each in self.tensors.items()}
+        learned = self.learned or {}
+        plain["learned"] = {name: tensor.tolist() for name, tensor in learned.items()}
         names = ("query", "key", "value")
         read = [_with_rounding(tensor.tolist(), input_rounding) for tensor in self.inputs]
         core = second.Problem(
@@ -217,7 +224,9 @@ def core_case(shape: Shape) -> Case:
         _normal(shape, generator, *kv, shape.head_size),
         _normal(shape, generator, *kv, shape.value_head_size),
     )
-    return Case(shape=shape, inputs=inputs, weights=None, tensors=_masks(shape, generator))
+    tensors = _masks(shape, generator)
+    learned = _learned(shape, generator)
+    return Case(shape=shape, inputs=inputs, weights=None, tensors=tensors, learned=learned)
 
 
 def layer_case(shape: Shape) -> Case:
@@ -229,7 +238,9 @@ def layer_case(shape: Shape) -> Case:
         _normal(shape, generator, shape.batch, shape.key_length, shape.value_size),
     )
     weights = _weights(shape, generator)
-    return Case(shape=shape, inputs=inputs, weights=weights, tensors=_masks(shape, generator))
+    tensors = _masks(shape, generator)
+    learned = _learned(shape, generator)
+    return Case(shape=shape, inputs=inputs, weights=weights, tensors=tensors, learned=learned)
 
 
 def _normal(shape: Shape, generator: Generator, *axes: int) -> Tensor:
@@ -268,6 +279,22 @@ def _masks(shape: Shape, generator: Generator) -> dict[str, Tensor]:
     if shape.sinks:
         tensors["sinks"] = _normal(shape, generator, shape.num_heads)
     return tensors
+
+
+def _learned(shape: Shape, generator: Generator) -> dict[str, Tensor] | None:
+    """Learned arguments; factors and slopes of one, or of every head, and every item."""
+    if not shape.learned:
+        return None
+    unit, apart = shape.changed(magnitude=1.0), shape.learned == "by all heads"
+    counts = (shape.num_heads, shape.kv_heads) if apart else (1, 1)
+    query, key = (_normal(unit, generator, count * shape.head_size) for count in counts)
+    items = (shape.batch,) if apart else ()
+    return {
+        "query_norm_weight": query,
+        "key_norm_weight": key,
+        "temperature": _normal(unit, generator, shape.num_heads),
+        "alibi_slopes": _normal(unit, generator, *items, shape.num_heads),
+    }
 
 
 def _broadcast(full: tuple[int, ...], kept: tuple[bool, ...]) -> tuple[int, ...]:

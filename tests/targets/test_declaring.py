@@ -161,3 +161,14 @@ def test_a_function_of_known_parameters_that_cannot_be_read() -> None:
     lines = declaration_lines(public_functions.dot_product_attention, "kernels.py:attend")
     assert 'declared = conformance.core(attend, signature="jax")' in lines
     assert "conformance check kernels.py:declared" in lines
+
+
+def test_learned_arguments_are_promised_by_their_names() -> None:
+    """Calls give what has the name of a learned argument: no value is asked for."""
+    words = "query key value query_norm_weight key_norm_weight temperature".split()
+    normed = eval(f"lambda {', '.join(words)}: query")  # noqa: S307 (parameters without types)
+    normed.__name__ = "normed"
+    lines = declaration_lines(normed, "kernels.py:normed")
+    assert 'features=["norm_weight", "temperature"], semantics=conformance.Semantics(' in lines
+    assert "value, *, query_norm_weight, key_norm_weight, temperature):" in lines
+    assert "…" not in lines

@@ -25,6 +25,7 @@ from .caches import CACHES, LOST_OPTIONS
 from .causality import CAUSALITY, OF_SEQUENCES
 from .fills import FILLED, ROWS
 from .layout import EXCHANGES, GROUPS, LAYOUT
+from .learned import LEARNED, LEARNED_BACKWARD
 from .masking import LENGTHS, MASKING, WINDOWS
 from .named_mistake import (
     IMPOSSIBLE,
@@ -56,6 +57,7 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *WINDOWS,
     *SOFTCAPS,
     *BIASES,
+    *LEARNED,
     *CACHES,
     *LOST_OPTIONS,
     *ROWS,
@@ -67,7 +69,13 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *SINKS,
     *PREPARED,
 )
-BACKWARD: Final[tuple[NamedMistake, ...]] = (*ATTENTION, *LAYERS, *OF_CALLS, *OF_OPTIONS)
+BACKWARD: Final[tuple[NamedMistake, ...]] = (
+    *ATTENTION,
+    *LAYERS,
+    *OF_CALLS,
+    *LEARNED_BACKWARD,
+    *OF_OPTIONS,
+)
 
 
 def named_mistakes() -> tuple[NamedMistake, ...]:

@@ -22,6 +22,7 @@ OF_CORE: Final = {
     "key": "given_key_gradient",
     "value": "given_value_gradient",
     "bias": "bias_gradient",
+    **{name: f"{name}_gradient" for name in golden.LEARNED},
 }
 OF_LAYER: Final = {
     **{name: f"{name}_tokens_gradient" for name in ("query", "key", "value")},

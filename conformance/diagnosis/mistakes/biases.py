@@ -260,34 +260,42 @@ def _cached(sign: int) -> golden.Edit:
 
 
 def _linear(other: Callable[..., Tensor]) -> golden.Edit:
-    def bias(inputs: Inputs, sizes: golden.Sizes, positions: Tensor, scale: float) -> Tensor:
-        right = golden.alibi_bias(sizes.num_heads, positions, sizes.key_length)
-        more = other(right, sizes, positions, scale) - right
+    def bias(
+        inputs: Inputs, sizes: golden.Sizes, positions: Tensor, scale: float, slopes: Tensor | None
+    ) -> Tensor:
+        right = golden.alibi_bias(sizes.num_heads, positions, sizes.key_length, slopes)
+        more = other(right, sizes, positions, scale, slopes) - right
         return more if inputs.bias is None else inputs.bias.double() + more
 
     return Edit("given_bias", bias)
 
 
-def _of_slopes(slopes: Callable[[int], Tensor]) -> golden.Edit:
-    def other(right: Tensor, sizes: golden.Sizes, *_others: Any) -> Tensor:
-        own = golden.alibi_slopes(sizes.num_heads)
-        return right * (slopes(sizes.num_heads) / own)[:, None, None]
+def _of_slopes(change: Callable[[Tensor], Tensor]) -> golden.Edit:
+    def other(_right: Tensor, sizes: golden.Sizes, positions: Tensor, *others: Any) -> Tensor:
+        given = others[-1]
+        own = golden.alibi_slopes(sizes.num_heads).unsqueeze(0) if given is None else given
+        return golden.alibi_bias(sizes.num_heads, positions, sizes.key_length, change(own))
 
     return _linear(other)
 
 
-def _one_sequence(heads: int) -> Tensor:
-    return 2.0 ** (-8.0 * torch.arange(1, heads + 1, dtype=torch.float64) / heads)
+def _by_the_formula(inputs: Inputs) -> bool:
+    return inputs.learned is None or "alibi_slopes" not in inputs.learned.values
+
+
+def _one_sequence(slopes: Tensor) -> Tensor:
+    heads = slopes.shape[-1]
+    return 2.0 ** (-8.0 * torch.arange(1, heads + 1, dtype=torch.float64) / heads)[None]
 
 
 def _from_the_first_query(
-    _right: Tensor, sizes: golden.Sizes, _positions: Tensor, _scale: float
+    _right: Tensor, sizes: golden.Sizes, _positions: Tensor, _scale: float, slopes: Tensor | None
 ) -> Tensor:
     places = torch.arange(sizes.query_length)
-    return golden.alibi_bias(sizes.num_heads, places, sizes.key_length)
+    return golden.alibi_bias(sizes.num_heads, places, sizes.key_length, slopes)
 
 
-def _signed(right: Tensor, sizes: golden.Sizes, positions: Tensor, _scale: float) -> Tensor:
+def _signed(right: Tensor, sizes: golden.Sizes, positions: Tensor, *_others: Any) -> Tensor:
     return torch.where(torch.arange(sizes.key_length) > positions[:, None], -right, right)
 
 
@@ -443,15 +451,16 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
     ),
     *_alibi(
         "alibi-one-sequence",
+        where=_by_the_formula,
         fix="take the slopes of the largest power of two below the number of heads, and then every "
         "second slope of twice that power",
     )(
         "slopes follow one geometric sequence though the heads are no power of two",
         _of_slopes(_one_sequence),
     ),
-    *_alibi("alibi-reversed", fix="give the first head the largest slope")(
+    *_alibi("alibi-reversed", where=_by_the_formula, fix="give the first head the largest slope")(
         "slopes are given to the heads in the opposite order",
-        _of_slopes(lambda heads: golden.alibi_slopes(heads).flip(0)),
+        _of_slopes(lambda slopes: slopes.flip(-1)),
     ),
     *_alibi("alibi-sign")(
         "slope times distance is added",
@@ -463,7 +472,7 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
     ),
     *_alibi("alibi-scaled")(
         "the linear biases join before the scale",
-        _linear(lambda right, _sizes, _positions, scale: scale * right),
+        _linear(lambda right, _sizes, _positions, scale, _slopes: scale * right),
     ),
     *_alibi(
         "alibi-offset",

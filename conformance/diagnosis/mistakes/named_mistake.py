@@ -389,6 +389,7 @@ _AXES: Final = {
     "keep": "BHQK",
     "given_bias": "BHQK",
     "given_sinks": "H",
+    "temperature": "H",
 }
 
 

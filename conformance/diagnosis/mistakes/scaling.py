@@ -221,7 +221,7 @@ SCALING: Final[tuple[NamedMistake, ...]] = (
 
 _NORM: Final = "qk-norm.golden"
 _MODIFIED: Final = "score-mod.golden"
-_FIX: Final = "normalise each head of each query and key by itself, before it is turned"
+_FIX: Final = "normalise queries and keys as declared, before positions turn them"
 _CALL: Final = "call it as score_mod(score, batch, head, query, key) on the scaled, capped scores"
 _RMS: Final = {"qk_norm": "rms"}
 _PLAIN: Final = {"qk_norm": "none"}
@@ -237,14 +237,11 @@ def _normalises(point: golden.Semantics) -> bool:
     return point.qk_norm != "none"
 
 
+def _by_head(point: golden.Semantics) -> bool:
+    return _normalises(point) and point.qk_norm_over == "head"
+
+
 def _left_out(heads: Tensor, _point: golden.Semantics) -> Tensor:
-    return heads
-
-
-def _over_all_heads(tokens: Tensor, point: golden.Semantics) -> Tensor:
-    merged = tokens.transpose(1, 2).flatten(2).unsqueeze(1)
-    normalised = golden.normalise_heads(merged, point).squeeze(1)
-    heads: Tensor = normalised.unflatten(-1, (tokens.shape[1], -1)).transpose(1, 2)
     return heads
 
 
@@ -360,9 +357,19 @@ PREPARED: Final[tuple[NamedMistake, ...]] = (
         "keys are normalised and queries are not",
         _normalised("query", _left_out),
     ),
-    *_norm("qk-norm-all-heads")(
+    *named("qk-norm-all-heads", _NORM)(
         "the norm is that of all heads of a token together",
-        _normalised("query key", _over_all_heads),
+        "normalise each head of each query and key by itself",
+        {"base": _RMS, "fits": _by_head, "changes": {"qk_norm_over": "all-heads"}},
+    ),
+    *named("qk-norm-each-head", _NORM)(
+        "each head is normalised by itself, not all heads of a token together",
+        "normalise the channels of all heads of a token together, before they are cut apart",
+        {
+            "base": {**_RMS, "qk_norm_over": "all-heads"},
+            "fits": lambda point: _normalises(point) and not _by_head(point),
+            "changes": {"qk_norm_over": "head"},
+        },
     ),
     *_modified("score-mod-missing")(
         "the function is not applied",

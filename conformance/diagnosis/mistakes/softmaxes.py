@@ -315,6 +315,8 @@ SOFTCAPS: Final[tuple[NamedMistake, ...]] = (
 
 
 _SINKS: Final = "sinks.golden"
+_NULL: Final = "sinks.null-key"
+_WITH_NULL: Final = {"null_key": True}
 _FIX: Final = "add exp(sink of the head) to the sum of each row's exponentials, and nothing else"
 
 
@@ -377,6 +379,22 @@ SINKS: Final[tuple[NamedMistake, ...]] = (
         "the weight of the sink goes to a value",
         _valued(lambda value: value.mean(dim=2, keepdim=True)),
         _valued(lambda value: value[:, :, :1]),
+    ),
+    *named("null-key-missing", _NULL)(
+        "the null key is left out: the weights of a row sum to one",
+        "add the exponential of minus the largest logit to the sum of each row's exponentials",
+        {"base": _WITH_NULL, "changes": {"null_key": False}},
+    ),
+    *named("null-key-behind-the-maximum", _NULL)(
+        "a one joins the sum of exponentials that are taken less the largest logit",
+        "add the exponential of minus the largest logit, or count zero among the logits",
+        {
+            "base": _WITH_NULL,
+            "edits": (
+                Edit("sinks", lambda: None),
+                Edit("total", lambda exponentials: exponentials.sum(dim=-1, keepdim=True) + 1.0),
+            ),
+        },
     ),
     *named("sink-dropped-at-the-wrong-end", _SINKS, where=has_sinks)(
         "the weight at the other end is dropped, not that of the sink: each value gets a "

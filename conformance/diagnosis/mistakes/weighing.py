@@ -159,7 +159,10 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
     *named("one-in-the-denominator", "numerics.constant-value")(
         "a one is added to the sum of the exponentials",
         _NORMALISE,
-        reweighed(_one_more),
+        {
+            "edits": (reweighed(_one_more),),
+            "fix": f"{_NORMALISE}, or declare it: semantics=conformance.Semantics(null_key=True)",
+        },
         reweighed(_one_more_of_shifted),
     ),
     *named("weights-not-normalised", "numerics.constant-value")(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ...tolerance.prepared import is_prepared
+from ...tolerance.prepared import is_prepared_at
 from .numbers import (
     DoubleDouble,
     add,
@@ -33,7 +33,7 @@ def supports(semantics: golden.Semantics) -> bool:
     normalised heads and functions of the scores are not supported.
     """
     return (
-        not is_prepared(semantics)
+        not is_prepared_at(semantics)
         and not semantics.alibi
         and semantics.score_mod is None
         and semantics.softmax_axis == "key"

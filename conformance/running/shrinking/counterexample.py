@@ -168,7 +168,7 @@ def _mark_edited(call: RecordedCall, entry: dict[str, Any]) -> None:
 def described_inputs(inputs: Inputs) -> dict[str, Any]:
     """The tensors of a problem."""
     names = ("query", "key", "value", "keep", "bias", "sinks")
-    tensors = {name: getattr(inputs, name) for name in names}
+    tensors = {name: getattr(inputs, name) for name in names} | inputs.learned_arguments
     shown = {name: table(tensor) for name, tensor in tensors.items() if tensor is not None}
     if inputs.weights is not None:
         shown["weights"] = _weights(inputs.weights)

@@ -23,6 +23,7 @@ from ...errors import DeclarationError
 from ...oracle.oracle import Oracle
 from ...oracle.oracle import evaluate as evaluate_golden
 from ...problems.inputs import Inputs
+from ...problems.learned import LearnedArguments
 from ...problems.materialise import projection_shapes, token_shapes
 
 
@@ -150,8 +151,11 @@ class ActedCore:
         if past_key is not None and past_value is not None:
             options["past"] = past_key.shape[-2]
             key, value = torch.cat([past_key, key], dim=-2), torch.cat([past_value, value], dim=-2)
+        sizes = self.geometry(query, key, value)
+        given = {name: options.pop(name).cpu() for name in golden.LEARNED if name in options}
         inputs = Inputs(
-            geometry=self.geometry(query, key, value),
+            geometry=sizes,
+            learned=LearnedArguments.given(given, sizes),
             mode="separate",
             batched=True,
             query=query,
@@ -264,8 +268,13 @@ _POINTS: Final = (
     OTHER_POINT,
     golden.STANDARD.replace(qk_norm_epsilon=1e-3),
 )
-# Features that only some mistakes need, by the family of their clause.
-_MORE: Final = {"sinks": ("sinks",)}
+# Features that only some mistakes need, by their clause or its family.
+_MORE: Final[dict[str, tuple[str, ...]]] = {
+    "sinks": ("sinks",),
+    "learned.norm-weight": ("norm_weight",),
+    "learned.temperature": ("temperature",),
+    "learned.slopes": ("alibi_slopes",),
+}
 # Sizes in the order of Geometry's fields, all different.
 _MIXED: Final = Geometry(**dict(zip(FIELDS, (2, 4, 2, 3, 5, 3, 2, 6, 7, 5, 9), strict=True)))
 _WIDTH: Final = {"query_size": 12, "key_size": 12, "value_size": 12, "output_size": 12}
@@ -281,7 +290,8 @@ def act_out_named(named: NamedMistake) -> Candidate:
     else a layer. A mistake that shows on none of the samples stays a core: the clauses decide.
     """
     points = [point.replace(**named.base) for point in _POINTS]
-    more = _MORE.get(named.primary.partition(".")[0], ())
+    family = named.primary.partition(".")[0]
+    more = _MORE.get(named.primary, _MORE.get(family, ()))
     for kind in ("core", "layer"):
         for declared in points:
             if any(_shows(named, call, right) for call, right in _samples(kind, declared)):
@@ -408,6 +418,19 @@ def _options(generator: torch.Generator, sizes: Geometry) -> Iterator[dict[str, 
         yield {**mask, "past": 2}
     yield from ({**flag, "past": 2} for flag in singles)
     yield {"sinks": torch.linspace(-1.0, 2.0, sizes.num_heads)}
+    by_head = torch.linspace(0.5, 1.5, sizes.num_heads)
+    learned = {
+        "query_norm_weight": torch.linspace(0.5, 1.5, sizes.head_size),
+        "key_norm_weight": torch.linspace(2.0, 0.5, sizes.head_size),
+        "temperature": by_head,
+        "alibi_slopes": torch.stack([(item + 1) * by_head for item in range(sizes.batch)]),
+    }
+    yield {"learned": LearnedArguments.given(learned, sizes)}
+    of_each = {"query_norm_weight": sizes.num_heads, "key_norm_weight": sizes.num_kv_heads}
+    learned |= {
+        name: torch.linspace(0.5, 1.5, heads * sizes.head_size) for name, heads in of_each.items()
+    }
+    yield {"learned": LearnedArguments.given(learned, sizes), "softcap": 1.0}
 
 
 def _table(keep: Tensor, form: str) -> dict[str, Any]:

@@ -46,7 +46,8 @@ class Problem:
     """Query ``[B][H][Lq][D]``, key ``[B][Hkv][Lk][D]`` and value ``[B][Hkv][Lk][Dv]`` as lists.
 
     ``keep`` and ``bias`` have four levels, each of length one or of the score's length;
-    ``rotary_tables`` are ``[B][Lk][R/2]``, a cosine and a sine in each complex number.
+    ``rotary_tables`` are ``[B][Lk][R/2]``, a cosine and a sine in each complex number, ``learned``
+    the learned arguments by name.
     """
 
     sizes: Sizes
@@ -62,6 +63,7 @@ class Problem:
     softcap: float | None = None
     sinks: list[Any] | None = None
     rotary_tables: list[Any] | None = None
+    learned: dict[str, list[Any]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,9 +146,14 @@ def kv_head(problem: Problem, point: Any, h: int) -> int:
 def _score(problem: Problem, point: Any, scale: Number, place: Place) -> Number:
     b, h, i, j = place
     of_item = None if problem.rotary_tables is None else problem.rotary_tables[b]
-    query = prepared(problem.query[b][h][i], position(problem, point, i), point, of_item)
-    key = prepared(problem.key[b][kv_head(problem, point, h)][j], j, point, of_item)
+    learned = problem.learned or {}
+    queries, keys = [head[i] for head in problem.query[b]], [head[j] for head in problem.key[b]]
+    weights = [learned.get(name) for name in ("query_norm_weight", "key_norm_weight")]
+    query = prepared(queries, h, position(problem, point, i), point, of_item, weights[0])
+    key = prepared(keys, kv_head(problem, point, h), j, point, of_item, weights[1])
     product = dot(query, key)
+    if "temperature" in learned:
+        product = product * number(learned["temperature"][h])
     bias = _bias(problem, point, place)
     if point.bias_order == "before-scale" and not bias.is_minus_infinity:
         product = product + bias
@@ -169,7 +176,7 @@ def _logit(problem: Problem, point: Any, score: Number, place: Place) -> Number:
     if point.score_mod is not None:
         logit = point.score_mod(logit, *place)
     if point.alibi:
-        logit = logit + distance_bias(problem, point, *place[1:])
+        logit = logit + distance_bias(problem, point, *place)
     bias = _bias(problem, point, place)
     if bias.is_minus_infinity:
         logit = MINUS_INFINITY
@@ -215,9 +222,9 @@ def _weights_over_attended_keys(
     for b, h, i in rows:
         row = [(b, h, i, j) for j in range(sizes.key_length)]
         live = [place for place in row if attended[place]]
-        sink = _sink(problem, h)
-        if live or sink is not None:
-            softmax = _softmax([logits[place] for place in live], sink)
+        sinks = _sinks(problem, point, h)
+        if live or sinks:
+            softmax = _softmax([logits[place] for place in live], sinks)
             weights.update(zip(live, softmax, strict=True))
         else:
             weights.update({place: _empty_weight(problem, point, place) for place in row})
@@ -250,21 +257,23 @@ def _weights_by_arithmetic(problem: Problem, point: Any, logits: Table) -> Table
         for place in logits:
             slices.setdefault((*place[:axis], 0, *place[axis + 1 :]), []).append(place)
         for start, slice_ in slices.items():
-            sink = _sink(problem, start[1]) if point.softmax_axis == "key" else None
-            softmax = _softmax([logits[p] for p in slice_], sink)
+            sinks = _sinks(problem, point, start[1]) if point.softmax_axis == "key" else []
+            softmax = _softmax([logits[p] for p in slice_], sinks)
             weights.update(zip(slice_, softmax, strict=True))
     if point.mask_operation == "multiply-weights":
         weights = {p: w if admits(problem, point, *p) else ZERO for p, w in weights.items()}
     return weights
 
 
-def _sink(problem: Problem, h: int) -> Number | None:
-    return None if problem.sinks is None else number(problem.sinks[h])
+def _sinks(problem: Problem, point: Any, h: int) -> list[Number]:
+    """The logits of keys without a value: a given one, and a zero."""
+    given = [] if problem.sinks is None else [number(problem.sinks[h])]
+    return [*given, ZERO] if point.null_key else given
 
 
-def _softmax(logits: list[Number], sink: Number | None) -> list[Number]:
-    """The weights of some logits; a sink is one more of them whose weight is dropped."""
-    entries = logits if sink is None else [*logits, sink]
+def _softmax(logits: list[Number], sinks: list[Number]) -> list[Number]:
+    """The weights of some logits; sinks are more of them whose weights are dropped."""
+    entries = [*logits, *sinks]
     finite = [logit for logit in entries if not logit.is_minus_infinity]
     if not finite:
         return [ZERO for _ in logits]

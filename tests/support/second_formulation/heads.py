@@ -15,11 +15,23 @@ def position(problem: Any, point: Any, i: int) -> int:
 
 
 def prepared(
-    head: list[Any], place: int, point: Any, tables: list[Any] | None = None
+    heads: list[Any],
+    h: int,
+    place: int,
+    point: Any,
+    tables: list[Any] | None = None,
+    weight: list[Any] | None = None,
 ) -> list[Number]:
-    """One head of one token, normalised and turned by its position, or its row of some tables."""
-    normalised = _normalised([number(channel) for channel in head], point)
-    return _turned(normalised, place, point, None if tables is None else tables[place])
+    """Head h of a token, normalised, weighed and turned by its position, or its row of tables."""
+    size = len(heads[h])
+    own = slice(h * size, (h + 1) * size)
+    every = [number(channel) for head in heads for channel in head]
+    head = _normalised(every, point)[own] if point.qk_norm_over == "all-heads" else every[own]
+    head = head if point.qk_norm_over == "all-heads" else _normalised(head, point)
+    if weight is not None:
+        factors = weight if len(weight) == size else weight[own]
+        head = [channel * number(factor) for channel, factor in zip(head, factors, strict=True)]
+    return _turned(head, place, point, None if tables is None else tables[place])
 
 
 def _normalised(head: list[Number], point: Any) -> list[Number]:
@@ -103,10 +115,13 @@ def slope(num_heads: int, h: int) -> Number:
     return power(2.0, number(-4.0 * (2 * (h - whole) + 1)) / number(whole))
 
 
-def distance_bias(problem: Any, point: Any, h: int, i: int, j: int) -> Number:
-    """What ALiBi adds to a logit."""
+def distance_bias(problem: Any, point: Any, b: int, h: int, i: int, j: int) -> Number:
+    """What ALiBi adds to a logit, by given slopes where there are some."""
     apart = abs(position(problem, point, i) - j)
-    return number(-apart) * slope(problem.sizes.num_heads, h)
+    given = (problem.learned or {}).get("alibi_slopes")
+    if given is None:
+        return number(-apart) * slope(problem.sizes.num_heads, h)
+    return number(-apart) * number(given[b][h] if isinstance(given[0], list) else given[h])
 
 
 def relative_positions(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:

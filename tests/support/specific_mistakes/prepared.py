@@ -30,6 +30,11 @@ PREPARED: Final[Specific] = {
     "lse.empty-row": ("ZeroForNoKey", NOTHING_ELSE),
     "lse.merge": ("LargestLogitNotAdded", also("lse.golden")),
     "qk-norm.golden": ("NormWithoutTheMean", also(_COMPARED)),
+    "sinks.null-key": ("OneBehindTheMaximum", ANYTHING),
+    "learned.norm-weight": ("KeysByTheQueriesWeight", ANYTHING),
+    "learned.temperature": ("TemperatureDivides", ANYTHING),
+    "learned.slopes": ("SlopesOfTheFirstItem", ANYTHING),
+    "gradients.learned": ("SlopesDetached", ANYTHING),
     "score-mod.golden": ("NothingModified", also(_COMPARED)),
     "sinks.golden": ("SinkOfTheFirstHead", also(f"{_COMPARED} sinks.large")),
     "sinks.large": (
