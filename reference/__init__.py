@@ -46,7 +46,7 @@ from .rotary import (
     rows_at,
     turn_heads,
 )
-from .semantics import STANDARD, Semantics, scale_value
+from .semantics import STANDARD, CausalBy, Semantics, scale_value
 
 __all__ = [
     "BACKWARD",
@@ -57,6 +57,7 @@ __all__ = [
     "RESULTS",
     "STANDARD",
     "Attention",
+    "CausalBy",
     "Edit",
     "MultiHeadAttention",
     "Program",

@@ -23,9 +23,14 @@ def _geometric(count: int) -> Tensor:
     return 2.0 ** (-8.0 * torch.arange(1, count + 1, dtype=torch.float64) / count)
 
 
-def alibi_bias(num_heads: int, query_positions: Tensor, key_length: int) -> Tensor:
-    """The bias added to the logits, for queries at ``[Lq]``: float64 ``[1, H, Lq, Lk]``."""
-    keys = torch.arange(key_length, device=query_positions.device)
-    distance = (query_positions[:, None] - keys).abs().double()
+def alibi_bias(num_heads: int, query_positions: Tensor, keys: int | Tensor) -> Tensor:
+    """The bias added to the logits, float64 ``[1 or B, H, Lq, Lk]``.
+
+    Queries stand at ``[Lq]`` or ``[B, 1, Lq]``; ``keys`` is their number, or ``[Lk]`` or ``[B, 1,
+    Lk]``.
+    """
+    if isinstance(keys, int):
+        keys = torch.arange(keys, device=query_positions.device)
+    distance = (query_positions[..., None] - keys[..., None, :]).abs().double()
     slopes = alibi_slopes(num_heads).to(distance.device)
     return -slopes[None, :, None, None] * distance

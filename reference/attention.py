@@ -39,7 +39,8 @@ class Attention:
     the same heads before normalisation and rotation; query i stands at key ``positions[i]``. If
     ignored keys have no influence, ``key``, ``given_key`` and ``value`` are zero at keys that no
     query reads. ``alibi`` is the bias by distance, ``sinks [H]`` the given logits of keys without a
-    value, ``rotary_tables [B or 1, Lk, R/2]`` the tables of the call, or None. ``scores`` are the
+    value, ``rotary_tables [B or 1, Lk, R/2]`` the tables of the call, or None. ``query_places`` and
+    ``key_places`` are the positions ``[L]``, or ``[B, 1, L]`` if given. ``scores`` are the
     scaled dot products, ``capped`` the scores after the softcap, ``modified`` after ``score_mod``,
     ``logits`` the input of the softmax, ``weights`` its result, all ``[B, H, Lq, Lk]``. ``allowed``
     is the table of attended keys, and ``empty`` marks the rows ``[B, H, Lq]`` without any.
@@ -52,6 +53,8 @@ class Attention:
     given_query: Tensor
     given_key: Tensor
     positions: Tensor
+    query_places: Tensor
+    key_places: Tensor
     bias: Tensor | None
     alibi: Tensor | None
     sinks: Tensor | None
@@ -73,6 +76,8 @@ class Attention:
 # The stages whose results an evaluation holds under their own names.
 RESULTS: Final = (
     "positions",
+    "query_places",
+    "key_places",
     "bias",
     "sinks",
     "scale",
@@ -106,6 +111,8 @@ def scaled_dot_product_attention(
     sinks: Tensor | None = None,
     rotary_tables: Tensor | None = None,
     turned_keys: int = 0,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
     semantics: Semantics = STANDARD,
 ) -> Tensor:
     """Attention over ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk, D]``, ``value [B, Hkv, Lk, Dv]``.
@@ -118,7 +125,9 @@ def scaled_dot_product_attention(
     ignore sinks. ``rotary_tables``, for points with rotary positions, are complex128 ``[B or 1, Lk,
     R/2]``: the cosine and, as the imaginary part, the sine of every pair of channels at the place
     of every key; or angles in float64. The first ``turned_keys`` keys reach an implementation
-    already turned, as from a cache. Returns float64 ``[B, H, Lq, Dv]``.
+    already turned, as from a cache. ``query_positions [B, Lq]`` and ``key_positions [B, Lk]``,
+    int64, replace the places in memory by which tokens are turned and distances are counted.
+    Returns float64 ``[B, H, Lq, Dv]``.
 
     Raises ValueError or TypeError that names the argument of wrong shape or value.
     """
@@ -136,6 +145,8 @@ def scaled_dot_product_attention(
         sinks=sinks,
         rotary_tables=rotary_tables,
         turned_keys=turned_keys,
+        query_positions=query_positions,
+        key_positions=key_positions,
         semantics=semantics,
     ).output
 
@@ -155,6 +166,8 @@ def attend(
     sinks: Tensor | None = None,
     rotary_tables: Tensor | None = None,
     turned_keys: int = 0,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
     semantics: Semantics = STANDARD,
 ) -> Attention:
     """Like :func:`scaled_dot_product_attention`, with every intermediate value."""
@@ -173,6 +186,8 @@ def attend(
         sinks=sinks,
         rotary_tables=rotary_tables,
         turned_keys=turned_keys,
+        query_positions=query_positions,
+        key_positions=key_positions,
     )
     return evaluation_of(run, semantics)
 
@@ -200,12 +215,15 @@ def given_options(
     sinks: Tensor | None = None,
     rotary_tables: Tensor | None = None,
     turned_keys: int = 0,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
 ) -> dict[str, Any]:
     """The options of a call as values for the program, checked against scores of a shape."""
     _check_numbers(scale, softcap, window)
     _check_sinks(sinks, shape[1])
     _check_masks(shape, keep, bias, lengths)
-    _check_tables(rotary_tables, shape, turned_keys)
+    _check_positions(query_positions, key_positions, shape)
+    _check_tables(rotary_tables, shape, turned_keys, placed=key_positions is not None)
     return {
         "keep": keep,
         "given_bias": None if bias is None else bias.double(),
@@ -219,6 +237,8 @@ def given_options(
         "rotary_tables": rotary_tables,
         "given_tables": rotary_tables,
         "turned_keys": turned_keys,
+        "query_positions": query_positions,
+        "key_positions": key_positions,
     }
 
 
@@ -334,9 +354,28 @@ def _check_sinks(sinks: Tensor | None, num_heads: int) -> None:
     check_argument(known, "sinks", "has entries that are neither finite nor minus infinity")
 
 
-def _check_tables(tables: Tensor | None, shape: tuple[int, int, int, int], turned: int) -> None:
-    known = turned == 0 or (tables is not None and 0 < turned <= shape[3])
-    check_argument(known, "turned_keys", f"is {turned}: of {shape[3]} keys none has such a table")
+def _check_positions(
+    queries: Tensor | None, keys: Tensor | None, shape: tuple[int, int, int, int]
+) -> None:
+    both = (queries is None) == (keys is None)
+    check_argument(both, "query_positions", "are given without key_positions, or the reverse")
+    for name, each, length in (
+        ("query_positions", queries, shape[2]),
+        ("key_positions", keys, shape[3]),
+    ):
+        if each is None:
+            continue
+        check_tensor(each, name, "B L")
+        check_argument(each.dtype == torch.int64, name, f"has dtype {each.dtype}, not torch.int64")
+        check_size(each, name, 0, shape[0], "the batch size of query")
+        check_size(each, name, 1, length, f"the length of {name[:-10]}")
+
+
+def _check_tables(
+    tables: Tensor | None, shape: tuple[int, int, int, int], turned: int, *, placed: bool
+) -> None:
+    known = turned == 0 or ((tables is not None or placed) and 0 < turned <= shape[3])
+    check_argument(known, "turned_keys", f"is {turned}: of {shape[3]} keys none comes turned")
     if tables is None:
         return
     check_tensor(tables, "rotary_tables", "B Lk R/2")

@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from .alibi import alibi_bias
 from .checks import check_argument
-from .forward import Sizes, by_causality, by_window, cap
+from .forward import Sizes, by_causality, by_window, cap, places_of_keys
 from .heads import merge_heads, split_heads
 from .normalisation import normalise_heads, normalised_gradient
 from .program import Edit, Program, Rewired, always
@@ -61,6 +61,12 @@ def counts(point: Semantics, *, causal: bool, masked: bool, query_length: int) -
 def _of_tables(point: Semantics) -> Iterator[Edit]:
     if point.causal_alignment == "top-left":
         yield Edit("positions", _from_first_key)
+    if point.causal_by == "positions":
+        yield Edit(
+            "ahead",
+            lambda query_places, key_places: key_places[..., None, :] - query_places[..., None],
+            when=lambda key_positions: key_positions is not None,
+        )
     if point.mask_polarity == "drop":
         yield Edit("kept", lambda keep: None if keep is None else ~keep)
     if point.causal_offset:
@@ -121,8 +127,10 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
         yield Edit("turned_key", Rewired(turn, ("stretched_key", "key_angles")))
         yield Edit(
             "joined_key",
-            change=lambda turned_key, given_key, given_tables, turned_keys: _behind_turned(
-                turned_key, given_key, given_tables, turned_keys, point
+            change=lambda turned_key, given_key, key_positions, given_tables, turned_keys: (
+                _behind_turned(
+                    turned_key, given_key, key_positions, given_tables, turned_keys, point
+                )
             ),
             when=lambda turned_keys: turned_keys > 0,
         )
@@ -132,11 +140,17 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
 
 
 def _behind_turned(
-    turned_key: Tensor, given_key: Tensor, tables: Tensor, count: int, point: Semantics
+    turned_key: Tensor,
+    given_key: Tensor,
+    positions: Tensor | None,
+    tables: Tensor | None,
+    count: int,
+    point: Semantics,
 ) -> Tensor:
     """The keys; the first ``count`` are given heads, normalised and turned without other edits."""
     first = normalise_heads(given_key[..., :count, :], point)
-    first = rotate_heads(first, torch.arange(count, device=first.device), point, tables)
+    places = places_of_keys(given_key, positions)[..., :count]
+    first = rotate_heads(first, places, point, tables)
     lead = turned_key.shape[: turned_key.dim() - first.dim()]
     return torch.cat([first.expand(*lead, *first.shape), turned_key[..., count:, :]], dim=-2)
 
@@ -183,7 +197,9 @@ def _of_scores(point: Semantics) -> Iterator[Edit]:
     if point.alibi:
         yield Edit(
             "distance_bias",
-            lambda sizes, positions: alibi_bias(sizes.num_heads, positions, sizes.key_length),
+            lambda sizes, query_places, key_places: alibi_bias(
+                sizes.num_heads, query_places, key_places
+            ),
         )
 
 

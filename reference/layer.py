@@ -140,6 +140,8 @@ def multi_head_attention(
     sinks: Tensor | None = None,
     rotary_tables: Tensor | None = None,
     turned_keys: int = 0,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
     semantics: Semantics = STANDARD,
 ) -> MultiHeadAttention:
     """The layer on ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]``, ``value [B, Lk, Ev]``, in float64.
@@ -167,6 +169,8 @@ def multi_head_attention(
         sinks=sinks,
         rotary_tables=rotary_tables,
         turned_keys=turned_keys,
+        query_positions=query_positions,
+        key_positions=key_positions,
     )
     return layer_evaluation_of(run, semantics)
 

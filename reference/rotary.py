@@ -21,7 +21,7 @@ from .semantics import Semantics
 def rotate_heads(
     heads: Tensor, positions: Tensor, semantics: Semantics, tables: Tensor | None = None
 ) -> Tensor:
-    """Turn ``heads [B, H, L, D]`` of tokens at ``positions [L]``; float64.
+    """Turn ``heads [B, H, L, D]`` of tokens at ``positions [L]`` or ``[B, 1, L]``; float64.
 
     Heads stay unchanged without rotary positions. ``tables`` are the tables of a call.
     """
@@ -109,8 +109,8 @@ def rotary_size(head_size: int, semantics: Semantics) -> int:
 
 
 def rotary_angles(positions: Tensor, head_size: int, semantics: Semantics) -> Tensor:
-    """The angle of each pair at each of ``positions [L]``, in radians: float64 ``[L, R/2]``."""
-    return positions.double()[:, None] * rotary_frequencies(head_size, semantics).to(
+    """The angle of each pair at ``positions [..., L]``, in radians: float64 ``[..., L, R/2]``."""
+    return positions.double()[..., None] * rotary_frequencies(head_size, semantics).to(
         positions.device
     )
 

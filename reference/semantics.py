@@ -28,6 +28,7 @@ MaskOperation = Literal[
     "replace", "add", "add-to-kept", "multiply-logits", "multiply-weights", "ignore"
 ]
 Alignment = Literal["bottom-right", "top-left"]
+CausalBy = Literal["places", "positions"]
 CausalCombination = Literal["both", "causal-only", "mask-only", "either", "refused"]
 EmptyRows = Literal["zeros", "nan", "mean-of-all", "mean-of-valid"]
 BiasOrder = Literal["after-scale", "before-scale"]
@@ -80,6 +81,9 @@ class Semantics:
     causal_alignment, causal_offset
         Which corner of the score matrix the causal diagonal runs through when lengths differ, and
         how many keys beyond the diagonal are seen (0; -1 hides the query's own key).
+    causal_by
+        Whether causality and the window compare places in memory, or the positions that a call
+        gives: a key is seen up to the query's own position.
     causal_combination
         The rule if causality and a mask (boolean, additive or lengths) are both given: a key must
         be admitted by both; the flag replaces the mask ("causal-only"); the mask replaces the flag
@@ -125,7 +129,7 @@ class Semantics:
         ``rotary_fraction`` of the head size; further channels stay. Key j stands at position j;
         query i at ``i + Lk - Lq`` if causality is aligned bottom-right, else at i, whether or not
         a call is causal. Query and key are turned between normalisation and dot product; values
-        are not turned.
+        are not turned. Positions that a call gives replace all of these.
     rotary_scaling, rotary_amplitude
         Other frequencies for longer contexts: ``("linear", factor)``, ``("ntk", factor)``,
         ``("yarn", factor, beta_fast, beta_slow, original_length)`` or ``("llama3", factor, low,
@@ -152,6 +156,7 @@ class Semantics:
     mask_fill: float = -math.inf
     causal_alignment: Alignment = "bottom-right"
     causal_offset: int = 0
+    causal_by: CausalBy = "places"
     causal_combination: CausalCombination = "both"
     one_query_causal: bool = True
     empty_rows: EmptyRows = "zeros"

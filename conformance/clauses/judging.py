@@ -357,6 +357,8 @@ def stands_alone(candidate: Candidate) -> str:
     declared = candidate.declaration
     if any(is_fixed(candidate, name) for name in LENGTHS):
         return "its geometry pins the lengths"
+    if declared.semantics.causal_by == "positions":
+        return "the keys that a query sees are told by their positions"
     if declared.position is not None:
         return f"it mixes in {declared.position} positions, which fewer keys would move"
     if declared.always_causal and declared.semantics.causal_alignment == "top-left":
@@ -411,6 +413,10 @@ def _alone(subject: Subject, inputs: Inputs, row: int) -> tuple[Inputs, View, Te
         keep=_cut(inputs.keep, rows, keys),
         bias=_cut(inputs.bias, rows, keys),
         tables=inputs.tables and inputs.tables.from_row(keys.start),
+        positions=inputs.positions
+        and inputs.positions.of_keys(torch.arange(keys.start, keys.stop)).of_queries(
+            torch.arange(rows.start, rows.stop)
+        ),
         causal=inputs.causal and inputs.always_causal,
         window=None,
         past=0,

@@ -36,6 +36,12 @@ TABLE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "complex": ("freqs_cis",),
     "angles": ("angles",),
 }
+# The feature of calls that give the positions of their tokens.
+GIVEN_POSITIONS: Final = "positions"
+POSITION_KEYWORDS: Final = {
+    "self": ("positions",),
+    **dict.fromkeys(("separate", "memory"), ("query_positions", "key_positions")),
+}
 DEFAULT_TABLE_SHAPES: Final = {"cos-sin": "LR", "complex": "LR/2", "angles": "LR/2"}
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
@@ -70,6 +76,7 @@ FEATURES: Final = frozenset(
         "graph_capture",
         "kv_cache",
         "out",
+        GIVEN_POSITIONS,
         "scale",
         "sinks",
         "softcap",
@@ -98,6 +105,7 @@ OWN_KEYWORDS: Final = frozenset(
         *MASK_FORMS,
         *(word for words in STRUCTURED_FORMS.values() for word in words),
         *(word for words in TABLE_KEYWORDS.values() for word in words),
+        *(word for words in POSITION_KEYWORDS.values() for word in words),
         *(word for words in FEATURE_KEYWORDS.values() for word in words),
     }
 )
@@ -249,6 +257,7 @@ class Declaration:
         return (
             *self.head_layout.sequence_keywords,
             *TABLE_KEYWORDS.get(self.rotary_tables or "", ()),
+            *(POSITION_KEYWORDS[self.inputs] if GIVEN_POSITIONS in self.features else ()),
         )
 
     @property

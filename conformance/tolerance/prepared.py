@@ -149,8 +149,8 @@ def prepared_errors(attention: golden.Attention, contract: Contract, carried: Ca
     query, key = attention.given_query, attention.given_key
     return replace(
         carried,
-        query=_error(attention, query, carried.query, attention.positions, contract),
-        key=_error(attention, key, carried.key, _keys(attention), contract),
+        query=_error(attention, query, carried.query, attention.query_places, contract),
+        key=_error(attention, key, carried.key, attention.key_places, contract),
     )
 
 
@@ -215,10 +215,10 @@ def prepared_variances(
     if not is_prepared(attention.semantics):
         return Prepared(carried=carried)
     query, shared_query, query_factor = _variance(
-        attention, attention.given_query, carried.query, attention.positions, contract
+        attention, attention.given_query, carried.query, attention.query_places, contract
     )
     key, shared_key, key_factor = _variance(
-        attention, attention.given_key, carried.key, _keys(attention), contract
+        attention, attention.given_key, carried.key, attention.key_places, contract
     )
     return Prepared(
         carried=replace(carried, query=query, key=key),
@@ -246,7 +246,3 @@ def _variance(
         turn = rotation_of(attention, positions, heads.shape[-1], contract)
         variance, shared = rotated_variance(normalised, variance, shared, turn, contract)
     return variance, shared, factor
-
-
-def _keys(attention: golden.Attention) -> Tensor:
-    return torch.arange(attention.given_key.shape[-2])

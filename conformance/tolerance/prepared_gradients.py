@@ -82,8 +82,8 @@ def turned_heads(
     group = attention.query.shape[1] // num_kv_heads
     if group > 1:
         key_error = key_error + group * _once(key.abs() + key_error, contract)
-    of_query = (attention.given_query, carried.query, attention.positions)
-    of_key = (attention.given_key, carried.key, torch.arange(length))
+    of_query = (attention.given_query, carried.query, attention.query_places)
+    of_key = (attention.given_key, carried.key, attention.key_places)
     return (
         _turned_back(*of_query, gradients.query, worst.query, attention, contract),
         _turned_back(*of_key, key, key_error, attention, contract),
@@ -103,8 +103,8 @@ def pulled_back(attention: golden.Attention, gradients: BackwardPass) -> tuple[T
         )
 
     return (
-        pulled(attention.given_query, query, prepare(attention.positions)),
-        pulled(attention.given_key, key, prepare(torch.arange(length))),
+        pulled(attention.given_query, query, prepare(attention.query_places)),
+        pulled(attention.given_key, key, prepare(attention.key_places)),
     )
 
 
