@@ -6,7 +6,7 @@ import math
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import conformance
 from conformance import Semantics
@@ -147,3 +147,67 @@ placed_distances = conformance.core(name="placed_distances", semantics=LINEAR, *
 causal_by_positions = conformance.core(
     name="causal_by_positions", causal_by="positions", **PROMISES
 )(PlacedCore(rotary=False, by_positions=True))
+
+
+class PlacedLayer(nn.Module):
+    """A layer in the style of transformers: ``position_ids`` are those of the new tokens alone.
+
+    Cached keys come turned.
+    """
+
+    def __init__(self, geometry: Any, weights: Any) -> None:
+        super().__init__()
+        self.geometry, self.weights = geometry, weights
+        self.core = PlacedCore(rotary=False)
+
+    def cached(self, key: Tensor) -> Tensor:
+        """The keys of a cache, which are turned already."""
+        return key
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key: Tensor | None = None,
+        past_value: Tensor | None = None,
+        *,
+        causal: bool = False,
+    ) -> Tensor:
+        """Project, turn, put behind the cache, attend and project back."""
+        sizes, own = self.geometry, self.weights
+
+        def heads(role: str, count: int) -> Tensor:
+            matrix, bias = getattr(own, role), getattr(own, f"{role}_bias")
+            made: Tensor = nn.functional.linear(hidden_states, matrix, bias)
+            cut: Tensor = made.unflatten(-1, (count, -1))
+            return cut.transpose(1, 2)
+
+        query = self.core.turn(heads("q", sizes.num_heads), position_ids)
+        key = self.core.turn(heads("k", sizes.num_kv_heads), position_ids)
+        value = heads("v", sizes.num_kv_heads)
+        if past_key is not None and past_value is not None:
+            key = torch.cat([self.cached(past_key), key], dim=2)
+            value = torch.cat([past_value, value], dim=2)
+        mixed = self.core(
+            query,
+            key,
+            value,
+            query_positions=position_ids,
+            key_positions=position_ids.new_zeros(key.shape[0], key.shape[2]),
+            bias=attention_mask,
+            causal=causal,
+        )
+        return nn.functional.linear(mixed.transpose(1, 2).flatten(2), own.o, own.o_bias)
+
+
+IN_TRANSFORMERS: Final[dict[str, Any]] = {
+    "masks": ["bias"],
+    "causal": "bottom-right",
+    "empty_rows": "zeros",
+    "inputs": "self",
+    "features": ["positions", "gqa", "kv_cache"],
+    "semantics": HALVES,
+    "keywords": {"positions": "position_ids", "bias": "attention_mask"},
+}
+placed_layer = conformance.layer(name="placed_layer", **IN_TRANSFORMERS)(PlacedLayer)

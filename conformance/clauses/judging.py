@@ -357,13 +357,17 @@ def stands_alone(candidate: Candidate) -> str:
     declared = candidate.declaration
     if any(is_fixed(candidate, name) for name in LENGTHS):
         return "its geometry pins the lengths"
-    if declared.semantics.causal_by == "positions":
-        return "the keys that a query sees are told by their positions"
     if declared.position is not None:
         return f"it mixes in {declared.position} positions, which fewer keys would move"
     if declared.always_causal and declared.semantics.causal_alignment == "top-left":
         return "it always applies a causal rule from the first key on"
-    return ""
+    return sees_by_place(candidate)
+
+
+def sees_by_place(candidate: Candidate) -> str:
+    """Why the places of tokens do not tell which keys a query sees, or ""."""
+    by = candidate.declaration.semantics.causal_by
+    return "" if by == "places" else "its queries see keys by positions, not by places in memory"
 
 
 def as_alone(
