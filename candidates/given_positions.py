@@ -26,7 +26,9 @@ BASE: Final = 10000.0
 class PlacedCore:
     """Attention whose steps around the positions can be replaced, halves of channels together."""
 
-    def __init__(self, *, rotary: bool = True, alibi: bool = False, by_positions: bool = False):
+    def __init__(
+        self, *, rotary: bool = True, alibi: bool = False, by_positions: bool = False
+    ) -> None:
         self.rotary, self.alibi, self.by_positions = rotary, alibi, by_positions
 
     def of_queries(self, queries: Tensor, keys: Tensor) -> Tensor:

@@ -7,8 +7,16 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..given_positions import HALVES, IN_TRANSFORMERS, LINEAR, NEIGHBOURS, PROMISES, PlacedLayer
-from ..given_positions import NeighboursPlaced, PlacedCore
+from ..given_positions import (
+    HALVES,
+    IN_TRANSFORMERS,
+    LINEAR,
+    NEIGHBOURS,
+    PROMISES,
+    NeighboursPlaced,
+    PlacedCore,
+    PlacedLayer,
+)
 from ._kit import core, layer
 
 PLACED: Final[dict[str, Any]] = {**PROMISES, "semantics": HALVES}
@@ -162,5 +170,9 @@ class CachedKeysTurnedAgain(PlacedLayer):
 class IdsOfTheFirstItem(PlacedLayer):
     """``position_ids`` of the first item are those of all."""
 
-    def forward(self, hidden_states: Tensor, position_ids: Tensor, *more: Any, **others: Any) -> Any:
-        return super().forward(hidden_states, position_ids[:1].expand_as(position_ids), *more, **others)
+    def forward(
+        self, hidden_states: Tensor, position_ids: Tensor, *more: Any, **others: Any
+    ) -> Any:
+        return super().forward(
+            hidden_states, position_ids[:1].expand_as(position_ids), *more, **others
+        )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .._golden import golden
 from ..declare.candidate import Candidate
 from ..declare.declaration import GIVEN_POSITIONS, mixed_in
 from ..problems.inputs import Inputs
@@ -109,7 +108,9 @@ def offset_invariant(subject: Subject, problem: Problem) -> Finding:
         return Finding(binding=False)
     longest = subject.declaration.max_length
     if longest is not None:
-        most = min(most, longest - 1 - max(int(each.max()) for each in inputs.given_positions or ()))
+        most = min(
+            most, longest - 1 - max(int(each.max()) for each in inputs.given_positions or ())
+        )
     if most < least:
         return Finding(binding=False)
     generator = generator_for(problem, 23)

@@ -216,10 +216,48 @@ def _of_tables() -> Iterator[NamedMistake]:
         name="rotation: the cached keys again",
         primary="cache.golden",
         sentence="cached keys, which are turned already, are turned again by the rows of new ones",
-        fix="turn the new keys alone, and put them behind the cached ones",
+        fix=_BEHIND_CACHED,
         where=_caches_with_tables,
         edits=(Edit("joined_key", change=_cache_again),),
     )
+    for words, places in _AGAIN:
+        yield NamedMistake(
+            name=f"rotation: the cached keys again by {words}",
+            primary="cache.golden",
+            sentence=f"cached keys, which are turned already, are turned again by {words}",
+            fix=_BEHIND_CACHED,
+            where=_caches_turned_keys,
+            edits=(Edit("joined_key", change=partial(_placed_again, places=places)),),
+        )
+
+
+_BEHIND_CACHED: Final = "turn the new keys alone, and put them behind the cached ones"
+# Places of cached keys that come turned, from the places of all keys and the number of cached ones.
+_AGAIN: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
+    ("their places in memory", lambda at, _past: torch.arange(at.shape[-1]).expand_as(at)),
+    ("their positions", lambda at, _past: at),
+    (
+        "the positions of the new ones",
+        lambda at, past: at[..., past + torch.arange(at.shape[-1]) % (at.shape[-1] - past)],
+    ),
+)
+
+
+def _caches_turned_keys(inputs: Inputs) -> bool:
+    return inputs.gets_turned_keys and inputs.tables is None and inputs.past > 0
+
+
+def _placed_again(
+    joined_key: Tensor,
+    key_places: Tensor,
+    past: int,
+    point: golden.Semantics,
+    *,
+    places: Callable[[Tensor, int], Tensor],
+) -> Tensor:
+    again = golden.rotate_heads(joined_key, places(key_places, past), point)
+    is_cached = (torch.arange(key_places.shape[-1]) < past)[:, None]
+    return torch.where(is_cached, again, joined_key)
 
 
 def _caches_with_tables(inputs: Inputs) -> bool:

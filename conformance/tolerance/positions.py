@@ -64,7 +64,7 @@ REMEMBERED_LENGTH = 513
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rotation:
-    """Channels that turn together, int64 ``[R/2]`` both, and their angles: float64 ``[.., L, R/2]``.
+    """Channels that turn together, int64 ``[R/2]`` both, and their angles ``[.., L, R/2]``.
 
     ``cosine`` and ``sine`` are exact, the errors bound those of a correct table, ``cosine_angle``
     and ``sine_angle`` their part before the table is stored, ``table_stores`` times. Tables that a

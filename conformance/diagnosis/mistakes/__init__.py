@@ -24,6 +24,7 @@ from .biases import BIASES, POSITIONS
 from .caches import CACHES, LOST_OPTIONS
 from .causality import CAUSALITY, OF_SEQUENCES
 from .fills import FILLED, ROWS
+from .given_positions import GIVEN_POSITIONS
 from .layout import EXCHANGES, GROUPS, LAYOUT
 from .masking import LENGTHS, MASKING, WINDOWS
 from .named_mistake import (
@@ -64,6 +65,7 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *EXCHANGES,
     *PROJECTIONS,
     *POSITIONS,
+    *GIVEN_POSITIONS,
     *SINKS,
     *PREPARED,
 )
@@ -143,6 +145,9 @@ _MATTERS: Final[dict[str, Callable[[Inputs], bool]]] = {
         inputs.causal or inputs.window is not None or mixed_in(inputs.point) is not None
     ),
     "causal_offset": has_causal,
+    "causal_by": lambda inputs: (
+        inputs.positions is not None and (inputs.causal or inputs.window is not None)
+    ),
     "bias_order": lambda inputs: inputs.bias is not None,
     "softcap_order": has_softcap,
     "window_offset": has_window,
