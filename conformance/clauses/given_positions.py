@@ -77,7 +77,7 @@ def _otherwise(inputs: Inputs, positions: Positions, seed: int) -> Counterfactua
 
 
 # Offsets of the positions of an item, as far as no table of positions ends.
-_OFFSETS = (1, 700)
+_OFFSETS = (1, 3000)
 
 
 @clause(

@@ -111,7 +111,6 @@ _FOLLOW: Final = "place each query and key by the positions of its own item that
 _ONCE: Final = "the positions of a call include every offset: add none to them, and take none off"
 _COUNTED: Final = {"base": {"rotary": "halves"}, "fits": _goes_by_positions, "where": is_placed}
 _placed: Final = fixing(_FOLLOW, primary="position.given", **_COUNTED)
-_moved: Final = fixing(_ONCE, primary="position.offset-invariant", **_COUNTED)
 
 
 def _sees_by(name: str, sentence: str, fix: str, **ways: Any) -> list[NamedMistake]:
@@ -154,11 +153,11 @@ GIVEN_POSITIONS: Final[tuple[NamedMistake, ...]] = (
         _changed(_QUERIES, _last_at, _KEYS),
         _changed(_QUERIES, _first_at, _KEYS),
     ),
-    *_moved("positions-offset-twice")(
+    *_placed("positions-offset-twice", fix=_ONCE)(
         "an offset is added to positions that include it",
         *_each(lambda at: at + at[..., :1]),
     ),
-    *_moved("positions-from-the-first")(
+    *_placed("positions-from-the-first", fix=_ONCE)(
         "positions are counted from that of the first token of their side",
         *_each(lambda at: at - at[..., :1]),
     ),
