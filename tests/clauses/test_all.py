@@ -7,6 +7,7 @@ from examples import CLAUSES, SMALL, layer, run_clause
 
 from candidates.broken._kit import CORRECT
 from candidates.eager import EagerModule, eager_core, eager_layer, eager_module
+from candidates.given_positions import placed_halves
 from candidates.legitimate import CANDIDATES as LEGITIMATE
 from candidates.legitimate.backward import by_autograd
 from candidates.operator_attention import operator_attention
@@ -29,7 +30,7 @@ UNDROPPED = layer(Undropped, masks=[], causal=None, features=[], empty_rows="any
 UNDROPPED_FOR = ("state.train-agrees",)
 EVERYBODY: list[Candidate] = [eager_core, eager_layer, eager_module, *CORRECT]
 EXAMPLES = (varlen_attention, out_attention, operator_attention)
-SOMEBODY = (*EVERYBODY, by_autograd, *EXAMPLES, *LEGITIMATE, tables_by_halves)
+SOMEBODY = (*EVERYBODY, by_autograd, *EXAMPLES, *LEGITIMATE, tables_by_halves, placed_halves)
 IN_FLOAT16 = ("numerics.overflow-half", "numerics.lifted-logits")
 # So small a sample has one problem of thousands of keys, or of as many queries as keys.
 ONCE = ("numerics.long-sequence", "gradients.shared")

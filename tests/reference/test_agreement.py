@@ -31,6 +31,7 @@ BATTERY = [
     Shape(query_length=4, window=(0, -1), causal=True, output_size=None, softcap=0.5, seed=4),
     Shape(keep_axes=ALL_AXES, head_size=4, kv_heads=3, causal=True, sinks=True, seed=5),
     Shape(query_length=1, causal=True, seed=6),
+    Shape(query_length=4, causal=True, window=(3, 2), positions=True, head_size=4, seed=7),
 ]
 # The point at which a choice shows, where that is not the standard one. Adding minus infinity is
 # replacing by it, so mask operations are told apart at a finite fill. The last of the keys hides

@@ -36,6 +36,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("scale_factor", math.nan, "scale_factor is nan, not finite"),
     ("mask_fill", math.nan, "mask_fill is nan, not finite or minus infinity"),
     ("mask_fill", math.inf, "mask_fill is inf, not finite or minus infinity"),
+    ("causal_by", "place", "causal_by is 'place', not one of places, positions"),
     ("causal_offset", 0.5, "causal_offset is 0.5, not an integer"),
     ("window_offset", "1", "window_offset is '1', not an integer"),
     ("qk_norm", "rmsnorm", "qk_norm is 'rmsnorm', not one of none, rms, l2, layer"),

@@ -24,6 +24,7 @@ CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     "mask_fill": (-math.inf, -1e9, -1e4, -5.0, 0.0),
     "causal_alignment": get_args(choices.Alignment),
     "causal_offset": (0, -1, 1, 2),
+    "causal_by": get_args(choices.CausalBy),
     "causal_combination": get_args(choices.CausalCombination),
     "one_query_causal": (True, False),
     "empty_rows": get_args(choices.EmptyRows),
@@ -94,6 +95,7 @@ class Shape:
     scale: float | None = None
     softcap: float | None = None
     sinks: bool = False
+    positions: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -146,6 +148,7 @@ def shapes() -> st.SearchStrategy[Shape]:
         scale=st.sampled_from([None, None, 0.7, -0.2, 0.0]),
         softcap=st.sampled_from([None, None, 0.5, 30.0]),
         sinks=st.booleans(),
+        positions=st.booleans(),
     )
 
 
@@ -267,6 +270,10 @@ def _masks(shape: Shape, generator: Generator) -> dict[str, Tensor]:
         tensors["lengths"] = torch.randint(0, shape.key_length + 1, axes, generator=generator)
     if shape.sinks:
         tensors["sinks"] = _normal(shape, generator, shape.num_heads)
+    if shape.positions:
+        lengths = {"query_positions": shape.query_length, "key_positions": shape.key_length}
+        for name, length in lengths.items():
+            tensors[name] = torch.randint(0, 9, (shape.batch, length), generator=generator)
     return tensors
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .heads import distance_bias, position, prepared
+from .heads import distance_bias, position, position_of_key, prepared
 from .masks import admits, broadcast_entry, masks_lost, structure_admits
 from .numbers import (
     MINUS_INFINITY,
@@ -46,7 +46,8 @@ class Problem:
     """Query ``[B][H][Lq][D]``, key ``[B][Hkv][Lk][D]`` and value ``[B][Hkv][Lk][Dv]`` as lists.
 
     ``keep`` and ``bias`` have four levels, each of length one or of the score's length;
-    ``rotary_tables`` are ``[B][Lk][R/2]``, a cosine and a sine in each complex number.
+    ``rotary_tables`` are ``[B][Lk][R/2]``, a cosine and a sine in each complex number; positions
+    are ``[B][Lq]`` and ``[B][Lk]``.
     """
 
     sizes: Sizes
@@ -62,6 +63,8 @@ class Problem:
     softcap: float | None = None
     sinks: list[Any] | None = None
     rotary_tables: list[Any] | None = None
+    query_positions: list[Any] | None = None
+    key_positions: list[Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +147,9 @@ def kv_head(problem: Problem, point: Any, h: int) -> int:
 def _score(problem: Problem, point: Any, scale: Number, place: Place) -> Number:
     b, h, i, j = place
     of_item = None if problem.rotary_tables is None else problem.rotary_tables[b]
-    query = prepared(problem.query[b][h][i], position(problem, point, i), point, of_item)
-    key = prepared(problem.key[b][kv_head(problem, point, h)][j], j, point, of_item)
+    query = prepared(problem.query[b][h][i], position(problem, point, b, i), point, of_item)
+    of_key = problem.key[b][kv_head(problem, point, h)][j]
+    key = prepared(of_key, position_of_key(problem, b, j), point, of_item)
     product = dot(query, key)
     bias = _bias(problem, point, place)
     if point.bias_order == "before-scale" and not bias.is_minus_infinity:
@@ -169,7 +173,7 @@ def _logit(problem: Problem, point: Any, score: Number, place: Place) -> Number:
     if point.score_mod is not None:
         logit = point.score_mod(logit, *place)
     if point.alibi:
-        logit = logit + distance_bias(problem, point, *place[1:])
+        logit = logit + distance_bias(problem, point, *place)
     bias = _bias(problem, point, place)
     if bias.is_minus_infinity:
         logit = MINUS_INFINITY
@@ -226,14 +230,14 @@ def _weights_over_attended_keys(
 
 def _empty_weight(problem: Problem, point: Any, place: Place) -> Number:
     """The weight of a key in a row that attends none."""
-    _, _, i, j = place
+    b, _, i, j = place
     keys = range(problem.sizes.key_length)
     if point.empty_rows == "nan":
         return NAN
     if point.empty_rows == "mean-of-all":
         chosen = list(keys)
     elif point.empty_rows == "mean-of-valid":
-        chosen = [k for k in keys if structure_admits(problem, point, i, k)]
+        chosen = [k for k in keys if structure_admits(problem, point, b, i, k)]
     else:
         chosen = []
     return number(1.0) / number(len(chosen)) if j in chosen else ZERO

@@ -8,10 +8,17 @@ from typing import Any
 from .numbers import Number, cos, dot, largest, number, power, root, sin, total
 
 
-def position(problem: Any, point: Any, i: int) -> int:
-    """Where query i stands among the keys."""
+def position(problem: Any, point: Any, b: int, i: int) -> int:
+    """Where query i of an item stands: where the call says, or among the keys."""
+    if problem.query_positions is not None:
+        return int(problem.query_positions[b][i])
     shift = problem.sizes.key_length - problem.sizes.query_length
     return i + shift if point.causal_alignment == "bottom-right" else i
+
+
+def position_of_key(problem: Any, b: int, j: int) -> int:
+    """Where key j of an item stands: where the call says, or at its place."""
+    return j if problem.key_positions is None else int(problem.key_positions[b][j])
 
 
 def prepared(
@@ -103,9 +110,9 @@ def slope(num_heads: int, h: int) -> Number:
     return power(2.0, number(-4.0 * (2 * (h - whole) + 1)) / number(whole))
 
 
-def distance_bias(problem: Any, point: Any, h: int, i: int, j: int) -> Number:
+def distance_bias(problem: Any, point: Any, b: int, h: int, i: int, j: int) -> Number:
     """What ALiBi adds to a logit."""
-    apart = abs(position(problem, point, i) - j)
+    apart = abs(position(problem, point, b, i) - position_of_key(problem, b, j))
     return number(-apart) * slope(problem.sizes.num_heads, h)
 
 
