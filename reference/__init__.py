@@ -38,6 +38,7 @@ from .positions import frequencies, rotate, sinusoidal_positions
 from .program import Edit, Program, Rewired, Run, Stage, always, reads, reads_besides
 from .rotary import (
     angles_at,
+    prepare_heads,
     rotary_angles,
     rotary_frequencies,
     rotary_pairs,
@@ -89,6 +90,7 @@ __all__ = [
     "norms",
     "outer",
     "position_heads",
+    "prepare_heads",
     "project",
     "project_output",
     "project_tokens",

@@ -25,9 +25,8 @@ from .checks import (
 )
 from .choices import at_point
 from .forward import FORWARD, SOFTMAX, shared
-from .normalisation import normalise_heads
 from .program import Edit, Run
-from .rotary import rotate_heads
+from .rotary import prepare_heads
 from .semantics import STANDARD, Semantics
 
 
@@ -264,16 +263,13 @@ def evaluation_of(run: Run, semantics: Semantics) -> Attention:
 
 
 def position_heads(query: Tensor, key: Tensor, semantics: Semantics) -> tuple[Tensor, Tensor]:
-    """Query ``[B, H, Lq, D]`` and key ``[B, H, Lk, D]`` normalised, then turned; float64.
+    """Query ``[B, H, Lq, D]`` and key ``[B, H, Lk, D]``, normalised and turned; float64.
 
     Heads are independent of each other: any selection of heads gives equal results.
     """
-    query, key = normalise_heads(query, semantics), normalise_heads(key, semantics)
-    if semantics.rotary == "none":
-        return query, key
     positions = query_positions(query.shape[-2], key.shape[-2], semantics)
     keys = torch.arange(key.shape[-2])
-    return rotate_heads(query, positions, semantics), rotate_heads(key, keys, semantics)
+    return prepare_heads(query, positions, semantics), prepare_heads(key, keys, semantics)
 
 
 _SOFTMAX_AXES: Final = ("batch", "head", "query", "key", "none")

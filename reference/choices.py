@@ -16,7 +16,7 @@ from .forward import Sizes, by_causality, by_window, cap, places_of_keys
 from .heads import merge_heads, split_heads
 from .normalisation import normalise_heads, normalised_gradient
 from .program import Edit, Program, Rewired, always
-from .rotary import rotary_frequencies, rotate_heads, stretch_heads, turn_heads
+from .rotary import prepare_heads, rotary_frequencies, stretch_heads, turn_heads
 from .semantics import STANDARD, Semantics, scale_value
 
 # A function acts on single scores if weighted scores have weighted slopes, up to the rounding of
@@ -103,8 +103,8 @@ def _from_first_key(given_query: Tensor) -> Tensor:
 
 
 def _of_heads(point: Semantics) -> Iterator[Edit]:
-    if point.qk_norm != "none":
-        normalise = partial(normalise_heads, semantics=point)
+    normalise = partial(normalise_heads, semantics=point)
+    if point.qk_norm != "none" and not point.normalises_late:
         yield Edit("normalised_query", change=normalise)
         yield Edit("normalised_key", change=normalise)
     if point.rotary != "none":
@@ -125,6 +125,9 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
         )
         yield Edit("query", Rewired(turn, ("stretched_query", "query_angles")))
         yield Edit("turned_key", Rewired(turn, ("stretched_key", "key_angles")))
+        if point.normalises_late:
+            yield Edit("query", change=normalise)
+            yield Edit("turned_key", change=normalise)
         yield Edit(
             "joined_key",
             change=lambda turned_key, given_key, key_positions, given_tables, turned_keys: (
@@ -148,9 +151,8 @@ def _behind_turned(
     point: Semantics,
 ) -> Tensor:
     """The keys; the first ``count`` are given heads, normalised and turned without other edits."""
-    first = normalise_heads(given_key[..., :count, :], point)
     places = places_of_keys(given_key, positions)[..., :count]
-    first = rotate_heads(first, places, point, tables)
+    first = prepare_heads(given_key[..., :count, :], places, point, tables)
     lead = turned_key.shape[: turned_key.dim() - first.dim()]
     return torch.cat([first.expand(*lead, *first.shape), turned_key[..., count:, :]], dim=-2)
 
@@ -363,23 +365,13 @@ def _of_layers(point: Semantics) -> Iterator[Edit]:
 
 def _of_backward(point: Semantics) -> Iterator[Edit]:
     """Edits of the gradients through prepared heads, other head groups, and scores."""
+    back = partial(normalised_gradient, semantics=point)
     if point.rotary != "none":
-        turn = partial(turn_heads, semantics=point)
-        stretch = partial(stretch_heads, semantics=point)
-        yield Edit(
-            "turned_query_gradient",
-            lambda query_gradient, query_angles, query_places, rotary_tables: stretch(
-                turn(query_gradient, -query_angles), query_places, rotary_tables
-            ),
-        )
-        yield Edit(
-            "turned_key_gradient",
-            lambda key_gradient, key_angles, key_places, rotary_tables: stretch(
-                turn(key_gradient, -key_angles), key_places, rotary_tables
-            ),
-        )
-    if point.qk_norm != "none":
-        back = partial(normalised_gradient, semantics=point)
+        for role in ("query", "key"):
+            names = (f"{role}_gradient", f"stretched_{role}", f"{role}_angles", f"{role}_places")
+            turned = Rewired(partial(_turned_back, point=point), (*names, "rotary_tables"))
+            yield Edit(f"turned_{role}_gradient", turned)
+    if point.qk_norm != "none" and not point.normalises_late:
         yield Edit(
             "given_query_gradient",
             lambda turned_query_gradient, given_query: back(turned_query_gradient, given_query),
@@ -403,6 +395,21 @@ def _of_backward(point: Semantics) -> Iterator[Edit]:
         )
     if point.bias_order == "before-scale":
         yield Edit("bias_slope", lambda score_slope, scale: score_slope * scale)
+
+
+def _turned_back(
+    gradient: Tensor,
+    stretched: Tensor,
+    angles: Tensor,
+    places: Tensor,
+    tables: Tensor | None,
+    *,
+    point: Semantics,
+) -> Tensor:
+    """The gradient of heads before their rotation, and before a norm behind the rotation."""
+    if point.normalises_late:
+        gradient = normalised_gradient(gradient, turn_heads(stretched, angles, point), point)
+    return stretch_heads(turn_heads(gradient, -angles, point), places, tables, point)
 
 
 def _slope_of_capped_logits(

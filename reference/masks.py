@@ -62,9 +62,9 @@ def attended_keys(
     well: ``[B, H, R, Lk]``.
     """
     options = {"keep": keep, "given_bias": bias, "causal": causal, "window": window}
-    attended: Tensor = _tables(
-        shape, semantics, rows, device, positions=positions, **options
-    )["attended"]
+    attended: Tensor = _tables(shape, semantics, rows, device, positions=positions, **options)[
+        "attended"
+    ]
     return attended
 
 

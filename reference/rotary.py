@@ -15,6 +15,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from .normalisation import normalise_heads
 from .semantics import Semantics
 
 
@@ -33,6 +34,15 @@ def rotate_heads(
     stretched = stretch_heads(heads, positions, tables, semantics)
     angles = angles_at(positions, frequencies, tables)
     return heads if angles is None else turn_heads(stretched, angles, semantics)
+
+
+def prepare_heads(
+    heads: Tensor, positions: Tensor, semantics: Semantics, tables: Tensor | None = None
+) -> Tensor:
+    """Normalise and turn ``heads [B, H, L, D]`` in the declared order; float64."""
+    if semantics.normalises_late:
+        return normalise_heads(rotate_heads(heads, positions, semantics, tables), semantics)
+    return rotate_heads(normalise_heads(heads, semantics), positions, semantics, tables)
 
 
 def angles_at(

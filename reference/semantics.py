@@ -38,6 +38,7 @@ HeadMerge = Literal["blocks", "interleaved", "reinterpret", "tokens"]
 GroupOrder = Literal["repeat", "tile"]
 Rotary = Literal["none", "halves", "interleaved"]
 QueryKeyNorm = Literal["none", "rms", "l2", "layer"]
+NormOrder = Literal["before-rotary", "after-rotary"]
 
 # Capped by each order besides the scaled products: the bias (and the result of ``score_mod``), and
 # the logits that a mask fills in.
@@ -121,6 +122,8 @@ class Semantics:
         projections: divided by the root of their mean square plus epsilon ("rms"), by their norm,
         but no less than epsilon ("l2"), or, after subtraction of their mean, by the root of the
         biased variance plus epsilon ("layer"); no learned factor.
+    norm_order
+        Whether queries and keys are normalised before they are turned by their positions, or after.
     rotary, rotary_base, rotary_fraction
         Rotary positions (Su et al. 2021, RoFormer): channels are turned in pairs by the angle
         ``position * rotary_base ** (-2 i / R)``: ``(a, b)`` becomes ``(a cos - b sin, a sin + b
@@ -128,8 +131,7 @@ class Semantics:
         1`` ("interleaved"), among the first R channels, the largest even number within
         ``rotary_fraction`` of the head size; further channels stay. Key j stands at position j;
         query i at ``i + Lk - Lq`` if causality is aligned bottom-right, else at i, whether or not
-        a call is causal. Query and key are turned between normalisation and dot product; values
-        are not turned. Positions that a call gives replace all of these.
+        a call is causal. Values are not turned. Positions that a call gives replace all of these.
     rotary_scaling, rotary_amplitude
         Other frequencies for longer contexts: ``("linear", factor)``, ``("ntk", factor)``,
         ``("yarn", factor, beta_fast, beta_slow, original_length)`` or ``("llama3", factor, low,
@@ -168,6 +170,7 @@ class Semantics:
     group_order: GroupOrder = "repeat"
     qk_norm: QueryKeyNorm = "none"
     qk_norm_epsilon: float = 1e-6
+    norm_order: NormOrder = "before-rotary"
     rotary: Rotary = "none"
     rotary_base: float = 10000.0
     rotary_fraction: float = 1.0
@@ -213,6 +216,12 @@ class Semantics:
         check_argument(positive, "qk_norm_epsilon", f"is {epsilon}, negative or not finite")
         known = self.score_mod is None or callable(self.score_mod)
         check_argument(known, "score_mod", f"is {self.score_mod!r}, not a function")
+
+    @property
+    def normalises_late(self) -> bool:
+        """Whether heads are normalised behind a rotation."""
+        turned = self.rotary != "none" and self.qk_norm != "none"
+        return turned and self.norm_order == "after-rotary"
 
     def caps(self, part: Literal["bias", "mask"]) -> bool:
         """Whether the softcap also applies to the bias, or to the logits that the mask fills in."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..declare.candidate import Candidate
 from ..declare.declaration import GIVEN_POSITIONS, mixed_in
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
@@ -14,7 +13,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, KEY_FORMS, Space, admits_lengths
 from .judging import Counterfactual, measures_golden, same_answer
-from .position import MOST_BEFORE, moved_behind
+from .position import MOST_BEFORE, goes_by_distance, moved_behind
 from .registry import Finding, clause, requires
 from .subject import Subject
 
@@ -24,11 +23,10 @@ _is_given_positions = requires(
 _SOURCE = "transformers: position_ids, cache_position; vLLM: positions; gpt-fast: input_pos"
 
 
-def _goes_by_distance(candidate: Candidate) -> str:
-    """Why an offset of all positions may change an answer, or ""."""
-    if mixed_in(candidate.declaration.semantics) is None:
-        return "neither rotary positions nor linear biases go by its positions"
-    return ""
+_mixes_in = requires(
+    lambda c: mixed_in(c.declaration.semantics) is not None,
+    "neither rotary positions nor linear biases go by its positions",
+)
 
 
 @clause(
@@ -97,7 +95,7 @@ _OFFSETS = (1, 3000)
         share=0.5,
     ),
     counterfactual="keys that stay where they were",
-    applies=(_is_given_positions, _goes_by_distance),
+    applies=(_is_given_positions, _mixes_in, goes_by_distance),
     subtle=True,
 )
 def offset_invariant(subject: Subject, problem: Problem) -> Finding:

@@ -270,6 +270,14 @@ def is_rotary(candidate: Candidate) -> str:
     return ""
 
 
+def goes_by_distance(candidate: Candidate) -> str:
+    """Why the products of turned heads know more than distances, or ""."""
+    point = candidate.declaration.semantics
+    if point.normalises_late and point.qk_norm == "layer":
+        return "the mean that its norm takes off turned heads depends on their positions"
+    return ""
+
+
 def _far(subject: Subject, problem: Problem) -> Problem:
     """A problem with other lengths and head sizes, by seed, unless pinned."""
     if problem.past:
@@ -349,7 +357,7 @@ def _other(subject: Subject, inputs: Inputs, seed: int) -> golden.Semantics:
     ),
     needs_golden=True,
     counterfactual="no rotation at all",
-    applies=(is_rotary, _makes_tables, _counts_positions),
+    applies=(is_rotary, _makes_tables, _counts_positions, goes_by_distance),
     subtle=True,
 )
 def rotary_shift(subject: Subject, problem: Problem) -> Finding:
@@ -501,7 +509,8 @@ def rotary_partial(subject: Subject, problem: Problem) -> Finding:
     inputs = drawn.with_tokens(query=drawn.query.masked_fill(turning, 0.0))
     # Tables of a call hold angles for the declared fraction alone.
     everywhere = drawn if drawn.tables else point.replace(rotary_fraction=1.0)
-    if subject.declaration.always_causal or point.alibi or point.score_mod is not None:
+    by_place = point.alibi or point.score_mod is not None or point.normalises_late
+    if subject.declaration.always_causal or by_place:
         wording = "channels that stay are turned"
         return measures_golden(subject, inputs, wording, counterfactual=everywhere)
     order = permutation(inputs.geometry.key_length, generator_for(problem, 22))

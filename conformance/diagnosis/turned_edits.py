@@ -105,10 +105,6 @@ def _is_stretched(inputs: Inputs) -> bool:
     return is_turned(inputs) and inputs.point.rotary_amplitude != 1.0
 
 
-def _is_turned_and_normalised(inputs: Inputs) -> bool:
-    return is_turned(inputs) and _is_normalised(inputs)
-
-
 def _is_normalised(inputs: Inputs) -> bool:
     return inputs.point.qk_norm != "none"
 
@@ -130,12 +126,6 @@ def turned_edits() -> Iterator[NamedMistake]:
         yield _mistake(f"in {words} channels", edits=_of_fraction(fraction))
     of_head = Edit("frequencies", change=_of_head_size)
     yield _mistake("with exponents that are divided by the head size", edits=(of_head,))
-    late = tuple(
-        Edit(side[0], golden.Rewired(_late, (f"given_{role}", side[2], "point")))
-        for role, side in zip(("query", "key"), _SIDES.values(), strict=True)
-    )
-    said = "before they are normalised, not after that"
-    yield _mistake(said, edits=late, where=_is_turned_and_normalised)
     for words, factor in (("", 1.0), (", backwards", -1.0)):
         edit = Edit("value_heads", change=partial(_turned_value, factor=factor))
         yield _mistake(f"and the values, too{words}", edits=(edit,))
@@ -376,10 +366,6 @@ def _of_fraction(fraction: float) -> tuple[golden.Edit, ...]:
 
 def _of_head_size(frequencies: Tensor, sizes: golden.Sizes) -> Tensor:
     return frequencies ** (2 * len(frequencies) / max(sizes.head_size, 1))
-
-
-def _late(given: Tensor, angles: Tensor, point: golden.Semantics) -> Tensor:
-    return golden.normalise_heads(golden.turn_heads(given, angles, point), point)
 
 
 def _turned_value(

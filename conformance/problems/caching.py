@@ -173,6 +173,5 @@ def cached_heads(inputs: Inputs) -> tuple[Tensor, Tensor]:
             places = torch.arange(inputs.past)
             if given is not None:
                 places = given[1][:, None, : inputs.past]
-            key = golden.normalise_heads(key, point)
-            key = golden.rotate_heads(key, places, point, inputs.rotary_tables)
+            key = golden.prepare_heads(key, places, point, inputs.rotary_tables)
         return key.to(inputs.query.dtype), value

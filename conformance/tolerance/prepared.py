@@ -112,12 +112,16 @@ def divisor_drift(heads: Tensor, error: Tensor | None, semantics: golden.Semanti
 
 
 def normalised_variance(
-    heads: Tensor, variance: Tensor | None, semantics: golden.Semantics, contract: Contract
+    heads: Tensor,
+    variance: Tensor | None,
+    shared: Tensor,
+    semantics: golden.Semantics,
+    contract: Contract,
 ) -> tuple[Tensor, Tensor]:
     """Return the variance of normalised heads, and the non-random part of their error.
 
-    The latter are errors of the mean, ``[B, H, L, D]``, moving all channels of a head at once.
-    Errors of the factor are left out: they scale all scores of a head.
+    The latter are errors of the mean, ``[B, H, L, D]``, moving all channels of a head at once, and
+    earlier errors ``shared``. Errors of the factor are left out: they scale all scores of a head.
     """
     norm = norm_of(heads, semantics, contract)
     size = norm.result
@@ -129,9 +133,15 @@ def normalised_variance(
         if semantics.qk_norm == "layer":
             incoming = incoming + incoming.mean(dim=-1, keepdim=True)
         # The factor's part of any product with them, by Cauchy and Schwarz.
-        shared = (size.square() * incoming).sum(dim=-1, keepdim=True) / norm.largest**2
-        own = own + incoming + shared
-    return own, (norm.shift / norm.divisor).expand(size.shape)
+        factor = (size.square() * incoming).sum(dim=-1, keepdim=True) / norm.largest**2
+        own = own + incoming + factor
+    if bool(shared.any()):
+        if semantics.qk_norm == "layer":
+            shared = shared + shared.mean(dim=-1, keepdim=True)
+        shared = shared / norm.divisor
+        along = (size.abs() * shared).sum(dim=-1, keepdim=True) / norm.largest**2
+        shared = shared + size.abs() * along
+    return own, shared + norm.shift / norm.divisor
 
 
 def is_prepared(semantics: golden.Semantics) -> bool:
@@ -162,13 +172,22 @@ def _error(
     contract: Contract,
 ) -> Tensor | None:
     semantics = attention.semantics
-    normalised = golden.normalise_heads(heads, semantics)
-    if semantics.qk_norm != "none":
-        error = normalised_error(heads, error, semantics, contract)
-    if semantics.rotary != "none":
-        turn = rotation_of(attention, positions, heads.shape[-1], contract)
-        error = rotated_error(normalised, error, turn, contract)
+    for step in steps(semantics):
+        if step == "norm":
+            error = normalised_error(heads, error, semantics, contract)
+            heads = golden.normalise_heads(heads, semantics)
+        else:
+            turn = rotation_of(attention, positions, heads.shape[-1], contract)
+            error = rotated_error(heads, error, turn, contract)
+            heads = golden.rotate_heads(heads, positions, semantics, attention.rotary_tables)
     return error
+
+
+def steps(semantics: golden.Semantics) -> tuple[str, ...]:
+    """The steps by which heads are prepared, in their order: "norm" and "rotation"."""
+    named = {"norm": semantics.qk_norm, "rotation": semantics.rotary}
+    made = tuple(name for name, kind in named.items() if kind != "none")
+    return made[::-1] if semantics.normalises_late else made
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -203,9 +222,22 @@ def scale_error(attention: golden.Attention, contract: Contract) -> float:
         return 0.0
     return sum(
         float(norm_of(heads, attention.semantics, contract).factor.amax())
-        for heads in (attention.given_query, attention.given_key)
+        for heads in before_norm(attention)
         if heads.numel()
     )
+
+
+def before_norm(attention: golden.Attention) -> tuple[Tensor, Tensor]:
+    """Queries and keys as they are normalised: behind the rotation, if the norm is."""
+    heads = (attention.given_query, attention.given_key)
+    if not attention.semantics.normalises_late:
+        return heads
+    places = (attention.query_places, attention.key_places)
+    query, key = (
+        golden.rotate_heads(one, at, attention.semantics, attention.rotary_tables)
+        for one, at in zip(heads, places, strict=True)
+    )
+    return query, key
 
 
 def prepared_variances(
@@ -236,13 +268,15 @@ def _variance(
     positions: Tensor,
     contract: Contract,
 ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    semantics = attention.semantics
-    normalised, factor = golden.normalise_heads(heads, semantics), None
+    semantics, factor = attention.semantics, None
     shared = torch.zeros_like(heads)
-    if semantics.qk_norm != "none":
-        factor = norm_of(heads, semantics, contract).factor
-        variance, shared = normalised_variance(heads, variance, semantics, contract)
-    if semantics.rotary != "none":
-        turn = rotation_of(attention, positions, heads.shape[-1], contract)
-        variance, shared = rotated_variance(normalised, variance, shared, turn, contract)
+    for step in steps(semantics):
+        if step == "norm":
+            factor = norm_of(heads, semantics, contract).factor
+            variance, shared = normalised_variance(heads, variance, shared, semantics, contract)
+            heads = golden.normalise_heads(heads, semantics)
+        else:
+            turn = rotation_of(attention, positions, heads.shape[-1], contract)
+            variance, shared = rotated_variance(heads, variance, shared, turn, contract)
+            heads = golden.rotate_heads(heads, positions, semantics, attention.rotary_tables)
     return variance, shared, factor

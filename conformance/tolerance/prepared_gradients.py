@@ -23,7 +23,15 @@ from .backward_pass import BackwardPass, backward_pass
 from .contract import Contract, gamma
 from .gradient import Gradient
 from .positions import rotated_error, rotation_of
-from .prepared import Norm, divisor_drift, is_prepared, norm_of, normalised_error
+from .prepared import (
+    Norm,
+    before_norm,
+    divisor_drift,
+    is_prepared,
+    norm_of,
+    normalised_error,
+    steps,
+)
 from .spread import EXACT, Carried
 from .storing import UnstoredGradient, grouped_worst, stored
 from .visible_keys import sum_groups, unmerge_heads, unsplit_heads
@@ -98,9 +106,8 @@ def pulled_back(attention: golden.Attention, gradients: BackwardPass) -> tuple[T
         return query, key
 
     def prepare(positions: Tensor) -> Callable[[Tensor], Tensor]:
-        return lambda heads: golden.rotate_heads(
-            golden.normalise_heads(heads, semantics), positions, semantics, attention.rotary_tables
-        )
+        tables = attention.rotary_tables
+        return lambda heads: golden.prepare_heads(heads, positions, semantics, tables)
 
     return (
         pulled(attention.given_query, query, prepare(attention.query_places)),
@@ -139,21 +146,24 @@ def _turned_back(
     if not is_prepared(semantics):
         return gradient, error
     error = error + _once(gradient.abs() + error, contract)
-    if semantics.rotary != "none":
-        turn = rotation_of(attention, positions, gradient.shape[-1], contract)
-        error = rotated_error(gradient, error, turn, contract)
-        gradient = pulled(
-            unprepared,
-            gradient,
-            lambda heads: golden.rotate_heads(heads, positions, semantics, attention.rotary_tables),
-        )
-    if semantics.qk_norm != "none":
-        error = _error_behind_norm(
-            unprepared, unprepared_error, gradient, error, semantics, contract
-        )
-        gradient = pulled(
-            unprepared, gradient, lambda heads: golden.normalise_heads(heads, semantics)
-        )
+
+    def rotate(heads: Tensor) -> Tensor:
+        return golden.rotate_heads(heads, positions, semantics, attention.rotary_tables)
+
+    def with_rotation(heads: Tensor, wrong: Tensor | None) -> Tensor:
+        turn = rotation_of(attention, positions, heads.shape[-1], contract)
+        return rotated_error(heads, wrong, turn, contract)
+
+    met, met_error = unprepared, unprepared_error  # the heads in front of the norm
+    if semantics.normalises_late:
+        met, met_error = rotate(met), with_rotation(met, met_error)
+    for step in reversed(steps(semantics)):
+        if step == "norm":
+            error = _error_behind_norm(met, met_error, gradient, error, semantics, contract)
+            gradient = pulled(met, gradient, lambda heads: golden.normalise_heads(heads, semantics))
+        else:
+            error = with_rotation(gradient, error)
+            gradient = pulled(unprepared, gradient, rotate)
     return gradient, error
 
 
@@ -219,10 +229,8 @@ def largest_step(attention: golden.Attention, gradients: BackwardPass) -> float:
     if semantics.qk_norm == "none":
         return 0.0
     length, largest = attention.given_key.shape[-2], 0.0
-    pairs = (
-        (attention.given_query, gradients.query),
-        (attention.given_key, gradients.key[..., :length, :]),
-    )
+    query, key = before_norm(attention)
+    pairs = ((query, gradients.query), (key, gradients.key[..., :length, :]))
     for heads, gradient in pairs:
         if heads.numel():
             inverse = 1.0 + 1.0 / golden.norms(heads, semantics)

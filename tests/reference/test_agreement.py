@@ -40,6 +40,7 @@ BASES: dict[str, dict[str, Any]] = {
     "one_query_causal": {"causal_alignment": "top-left"},
     "mask_operation": {"mask_fill": -5.0},
     "qk_norm_epsilon": {"qk_norm": "rms"},
+    "norm_order": {"qk_norm": "layer", "rotary": "halves"},
     "rotary_base": {"rotary": "halves"},
     "rotary_scaling": {"rotary": "halves"},
     "rotary_amplitude": {"rotary": "interleaved"},

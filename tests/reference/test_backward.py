@@ -58,6 +58,12 @@ POINTS: Mapping[str, tuple[Semantics, dict[str, Any]]] = {
     ),
     "rms norm": (Semantics(qk_norm="rms"), {}),
     "l2 norm and rotary": (Semantics(qk_norm="l2", rotary="halves"), {}),
+    "layer norm behind rotary": (
+        Semantics(
+            qk_norm="layer", norm_order="after-rotary", rotary="halves", rotary_amplitude=1.3
+        ),
+        {},
+    ),
     "layer norm": (Semantics(qk_norm="layer"), {"scale": 0.9}),
 }
 

@@ -42,6 +42,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("qk_norm", "rmsnorm", "qk_norm is 'rmsnorm', not one of none, rms, l2, layer"),
     ("qk_norm_epsilon", -1e-6, "qk_norm_epsilon is -1e-06, negative or not finite"),
     ("qk_norm_epsilon", math.inf, "qk_norm_epsilon is inf, negative or not finite"),
+    ("norm_order", "after", "norm_order is 'after', not one of before-rotary, after-rotary"),
     ("rotary", "half", "rotary is 'half', not one of none, halves, interleaved"),
     (
         "rotary",

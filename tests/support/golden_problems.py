@@ -36,6 +36,7 @@ CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     "group_order": get_args(choices.GroupOrder),
     "qk_norm": get_args(choices.QueryKeyNorm),
     "qk_norm_epsilon": (1e-6, 0.5),
+    "norm_order": get_args(choices.NormOrder),
     "rotary": get_args(choices.Rotary),
     "rotary_base": (10000.0, 50.0),
     "rotary_scaling": (

@@ -25,8 +25,11 @@ def prepared(
     head: list[Any], place: int, point: Any, tables: list[Any] | None = None
 ) -> list[Number]:
     """One head of one token, normalised and turned by its position, or its row of some tables."""
-    normalised = _normalised([number(channel) for channel in head], point)
-    return _turned(normalised, place, point, None if tables is None else tables[place])
+    channels = [number(channel) for channel in head]
+    row = None if tables is None else tables[place]
+    if point.norm_order == "after-rotary":
+        return _normalised(_turned(channels, place, point, row), point)
+    return _turned(_normalised(channels, point), place, point, row)
 
 
 def _normalised(head: list[Number], point: Any) -> list[Number]:
