@@ -35,6 +35,7 @@ __conformance__ = [
     "structured_attention",
     "rotary_tables",
     "learned",
+    "given_positions",
     "onnx_attention",
     *(["torch_cuda"] if torch.cuda.is_available() else []),
     *(["triton_attention"] if _TRITON else []),

@@ -55,6 +55,7 @@ from .positions import frequencies, rotate, sinusoidal_positions
 from .program import Edit, Program, Rewired, Run, Stage, always, reads, reads_besides
 from .rotary import (
     angles_at,
+    prepare_heads,
     rotary_angles,
     rotary_frequencies,
     rotary_pairs,
@@ -63,7 +64,7 @@ from .rotary import (
     rows_at,
     turn_heads,
 )
-from .semantics import STANDARD, Semantics, scale_value
+from .semantics import STANDARD, CausalBy, Semantics, scale_value
 
 __all__ = [
     "BACKWARD",
@@ -75,6 +76,7 @@ __all__ = [
     "RESULTS",
     "STANDARD",
     "Attention",
+    "CausalBy",
     "Edit",
     "MultiHeadAttention",
     "Program",
@@ -110,6 +112,7 @@ __all__ = [
     "outer",
     "parted_heads",
     "position_heads",
+    "prepare_heads",
     "project",
     "project_output",
     "project_tokens",

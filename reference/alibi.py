@@ -24,13 +24,15 @@ def _geometric(count: int) -> Tensor:
 
 
 def alibi_bias(
-    num_heads: int, query_positions: Tensor, key_length: int, slopes: Tensor | None = None
+    num_heads: int, query_positions: Tensor, keys: int | Tensor, slopes: Tensor | None = None
 ) -> Tensor:
-    """The bias added to the logits, for queries at ``[Lq]``: float64 ``[1, H, Lq, Lk]``.
+    """The bias added to the logits, float64 ``[1 or B, H, Lq, Lk]``.
 
-    Given ``slopes [B or 1, H]`` replace the formula.
+    Queries stand at ``[Lq]`` or ``[B, 1, Lq]``; ``keys`` is their number, or ``[Lk]`` or ``[B, 1,
+    Lk]``. Given ``slopes [B or 1, H]`` replace the formula.
     """
-    keys = torch.arange(key_length, device=query_positions.device)
-    distance = (query_positions[:, None] - keys).abs().double()
+    if isinstance(keys, int):
+        keys = torch.arange(keys, device=query_positions.device)
+    distance = (query_positions[..., None] - keys[..., None, :]).abs().double()
     slopes = alibi_slopes(num_heads).unsqueeze(0) if slopes is None else slopes
     return -slopes.to(distance.device)[..., None, None] * distance

@@ -26,9 +26,8 @@ from .checks import (
 )
 from .choices import at_point
 from .forward import FORWARD, SOFTMAX, shared
-from .normalisation import normalise_heads
 from .program import Edit, Run
-from .rotary import rotate_heads
+from .rotary import prepare_heads
 from .semantics import STANDARD, Semantics
 
 
@@ -41,7 +40,8 @@ class Attention:
     ignored keys have no influence, ``key``, ``given_key`` and ``value`` are zero at keys that no
     query reads. ``alibi`` is the bias by distance, ``sinks [H]`` the given logits of keys without a
     value, ``rotary_tables [B or 1, Lk, R/2]`` the tables of the call, or None; ``learned`` are its
-    learned arguments, and ``slopes [B or 1, H]`` those of the bias by distance. ``scores`` are the
+    learned arguments, and ``slopes [B or 1, H]`` those of the bias by distance. ``query_places``
+    and ``key_places`` are the positions ``[L]``, or ``[B, 1, L]`` if given. ``scores`` are the
     scaled dot products, ``capped`` the scores after the softcap, ``modified`` after ``score_mod``,
     ``logits`` the input of the softmax, ``weights`` its result, all ``[B, H, Lq, Lk]``. ``allowed``
     is the table of attended keys, and ``empty`` marks the rows ``[B, H, Lq]`` without any.
@@ -54,6 +54,8 @@ class Attention:
     given_query: Tensor
     given_key: Tensor
     positions: Tensor
+    query_places: Tensor
+    key_places: Tensor
     bias: Tensor | None
     alibi: Tensor | None
     sinks: Tensor | None
@@ -89,6 +91,8 @@ class Attention:
 RESULTS: Final = (
     "positions",
     "slopes",
+    "query_places",
+    "key_places",
     "bias",
     "sinks",
     "scale",
@@ -123,6 +127,8 @@ def scaled_dot_product_attention(
     rotary_tables: Tensor | None = None,
     turned_keys: int = 0,
     learned: Mapping[str, Tensor] | None = None,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
     semantics: Semantics = STANDARD,
 ) -> Tensor:
     """Attention over ``query [B, H, Lq, D]``, ``key [B, Hkv, Lk, D]``, ``value [B, Hkv, Lk, Dv]``.
@@ -135,7 +141,8 @@ def scaled_dot_product_attention(
     ignore sinks. ``rotary_tables``, for points with rotary positions, are complex128 ``[B or 1, Lk,
     R/2]``: the cosine and, as the imaginary part, the sine of every pair of channels at the place
     of every key; or angles in float64. The first ``turned_keys`` keys reach an implementation
-    already turned, as from a cache.
+    already turned, as from a cache. ``query_positions [B, Lq]`` and ``key_positions [B, Lk]``,
+    int64, replace the places in memory by which tokens are turned and distances are counted.
 
     ``learned`` has learned arguments by name: ``query_norm_weight`` and ``key_norm_weight``,
     ``[D]`` or a factor for each channel of all heads, multiply the heads behind their norm;
@@ -160,6 +167,8 @@ def scaled_dot_product_attention(
         rotary_tables=rotary_tables,
         turned_keys=turned_keys,
         learned=learned,
+        query_positions=query_positions,
+        key_positions=key_positions,
         semantics=semantics,
     ).output
 
@@ -180,6 +189,8 @@ def attend(
     rotary_tables: Tensor | None = None,
     turned_keys: int = 0,
     learned: Mapping[str, Tensor] | None = None,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
     semantics: Semantics = STANDARD,
 ) -> Attention:
     """Like :func:`scaled_dot_product_attention`, with every intermediate value."""
@@ -199,6 +210,8 @@ def attend(
         rotary_tables=rotary_tables,
         turned_keys=turned_keys,
         learned=learned,
+        query_positions=query_positions,
+        key_positions=key_positions,
     )
     return evaluation_of(run, semantics)
 
@@ -207,6 +220,7 @@ def run_of_attention(
     query: Tensor, key: Tensor, value: Tensor, semantics: Semantics, **options: Any
 ) -> Run:
     """The run behind :func:`attend`, with checked options and no result made yet."""
+    check_order(semantics, options.get("learned"))
     given = given_options(_check_shapes(query, key, value), **options)
     given |= {"given_query": query.double(), "given_key": key.double()}
     given["given_value"] = value.double()
@@ -227,12 +241,15 @@ def given_options(
     rotary_tables: Tensor | None = None,
     turned_keys: int = 0,
     learned: Mapping[str, Tensor] | None = None,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
 ) -> dict[str, Any]:
     """The options of a call as values for the program, checked against scores of a shape."""
     _check_numbers(scale, softcap, window)
     _check_sinks(sinks, shape[1])
     _check_masks(shape, keep, bias, lengths)
-    _check_tables(rotary_tables, shape, turned_keys)
+    _check_positions(query_positions, key_positions, shape)
+    _check_tables(rotary_tables, shape, turned_keys, placed=key_positions is not None)
     return {
         "keep": keep,
         "given_bias": None if bias is None else bias.double(),
@@ -247,6 +264,8 @@ def given_options(
         "given_tables": rotary_tables,
         "turned_keys": turned_keys,
         **_learned(learned or {}, shape),
+        "query_positions": query_positions,
+        "key_positions": key_positions,
     }
 
 
@@ -289,16 +308,13 @@ LEARNED: Final = {
 
 
 def position_heads(query: Tensor, key: Tensor, semantics: Semantics) -> tuple[Tensor, Tensor]:
-    """Query ``[B, H, Lq, D]`` and key ``[B, H, Lk, D]`` normalised, then turned; float64.
+    """Query ``[B, H, Lq, D]`` and key ``[B, H, Lk, D]``, normalised and turned; float64.
 
     Heads are independent of each other: any selection of heads gives equal results.
     """
-    query, key = normalise_heads(query, semantics), normalise_heads(key, semantics)
-    if semantics.rotary == "none":
-        return query, key
     positions = query_positions(query.shape[-2], key.shape[-2], semantics)
     keys = torch.arange(key.shape[-2])
-    return rotate_heads(query, positions, semantics), rotate_heads(key, keys, semantics)
+    return prepare_heads(query, positions, semantics), prepare_heads(key, keys, semantics)
 
 
 _SOFTMAX_AXES: Final = ("batch", "head", "query", "key", "none")
@@ -368,6 +384,14 @@ def _check_masks(
         check_lengths(lengths, shape)
 
 
+def check_order(semantics: Semantics, learned: Mapping[str, Tensor] | None) -> None:
+    """Raise ValueError for learned factors of heads that are normalised behind their rotation."""
+    factors = {*(learned or {})} - {"alibi_slopes"}
+    if semantics.normalises_late and factors:
+        msg = f"{min(factors)} is given with norm_order='after-rotary', for which it is not defined"
+        raise ValueError(msg)
+
+
 def _learned(learned: Mapping[str, Tensor], shape: tuple[int, int, int, int]) -> dict[str, Any]:
     """Learned arguments by name in float64, None for those that a call does not give."""
     sizes = {"B": shape[0], "H": shape[1]}
@@ -394,9 +418,28 @@ def _check_sinks(sinks: Tensor | None, num_heads: int) -> None:
     check_argument(known, "sinks", "has entries that are neither finite nor minus infinity")
 
 
-def _check_tables(tables: Tensor | None, shape: tuple[int, int, int, int], turned: int) -> None:
-    known = turned == 0 or (tables is not None and 0 < turned <= shape[3])
-    check_argument(known, "turned_keys", f"is {turned}: of {shape[3]} keys none has such a table")
+def _check_positions(
+    queries: Tensor | None, keys: Tensor | None, shape: tuple[int, int, int, int]
+) -> None:
+    both = (queries is None) == (keys is None)
+    check_argument(both, "query_positions", "are given without key_positions, or the reverse")
+    for name, each, length in (
+        ("query_positions", queries, shape[2]),
+        ("key_positions", keys, shape[3]),
+    ):
+        if each is None:
+            continue
+        check_tensor(each, name, "B L")
+        check_argument(each.dtype == torch.int64, name, f"has dtype {each.dtype}, not torch.int64")
+        check_size(each, name, 0, shape[0], "the batch size of query")
+        check_size(each, name, 1, length, f"the length of {name[:-10]}")
+
+
+def _check_tables(
+    tables: Tensor | None, shape: tuple[int, int, int, int], turned: int, *, placed: bool
+) -> None:
+    known = turned == 0 or ((tables is not None or placed) and 0 < turned <= shape[3])
+    check_argument(known, "turned_keys", f"is {turned}: of {shape[3]} keys none comes turned")
     if tables is None:
         return
     check_tensor(tables, "rotary_tables", "B Lk R/2")

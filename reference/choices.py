@@ -13,11 +13,11 @@ from torch import Generator, Tensor
 from .alibi import alibi_bias
 from .alibi import alibi_slopes as slopes_of
 from .checks import check_argument
-from .forward import Sizes, by_causality, by_window, cap
+from .forward import Sizes, by_causality, by_window, cap, places_of_keys
 from .heads import merge_heads, split_heads
-from .normalisation import normalise_heads, normalised_gradient, weigh
+from .normalisation import normalise_heads, normalised_gradient
 from .program import Edit, Program, Rewired, always
-from .rotary import rotary_frequencies, rotate_heads, stretch_heads, turn_heads
+from .rotary import prepare_heads, rotary_frequencies, stretch_heads, turn_heads
 from .semantics import STANDARD, Semantics, scale_value
 
 # A function acts on single scores if weighted scores have weighted slopes, up to the rounding of
@@ -62,6 +62,12 @@ def counts(point: Semantics, *, causal: bool, masked: bool, query_length: int) -
 def _of_tables(point: Semantics) -> Iterator[Edit]:
     if point.causal_alignment == "top-left":
         yield Edit("positions", _from_first_key)
+    if point.causal_by == "positions":
+        yield Edit(
+            "ahead",
+            lambda query_places, key_places: key_places[..., None, :] - query_places[..., None],
+            when=lambda key_positions: key_positions is not None,
+        )
     if point.mask_polarity == "drop":
         yield Edit("kept", lambda keep: None if keep is None else ~keep)
     if point.causal_offset:
@@ -98,8 +104,8 @@ def _from_first_key(given_query: Tensor) -> Tensor:
 
 
 def _of_heads(point: Semantics) -> Iterator[Edit]:
-    if point.qk_norm != "none":
-        normalise = partial(normalise_heads, semantics=point)
+    normalise = partial(normalise_heads, semantics=point)
+    if point.qk_norm != "none" and not point.normalises_late:
         yield Edit("normalised_query", change=normalise)
         yield Edit("normalised_key", change=normalise)
     if point.rotary != "none":
@@ -120,10 +126,17 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
         )
         yield Edit("query", Rewired(turn, ("stretched_query", "query_angles")))
         yield Edit("turned_key", Rewired(turn, ("stretched_key", "key_angles")))
+        if point.normalises_late:
+            yield Edit("query", change=normalise)
+            yield Edit("turned_key", change=normalise)
         yield Edit(
             "joined_key",
-            change=lambda turned_key, given_key, given_tables, turned_keys, key_weight: (
-                _behind_turned(turned_key, given_key, given_tables, turned_keys, key_weight, point)
+            change=Rewired(
+                partial(_behind_turned, point=point),
+                (
+                    *("turned_key", "given_key", "key_positions"),
+                    *("given_tables", "turned_keys", "key_weight"),
+                ),
             ),
             when=lambda turned_keys: turned_keys > 0,
         )
@@ -135,14 +148,15 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
 def _behind_turned(
     turned_key: Tensor,
     given_key: Tensor,
-    tables: Tensor,
+    positions: Tensor | None,
+    tables: Tensor | None,
     count: int,
     weight: Tensor | None,
     point: Semantics,
 ) -> Tensor:
-    """The keys; the first ``count`` are given heads, normalised and turned without other edits."""
-    first = weigh(normalise_heads(given_key[..., :count, :], point), weight)
-    first = rotate_heads(first, torch.arange(count, device=first.device), point, tables)
+    """The keys; the first ``count`` are given heads, prepared without other edits."""
+    places = places_of_keys(given_key, positions)[..., :count]
+    first = prepare_heads(given_key[..., :count, :], places, point, tables, weight)
     lead = turned_key.shape[: turned_key.dim() - first.dim()]
     return torch.cat([first.expand(*lead, *first.shape), turned_key[..., count:, :]], dim=-2)
 
@@ -195,8 +209,8 @@ def _of_scores(point: Semantics) -> Iterator[Edit]:
         )
         yield Edit(
             "distance_bias",
-            lambda sizes, positions, slopes: alibi_bias(
-                sizes.num_heads, positions, sizes.key_length, slopes
+            lambda sizes, query_places, key_places, slopes: alibi_bias(
+                sizes.num_heads, query_places, key_places, slopes
             ),
         )
 
@@ -369,23 +383,13 @@ def _of_layers(point: Semantics) -> Iterator[Edit]:
 
 def _of_backward(point: Semantics) -> Iterator[Edit]:
     """Edits of the gradients through prepared heads, other head groups, and scores."""
+    back = partial(normalised_gradient, semantics=point)
     if point.rotary != "none":
-        turn = partial(turn_heads, semantics=point)
-        stretch = partial(stretch_heads, semantics=point)
-        yield Edit(
-            "turned_query_gradient",
-            lambda query_gradient, query_angles, query_places, rotary_tables: stretch(
-                turn(query_gradient, -query_angles), query_places, rotary_tables
-            ),
-        )
-        yield Edit(
-            "turned_key_gradient",
-            lambda key_gradient, key_angles, key_places, rotary_tables: stretch(
-                turn(key_gradient, -key_angles), key_places, rotary_tables
-            ),
-        )
-    if point.qk_norm != "none":
-        back = partial(normalised_gradient, semantics=point)
+        for role in ("query", "key"):
+            names = (f"{role}_gradient", f"stretched_{role}", f"{role}_angles", f"{role}_places")
+            turned = Rewired(partial(_turned_back, point=point), (*names, "rotary_tables"))
+            yield Edit(f"turned_{role}_gradient", turned)
+    if point.qk_norm != "none" and not point.normalises_late:
         yield Edit(
             "given_query_gradient",
             lambda normalised_query_gradient, given_query: back(
@@ -411,6 +415,21 @@ def _of_backward(point: Semantics) -> Iterator[Edit]:
         )
     if point.bias_order == "before-scale":
         yield Edit("bias_slope", lambda score_slope, scale: score_slope * scale)
+
+
+def _turned_back(
+    gradient: Tensor,
+    stretched: Tensor,
+    angles: Tensor,
+    places: Tensor,
+    tables: Tensor | None,
+    *,
+    point: Semantics,
+) -> Tensor:
+    """The gradient of heads before their rotation, and before a norm behind the rotation."""
+    if point.normalises_late:
+        gradient = normalised_gradient(gradient, turn_heads(stretched, angles, point), point)
+    return stretch_heads(turn_heads(gradient, -angles, point), places, tables, point)
 
 
 def _slope_of_capped_logits(

@@ -8,7 +8,7 @@ points of ``Semantics``.
 Given are the heads ``given_query [B, H, Lq, D]``, ``given_key [B, Hkv, Lk, D]`` and ``given_value
 [B, Hkv, Lk, Dv]`` in float64, and the options of a call: ``keep``, ``lengths``, ``given_bias``,
 ``causal``, ``window``, ``given_scale``, ``softcap``, ``given_sinks``, ``rotary_tables``,
-``turned_keys`` and the learned arguments, documented in
+``turned_keys``, ``query_positions``, ``key_positions`` and the learned arguments, documented in
 :func:`reference.scaled_dot_product_attention`.
 """
 
@@ -103,8 +103,15 @@ def unread(read: Tensor) -> Tensor:
     return ~read.any(dim=-2).unsqueeze(-1)
 
 
-def places_of_keys(given_key: Tensor) -> Tensor:
-    """The places of the keys ``[Lk]``: the first at 0."""
+def places_of_queries(positions: Tensor, query_positions: Tensor | None) -> Tensor:
+    """The positions of the queries: ``[Lq]``, or ``[B, 1, Lq]`` if a call gives them."""
+    return positions if query_positions is None else query_positions.unsqueeze(-2)
+
+
+def places_of_keys(given_key: Tensor, key_positions: Tensor | None) -> Tensor:
+    """The positions of the keys: ``[Lk]`` with the first at 0, or ``[B, 1, Lk]`` as given."""
+    if key_positions is not None:
+        return key_positions.unsqueeze(-2)
     return torch.arange(given_key.shape[-2], device=given_key.device)
 
 
@@ -187,12 +194,17 @@ _SOFTMAX: Final = (
 _TABLES: Final = (
     # Whether causality, and whether the mask, count in a call that gives them.
     Stage("counted", "", lambda causal: (causal, True)),
+    # Places in memory, for causality and windows; and positions.
     Stage("positions", "Q", from_last_key),
+    Stage("query_places", "Q", places_of_queries),
+    Stage("key_places", "K", places_of_keys),
     Stage("ahead", "QK", ahead),
     Stage("by_causality", "QK", by_causality),
     Stage("by_window", "QK", by_window),
     Stage("structure", "QK", lambda by_causality, by_window: by_causality & by_window),
-    Stage("scores_shape", "", lambda given_query, ahead: (*given_query.shape[:-2], *ahead.shape)),
+    Stage(
+        "scores_shape", "", lambda given_query, ahead: (*given_query.shape[:-2], *ahead.shape[-2:])
+    ),
     Stage("kept", "BHQK", lambda keep: keep),
     Stage("by_mask", "BHQK", by_mask),
     Stage("admitted", "BHQK", admitted),
@@ -212,8 +224,6 @@ _FORWARD: Final = (
     Stage("tempered_query", "BHQD", Rewired(temper, ("weighed_query", "temperature"))),
     # One for each turned pair of channels; None without rotary positions.
     Stage("frequencies", "R", lambda: None),
-    Stage("query_places", "Q", lambda positions: positions),
-    Stage("key_places", "K", places_of_keys),
     Stage(
         "query_angles", "QR", Rewired(angles_at, ("query_places", "frequencies", "rotary_tables"))
     ),

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from .attention import Attention, evaluation_of, given_options
+from .attention import Attention, check_order, evaluation_of, given_options
 from .checks import check_argument, check_divides, check_size, check_tensor
 from .choices import at_point
 from .forward import FORWARD
@@ -142,6 +142,8 @@ def multi_head_attention(
     rotary_tables: Tensor | None = None,
     turned_keys: int = 0,
     learned: Mapping[str, Tensor] | None = None,
+    query_positions: Tensor | None = None,
+    key_positions: Tensor | None = None,
     semantics: Semantics = STANDARD,
 ) -> MultiHeadAttention:
     """The layer on ``query [B, Lq, Eq]``, ``key [B, Lk, Ek]``, ``value [B, Lk, Ev]``, in float64.
@@ -170,6 +172,8 @@ def multi_head_attention(
         rotary_tables=rotary_tables,
         turned_keys=turned_keys,
         learned=learned,
+        query_positions=query_positions,
+        key_positions=key_positions,
     )
     return layer_evaluation_of(run, semantics)
 
@@ -190,6 +194,7 @@ def run_of_layer(
     _check_inputs(query, key, value)
     _check_weights((query, key, value), weights, num_heads, num_kv_heads)
     shape = (query.shape[0], num_heads, query.shape[1], key.shape[1])
+    check_order(semantics, options.get("learned"))
     given = given_options(shape, **options)
     given |= dict(zip(_TOKENS, (query.double(), key.double(), value.double()), strict=True))
     given |= {**vars(weights.taking_part(semantics)), "num_heads": num_heads}

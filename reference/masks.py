@@ -22,13 +22,15 @@ def structural_mask(
     window: tuple[int, int] | None,
     semantics: Semantics,
     rows: Tensor | None = None,
+    positions: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Keys admitted by causality and window: bool ``[Lq, Lk]``, True if query i may attend key j.
 
     Query i stands at key position ``i + Lk - Lq`` under bottom-right alignment and at ``i`` under
     top-left. ``window=(left, right)`` admits ``left`` keys before and ``right`` keys after the
     position; -1 means no limit (the convention of FlashAttention's ``window_size``). ``rows``
-    (int64 ``[R]``) selects queries: ``[R, Lk]``.
+    (int64 ``[R]``) selects queries: ``[R, Lk]``. ``positions`` are the positions ``[B, Lq]`` and
+    ``[B, Lk]`` that a call gives: where causality goes by them the result is ``[B, 1, Lq, Lk]``.
 
     Raises ValueError for a negative length or a window other than two integers from -1.
     """
@@ -36,7 +38,9 @@ def structural_mask(
         check_argument(length >= 0, name, f"is {length}, which is negative")
     check_window(window)
     shape = (1, 1, query_length, key_length)
-    structure: Tensor = _tables(shape, semantics, rows, causal=causal, window=window)["structure"]
+    structure: Tensor = _tables(
+        shape, semantics, rows, positions=positions, causal=causal, window=window
+    )["structure"]
     return structure
 
 
@@ -50,6 +54,7 @@ def attended_keys(
     semantics: Semantics,
     device: torch.device,
     rows: Tensor | None = None,
+    positions: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """The keys that queries may attend under all given rules: bool ``[B, H, Lq, Lk]``.
 
@@ -57,7 +62,9 @@ def attended_keys(
     well: ``[B, H, R, Lk]``.
     """
     options = {"keep": keep, "given_bias": bias, "causal": causal, "window": window}
-    attended: Tensor = _tables(shape, semantics, rows, device, **options)["attended"]
+    attended: Tensor = _tables(shape, semantics, rows, device, positions=positions, **options)[
+        "attended"
+    ]
     return attended
 
 
@@ -66,10 +73,17 @@ def _tables(
     semantics: Semantics,
     rows: Tensor | None,
     device: torch.device | None = None,
+    *,
+    positions: tuple[Tensor, Tensor] | None,
     **options: Any,
 ) -> Run:
+    queries, keys = (None, None) if positions is None else positions
+    if queries is not None and rows is not None:
+        queries = queries[..., rows]
     given = {
         **dict.fromkeys(("keep", "lengths", "given_bias")),
+        "query_positions": queries,
+        "key_positions": keys,
         "given_query": torch.empty(*shape[:3], 0, device=device),
         "given_key": torch.empty(*shape[:2], shape[3], 0, device=device),
         **options,

@@ -15,13 +15,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from .normalisation import normalise_heads, weigh
 from .semantics import Semantics
 
 
 def rotate_heads(
     heads: Tensor, positions: Tensor, semantics: Semantics, tables: Tensor | None = None
 ) -> Tensor:
-    """Turn ``heads [B, H, L, D]`` of tokens at ``positions [L]``; float64.
+    """Turn ``heads [B, H, L, D]`` of tokens at ``positions [L]`` or ``[B, 1, L]``; float64.
 
     Heads stay unchanged without rotary positions. ``tables`` are the tables of a call.
     """
@@ -33,6 +34,23 @@ def rotate_heads(
     stretched = stretch_heads(heads, positions, tables, semantics)
     angles = angles_at(positions, frequencies, tables)
     return heads if angles is None else turn_heads(stretched, angles, semantics)
+
+
+def prepare_heads(
+    heads: Tensor,
+    positions: Tensor,
+    semantics: Semantics,
+    tables: Tensor | None = None,
+    weight: Tensor | None = None,
+) -> Tensor:
+    """Normalise and turn ``heads [B, H, L, D]`` in the declared order; float64.
+
+    ``weight``, ``[H or 1, D]``, multiplies what is normalised before it is turned.
+    """
+    if semantics.normalises_late:
+        return normalise_heads(rotate_heads(heads, positions, semantics, tables), semantics)
+    normalised = weigh(normalise_heads(heads, semantics), weight)
+    return rotate_heads(normalised, positions, semantics, tables)
 
 
 def angles_at(
@@ -109,8 +127,8 @@ def rotary_size(head_size: int, semantics: Semantics) -> int:
 
 
 def rotary_angles(positions: Tensor, head_size: int, semantics: Semantics) -> Tensor:
-    """The angle of each pair at each of ``positions [L]``, in radians: float64 ``[L, R/2]``."""
-    return positions.double()[:, None] * rotary_frequencies(head_size, semantics).to(
+    """The angle of each pair at ``positions [..., L]``, in radians: float64 ``[..., L, R/2]``."""
+    return positions.double()[..., None] * rotary_frequencies(head_size, semantics).to(
         positions.device
     )
 

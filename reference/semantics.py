@@ -28,6 +28,7 @@ MaskOperation = Literal[
     "replace", "add", "add-to-kept", "multiply-logits", "multiply-weights", "ignore"
 ]
 Alignment = Literal["bottom-right", "top-left"]
+CausalBy = Literal["places", "positions"]
 CausalCombination = Literal["both", "causal-only", "mask-only", "either", "refused"]
 EmptyRows = Literal["zeros", "nan", "mean-of-all", "mean-of-valid"]
 BiasOrder = Literal["after-scale", "before-scale"]
@@ -38,6 +39,7 @@ GroupOrder = Literal["repeat", "tile"]
 Rotary = Literal["none", "halves", "interleaved"]
 QueryKeyNorm = Literal["none", "rms", "l2", "layer"]
 QueryKeyNormOver = Literal["head", "all-heads"]
+NormOrder = Literal["before-rotary", "after-rotary"]
 
 # Capped by each order besides the scaled products: the bias (and the result of ``score_mod``), and
 # the logits that a mask fills in.
@@ -85,6 +87,9 @@ class Semantics:
     causal_alignment, causal_offset
         Which corner of the score matrix the causal diagonal runs through when lengths differ, and
         how many keys beyond the diagonal are seen (0; -1 hides the query's own key).
+    causal_by
+        Whether causality and the window compare places in memory, or the positions that a call
+        gives: a key is seen up to the query's own position.
     causal_combination
         The rule if causality and a mask (boolean, additive or lengths) are both given: a key must
         be admitted by both; the flag replaces the mask ("causal-only"); the mask replaces the flag
@@ -125,6 +130,8 @@ class Semantics:
     qk_norm_over
         What is normalised together: the channels of each head ("head"), or those of all query
         heads, and of all key heads, of a token ("all-heads").
+    norm_order
+        Whether queries and keys are normalised before they are turned by their positions, or after.
     rotary, rotary_base, rotary_fraction
         Rotary positions (Su et al. 2021, RoFormer): channels are turned in pairs by the angle
         ``position * rotary_base ** (-2 i / R)``: ``(a, b)`` becomes ``(a cos - b sin, a sin + b
@@ -132,8 +139,7 @@ class Semantics:
         1`` ("interleaved"), among the first R channels, the largest even number within
         ``rotary_fraction`` of the head size; further channels stay. Key j stands at position j;
         query i at ``i + Lk - Lq`` if causality is aligned bottom-right, else at i, whether or not
-        a call is causal. Query and key are turned between normalisation and dot product; values
-        are not turned.
+        a call is causal. Values are not turned. Positions that a call gives replace all of these.
     rotary_scaling, rotary_amplitude
         Other frequencies for longer contexts: ``("linear", factor)``, ``("ntk", factor)``,
         ``("yarn", factor, beta_fast, beta_slow, original_length)`` or ``("llama3", factor, low,
@@ -161,6 +167,7 @@ class Semantics:
     mask_fill: float = -math.inf
     causal_alignment: Alignment = "bottom-right"
     causal_offset: int = 0
+    causal_by: CausalBy = "places"
     causal_combination: CausalCombination = "both"
     one_query_causal: bool = True
     empty_rows: EmptyRows = "zeros"
@@ -173,6 +180,7 @@ class Semantics:
     qk_norm: QueryKeyNorm = "none"
     qk_norm_epsilon: float = 1e-6
     qk_norm_over: QueryKeyNormOver = "head"
+    norm_order: NormOrder = "before-rotary"
     rotary: Rotary = "none"
     rotary_base: float = 10000.0
     rotary_fraction: float = 1.0
@@ -205,6 +213,8 @@ class Semantics:
         self._check_positions()
 
     def _check_positions(self) -> None:
+        late = self.normalises_late and self.qk_norm_over != "head"
+        check_argument(not late, "norm_order", "is 'after-rotary' with a norm over all heads")
         base, fraction, epsilon = self.rotary_base, self.rotary_fraction, self.qk_norm_epsilon
         check_argument(0 < base < math.inf, "rotary_base", f"is {base}, not positive and finite")
         check_argument(0 < fraction <= 1, "rotary_fraction", f"is {fraction}, not in (0, 1]")
@@ -218,6 +228,12 @@ class Semantics:
         check_argument(positive, "qk_norm_epsilon", f"is {epsilon}, negative or not finite")
         known = self.score_mod is None or callable(self.score_mod)
         check_argument(known, "score_mod", f"is {self.score_mod!r}, not a function")
+
+    @property
+    def normalises_late(self) -> bool:
+        """Whether heads are normalised behind a rotation."""
+        turned = self.rotary != "none" and self.qk_norm != "none"
+        return turned and self.norm_order == "after-rotary"
 
     def caps(self, part: Literal["bias", "mask"]) -> bool:
         """Whether the softcap also applies to the bias, or to the logits that the mask fills in."""

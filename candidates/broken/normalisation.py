@@ -123,6 +123,17 @@ class NormalisedAfterTurning(Centred):
         return self.normalise(self.turn(query, here)), self.normalise(self.turn(key, there))
 
 
+@core(
+    "qk-norm.golden",
+    "position.rotary",
+    **{**TURNED, "semantics": TURNED["semantics"].replace(norm_order="after-rotary")},
+)
+class NormalisedBeforeTurning(Centred):
+    """Heads are normalised first, then turned, where the reverse is declared."""
+
+    pairing = "halves"
+
+
 def leaning(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
     """A function of every index, each of which shows behind a softmax over the keys."""
     return (1.0 + 0.25 * ((query + 2 * key + head) % 3)) * score - 0.125 * batch * key

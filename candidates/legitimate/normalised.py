@@ -58,6 +58,36 @@ def by_cosines(
     return soften(logits, admitted(query, key, keep, causal=causal)) @ value
 
 
+@core(
+    semantics=Semantics(
+        qk_norm="layer", qk_norm_epsilon=1e-5, norm_order="after-rotary", rotary="halves"
+    )
+)
+def by_layer_norm_of_turned_heads(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Turned by tables in float32, then normalised by torch."""
+
+    def prepared(heads: Tensor, first: int) -> Tensor:
+        half = heads.shape[-1] // 2
+        places = torch.arange(first, first + heads.shape[2])
+        angles = places[:, None] * 10000.0 ** -(torch.arange(half) / max(half, 1))
+        cosine, sine = angles.cos().to(heads.dtype), angles.sin().to(heads.dtype)
+        one, two, rest = heads.split([half, half, heads.shape[-1] - 2 * half], dim=-1)
+        parts = (one * cosine - two * sine, one * sine + two * cosine, rest)
+        return functional.layer_norm(torch.cat(parts, dim=-1), heads.shape[-1:], eps=1e-5)
+
+    query, key = prepared(query, key.shape[2] - query.shape[2]), prepared(key, 0)
+    table = admitted(query, key, keep, causal=causal)
+    return soften(query @ key.mT * factor(query, scale), table) @ value
+
+
 @core(semantics=Semantics(qk_norm="layer", qk_norm_epsilon=1e-5), masks=["bias"])
 def by_layer_norm(
     query: Tensor,

@@ -15,7 +15,7 @@ from .._golden import golden
 from ..base.printable_text import capped, name_of, printable, raised_text, traceback_text
 from ..base.results import Violation
 from ..declare.candidate import Candidate
-from ..declare.declaration import SEQUENCES
+from ..declare.declaration import POSITION_KEYWORDS, SEQUENCES
 from ..errors import UsageError
 from ..graphs.protocol import GraphLost, GraphRefused
 from ..problems.arrangements import (
@@ -226,6 +226,7 @@ def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
             keywords[name] = value
     if (tables := inputs.rotary_tables) is not None and inputs.tables is not None:
         keywords |= inputs.tables.keywords(tables[:, inputs.past :], inputs.query.dtype)
+    keywords |= position_keywords(inputs)
     if inputs.sinks is not None:
         keywords["sinks"] = inputs.sinks.clone()
     keywords |= {name: value.clone() for name, value in inputs.learned_arguments.items()}
@@ -253,6 +254,16 @@ def structured_keywords(inputs: Inputs) -> dict[str, Any]:
         name: value.squeeze(0) if isinstance(value, Tensor) else value
         for name, value in given.items()
     }
+
+
+def position_keywords(inputs: Inputs) -> dict[str, Tensor]:
+    """The positions of a call; a call on one input has those of its own tokens."""
+    given = inputs.given_positions
+    if given is None:
+        return {}
+    own = given if inputs.mode != "self" else (given[1][:, inputs.past :],)
+    values = (each.contiguous() if inputs.batched else each[0].clone() for each in own)
+    return dict(zip(POSITION_KEYWORDS[inputs.mode], values, strict=True))
 
 
 def cache_keywords(inputs: Inputs) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from . import (  # noqa: F401, I001 (importing registers; the order is that of t
     empty_rows,
     bias,
     position,
+    given_positions,
     sinks,
     log_sum_exp,
     causal,

@@ -33,6 +33,7 @@ from .judging import (
     relate,
     same_answer,
     same_unless_identical,
+    sees_by_place,
 )
 from .leaks import unaffected
 from .rearranging import one_item, unchanged
@@ -120,7 +121,7 @@ def _places(candidate: Candidate) -> str:
     ),
     needs_golden=True,
     counterfactual="places counted from the first cached key, or no positions at all",
-    applies=(can_cache, _places),
+    applies=(can_cache, _places, sees_by_place),
 )
 def position_offset(subject: Subject, problem: Problem) -> Finding:
     """Every query is a new token, where the cache can hold the tokens before them."""
@@ -304,7 +305,7 @@ def _can_decode(candidate: Candidate) -> str:
         share=0.4,
     ),
     counterfactual="the cached tokens lost, or the diagonal at the first key",
-    applies=(_can_decode, places_matter),
+    applies=(_can_decode, places_matter, sees_by_place),
     explained=False,
 )
 def decode_equals_full(subject: Subject, problem: Problem) -> Finding:

@@ -10,7 +10,13 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import Space, can_cross
-from .judging import attends_keys_alone, logits_grow, matches_golden, narrow_range
+from .judging import (
+    attends_keys_alone,
+    logits_grow,
+    matches_golden,
+    narrow_range,
+    sees_by_place,
+)
 from .leaks import unaffected
 from .registry import Finding, clause, requires
 from .shape import must_raise
@@ -53,6 +59,7 @@ def causal(subject: Subject, problem: Problem) -> Finding:
     space=Space(causal="always", extras="scale"),
     needs_golden=True,
     counterfactual="the other alignment (for equal lengths: the diagonal moved by one)",
+    applies=(sees_by_place,),
 )
 def causal_alignment(subject: Subject, problem: Problem) -> Finding:
     """The golden at the declared alignment, mostly with unequal lengths."""
@@ -117,7 +124,7 @@ def _losses(inputs: Inputs) -> list[Inputs]:
     space=Space(causal="always", square="always", values=("normal",), least=(("key_length", 2),)),
     needs_golden=True,
     counterfactual="a finite fill of half the logit's size",
-    applies=(logits_grow, attends_keys_alone),
+    applies=(logits_grow, attends_keys_alone, sees_by_place),
 )
 def causal_first_key(subject: Subject, problem: Problem) -> Finding:
     """The first key's logits far below the later ones; the first row sees that key alone."""

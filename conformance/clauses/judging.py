@@ -366,7 +366,13 @@ def stands_alone(candidate: Candidate) -> str:
         return f"it mixes in {declared.position} positions, which fewer keys would move"
     if declared.always_causal and declared.semantics.causal_alignment == "top-left":
         return "it always applies a causal rule from the first key on"
-    return ""
+    return sees_by_place(candidate)
+
+
+def sees_by_place(candidate: Candidate) -> str:
+    """Why the places of tokens do not tell which keys a query sees, or ""."""
+    by = candidate.declaration.semantics.causal_by
+    return "" if by == "places" else "its queries see keys by positions, not by places in memory"
 
 
 def as_alone(
@@ -416,6 +422,10 @@ def _alone(subject: Subject, inputs: Inputs, row: int) -> tuple[Inputs, View, Te
         keep=_cut(inputs.keep, rows, keys),
         bias=_cut(inputs.bias, rows, keys),
         tables=inputs.tables and inputs.tables.from_row(keys.start),
+        positions=inputs.positions
+        and inputs.positions.of_keys(torch.arange(keys.start, keys.stop)).of_queries(
+            torch.arange(rows.start, rows.stop)
+        ),
         causal=inputs.causal and inputs.always_causal,
         window=None,
         past=0,

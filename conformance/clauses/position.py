@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .._golden import golden
 from ..declare.candidate import Candidate
+from ..declare.declaration import GIVEN_POSITIONS
 from ..oracle.comparison import compare, moves
 from ..problems.fitting import fitted_geometry
 from ..problems.inputs import Inputs
@@ -79,8 +80,11 @@ def _otherwise(subject: Subject, inputs: Inputs) -> Tensor:
     if inputs.bias is not None or torch.equal(slopes, golden.alibi_slopes(heads)):
         return subject.oracle.output(inputs, plain)
     sizes = inputs.geometry
-    places = golden.query_positions(sizes.query_length, sizes.key_length, plain)
-    right = golden.alibi_bias(heads, places, sizes.key_length)
+    queries = golden.query_positions(sizes.query_length, sizes.key_length, plain)
+    keys = torch.arange(sizes.key_length)
+    if (given := inputs.given_positions) is not None:
+        queries, keys = (each.unsqueeze(1) for each in given)
+    right = golden.alibi_bias(heads, queries, keys)
     factors = (slopes / golden.alibi_slopes(heads))[:, None, None]
     return subject.oracle.output(inputs.replace(bias=right * factors), plain)
 
@@ -259,12 +263,23 @@ FEW = 4
 _makes_tables = requires(
     lambda c: c.declaration.rotary_tables is None, "its calls give tables, which know no positions"
 )
+_counts_positions = requires(
+    lambda c: GIVEN_POSITIONS not in c.declaration.features, "its calls give the positions"
+)
 
 
 def is_rotary(candidate: Candidate) -> str:
     """Unless its semantics declares no rotary positions."""
     if candidate.declaration.semantics.rotary == "none":
         return "its semantics declares no rotary positions"
+    return ""
+
+
+def goes_by_distance(candidate: Candidate) -> str:
+    """Why the products of turned heads know more than distances, or ""."""
+    point = candidate.declaration.semantics
+    if point.normalises_late and point.qk_norm == "layer":
+        return "the mean that its norm takes off turned heads depends on their positions"
     return ""
 
 
@@ -347,14 +362,14 @@ def _other(subject: Subject, inputs: Inputs, seed: int) -> golden.Semantics:
     ),
     needs_golden=True,
     counterfactual="no rotation at all",
-    applies=(is_rotary, _makes_tables),
+    applies=(is_rotary, _makes_tables, _counts_positions, goes_by_distance),
     subtle=True,
 )
 def rotary_shift(subject: Subject, problem: Problem) -> Finding:
     """Hidden keys before all others, and as many queries if both are counted from the first."""
     inputs = subject.inputs(problem.replace(past=0))
     count = 1 + problem.seed % MOST_BEFORE
-    moved, first = _moved(subject, inputs, count, generator_for(problem, 21))
+    moved, first = moved_behind(subject, inputs, count, generator_for(problem, 21))
     if not admits_lengths(subject.candidate, moved.geometry):
         return Finding(binding=False)
     still = subject.declaration.semantics.replace(rotary="none")
@@ -372,10 +387,10 @@ def rotary_shift(subject: Subject, problem: Problem) -> Finding:
 MOST_BEFORE = 9
 
 
-def _moved(
+def moved_behind(
     subject: Subject, inputs: Inputs, count: int, generator: torch.Generator
 ) -> tuple[Inputs, int]:
-    """Everything ``count`` positions later, and the number of new rows."""
+    """Everything behind ``count`` hidden tokens, and the number of new rows."""
     from_the_end = subject.declaration.semantics.causal_alignment == "bottom-right"
     both = not can_cross(subject.candidate) or not from_the_end
 
@@ -499,7 +514,8 @@ def rotary_partial(subject: Subject, problem: Problem) -> Finding:
     inputs = drawn.with_tokens(query=drawn.query.masked_fill(turning, 0.0))
     # Tables of a call hold angles for the declared fraction alone.
     everywhere = drawn if drawn.tables else point.replace(rotary_fraction=1.0)
-    if subject.declaration.always_causal or point.alibi or point.score_mod is not None:
+    by_place = point.alibi or point.score_mod is not None or point.normalises_late
+    if subject.declaration.always_causal or by_place:
         wording = "channels that stay are turned"
         return measures_golden(subject, inputs, wording, counterfactual=everywhere)
     order = permutation(inputs.geometry.key_length, generator_for(problem, 22))

@@ -39,6 +39,7 @@ def reordered_items(inputs: Inputs, order: Tensor) -> Inputs:
         bias=take(inputs.bias, 0, order),
         tables=inputs.tables and inputs.tables.of_items(order),
         learned=inputs.learned and inputs.learned.of_items(order),
+        positions=inputs.positions and inputs.positions.of_items(order),
     )
 
 
@@ -46,14 +47,22 @@ def reordered_queries(inputs: Inputs, order: Tensor) -> Inputs:
     """Queries in another order, with the rows of their masks."""
     of_keys = inputs.key.index_select(-2, order) if inputs.mode == "self" else None
     moved = inputs.with_tokens(query=inputs.query.index_select(-2, order), key=of_keys)
-    return moved.replace(keep=take(inputs.keep, 2, order), bias=take(inputs.bias, 2, order))
+    return moved.replace(
+        keep=take(inputs.keep, 2, order),
+        bias=take(inputs.bias, 2, order),
+        positions=inputs.positions and inputs.positions.of_queries(order),
+    )
 
 
 def reordered_keys(inputs: Inputs, order: Tensor) -> Inputs:
     """Keys and values in another order, with the columns of their masks."""
     key, value = inputs.key.index_select(-2, order), inputs.value.index_select(-2, order)
     moved = inputs.with_tokens(key=key, value=value)
-    return moved.replace(keep=take(inputs.keep, 3, order), bias=take(inputs.bias, 3, order))
+    return moved.replace(
+        keep=take(inputs.keep, 3, order),
+        bias=take(inputs.bias, 3, order),
+        positions=inputs.positions and inputs.positions.of_keys(order),
+    )
 
 
 def one_item(subject: Subject, inputs: Inputs, item: int) -> tuple[Inputs, View]:

@@ -9,7 +9,15 @@ from ..problems.materialise import generator_for
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, Space
-from .judging import Counterfactual, all_of, as_alone, matches_golden, same_answer, stands_alone
+from .judging import (
+    Counterfactual,
+    all_of,
+    as_alone,
+    matches_golden,
+    same_answer,
+    sees_by_place,
+    stands_alone,
+)
 from .long_sequences import some_rows_match
 from .registry import Finding, clause, declares
 from .subject import Subject
@@ -124,7 +132,7 @@ def _as_limited(window: Window, other: Window) -> bool:
         share=0.5,
     ),
     counterfactual="a limit of one key instead",
-    applies=(offers_window,),
+    applies=(offers_window, sees_by_place),
 )
 def window_unlimited(subject: Subject, problem: Problem) -> Finding:
     """No limit, written in two ways, with or without a limit on the other side."""

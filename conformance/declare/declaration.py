@@ -37,6 +37,12 @@ TABLE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "angles": ("angles",),
 }
 SLOPE_SHAPES: Final = ("H", "BH")
+# The feature of calls that give the positions of their tokens.
+GIVEN_POSITIONS: Final = "positions"
+POSITION_KEYWORDS: Final = {
+    "self": ("positions",),
+    **dict.fromkeys(("separate", "memory"), ("query_positions", "key_positions")),
+}
 DEFAULT_TABLE_SHAPES: Final = {"cos-sin": "LR", "complex": "LR/2", "angles": "LR/2"}
 # Learned arguments, which every call gives: the keywords of each feature.
 LEARNED_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
@@ -81,6 +87,7 @@ FEATURES: Final = frozenset(
         "kv_cache",
         "lse",
         "out",
+        GIVEN_POSITIONS,
         "scale",
         "sinks",
         "softcap",
@@ -112,6 +119,7 @@ OWN_KEYWORDS: Final = frozenset(
         *(word for words in STRUCTURED_FORMS.values() for word in words),
         *(word for words in TABLE_KEYWORDS.values() for word in words),
         *(word for words in LEARNED_KEYWORDS.values() for word in words),
+        *(word for words in POSITION_KEYWORDS.values() for word in words),
         *(word for words in FEATURE_KEYWORDS.values() for word in words),
     }
 )
@@ -270,6 +278,7 @@ class Declaration:
             *self.head_layout.sequence_keywords,
             *TABLE_KEYWORDS.get(self.rotary_tables or "", ()),
             *self.learned,
+            *(POSITION_KEYWORDS[self.inputs] if GIVEN_POSITIONS in self.features else ()),
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, get_args
 
 import torch
 
@@ -34,6 +34,7 @@ from .declaration import (
     DEFAULT_TABLE_SHAPES,
     EMPTY_ROWS,
     FEATURES,
+    GIVEN_POSITIONS,
     INPUTS,
     LEARNED_KEYWORDS,
     LSE_BASES,
@@ -114,6 +115,7 @@ def declare(
     lse_shape: str | None = None,
     lse_empty: str | None = None,
     alibi_slope_shape: str | None = None,
+    causal_by: str | None = None,
     offsets: str = "each",
     padded: bool = False,
     expected_failures: GivenExpectations = None,
@@ -143,6 +145,7 @@ def declare(
         "position": (position, POSITIONS),
         "mixed": (mixed, MIXED),
         "memory": (memory, MEMORY),
+        "causal_by": (causal_by, get_args(golden.CausalBy)),
     }
     _choices(choices | {name: pair for name, pair in optional.items() if pair[0] is not None})
     if always_causal and causal is None:
@@ -159,7 +162,7 @@ def declare(
     places = _some("devices", _devices(devices), "cpu")
     if arrays != "torch":
         offered = _read_arrays(arrays, chosen, places, offered, frozenset(named))
-    point = _read_semantics(semantics, causal, rules or common_rule)
+    point = _read_semantics(semantics, causal, rules or common_rule, causal_by)
     if always_causal and forms and point.causal_combination == "refused":
         msg = (
             "always_causal is True and semantics refuses a mask along with causality, which leaves "
@@ -175,6 +178,9 @@ def declare(
     pins = _for_tables(rotary_tables, kind, point, pins)
     point = _read_learned(offered, kind, layout, point)
     _check_slopes(alibi_slope_shape, offered, batched=batched)
+    _check_positions(
+        offered, point, inputs, forms, layout, tables=rotary_tables is not None, ranks=ranks
+    )
     if ranks is not None:
         ranks, pins = _read_ranks(
             ranks, kind, layout, arrays, offered, pins, forms=forms, batched=batched
@@ -392,6 +398,12 @@ def _read_learned(
             "semantics=conformance.Semantics(qk_norm='rms') or 'layer'"
         )
         raise DeclarationError(msg)
+    if point.normalises_late and {"norm_weight", "temperature"} & offered:
+        msg = (
+            f"features has {learned[0]!r} with norm_order='after-rotary', which is judged without: "
+            "drop one"
+        )
+        raise DeclarationError(msg)
     if "alibi_slopes" not in offered:
         return point
     if point.bias_order == "before-scale":
@@ -413,6 +425,51 @@ def _check_slopes(shape: object, offered: frozenset[str], *, batched: bool) -> N
     if shape == "BH" and not batched:
         msg = "alibi_slope_shape is 'BH', but batched=False leaves no axis B"
         raise DeclarationError(msg)
+
+
+def _check_positions(
+    offered: frozenset[str],
+    point: golden.Semantics,
+    inputs: str,
+    forms: tuple[str, ...],
+    layout: str,
+    *,
+    tables: bool,
+    ranks: Ranks | None,
+) -> None:
+    """Raise DeclarationError for given positions with promises that exclude them."""
+    by_distance = point.causal_by == "positions"
+    if GIVEN_POSITIONS not in offered:
+        if by_distance:
+            msg = (
+                "causal_by is 'positions', but no call gives positions: declare "
+                f"features=[{GIVEN_POSITIONS!r}], or drop causal_by"
+            )
+            raise DeclarationError(msg)
+        return
+    said = f"features has {GIVEN_POSITIONS!r}"
+    if mixed_in(point) is None and not by_distance:
+        msg = (
+            f"{said}, but nothing goes by positions: give semantics=conformance.Semantics("
+            "rotary='halves'), 'interleaved' or alibi=True, or causal_by='positions'"
+        )
+        raise DeclarationError(msg)
+    others = {
+        f"layout={layout!r}": HEAD_LAYOUTS[layout].has_sequences,
+        "ranks": ranks is not None,
+        "rotary_tables, whose rows are those of the tokens already": tables,
+        "causal_by='positions' and the mask form 'prefix', which counts places": (
+            by_distance and "prefix" in forms
+        ),
+        "'kv_cache' and inputs='self', whose calls do not say where the cached keys stand, and "
+        f"{'causal_by' if by_distance else 'alibi'} asks for it": (
+            "kv_cache" in offered and inputs == "self" and (by_distance or point.alibi)
+        ),
+    }
+    for other, given in others.items():
+        if given:
+            msg = f"{said} with {other}: drop one"
+            raise DeclarationError(msg)
 
 
 # The largest head size drawn for tables when no head size is pinned.
@@ -726,7 +783,10 @@ def _check_score_mod(point: golden.Semantics) -> None:
 
 
 def _read_semantics(
-    declared_point: golden.Semantics | None, causal: str | None, empty_rows: str | dict[str, str]
+    declared_point: golden.Semantics | None,
+    causal: str | None,
+    empty_rows: str | dict[str, str],
+    causal_by: str | None,
 ) -> golden.Semantics:
     point = golden.STANDARD if declared_point is None else declared_point
     if not isinstance(point, golden.Semantics):
@@ -736,6 +796,7 @@ def _read_semantics(
     changed = golden.STANDARD.differences(point)
     for name, declared, field in (
         ("causal", causal, "causal_alignment"),
+        ("causal_by", causal_by, "causal_by"),
         ("empty_rows", None if empty_rows == "any" else empty_rows, "empty_rows"),
     ):
         if declared is None:

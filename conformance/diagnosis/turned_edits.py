@@ -105,10 +105,6 @@ def _is_stretched(inputs: Inputs) -> bool:
     return is_turned(inputs) and inputs.point.rotary_amplitude != 1.0
 
 
-def _is_turned_and_normalised(inputs: Inputs) -> bool:
-    return is_turned(inputs) and _is_normalised(inputs)
-
-
 def _is_normalised(inputs: Inputs) -> bool:
     return inputs.point.qk_norm != "none"
 
@@ -130,12 +126,6 @@ def turned_edits() -> Iterator[NamedMistake]:
         yield _mistake(f"in {words} channels", edits=_of_fraction(fraction))
     of_head = Edit("frequencies", change=_of_head_size)
     yield _mistake("with exponents that are divided by the head size", edits=(of_head,))
-    late = tuple(
-        Edit(side[0], golden.Rewired(_late, (f"given_{role}", side[2], "point")))
-        for role, side in zip(("query", "key"), _SIDES.values(), strict=True)
-    )
-    said = "before they are normalised, not after that"
-    yield _mistake(said, edits=late, where=_is_turned_and_normalised)
     for words, factor in (("", 1.0), (", backwards", -1.0)):
         edit = Edit("value_heads", change=partial(_turned_value, factor=factor))
         yield _mistake(f"and the values, too{words}", edits=(edit,))
@@ -216,10 +206,48 @@ def _of_tables() -> Iterator[NamedMistake]:
         name="rotation: the cached keys again",
         primary="cache.golden",
         sentence="cached keys, which are turned already, are turned again by the rows of new ones",
-        fix="turn the new keys alone, and put them behind the cached ones",
+        fix=_BEHIND_CACHED,
         where=_caches_with_tables,
         edits=(Edit("joined_key", change=_cache_again),),
     )
+    for words, places in _AGAIN:
+        yield NamedMistake(
+            name=f"rotation: the cached keys again by {words}",
+            primary="cache.golden",
+            sentence=f"cached keys, which are turned already, are turned again by {words}",
+            fix=_BEHIND_CACHED,
+            where=_caches_turned_keys,
+            edits=(Edit("joined_key", change=partial(_placed_again, places=places)),),
+        )
+
+
+_BEHIND_CACHED: Final = "turn the new keys alone, and put them behind the cached ones"
+# Places of cached keys that come turned, from the places of all keys and the number of cached ones.
+_AGAIN: Final[tuple[tuple[str, Callable[[Tensor, int], Tensor]], ...]] = (
+    ("their places in memory", lambda at, _past: torch.arange(at.shape[-1]).expand_as(at)),
+    ("their positions", lambda at, _past: at),
+    (
+        "the positions of the new ones",
+        lambda at, past: at[..., past + torch.arange(at.shape[-1]) % (at.shape[-1] - past)],
+    ),
+)
+
+
+def _caches_turned_keys(inputs: Inputs) -> bool:
+    return inputs.gets_turned_keys and inputs.tables is None and inputs.past > 0
+
+
+def _placed_again(
+    joined_key: Tensor,
+    key_places: Tensor,
+    past: int,
+    point: golden.Semantics,
+    *,
+    places: Callable[[Tensor, int], Tensor],
+) -> Tensor:
+    again = golden.rotate_heads(joined_key, places(key_places, past), point)
+    is_cached = (torch.arange(key_places.shape[-1]) < past)[:, None]
+    return torch.where(is_cached, again, joined_key)
 
 
 def _caches_with_tables(inputs: Inputs) -> bool:
@@ -338,10 +366,6 @@ def _of_fraction(fraction: float) -> tuple[golden.Edit, ...]:
 
 def _of_head_size(frequencies: Tensor, sizes: golden.Sizes) -> Tensor:
     return frequencies ** (2 * len(frequencies) / max(sizes.head_size, 1))
-
-
-def _late(given: Tensor, angles: Tensor, point: golden.Semantics) -> Tensor:
-    return golden.normalise_heads(golden.turn_heads(given, angles, point), point)
 
 
 def _turned_value(

@@ -5,7 +5,8 @@ The golden gets all keys of a problem; a candidate gets the first ``past`` keys 
 cached heads are its projections of the first tokens, rounded once to the working dtype: the bound
 of its own projections holds for cached heads, too. They come directly out of the projections,
 before any further step (a rotation by positions, say). Where calls give rotary tables the cached
-keys are turned already: a call has tables for its own tokens alone.
+keys are turned already: a call has tables for its own tokens alone. So they are where a call
+on one input gives the positions of its tokens.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ def query_rows(inputs: Inputs, start: int, stop: int) -> Inputs:
     return inputs.replace(
         geometry=inputs.geometry.replace(query_length=stop - start),
         query=inputs.query[..., start:stop, :],
+        positions=inputs.positions and inputs.positions.of_queries(torch.arange(start, stop)),
         keep=rows(inputs.keep),
         bias=rows(inputs.bias),
         generic=False,
@@ -135,9 +137,11 @@ def _keys(inputs: Inputs, kept: slice | Tensor) -> Inputs:
 
     key, value = inputs.key[..., kept, :], inputs.value[..., kept, :]
     first = kept.start or 0 if isinstance(kept, slice) else 0
+    order = torch.arange(inputs.geometry.key_length)[kept]
     return inputs.replace(
         geometry=inputs.geometry.replace(key_length=key.shape[-2]),
         tables=inputs.tables and inputs.tables.from_row(first),
+        positions=inputs.positions and inputs.positions.of_keys(order),
         key=key,
         value=value,
         keep=columns(inputs.keep),
@@ -164,10 +168,13 @@ def cached_heads(inputs: Inputs) -> tuple[Tensor, Tensor]:
             key = golden.split_heads(golden.project(key, weights.k, weights.k_bias), heads, point)
             values = golden.project(value, weights.v, weights.v_bias)
             value = golden.split_heads(values, heads, point).to(inputs.query.dtype)
-        if inputs.tables is not None:
-            key, places = golden.normalise_heads(key, point), torch.arange(key.shape[-2])
+        if inputs.gets_turned_keys:
+            given = inputs.given_positions
+            places = torch.arange(inputs.past)
+            if given is not None:
+                places = given[1][:, None, : inputs.past]
             weight = inputs.learned_arguments.get("key_norm_weight")
             if weight is not None:
-                key = golden.weigh(key, weight.double().unflatten(-1, (-1, key.shape[-1])))
-            key = golden.rotate_heads(key, places, point, inputs.rotary_tables)
+                weight = weight.double().unflatten(-1, (-1, key.shape[-1]))
+            key = golden.prepare_heads(key, places, point, inputs.rotary_tables, weight)
         return key.to(inputs.query.dtype), value

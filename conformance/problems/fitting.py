@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 
 from ..base.geometry import FIELDS, LENGTHS, Geometry, nearest_size
 from ..declare.candidate import Candidate
-from ..declare.declaration import Declaration
+from ..declare.declaration import GIVEN_POSITIONS, Declaration
 from .problem import Problem
 from .space import WIDTHS, Space, allowed_sizes, least_size, tied_fields, wanted_size
 
@@ -107,6 +107,7 @@ def counts_from_first_key(candidate: Candidate) -> bool:
     """Whether queries are never drawn where they would stand before the first key."""
     point = candidate.declaration.semantics
     counted = point.rotary != "none" and point.causal_alignment == "bottom-right"
+    counted = counted and GIVEN_POSITIONS not in candidate.declaration.features
     return counted and not set(LENGTHS) & set(candidate.declaration.pins.sizes)
 
 

@@ -17,6 +17,7 @@ from ..declare.declaration import SEQUENCES
 from ..declare.head_layouts import HEAD_LAYOUTS, HeadLayout
 from ..tolerance.visible_keys import owners
 from .learned import LearnedArguments
+from .positions import Positions
 from .rotary_tables import RotaryTables
 
 # The options of a call with None for an omission.
@@ -36,6 +37,8 @@ class CallOptions(TypedDict):
     rotary_tables: Tensor | None
     turned_keys: int
     learned: dict[str, Tensor]
+    query_positions: Tensor | None
+    key_positions: Tensor | None
 
 
 def most_cached(key_length: int) -> int:
@@ -121,6 +124,8 @@ class Inputs(Replaceable):
         The rotary tables for all keys, if the call takes tables; else None.
     learned
         The learned arguments, if the call takes some; else None.
+    positions
+        The positions of all tokens, if the call takes positions; else None.
     block_size
         The numbers of queries and keys in a block of a block mask.
     device, head_layout
@@ -159,6 +164,7 @@ class Inputs(Replaceable):
     sinks: Tensor | None = None
     tables: RotaryTables | None = None
     learned: LearnedArguments | None = None
+    positions: Positions | None = None
     device: str = "cpu"
     head_layout: HeadLayout = HEAD_LAYOUTS["BHSD"]
     block_size: tuple[int, int] = (1, 1)
@@ -185,6 +191,7 @@ class Inputs(Replaceable):
     @property
     def options(self) -> CallOptions:
         """The options of the call, for the golden."""
+        positions = self.given_positions
         return CallOptions(
             keep=self.keep,
             bias=self.bias,
@@ -194,7 +201,9 @@ class Inputs(Replaceable):
             window=self.window,
             sinks=self.sinks,
             rotary_tables=self.rotary_tables,
-            turned_keys=0 if self.tables is None else self.past,
+            turned_keys=self.past if self.gets_turned_keys else 0,
+            query_positions=positions and positions[0],
+            key_positions=positions and positions[1],
             learned=self.learned_arguments,
         )
 
@@ -203,6 +212,16 @@ class Inputs(Replaceable):
         """The learned arguments of the call by keyword, in the dtype of the query."""
         made = {} if self.learned is None else self.learned.of(self.geometry)
         return {name: value.to(self.query.dtype) for name, value in made.items()}
+
+    @property
+    def given_positions(self) -> tuple[Tensor, Tensor] | None:
+        """The positions ``[B, Lq]`` and ``[B, Lk]`` of queries and keys; None if none are given."""
+        return self.positions and self.positions.of(self.geometry)
+
+    @property
+    def gets_turned_keys(self) -> bool:
+        """Whether cached keys come turned: the call does not say where they stand."""
+        return self.tables is not None or (self.positions is not None and self.mode == "self")
 
     @property
     def rotary_tables(self) -> Tensor | None:
@@ -270,13 +289,17 @@ class Inputs(Replaceable):
         )
 
     def structure(self, semantics: golden.Semantics) -> Tensor:
-        """The keys that window and, if it counts, causality admit: bool ``[Lq, Lk]``."""
+        """The keys that window and, if it counts, causality admit: bool ``[Lq, Lk]``.
+
+        ``[B, 1, Lq, Lk]`` where causality goes by given positions.
+        """
         return golden.structural_mask(
             self.geometry.query_length,
             self.geometry.key_length,
             causal=self.counted(semantics)[0],
             window=self.window,
             semantics=semantics,
+            positions=self.given_positions,
         )
 
     def allowed(self, semantics: golden.Semantics, rows: Tensor | None = None) -> Tensor:
@@ -293,6 +316,7 @@ class Inputs(Replaceable):
             semantics=semantics,
             device=self.query.device,
             rows=rows,
+            positions=self.given_positions,
         )
 
     def answer_rows(self, marked: Tensor, semantics: golden.Semantics) -> Tensor:

@@ -19,6 +19,7 @@ from .caching import cached_length, without_key_bias
 from .inputs import Inputs
 from .learned import draw_learned
 from .mask_patterns import LENGTH_PATTERNS, PATTERNS
+from .positions import Positions, draw_positions
 from .problem import MaskPlan, Overrides, Problem
 from .recipes import RECIPES, normal
 from .rotary_tables import draw_tables
@@ -137,9 +138,10 @@ REPEATED: Final = ("expanded", "expanded-heads")
 # The random stream of the sinks, and their standard deviation: some outweigh a few dozen keys.
 SINKS: Final = 40
 SINK_SPREAD: Final = 2.0
-# The random streams of rotary tables, and of learned arguments.
+# The random streams of rotary tables, of learned arguments and of positions.
 TABLES: Final = 41
 LEARNED: Final = 42
+POSITIONS: Final = 43
 
 
 def generator_for(problem: Problem, purpose: int = 0) -> Generator:
@@ -184,6 +186,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
             TORCH_DTYPES[problem.dtype],
             generator_for(problem, LEARNED),
         ),
+        positions=_positions(problem, candidate),
         generic=_is_generic(problem, candidate),
         always_causal=candidate.declaration.always_causal,
         past=cached_length(problem, candidate),
@@ -199,6 +202,11 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
     )
     drawn = _alike(overridden(drawn, problem), problem)
     return without_key_bias(drawn, candidate) if drawn.past else drawn
+
+
+def _positions(problem: Problem, candidate: Candidate) -> Positions | None:
+    stream = generator_for(problem, POSITIONS)
+    return draw_positions(candidate.declaration, problem.geometry, stream)
 
 
 def is_causal(problem: Problem, candidate: Candidate) -> bool:
@@ -407,30 +415,40 @@ def _structured(
     mask = STRUCTURED_MASKS[plan.form]
     table = mask.table(plan.pattern, made, generator)
     seen = structure(problem, candidate) if plan.visible else None
-    if seen is None or bool((table & seen).any(dim=-1)[..., seen.any(dim=-1)].all()):
+    if seen is None or bool(((table & seen).any(dim=-1) | ~seen.any(dim=-1)).all()):
         return table
     return mask.table("full", made, generator)
 
 
 def structure(problem: Problem, candidate: Candidate) -> Tensor:
-    """The keys that queries may attend by causal rule and window: bool ``[Lq, Lk]``."""
+    """The keys that queries may attend by causal rule and window: bool ``[Lq, Lk]``.
+
+    ``[B, 1, Lq, Lk]`` where causality goes by given positions.
+    """
     sizes, declared = problem.geometry, candidate.declaration
+    positions = _positions(problem, candidate)
     return golden.structural_mask(
         sizes.query_length,
         sizes.key_length,
         causal=is_causal(problem, candidate),
         window=problem.window,
         semantics=declared.semantics,
+        positions=positions and positions.of(sizes),
     )
 
 
 def with_visible_keys(keep: Tensor, visible: Tensor, *, lengths: bool) -> Tensor:
     """The mask, extended until queries attend a ``visible`` key.
 
-    ``visible`` is bool ``[Lq, Lk]``. Queries without visible keys stay unchanged. Lengths only
-    grow.
+    ``visible`` is bool ``[Lq, Lk]``, or ``[B, 1, Lq, Lk]`` where items differ. Queries without
+    visible keys stay unchanged. Lengths only grow.
     """
     keep = keep.clone()
+    if visible.dim() > len(("queries", "keys")):
+        for item, own in enumerate(visible.squeeze(1)):
+            part = slice(None) if keep.shape[0] == 1 else slice(item, item + 1)
+            keep[part] = with_visible_keys(keep[part], own, lengths=lengths)
+        return keep
     keys = torch.arange(keep.shape[-1])
     for row, places in enumerate(visible):
         every = places.nonzero().flatten()

@@ -32,11 +32,12 @@ def position_bound(tokens: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def distance_size(attention: golden.Attention) -> Tensor:
-    """The largest number that a correct bias by distance may be made of: ``[B or 1, H, Lq, n]``.
+    """The largest number that a correct bias by distance may be made of: ``[1 or B, H, Lq, n]``.
 
     Behind a causal mask ``slope * j``, counted from the first key, and ``slope * (j - Lk + 1)``,
     counted from the last, equal it but for what a row has in common: Press et al.'s own code, BLOOM
-    and MPT store these. What stands for no key (a sink) has none.
+    and MPT store these. What stands for no key (a sink) has none. Positions that a call gives may
+    be multiplied by the slope before they are subtracted.
     """
     length = attention.given_key.shape[-2]
     slopes = golden.alibi_slopes(attention.query.shape[1]).unsqueeze(0)
@@ -47,11 +48,13 @@ def distance_size(attention: golden.Attention) -> Tensor:
 
 
 def farthest_distance(attention: golden.Attention) -> Tensor:
-    """The largest number that a correct distance may be made of: ``[Lq, Lk]``."""
+    """The largest number that a correct distance may be made of: ``[Lq, Lk]``, or ``[B, 1, …]``."""
     length = attention.given_key.shape[-2]
-    keys = torch.arange(length)
-    apart = (attention.positions[:, None] - keys).abs()
-    return torch.maximum(apart, torch.maximum(keys, length - 1 - keys))
+    keys, queries = attention.key_places[..., None, :], attention.query_places[..., None]
+    farthest = torch.maximum((queries - keys).abs(), keys)
+    if keys.dim() == len(("query", "key")):
+        return torch.maximum(farthest, length - 1 - keys)
+    return torch.maximum(farthest, queries)
 
 
 def distance_error(attention: golden.Attention, size: Tensor, contract: Contract) -> Tensor:
@@ -67,7 +70,7 @@ REMEMBERED_LENGTH = 513
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rotation:
-    """Channels that turn together, int64 ``[R/2]`` both, and their angles: float64 ``[L, R/2]``.
+    """Channels that turn together, int64 ``[R/2]`` both, and their angles ``[.., L, R/2]``.
 
     ``cosine`` and ``sine`` are exact, the errors bound those of a correct table, ``cosine_angle``
     and ``sine_angle`` their part before the table is stored, ``table_stores`` times. Tables that a
@@ -109,7 +112,7 @@ class Rotation:
 def rotation_of(
     attention: golden.Attention, positions: Tensor, size: int, contract: Contract
 ) -> Rotation:
-    """The rotation of heads of a size, whose tokens stand at ``positions [L]``."""
+    """The rotation of heads of a size, whose tokens stand at ``[L]``, or ``[B, 1, L]``."""
     if attention.rotary_tables is None:
         return rotation(positions, size, attention.semantics, contract)
     first, second = golden.rotary_pairs(size, attention.semantics)
@@ -136,8 +139,8 @@ def rotation_of(
 def rotation(
     positions: Tensor, head_size: int, semantics: golden.Semantics, contract: Contract
 ) -> Rotation:
-    """Return the rotation of tokens at ``positions [L]``; cached unless there are many."""
-    if positions.numel() > REMEMBERED_LENGTH:
+    """Return the rotation of tokens at positions; cached unless there are many, or they differ."""
+    if positions.numel() > REMEMBERED_LENGTH or positions.dim() > 1:
         return _rotation(positions, head_size, semantics, contract)
     places = tuple(positions.tolist())
     return _remembered(places, head_size, semantics, contract)
@@ -153,7 +156,7 @@ def _remembered(
 def _rotation(
     positions: Tensor, head_size: int, semantics: golden.Semantics, contract: Contract
 ) -> Rotation:
-    """Return the rotation of tokens at ``positions [L]``.
+    """Return the rotation of tokens at positions ``[L]``, or ``[B, 1, L]``.
 
     A frequency is a power of the base: an error of the exponent counts as often as its logarithm,
     and the first frequency, 1, has none. The error of an angle grows with the position.

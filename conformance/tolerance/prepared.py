@@ -126,12 +126,16 @@ def divisor_drift(heads: Tensor, error: Tensor | None, semantics: golden.Semanti
 
 
 def normalised_variance(
-    heads: Tensor, variance: Tensor | None, semantics: golden.Semantics, contract: Contract
+    heads: Tensor,
+    variance: Tensor | None,
+    shared: Tensor,
+    semantics: golden.Semantics,
+    contract: Contract,
 ) -> tuple[Tensor, Tensor]:
     """Return the variance of normalised heads, and the non-random part of their error.
 
-    The latter are errors of the mean, ``[B, H, L, D]``, moving all channels of a head at once.
-    Errors of the factor are left out: they scale all scores of a head.
+    The latter are errors of the mean, ``[B, H, L, D]``, moving all channels of a head at once, and
+    earlier errors ``shared``. Errors of the factor are left out: they scale all scores of a head.
     """
     given, heads = heads, golden.joined_heads(heads, semantics)
     norm = norm_of(heads, semantics, contract)
@@ -144,9 +148,16 @@ def normalised_variance(
         if semantics.qk_norm == "layer":
             incoming = incoming + incoming.mean(dim=-1, keepdim=True)
         # The factor's part of any product with them, by Cauchy and Schwarz.
-        shared = (size.square() * incoming).sum(dim=-1, keepdim=True) / norm.largest**2
-        own = own + incoming + shared
-    shared = (norm.shift / norm.divisor).expand(size.shape)
+        factor = (size.square() * incoming).sum(dim=-1, keepdim=True) / norm.largest**2
+        own = own + incoming + factor
+    shared = golden.joined_heads(shared, semantics)
+    if bool(shared.any()):
+        if semantics.qk_norm == "layer":
+            shared = shared + shared.mean(dim=-1, keepdim=True)
+        shared = shared / norm.divisor
+        along = (size.abs() * shared).sum(dim=-1, keepdim=True) / norm.largest**2
+        shared = shared + size.abs() * along
+    shared = shared + norm.shift / norm.divisor
     own, shared = (golden.parted_heads(each, given, semantics) for each in (own, shared))
     return own, shared
 
@@ -175,12 +186,17 @@ def prepared_errors(attention: golden.Attention, contract: Contract, carried: Ca
             attention,
             query,
             carried.query,
-            attention.positions,
+            attention.query_places,
             factors_of(attention, QUERY),
             contract,
         ),
         key=prepared_error(
-            attention, key, carried.key, _keys(attention), factors_of(attention, KEY), contract
+            attention,
+            key,
+            carried.key,
+            attention.key_places,
+            factors_of(attention, KEY),
+            contract,
         ),
     )
 
@@ -195,14 +211,42 @@ def prepared_error(
 ) -> Tensor | None:
     """The error of heads that are normalised, multiplied by learned factors and turned."""
     semantics = attention.semantics
-    normalised = golden.normalise_heads(heads, semantics)
-    if semantics.qk_norm != "none":
-        error = normalised_error(heads, error, semantics, contract)
-    error = multiplied_error(normalised, error, factors, contract)
-    if semantics.rotary != "none":
-        turn = rotation_of(attention, positions, heads.shape[-1], contract)
-        error = rotated_error(multiplied(normalised, factors), error, turn, contract)
+    for step in steps(semantics):
+        if step == "norm":
+            error = normalised_error(heads, error, semantics, contract)
+        elif step == "factors":
+            error = multiplied_error(heads, error, factors, contract)
+        else:
+            turn = rotation_of(attention, positions, heads.shape[-1], contract)
+            error = rotated_error(heads, error, turn, contract)
+        heads = stepped(step, heads, positions, factors, attention)
     return error
+
+
+def steps(semantics: golden.Semantics) -> tuple[str, ...]:
+    """The steps by which heads are prepared, in their order: "norm", "factors" and "rotation".
+
+    Norms behind the rotation have no learned factors.
+    """
+    named = {"norm": semantics.qk_norm, "factors": "learned", "rotation": semantics.rotary}
+    made = tuple(name for name, kind in named.items() if kind != "none")
+    return made[::-1] if semantics.normalises_late else made
+
+
+def stepped(
+    step: str,
+    heads: Tensor,
+    positions: Tensor,
+    factors: list[Tensor],
+    attention: golden.Attention,
+) -> Tensor:
+    """Heads behind one of their :func:`steps`."""
+    semantics = attention.semantics
+    if step == "norm":
+        return golden.normalise_heads(heads, semantics)
+    if step == "factors":
+        return multiplied(heads, factors)
+    return golden.rotate_heads(heads, positions, semantics, attention.rotary_tables)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -238,9 +282,22 @@ def scale_error(attention: golden.Attention, contract: Contract) -> float:
     semantics = attention.semantics
     return sum(
         float(norm_of(golden.joined_heads(heads, semantics), semantics, contract).factor.amax())
-        for heads in (attention.given_query, attention.given_key)
+        for heads in before_norm(attention)
         if heads.numel()
     )
+
+
+def before_norm(attention: golden.Attention) -> tuple[Tensor, Tensor]:
+    """Queries and keys as they are normalised: behind the rotation, if the norm is."""
+    heads = (attention.given_query, attention.given_key)
+    if not attention.semantics.normalises_late:
+        return heads
+    places = (attention.query_places, attention.key_places)
+    query, key = (
+        golden.rotate_heads(one, at, attention.semantics, attention.rotary_tables)
+        for one, at in zip(heads, places, strict=True)
+    )
+    return query, key
 
 
 def prepared_variances(
@@ -250,9 +307,11 @@ def prepared_variances(
     if not is_prepared(attention):
         return Prepared(carried=carried)
     query, shared_query, query_factor = _variance(
-        attention, QUERY, carried.query, attention.positions, contract
+        attention, QUERY, carried.query, attention.query_places, contract
     )
-    key, shared_key, key_factor = _variance(attention, KEY, carried.key, _keys(attention), contract)
+    key, shared_key, key_factor = _variance(
+        attention, KEY, carried.key, attention.key_places, contract
+    )
     return Prepared(
         carried=replace(carried, query=query, key=key),
         query=shared_query,
@@ -269,20 +328,17 @@ def _variance(
     positions: Tensor,
     contract: Contract,
 ) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    semantics = attention.semantics
+    semantics, factor = attention.semantics, None
     heads = attention.given_query if role == QUERY else attention.given_key
-    normalised, factor = golden.normalise_heads(heads, semantics), None
     shared, factors = torch.zeros_like(heads), factors_of(attention, role)
-    if semantics.qk_norm != "none":
-        factor = norm_of(golden.joined_heads(heads, semantics), semantics, contract).factor
-        variance, shared = normalised_variance(heads, variance, semantics, contract)
-    variance, shared = multiplied_variance(normalised, variance, shared, factors, contract)
-    normalised = multiplied(normalised, factors)
-    if semantics.rotary != "none":
-        turn = rotation_of(attention, positions, heads.shape[-1], contract)
-        variance, shared = rotated_variance(normalised, variance, shared, turn, contract)
+    for step in steps(semantics):
+        if step == "norm":
+            factor = norm_of(golden.joined_heads(heads, semantics), semantics, contract).factor
+            variance, shared = normalised_variance(heads, variance, shared, semantics, contract)
+        elif step == "factors":
+            variance, shared = multiplied_variance(heads, variance, shared, factors, contract)
+        else:
+            turn = rotation_of(attention, positions, heads.shape[-1], contract)
+            variance, shared = rotated_variance(heads, variance, shared, turn, contract)
+        heads = stepped(step, heads, positions, factors, attention)
     return variance, shared, factor
-
-
-def _keys(attention: golden.Attention) -> Tensor:
-    return torch.arange(attention.given_key.shape[-2])

@@ -34,12 +34,15 @@ from .learned_gradients import temperature_gradient, weight_gradient
 from .positions import rotated_error, rotation_of
 from .prepared import (
     Norm,
+    before_norm,
     divisor_drift,
     is_prepared,
     norm_of,
     normalised_error,
     prepared_error,
     prepared_errors,
+    stepped,
+    steps,
 )
 from .spread import EXACT, Carried
 from .storing import UnstoredGradient, grouped_worst, stored
@@ -106,8 +109,8 @@ def turned_heads(
     group = attention.query.shape[1] // num_kv_heads
     if group > 1:
         key_error = key_error + group * _once(key.abs() + key_error, contract)
-    of_query = (QUERY, carried.query, attention.positions)
-    of_key = (KEY, carried.key, torch.arange(length))
+    of_query = (QUERY, carried.query, attention.query_places)
+    of_key = (KEY, carried.key, attention.key_places)
     return (
         _turned_back(*of_query, gradients.query, worst.query, attention, contract),
         _turned_back(*of_key, key, key_error, attention, contract),
@@ -122,18 +125,19 @@ def pulled_back(attention: golden.Attention, gradients: BackwardPass) -> tuple[T
         return query, key
 
     def prepare(positions: Tensor, role: str) -> Callable[[Tensor], Tensor]:
-        factors = factors_of(attention, role)
-        return lambda heads: golden.rotate_heads(
-            # Copies of what inference made: autograd cannot save it.
-            multiplied(golden.normalise_heads(heads, semantics), [f.clone() for f in factors]),
-            positions,
-            semantics,
-            attention.rotary_tables,
-        )
+        # Copies of what inference made: autograd cannot save it.
+        factors = [factor.clone() for factor in factors_of(attention, role)]
+
+        def prepared(heads: Tensor) -> Tensor:
+            for step in steps(semantics):
+                heads = stepped(step, heads, positions, factors, attention)
+            return heads
+
+        return prepared
 
     return (
-        pulled(attention.given_query, query, prepare(attention.positions, QUERY)),
-        pulled(attention.given_key, key, prepare(torch.arange(length), KEY)),
+        pulled(attention.given_query, query, prepare(attention.query_places, QUERY)),
+        pulled(attention.given_key, key, prepare(attention.key_places, KEY)),
     )
 
 
@@ -168,22 +172,26 @@ def _turned_back(
     if not is_prepared(attention):
         return gradient, error
     unprepared = attention.given_query if role == QUERY else attention.given_key
-    gradient, error = _before_rotation(role, positions, gradient, error, attention, contract)
+    error = error + _once(gradient.abs() + error, contract)
+    met, met_error = unprepared, unprepared_error  # the heads in front of the norm
+    if semantics.normalises_late:
+        turn = rotation_of(attention, positions, met.shape[-1], contract)
+        met_error = rotated_error(met, met_error, turn, contract)
+        met = golden.rotate_heads(met, positions, semantics, attention.rotary_tables)
     factors = factors_of(attention, role)[::-1]
-    made = multiplied_error(gradient, error, factors, contract)
-    gradient, error = multiplied(gradient, factors), error if made is None else made
-    if semantics.qk_norm != "none":
-        error = _error_behind_norm(
-            unprepared, unprepared_error, gradient, error, semantics, contract
-        )
-        gradient = pulled(
-            unprepared, gradient, lambda heads: golden.normalise_heads(heads, semantics)
-        )
+    for step in reversed(steps(semantics)):
+        if step == "norm":
+            error = _error_behind_norm(met, met_error, gradient, error, semantics, contract)
+            gradient = pulled(met, gradient, lambda heads: golden.normalise_heads(heads, semantics))
+        elif step == "factors":
+            error = _known(multiplied_error(gradient, error, factors, contract), error)
+            gradient = multiplied(gradient, factors)
+        else:
+            gradient, error = _before_rotation(positions, gradient, error, attention, contract)
     return gradient, error
 
 
 def _before_rotation(
-    role: str,
     positions: Tensor,
     gradient: Tensor,
     error: Tensor,
@@ -192,17 +200,15 @@ def _before_rotation(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of heads ``[B, H, L, D]`` before their rotation, and its error."""
     semantics = attention.semantics
-    unprepared = attention.given_query if role == QUERY else attention.given_key
-    error = error + _once(gradient.abs() + error, contract)
-    if semantics.rotary != "none":
-        turn = rotation_of(attention, positions, gradient.shape[-1], contract)
-        error = rotated_error(gradient, error, turn, contract)
-        gradient = pulled(
-            unprepared,
-            gradient,
-            lambda heads: golden.rotate_heads(heads, positions, semantics, attention.rotary_tables),
-        )
-    return gradient, error
+    if semantics.rotary == "none":
+        return gradient, error
+    turn = rotation_of(attention, positions, gradient.shape[-1], contract)
+    turned = pulled(
+        torch.zeros_like(gradient),
+        gradient,
+        lambda heads: golden.rotate_heads(heads, positions, semantics, attention.rotary_tables),
+    )
+    return turned, rotated_error(gradient, error, turn, contract)
 
 
 def learned_gradients(
@@ -220,10 +226,11 @@ def learned_gradients(
     by_name: dict[str, Gradient] = {}
     key, key_error = gradients.key[..., :length, :], worst.key[..., :length, :]
     for role, positions, gradient, error, heads in (
-        (QUERY, attention.positions, gradients.query, worst.query, attention.query.shape[1]),
-        (KEY, torch.arange(length), key, key_error, num_kv_heads),
+        (QUERY, attention.query_places, gradients.query, worst.query, attention.query.shape[1]),
+        (KEY, attention.key_places, key, key_error, num_kv_heads),
     ):
-        turned = _before_rotation(role, positions, gradient, error, attention, contract)
+        arrived = error + _once(gradient.abs() + error, contract)
+        turned = _before_rotation(positions, gradient, arrived, attention, contract)
         normalised = _normalised_with_error(attention, role, contract)
         weight, temperature = weight_of(attention, role), attention.learned.get("temperature")
         weights = [] if weight is None else [weight[:, None]]
@@ -270,7 +277,7 @@ def _products_before_temperature(
     plain = attention.run.edited(golden.Edit("tempered_query", lambda weighed_query: weighed_query))
     query, key = plain["query"].abs(), plain["key"].abs()
     query_error = prepared_error(
-        attention, attention.given_query, None, attention.positions, weights, contract
+        attention, attention.given_query, None, attention.query_places, weights, contract
     )
     key_error = prepared_errors(attention, contract, EXACT).key
     size = query.shape[-1]
@@ -353,10 +360,8 @@ def largest_step(attention: golden.Attention, gradients: BackwardPass) -> float:
     if semantics.qk_norm == "none":
         return 0.0
     length, largest = attention.given_key.shape[-2], 0.0
-    pairs = (
-        (attention.given_query, gradients.query),
-        (attention.given_key, gradients.key[..., :length, :]),
-    )
+    query, key = before_norm(attention)
+    pairs = ((query, gradients.query), (key, gradients.key[..., :length, :]))
     for heads, gradient in pairs:
         if heads.numel():
             heads, gradient = (golden.joined_heads(each, semantics) for each in (heads, gradient))  # noqa: PLW2901 (a norm's own)

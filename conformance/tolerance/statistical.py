@@ -59,6 +59,7 @@ def restrict(attention: golden.Attention, rows: Tensor) -> golden.Attention:
         query=attention.query[:, :, rows],
         given_query=attention.given_query[:, :, rows],
         positions=attention.positions[rows],
+        query_places=attention.query_places[..., rows],
         bias=bias if bias is None or bias.shape[-2] == 1 else bias[:, :, rows],
         alibi=None if alibi is None else alibi[:, :, rows],
         allowed=attention.allowed[:, :, rows],

@@ -7,6 +7,7 @@ from examples import CLAUSES, SMALL, layer, run_clause
 
 from candidates.broken._kit import CORRECT
 from candidates.eager import EagerModule, eager_core, eager_layer, eager_module
+from candidates.given_positions import placed_halves
 from candidates.learned import all_learned, null_key
 from candidates.legitimate import CANDIDATES as LEGITIMATE
 from candidates.legitimate.backward import by_autograd
@@ -40,6 +41,7 @@ SOMEBODY = (
     all_learned,
     null_key,
     log_sum_exp,
+    placed_halves,
 )
 IN_FLOAT16 = ("numerics.overflow-half", "numerics.lifted-logits")
 # So small a sample has one problem of thousands of keys, or of as many queries as keys.

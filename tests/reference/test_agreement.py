@@ -32,6 +32,7 @@ BATTERY = [
     Shape(keep_axes=ALL_AXES, head_size=4, kv_heads=3, causal=True, sinks=True, seed=5),
     Shape(query_length=1, causal=True, seed=6),
     Shape(keep_axes=ALL_AXES, causal=True, learned="by all heads", seed=7),
+    Shape(query_length=4, causal=True, window=(3, 2), positions=True, head_size=4, seed=7),
 ]
 # The point at which a choice shows, where that is not the standard one. Adding minus infinity is
 # replacing by it, so mask operations are told apart at a finite fill. The last of the keys hides
@@ -41,6 +42,7 @@ BASES: dict[str, dict[str, Any]] = {
     "mask_operation": {"mask_fill": -5.0},
     "qk_norm_epsilon": {"qk_norm": "rms"},
     "qk_norm_over": {"qk_norm": "rms"},
+    "norm_order": {"qk_norm": "layer", "rotary": "halves"},
     "rotary_base": {"rotary": "halves"},
     "rotary_scaling": {"rotary": "halves"},
     "rotary_amplitude": {"rotary": "interleaved"},

@@ -48,8 +48,22 @@ POINTS: Mapping[str, tuple[Semantics, dict[str, Any]]] = {
         Semantics(rotary="interleaved", rotary_fraction=0.7),
         {"rotary_tables": torch.complex(drawn(2, 5, 2, seed=10), drawn(2, 5, 2, seed=11))},
     ),
+    "given positions": (
+        Semantics(rotary="halves", alibi=True, causal_by="positions"),
+        {
+            "causal": True,
+            "query_positions": torch.tensor([[7, 2, 9], [4, 4, 1]]),
+            "key_positions": torch.tensor([[5, 6, 0, 1, 2], [3, 3, 3, 8, 1]]),
+        },
+    ),
     "rms norm": (Semantics(qk_norm="rms"), {}),
     "l2 norm and rotary": (Semantics(qk_norm="l2", rotary="halves"), {}),
+    "layer norm behind rotary": (
+        Semantics(
+            qk_norm="layer", norm_order="after-rotary", rotary="halves", rotary_amplitude=1.3
+        ),
+        {},
+    ),
     "layer norm": (Semantics(qk_norm="layer"), {"scale": 0.9}),
     "learned, by head": (
         Semantics(qk_norm="rms", rotary="halves", alibi=True),

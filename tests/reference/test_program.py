@@ -72,7 +72,7 @@ def test_stages_come_in_an_order_in_which_they_can_be_made(point: object) -> Non
     assert isinstance(point, type(STANDARD))
     known = {"given_query", "given_key", "given_value", "keep", "lengths", "given_bias"}
     known |= {"causal", "window", "given_scale", "softcap", "given_sinks", "rotary_tables"}
-    known |= {"given_tables", "turned_keys", *LEARNED}
+    known |= {"given_tables", "turned_keys", "query_positions", "key_positions", *LEARNED}
     for name, step in forward.FORWARD.edited(point.edits()).steps.items():
         assert step.reached <= known, name
         known.add(name)

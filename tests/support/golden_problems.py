@@ -25,6 +25,7 @@ CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     "mask_fill": (-math.inf, -1e9, -1e4, -5.0, 0.0),
     "causal_alignment": get_args(choices.Alignment),
     "causal_offset": (0, -1, 1, 2),
+    "causal_by": get_args(choices.CausalBy),
     "causal_combination": get_args(choices.CausalCombination),
     "one_query_causal": (True, False),
     "empty_rows": get_args(choices.EmptyRows),
@@ -37,6 +38,7 @@ CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     "qk_norm": get_args(choices.QueryKeyNorm),
     "qk_norm_epsilon": (1e-6, 0.5),
     "qk_norm_over": get_args(choices.QueryKeyNormOver),
+    "norm_order": get_args(choices.NormOrder),
     "rotary": get_args(choices.Rotary),
     "rotary_base": (10000.0, 50.0),
     "rotary_scaling": (
@@ -67,7 +69,14 @@ def points() -> st.SearchStrategy[Semantics]:
     few = st.lists(one_change, max_size=3).map(dict)
     fields = {name: st.sampled_from(values) for name, values in CHOICES.items()}
     many = st.fixed_dictionaries({}, optional=fields)
-    return st.one_of(few, many).map(lambda changes: Semantics(**changes))
+    return st.one_of(few, many).map(_point)
+
+
+def _point(changes: dict[str, Any]) -> Semantics:
+    """Norms over all heads stand before the rotation."""
+    if changes.get("qk_norm_over") == "all-heads":
+        changes = {**changes, "norm_order": "before-rotary"}
+    return Semantics(**changes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +106,7 @@ class Shape:
     softcap: float | None = None
     sinks: bool = False
     learned: str = ""
+    positions: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -150,6 +160,7 @@ def shapes() -> st.SearchStrategy[Shape]:
         softcap=st.sampled_from([None, None, 0.5, 30.0]),
         sinks=st.booleans(),
         learned=st.sampled_from(["", "by head", "by all heads"]),
+        positions=st.booleans(),
     )
 
 
@@ -166,34 +177,45 @@ class Case:
     @property
     def keywords(self) -> dict[str, Any]:
         """Everything but query, key, value and weights, for the golden."""
+        return self.keywords_at(Semantics())
+
+    def keywords_at(self, point: Semantics) -> dict[str, Any]:
+        """The keywords without learned arguments that a point does not define."""
         shape = self.shape
         numbers = {"window": shape.window, "scale": shape.scale, "softcap": shape.softcap}
-        return {**self.tensors, **numbers, "causal": shape.causal, "learned": self.learned}
+        learned = self.learned_at(point)
+        return {**self.tensors, **numbers, "causal": shape.causal, "learned": learned}
+
+    def learned_at(self, point: Semantics) -> dict[str, Tensor]:
+        """The learned arguments that a point defines."""
+        learned = self.learned or {}
+        defined = {"alibi_slopes"} if point.normalises_late else {*learned}
+        return {name: value for name, value in learned.items() if name in defined}
 
     def golden(self, point: Semantics) -> Any:
         """The golden's evaluation, with its intermediate values."""
         if self.weights is None:
-            return attend(*self.inputs, **self.keywords, semantics=point)
+            return attend(*self.inputs, **self.keywords_at(point), semantics=point)
         return multi_head_attention(
             *self.inputs,
             self.weights,
             num_heads=self.shape.num_heads,
             num_kv_heads=self.shape.kv_heads,
             semantics=point,
-            **self.keywords,
+            **self.keywords_at(point),
         )
 
     def second(self, point: Semantics, *, input_rounding: float = 0.0) -> Any:
         """The second formulation's evaluation; its inputs may carry a relative rounding error."""
         plain: dict[str, Any] = {name: each.tolist() for name, each in self.tensors.items()}
-        learned = self.learned or {}
+        learned = self.learned_at(point)
         plain["learned"] = {name: tensor.tolist() for name, tensor in learned.items()}
         names = ("query", "key", "value")
         read = [_with_rounding(tensor.tolist(), input_rounding) for tensor in self.inputs]
         core = second.Problem(
             sizes=self.shape.sizes,
             **dict(zip(names, read, strict=True)),
-            **(self.keywords | plain),
+            **(self.keywords_at(point) | plain),
         )
         if self.weights is None:
             return second.attention(core, point)
@@ -278,6 +300,10 @@ def _masks(shape: Shape, generator: Generator) -> dict[str, Tensor]:
         tensors["lengths"] = torch.randint(0, shape.key_length + 1, axes, generator=generator)
     if shape.sinks:
         tensors["sinks"] = _normal(shape, generator, shape.num_heads)
+    if shape.positions:
+        lengths = {"query_positions": shape.query_length, "key_positions": shape.key_length}
+        for name, length in lengths.items():
+            tensors[name] = torch.randint(0, 9, (shape.batch, length), generator=generator)
     return tensors
 
 

@@ -16,6 +16,7 @@ POINTS: Final = [
     golden.STANDARD.replace(qk_norm="l2"),
     golden.STANDARD.replace(qk_norm="layer"),
     golden.STANDARD.replace(qk_norm="rms", rotary="interleaved"),
+    golden.STANDARD.replace(qk_norm="layer", rotary="halves", norm_order="after-rotary"),
     golden.STANDARD.replace(alibi=True),
 ]
 PRECISIONS: Final = {
@@ -27,11 +28,13 @@ PRECISIONS: Final = {
 
 def described(point: golden.Semantics) -> str:
     """What is unusual about a point."""
-    return f"{point.rotary}-{point.qk_norm}-{point.alibi}"
+    return f"{point.rotary}-{point.qk_norm}-{point.norm_order}-{point.alibi}"
 
 
 def prepared(heads: Tensor, start: int, point: golden.Semantics) -> Tensor:
     """``heads [B, H, L, D]`` whose first token stands at ``start``, normalised and turned."""
+    if point.normalises_late:
+        return normalised(turned(heads, start, point), point)
     return turned(normalised(heads, point), start, point)
 
 

@@ -312,20 +312,15 @@ def _both(change: Callable[..., Any], before: str, behind: str, *more: str) -> E
 
 
 def _turned(times: int) -> Edits:
-    def turned(gradient: Tensor, inputs: Any, positions: Tensor) -> Tensor:
-        places = positions if len(positions) == gradient.shape[-2] else None
-        places = torch.arange(gradient.shape[-2]) if places is None else places
+    def turned(gradient: Tensor, inputs: Any, places: Tensor) -> Tensor:
         return golden.rotate_heads(gradient, times * places, inputs.point)
 
-    def of_key(gradient: Tensor, inputs: Any) -> Tensor:
-        return turned(gradient, inputs, torch.arange(gradient.shape[-2]))
-
-    return (
+    return tuple(
         Edit(
-            "turned_query_gradient",
-            golden.Rewired(turned, ("query_gradient", "inputs", "positions")),
-        ),
-        Edit("turned_key_gradient", golden.Rewired(of_key, ("key_gradient", "inputs"))),
+            f"turned_{role}_gradient",
+            golden.Rewired(turned, (f"{role}_gradient", "inputs", f"{role}_places")),
+        )
+        for role in ("query", "key")
     )
 
 

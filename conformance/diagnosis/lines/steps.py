@@ -180,7 +180,12 @@ def _of_masks(call: DeclaredCall, *, parts_are_known: bool = False) -> Iterator[
     sizes = inputs.geometry
     structures = [
         golden.structural_mask(
-            sizes.query_length, sizes.key_length, causal=flag, window=pair, semantics=point
+            sizes.query_length,
+            sizes.key_length,
+            causal=flag,
+            window=pair,
+            semantics=point,
+            positions=inputs.given_positions,
         )
         for flag, pair in options
     ]

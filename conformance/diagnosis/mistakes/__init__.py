@@ -24,6 +24,7 @@ from .biases import BIASES, POSITIONS
 from .caches import CACHES, LOST_OPTIONS
 from .causality import CAUSALITY, OF_SEQUENCES
 from .fills import FILLED, ROWS
+from .given_positions import GIVEN_POSITIONS
 from .layout import EXCHANGES, GROUPS, LAYOUT
 from .learned import LEARNED, LEARNED_BACKWARD
 from .masking import LENGTHS, MASKING, WINDOWS
@@ -66,6 +67,7 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *EXCHANGES,
     *PROJECTIONS,
     *POSITIONS,
+    *GIVEN_POSITIONS,
     *SINKS,
     *PREPARED,
 )
@@ -151,6 +153,9 @@ _MATTERS: Final[dict[str, Callable[[Inputs], bool]]] = {
         inputs.causal or inputs.window is not None or mixed_in(inputs.point) is not None
     ),
     "causal_offset": has_causal,
+    "causal_by": lambda inputs: (
+        inputs.positions is not None and (inputs.causal or inputs.window is not None)
+    ),
     "bias_order": lambda inputs: inputs.bias is not None,
     "softcap_order": has_softcap,
     "window_offset": has_window,

@@ -254,27 +254,41 @@ def _new_from_zero(places: Tensor, inputs: Inputs) -> Tensor:
     return torch.where(places >= inputs.past, -inputs.past, 0)
 
 
+def _counts_new_tokens(inputs: Inputs) -> bool:
+    return has_cache(inputs) and inputs.positions is None
+
+
 def _cached(sign: int) -> golden.Edit:
     """Cached keys that are turned by their places once more, or back."""
-    return _at(_OF_KEYS, lambda at, inputs: torch.where(at < inputs.past, sign * at, 0))
+
+    def more(at: Tensor, inputs: Inputs) -> Tensor:
+        return torch.where(torch.arange(at.shape[-1]) < inputs.past, sign * at, 0)
+
+    return _at(_OF_KEYS, more)
 
 
 def _linear(other: Callable[..., Tensor]) -> golden.Edit:
     def bias(
-        inputs: Inputs, sizes: golden.Sizes, positions: Tensor, scale: float, slopes: Tensor | None
+        inputs: Inputs,
+        sizes: golden.Sizes,
+        query_places: Tensor,
+        key_places: Tensor,
+        scale: float,
+        slopes: Tensor | None,
     ) -> Tensor:
-        right = golden.alibi_bias(sizes.num_heads, positions, sizes.key_length, slopes)
-        more = other(right, sizes, positions, scale, slopes) - right
+        right = golden.alibi_bias(sizes.num_heads, query_places, key_places, slopes)
+        ahead = key_places[..., None, :] - query_places[..., None]
+        more = other(right, sizes, ahead, scale, slopes) - right
         return more if inputs.bias is None else inputs.bias.double() + more
 
     return Edit("given_bias", bias)
 
 
 def _of_slopes(change: Callable[[Tensor], Tensor]) -> golden.Edit:
-    def other(_right: Tensor, sizes: golden.Sizes, positions: Tensor, *others: Any) -> Tensor:
+    def other(_right: Tensor, sizes: golden.Sizes, ahead: Tensor, *others: Any) -> Tensor:
         given = others[-1]
         own = golden.alibi_slopes(sizes.num_heads).unsqueeze(0) if given is None else given
-        return golden.alibi_bias(sizes.num_heads, positions, sizes.key_length, change(own))
+        return -change(own)[..., None, None] * ahead.abs().double()
 
     return _linear(other)
 
@@ -289,14 +303,14 @@ def _one_sequence(slopes: Tensor) -> Tensor:
 
 
 def _from_the_first_query(
-    _right: Tensor, sizes: golden.Sizes, _positions: Tensor, _scale: float, slopes: Tensor | None
+    _right: Tensor, sizes: golden.Sizes, _ahead: Tensor, _scale: float, slopes: Tensor | None
 ) -> Tensor:
     places = torch.arange(sizes.query_length)
     return golden.alibi_bias(sizes.num_heads, places, sizes.key_length, slopes)
 
 
-def _signed(right: Tensor, sizes: golden.Sizes, positions: Tensor, *_others: Any) -> Tensor:
-    return torch.where(torch.arange(sizes.key_length) > positions[:, None], -right, right)
+def _signed(right: Tensor, _sizes: golden.Sizes, ahead: Tensor, *_others: Any) -> Tensor:
+    return torch.where(ahead > 0, -right, right)
 
 
 # Mistakes of both pairings, acted out with halves.
@@ -397,7 +411,7 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
     ),
     *_rotary(
         "rotary-new-tokens-from-zero",
-        where=has_cache,
+        where=_counts_new_tokens,
         fix="add the number of cached keys to the positions of new queries and keys",
     )(
         "with a cache the positions of new queries and keys are counted from 0",
@@ -405,7 +419,7 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
     ),
     *_rotary(
         "rotary-new-keys-from-zero",
-        where=has_cache,
+        where=_counts_new_tokens,
         fix="add the number of cached keys to the positions of the new keys as well",
     )(
         "with a cache the positions of the new keys are counted from 0, those of queries are not",
@@ -472,7 +486,7 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
     ),
     *_alibi("alibi-scaled")(
         "the linear biases join before the scale",
-        _linear(lambda right, _sizes, _positions, scale, _slopes: scale * right),
+        _linear(lambda right, _sizes, _ahead, scale, _slopes: scale * right),
     ),
     *_alibi(
         "alibi-offset",

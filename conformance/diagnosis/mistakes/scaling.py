@@ -241,6 +241,10 @@ def _by_head(point: golden.Semantics) -> bool:
     return _normalises(point) and point.qk_norm_over == "head"
 
 
+def _normalises_by_order(point: golden.Semantics, declared: str) -> bool:
+    return _normalises(point) and point.rotary != "none" and point.norm_order == declared
+
+
 def _left_out(heads: Tensor, _point: golden.Semantics) -> Tensor:
     return heads
 
@@ -309,6 +313,23 @@ PREPARED: Final[tuple[NamedMistake, ...]] = (
             f"{_DIVISORS[other]}, not by {_DIVISORS[declared]}",
             f"divide each head of each query and key by {_DIVISORS[declared]}",
             {"base": {"qk_norm": declared}, "changes": {"qk_norm": other}},
+        )
+    ),
+    *(
+        entry
+        for declared, other, words in (
+            ("before-rotary", "after-rotary", "turned first, then normalised"),
+            ("after-rotary", "before-rotary", "normalised first, then turned"),
+        )
+        for entry in named(f"qk-norm-{other}", _NORM)(
+            f"queries and keys are {words}",
+            f"normalise them {declared.partition('-')[0]} they are turned, or declare "
+            f'norm_order="{other}"',
+            {
+                "base": {"qk_norm": "layer", "rotary": "halves", "norm_order": declared},
+                "fits": partial(_normalises_by_order, declared=declared),
+                "changes": {"norm_order": other},
+            },
         )
     ),
     *named("qk-norm-undeclared", "numerics.golden")(

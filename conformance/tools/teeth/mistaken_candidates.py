@@ -16,6 +16,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...base.geometry import FIELDS, Geometry
 from ...declare.candidate import Candidate
+from ...declare.declaration import GIVEN_POSITIONS
 from ...declare.decorators import core, layer
 from ...diagnosis.mistaken_answer import act
 from ...diagnosis.mistakes import DeclaredCall, NamedMistake, NotExpressible, touches
@@ -25,6 +26,7 @@ from ...oracle.oracle import evaluate as evaluate_golden
 from ...problems.inputs import Inputs
 from ...problems.learned import LearnedArguments
 from ...problems.materialise import projection_shapes, token_shapes
+from ...problems.positions import Positions
 
 
 class Evaluation(Protocol):
@@ -137,6 +139,8 @@ class ActedCore:
         return_weights: bool = False,
         past_key: Tensor | None = None,
         past_value: Tensor | None = None,
+        query_positions: Tensor | None = None,
+        key_positions: Tensor | None = None,
         **options: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The evaluation's output in the query's dtype, with the weights if requested.
@@ -148,6 +152,9 @@ class ActedCore:
         forms = {form: _on_the_cpu(mask) for form, mask in masks.items()}
         query, key, value = query.cpu(), key.cpu(), value.cpu()
         past_key, past_value = _on_the_cpu(past_key), _on_the_cpu(past_value)
+        if query_positions is not None and key_positions is not None:
+            given = query_positions.cpu(), key_positions.cpu()
+            options["positions"] = Positions(queries=given[0], keys=given[1])
         if past_key is not None and past_value is not None:
             options["past"] = past_key.shape[-2]
             key, value = torch.cat([past_key, key], dim=-2), torch.cat([past_value, value], dim=-2)
@@ -274,6 +281,10 @@ _MORE: Final[dict[str, tuple[str, ...]]] = {
     "learned.norm-weight": ("norm_weight",),
     "learned.temperature": ("temperature",),
     "learned.slopes": ("alibi_slopes",),
+    **dict.fromkeys(
+        ("position.given", "position.offset-invariant", "position.left-padding"),
+        (GIVEN_POSITIONS,),
+    ),
 }
 # Sizes in the order of Geometry's fields, all different.
 _MIXED: Final = Geometry(**dict(zip(FIELDS, (2, 4, 2, 3, 5, 3, 2, 6, 7, 5, 9), strict=True)))
@@ -345,7 +356,8 @@ def _sizes(inputs: Inputs) -> tuple[Any, ...]:
 
 @cache
 def _oracle(kind: str, declared: golden.Semantics) -> Oracle:
-    candidate = acted("standard", kind, declared, partial(evaluate_at, point=declared))
+    more = (GIVEN_POSITIONS,) if declared.causal_by == "positions" else ()
+    candidate = acted("standard", kind, declared, partial(evaluate_at, point=declared), more)
     return Oracle(candidate.declaration, "float64")
 
 
@@ -431,6 +443,11 @@ def _options(generator: torch.Generator, sizes: Geometry) -> Iterator[dict[str, 
         name: torch.linspace(0.5, 1.5, heads * sizes.head_size) for name, heads in of_each.items()
     }
     yield {"learned": LearnedArguments.given(learned, sizes), "softcap": 1.0}
+    lengths = (sizes.query_length, sizes.key_length)
+    drawn = (torch.randint(9, (sizes.batch, one), generator=generator) for one in lengths)
+    placed = {"positions": Positions(**dict(zip(("queries", "keys"), drawn, strict=True)))}
+    yield placed
+    yield {**placed, "causal": True}
 
 
 def _table(keep: Tensor, form: str) -> dict[str, Any]:

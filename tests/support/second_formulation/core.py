@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .heads import distance_bias, position, prepared
+from .heads import distance_bias, position, position_of_key, prepared
 from .masks import admits, broadcast_entry, masks_lost, structure_admits
 from .numbers import (
     MINUS_INFINITY,
@@ -46,8 +46,8 @@ class Problem:
     """Query ``[B][H][Lq][D]``, key ``[B][Hkv][Lk][D]`` and value ``[B][Hkv][Lk][Dv]`` as lists.
 
     ``keep`` and ``bias`` have four levels, each of length one or of the score's length;
-    ``rotary_tables`` are ``[B][Lk][R/2]``, a cosine and a sine in each complex number, ``learned``
-    the learned arguments by name.
+    ``rotary_tables`` are ``[B][Lk][R/2]``, a cosine and a sine in each complex number; positions
+    are ``[B][Lq]`` and ``[B][Lk]``, ``learned`` the learned arguments by name.
     """
 
     sizes: Sizes
@@ -64,6 +64,8 @@ class Problem:
     sinks: list[Any] | None = None
     rotary_tables: list[Any] | None = None
     learned: dict[str, list[Any]] | None = None
+    query_positions: list[Any] | None = None
+    key_positions: list[Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +151,9 @@ def _score(problem: Problem, point: Any, scale: Number, place: Place) -> Number:
     learned = problem.learned or {}
     queries, keys = [head[i] for head in problem.query[b]], [head[j] for head in problem.key[b]]
     weights = [learned.get(name) for name in ("query_norm_weight", "key_norm_weight")]
-    query = prepared(queries, h, position(problem, point, i), point, of_item, weights[0])
-    key = prepared(keys, kv_head(problem, point, h), j, point, of_item, weights[1])
+    query = prepared(queries, h, position(problem, point, b, i), point, of_item, weights[0])
+    of_key = (kv_head(problem, point, h), position_of_key(problem, b, j))
+    key = prepared(keys, *of_key, point, of_item, weights[1])
     product = dot(query, key)
     if "temperature" in learned:
         product = product * number(learned["temperature"][h])
@@ -233,14 +236,14 @@ def _weights_over_attended_keys(
 
 def _empty_weight(problem: Problem, point: Any, place: Place) -> Number:
     """The weight of a key in a row that attends none."""
-    _, _, i, j = place
+    b, _, i, j = place
     keys = range(problem.sizes.key_length)
     if point.empty_rows == "nan":
         return NAN
     if point.empty_rows == "mean-of-all":
         chosen = list(keys)
     elif point.empty_rows == "mean-of-valid":
-        chosen = [k for k in keys if structure_admits(problem, point, i, k)]
+        chosen = [k for k in keys if structure_admits(problem, point, b, i, k)]
     else:
         chosen = []
     return number(1.0) / number(len(chosen)) if j in chosen else ZERO

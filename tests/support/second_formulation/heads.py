@@ -8,10 +8,17 @@ from typing import Any
 from .numbers import Number, cos, dot, largest, number, power, root, sin, total
 
 
-def position(problem: Any, point: Any, i: int) -> int:
-    """Where query i stands among the keys."""
+def position(problem: Any, point: Any, b: int, i: int) -> int:
+    """Where query i of an item stands: where the call says, or among the keys."""
+    if problem.query_positions is not None:
+        return int(problem.query_positions[b][i])
     shift = problem.sizes.key_length - problem.sizes.query_length
     return i + shift if point.causal_alignment == "bottom-right" else i
+
+
+def position_of_key(problem: Any, b: int, j: int) -> int:
+    """Where key j of an item stands: where the call says, or at its place."""
+    return j if problem.key_positions is None else int(problem.key_positions[b][j])
 
 
 def prepared(
@@ -26,12 +33,16 @@ def prepared(
     size = len(heads[h])
     own = slice(h * size, (h + 1) * size)
     every = [number(channel) for head in heads for channel in head]
+    row = None if tables is None else tables[place]
+    both = point.rotary != "none" and point.qk_norm != "none"
+    if both and point.norm_order == "after-rotary":  # of single heads, without weights
+        return _normalised(_turned(every[own], place, point, row), point)
     head = _normalised(every, point)[own] if point.qk_norm_over == "all-heads" else every[own]
     head = head if point.qk_norm_over == "all-heads" else _normalised(head, point)
     if weight is not None:
         factors = weight if len(weight) == size else weight[own]
         head = [channel * number(factor) for channel, factor in zip(head, factors, strict=True)]
-    return _turned(head, place, point, None if tables is None else tables[place])
+    return _turned(head, place, point, row)
 
 
 def _normalised(head: list[Number], point: Any) -> list[Number]:
@@ -117,7 +128,7 @@ def slope(num_heads: int, h: int) -> Number:
 
 def distance_bias(problem: Any, point: Any, b: int, h: int, i: int, j: int) -> Number:
     """What ALiBi adds to a logit, by given slopes where there are some."""
-    apart = abs(position(problem, point, i) - j)
+    apart = abs(position(problem, point, b, i) - position_of_key(problem, b, j))
     given = (problem.learned or {}).get("alibi_slopes")
     if given is None:
         return number(-apart) * slope(problem.sizes.num_heads, h)

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 def admits(problem: Problem, point: Any, b: int, h: int, i: int, j: int) -> bool:
     """Whether mask, lengths, causality and window leave key j to query i (the bias not counted)."""
-    shown = window_admits(problem, point, i, j)
-    causal = causality_admits(problem, point, i, j)
+    shown = window_admits(problem, point, b, i, j)
+    causal = causality_admits(problem, point, b, i, j)
     if masks_lost(problem, point):
         return shown and causal
     unmasked = mask_admits(problem, point, b, h, i, j)
@@ -35,36 +35,38 @@ def masks_lost(problem: Problem, point: Any) -> bool:
     return flagged(problem, point) and point.causal_combination == "causal-only"
 
 
-def structure_admits(problem: Problem, point: Any, i: int, j: int) -> bool:
+def structure_admits(problem: Problem, point: Any, b: int, i: int, j: int) -> bool:
     """Whether causality and window show key j to query i."""
-    return window_admits(problem, point, i, j) and causality_admits(problem, point, i, j)
+    return window_admits(problem, point, b, i, j) and causality_admits(problem, point, b, i, j)
 
 
-def causality_admits(problem: Problem, point: Any, i: int, j: int) -> bool:
+def causality_admits(problem: Problem, point: Any, b: int, i: int, j: int) -> bool:
     """Whether causality, where it counts, shows key j to query i."""
     if not flagged(problem, point):
         return True
     if _masked(problem) and point.causal_combination == "mask-only":
         return True
-    return j <= _place(problem, point, i) + point.causal_offset
+    return _behind(problem, point, b, i, j) <= point.causal_offset
 
 
-def _place(problem: Problem, point: Any, i: int) -> int:
-    """The key at which query i stands."""
+def _behind(problem: Problem, point: Any, b: int, i: int, j: int) -> int:
+    """How far key j comes after query i, in memory or by the positions of the call."""
+    if point.causal_by == "positions" and problem.key_positions is not None:
+        return int(problem.key_positions[b][j] - problem.query_positions[b][i])
     if point.causal_alignment == "bottom-right":
-        return i + int(problem.sizes.key_length - problem.sizes.query_length)
-    return i
+        return j - i - int(problem.sizes.key_length - problem.sizes.query_length)
+    return j - i
 
 
-def window_admits(problem: Problem, point: Any, i: int, j: int) -> bool:
+def window_admits(problem: Problem, point: Any, b: int, i: int, j: int) -> bool:
     """Whether the window shows key j to query i."""
     if problem.window is None:
         return True
     left, right = problem.window
-    position = _place(problem, point, i)
-    if left != -1 and j < position - left - point.window_offset:
+    behind = _behind(problem, point, b, i, j)
+    if left != -1 and behind < -left - point.window_offset:
         return False
-    return right == -1 or j <= position + right + point.window_offset
+    return right == -1 or behind <= right + point.window_offset
 
 
 def mask_admits(problem: Problem, point: Any, b: int, h: int, i: int, j: int) -> bool:
