@@ -154,7 +154,7 @@ def _without_statistics(
     worst = worst_errors(gradients, contract, incoming)
     by_name = unprepared_gradients(attention, gradients, worst, contract, num_kv_heads)
     by_name |= learned_gradients(attention, gradients, worst, contract, num_kv_heads)
-    if "alibi_slopes" in attention.learned:
+    if "alibi_slopes" in attention.learned and attention.alibi is not None:
         biased = gradients.logit_gradient * gradients.bias_slope, worst.bias
         by_name["alibi_slopes"] = slope_gradient(
             attention, biased, farthest_distance(attention), contract

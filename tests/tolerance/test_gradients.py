@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import replace
 from itertools import pairwise
@@ -59,8 +60,14 @@ def test_the_value_is_what_autograd_finds(case: Case, point: object) -> None:
     chosen = semantics(point)
     assume(has_gradient_bounds(chosen))
     names = dict(zip(("query", "key", "value"), case.inputs, strict=True))
-    leaves = differentiable(names | {n: t for n, t in case.tensors.items() if n == "bias"})
-    masks = {**case.keywords, **({"bias": leaves["bias"]} if "bias" in leaves else {})}
+    learned = dict(case.learned or {})
+    if not chosen.alibi or chosen.bias_order == "before-scale":  # a core declares other slopes
+        learned.pop("alibi_slopes", None)
+    case = dataclasses.replace(case, learned=learned)
+    bias = {n: t for n, t in case.tensors.items() if n == "bias"}
+    leaves = differentiable(names | learned | bias)
+    masks = {**case.keywords, "learned": {name: leaves[name] for name in learned}}
+    masks |= {name: leaves[name] for name in bias}
     inputs = [leaves[name] for name in names]
     attention = golden.attend(*inputs, **masks, semantics=chosen)
     with torch.no_grad():
@@ -72,7 +79,8 @@ def test_the_value_is_what_autograd_finds(case: Case, point: object) -> None:
     )
     heads_of_keys = case.inputs[1].shape[1]
     bounded = core_gradients(evaluated, gradient, contract(), num_kv_heads=heads_of_keys)
-    counted = leaves.keys() if evaluated.bias is not None else names.keys()  # a flag may replace it
+    # A flag may replace the bias.
+    counted = leaves.keys() - (set() if evaluated.bias is not None else {"bias"})
     assert bounded.keys() == counted
     for name, theirs in zip(leaves, by_autograd, strict=True):
         if name not in counted:
