@@ -422,9 +422,11 @@ def _options(generator: torch.Generator, sizes: Geometry) -> Iterator[dict[str, 
         yield {**mask, "past": 2}
     yield from ({**flag, "past": 2} for flag in singles)
     yield {"sinks": torch.linspace(-1.0, 2.0, sizes.num_heads)}
-    lengths = (sizes.query_length, sizes.key_length)
-    drawn = (torch.randint(9, (sizes.batch, one), generator=generator) for one in lengths)
-    placed = {"positions": Positions(**dict(zip(("queries", "keys"), drawn, strict=True)))}
+    queries, keys = (
+        torch.randint(9, (sizes.batch, length), generator=generator)
+        for length in (sizes.query_length, sizes.key_length)
+    )
+    placed = {"positions": Positions(queries=queries, keys=keys)}
     yield placed
     yield {**placed, "causal": True}
 
