@@ -278,7 +278,8 @@ def heads_stay(candidate: Candidate) -> str:
     """Why heads cannot be exchanged, or ""."""
     if candidate.kind == "layer" and not candidate.draws_weights:
         return "its weights are fixed, so heads cannot be exchanged"
-    position = candidate.declaration.position
+    declared = candidate.declaration
+    position = "alibi" if declared.semantics.alibi else declared.position
     if position in ("alibi", "relative"):
         return f"its {position} positions differ by head"
     return places_matter(candidate)

@@ -202,8 +202,8 @@ class Inputs(Replaceable):
             sinks=self.sinks,
             rotary_tables=self.rotary_tables,
             turned_keys=self.past if self.gets_turned_keys else 0,
-            query_positions=positions and positions[0],
-            key_positions=positions and positions[1],
+            query_positions=None if positions is None else positions[0],
+            key_positions=None if positions is None else positions[1],
             learned=self.learned_arguments,
         )
 
@@ -216,7 +216,7 @@ class Inputs(Replaceable):
     @property
     def given_positions(self) -> tuple[Tensor, Tensor] | None:
         """The positions ``[B, Lq]`` and ``[B, Lk]`` of queries and keys; None if none are given."""
-        return self.positions and self.positions.of(self.geometry)
+        return None if self.positions is None else self.positions.of(self.geometry)
 
     @property
     def gets_turned_keys(self) -> bool:

@@ -433,7 +433,7 @@ def structure(problem: Problem, candidate: Candidate) -> Tensor:
         causal=is_causal(problem, candidate),
         window=problem.window,
         semantics=declared.semantics,
-        positions=positions and positions.of(sizes),
+        positions=None if positions is None else positions.of(sizes),
     )
 
 

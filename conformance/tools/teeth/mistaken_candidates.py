@@ -443,9 +443,11 @@ def _options(generator: torch.Generator, sizes: Geometry) -> Iterator[dict[str, 
         name: torch.linspace(0.5, 1.5, heads * sizes.head_size) for name, heads in of_each.items()
     }
     yield {"learned": LearnedArguments.given(learned, sizes), "softcap": 1.0}
-    lengths = (sizes.query_length, sizes.key_length)
-    drawn = (torch.randint(9, (sizes.batch, one), generator=generator) for one in lengths)
-    placed = {"positions": Positions(**dict(zip(("queries", "keys"), drawn, strict=True)))}
+    queries, keys = (
+        torch.randint(9, (sizes.batch, length), generator=generator)
+        for length in (sizes.query_length, sizes.key_length)
+    )
+    placed = {"positions": Positions(queries=queries, keys=keys)}
     yield placed
     yield {**placed, "causal": True}
 
