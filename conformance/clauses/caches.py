@@ -65,7 +65,13 @@ def with_cache(subject: Subject, problem: Problem, past: int | None = None) -> I
         problem = problem.replace(causal=False, window=None)
     whole = without_key_bias(subject.inputs(problem.replace(past=0)), subject.candidate)
     chosen = 1 + problem.seed % (whole.geometry.key_length - 1) if past is None else past
-    return cached(whole, chosen, subject.candidate)
+    inputs = cached(whole, chosen, subject.candidate)
+    return inputs.replace(past_calls=_past_calls(problem, chosen))
+
+
+def _past_calls(problem: Problem, past: int) -> int:
+    """In how many calls a module gets the first tokens: in one, in two, or one by one."""
+    return min((1, 2, past)[problem.seed // len(MODES) % len(MODES)], past)
 
 
 def last_queries(subject: Subject, inputs: Inputs) -> Inputs:
@@ -135,7 +141,11 @@ def position_offset(subject: Subject, problem: Problem) -> Finding:
 
 
 def _keeps_slots(candidate: Candidate) -> str:
-    return "" if "lengths" in candidate.declaration.masks else can_cache(candidate)
+    if "lengths" in candidate.declaration.masks:
+        return ""
+    if candidate.declaration.cache is not None:
+        return "its cache is of its own making: no call sees its slots"
+    return can_cache(candidate)
 
 
 @clause(
@@ -158,7 +168,7 @@ def untouched_tail(subject: Subject, problem: Problem) -> Finding:
     drawn = subject.inputs(problem.replace(past=0))
     if drawn.masked and (not declared or problem.seed % 2 == 0):
         return _past_lengths(subject, problem, with_cache(subject, problem) if declared else drawn)
-    if not declared:
+    if not declared or drawn.own_cache:
         return Finding(binding=False)
     inputs = with_cache(subject, problem)
     call_arguments, buffers = _in_buffers(inputs, JUNK[problem.seed % len(JUNK)])

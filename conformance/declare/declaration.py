@@ -10,6 +10,7 @@ from .._golden import golden
 from ..base.expected import ExpectedFailure
 from ..base.geometry import Pins
 from .head_layouts import HEAD_LAYOUTS, HeadLayout
+from .module_caches import Cache
 from .ranks import Ranks
 
 WHOLE_MODEL: Final = "model"
@@ -147,7 +148,7 @@ class Declaration:
     None for a candidate of one process. ``block_size`` is the number of queries and keys in a block
     of the mask form "blocks". ``rotary_tables`` is the form in which every call gives the cosines
     and sines of its tokens, or their angles, ``rotary_table_shape`` their axes, such as "LR", or
-    "LR/2" with one entry a pair of channels.
+    "LR/2" with one entry a pair of channels. ``cache`` is a module's own cache.
     """
 
     kind: str
@@ -186,6 +187,7 @@ class Declaration:
     block_size: tuple[int, int] | None = None
     rotary_tables: str | None = None
     rotary_table_shape: str | None = None
+    cache: Cache | None = None
 
     def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
         """The promised rule for rows without keys, by a call's mask form, causality and weights.
@@ -273,8 +275,9 @@ class Declaration:
             # Without addresses, so that records of two runs are equal.
             "semantics": {name: _ADDRESS.sub("", str(pair[1])) for name, pair in changed.items()},
             **({} if self.ranks is None else {"ranks": self.ranks.as_json()}),
+            **({} if self.cache is None else {"cache": self.cache.as_json()}),
         }
-        seldom = ("ranks", "block_size", "rotary_tables", "rotary_table_shape")
+        seldom = ("ranks", "block_size", "rotary_tables", "rotary_table_shape", "cache")
         rare = [name for name in seldom if getattr(self, name) is not None]
         names = [*_IN_JSON, *rare]
         values = {name: special.get(name, getattr(self, name)) for name in names}

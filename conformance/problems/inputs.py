@@ -109,6 +109,9 @@ class Inputs(Replaceable):
         the query is the rest.
     empty_cache
         Whether the call gets a cache without tokens.
+    own_cache, past_calls
+        Whether a module keeps the cache itself: it is then given the first tokens beforehand, in
+        ``past_calls`` calls.
     point
         The declared point, used to project the tokens of a layer's cache.
     sinks
@@ -148,6 +151,8 @@ class Inputs(Replaceable):
     always_causal: bool = False
     past: int = 0
     empty_cache: bool = False
+    own_cache: bool = False
+    past_calls: int = 1
     point: golden.Semantics = golden.STANDARD
     sinks: Tensor | None = None
     tables: RotaryTables | None = None

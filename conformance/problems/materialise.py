@@ -179,6 +179,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         generic=_is_generic(problem, candidate),
         always_causal=candidate.declaration.always_causal,
         past=cached_length(problem, candidate),
+        own_cache=candidate.declaration.cache is not None,
         point=candidate.declaration.semantics,
         device=problem.device,
         head_layout=candidate.declaration.head_layout,

@@ -1,0 +1,183 @@
+"""A module's own cache: what it goes together with, and what is found out about it by calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from ..base.parameter_names import option_of, words_of
+from ..declare.declaration import STRUCTURED_FORMS
+from ..declare.module_caches import Cache
+from ..errors import DeclarationError
+from .answers import parts_of
+from .calling import Calling
+from .multihead import is_multihead
+from .projection_search import ModuleProjections, ModuleRequest
+from .sequences import Sequence
+from .trial import duplicate, is_same
+
+# Tokens of a trial: those of the first two calls, and those behind them.
+_BEFORE: Final = 3
+_BEHIND: Final = 2
+# Forms of places tried for a parameter, the likeliest first.
+_FORMS: Final = ("L", "1L", "BL", "start", "B", "length")
+_STARTS: Final = ("start", "offset", "step", "len", "length")
+_MOST_TRIED: Final = 200
+
+
+def with_cache(request: ModuleRequest, value: nn.Module | type[nn.Module]) -> ModuleRequest:
+    """The request with what a cache implies; raises DeclarationError for what it excludes."""
+    promises, cache = dict(request.promises), request.cache
+    if not isinstance(cache, Cache):
+        msg = (
+            f"cache is {cache!r}: give a conformance.Cache, such as "
+            "Cache(parameter='past_key_values', make=DynamicCache)"
+        )
+        raise DeclarationError(msg)
+    if is_multihead(value):
+        msg = f"cache is given for {request.shown}, an nn.MultiheadAttention, which has none: drop it"
+        raise DeclarationError(msg)
+    structured = [form for form in promises.get("masks", ()) if form in STRUCTURED_FORMS]
+    excluded = {
+        f"inputs={request.inputs!r}": request.inputs not in (None, "self"),
+        "batched=False": not request.batched,
+        "ranks": promises.get("ranks") is not None,
+        "features=['kv_cache']": "kv_cache" in promises.get("features", ()),
+        f"masks={structured}": bool(structured),
+    }
+    for words, is_given in excluded.items():
+        if is_given:
+            msg = (
+                f"cache is given with {words}: a module's own cache is judged in self-attention "
+                "over a batch, without it; drop one"
+            )
+            raise DeclarationError(msg)
+    if promises.get("causal") == "top-left":  # of as many queries as keys, both are one rule
+        promises["causal"] = "bottom-right"
+    _check_parameters(cache, request, value)
+    return dataclasses.replace(request, promises={**promises, "inputs": "self"})
+
+
+def _check_parameters(
+    cache: Cache, request: ModuleRequest, value: nn.Module | type[nn.Module]
+) -> None:
+    parameters = inspect.signature(value.forward).parameters
+    if any(entry.kind is entry.VAR_KEYWORD for entry in parameters.values()):
+        return
+    for name in cache.parameters:
+        if name not in parameters:
+            msg = (
+                f"cache of {request.shown} names {name!r}, which is no parameter of its forward: it "
+                f"has {', '.join(name for name in parameters if name != 'self')}"
+            )
+            raise DeclarationError(msg)
+
+
+def keeping(calling: Calling, built: nn.Module, finding: ModuleProjections) -> Calling:
+    """The calling with what its cache leaves open found by trial: the first way that is right.
+
+    Where none is, the first way in which earlier tokens matter, so that what is wrong is judged.
+    """
+    if calling.cache is None:
+        return calling
+    width = finding.recipe.widths(built, finding.sizes)[0]
+    trial = CacheTrial(built, calling, width)
+    matters: Cache | None = None
+    for cache in itertools.islice(_completed(calling.cache, trial), _MOST_TRIED):
+        found = trial.of(cache)
+        if found == "right":
+            return calling.keeping(cache)
+        matters = cache if found == "matters" and matters is None else matters
+    return calling.keeping(matters or calling.cache)
+
+
+class CacheTrial:
+    """Calls of a copy of a module with a cache, and what they show."""
+
+    def __init__(self, built: nn.Module, calling: Calling, width: int) -> None:
+        self.module, self.calling = duplicate(built).eval().float(), calling
+        generator = torch.Generator().manual_seed(0)
+        self.tokens = torch.randn(2, _BEFORE + _BEHIND, width, generator=generator)
+
+    def of(self, cache: Cache) -> str:
+        """Whether the later tokens are answered right; "matters" where earlier ones do count."""
+        calling = self.calling.keeping(cache)
+        past, new = self.tokens[:, :_BEFORE], self.tokens[:, _BEFORE:]
+        try:
+            with torch.no_grad():
+                whole = calling(self.module, (self.tokens,), {})[:, _BEFORE:]
+                alone = calling(self.module, (new,), {})
+                behind = calling(self.module, (new,), {"past": past, "past_calls": 2})
+        except Exception:  # noqa: BLE001 (the user's code may raise anything)
+            return ""
+        if not isinstance(behind, Tensor) or behind.shape != whole.shape:
+            return ""
+        if is_same(behind, alone):
+            return "answers"
+        return "right" if is_same(whole, behind) else "matters"
+
+    def places(self, cache: Cache) -> list[int | str]:
+        """Where in an answer to a first call a cache may lie, no tensors first."""
+        calling = self.calling.keeping(cache)
+        sequence = Sequence(cache, calling.ask, self.module, self.tokens)
+        try:
+            with torch.no_grad():
+                _, answer = sequence.asked(_BEFORE, {}, calling.fills)
+        except Exception:  # noqa: BLE001 (the user's code may raise anything)
+            return []
+        parts = _parts(answer)
+        tensors = {place: isinstance(part, Tensor) for place, part in parts.items()}
+        return sorted(tensors, key=lambda place: tensors[place])
+
+
+def _parts(answer: Any) -> dict[int | str, Any]:
+    """The parts of an answer that hold tensors, by place, key or name."""
+    if isinstance(answer, dict):
+        parts: dict[int | str, Any] = dict(answer)
+    elif isinstance(answer, (tuple, list)):
+        parts = dict(enumerate(answer))
+    elif not isinstance(answer, Tensor) and hasattr(answer, "__dict__"):
+        parts = dict(vars(answer))
+    else:
+        parts = {}
+    return {place: part for place, part in parts.items() if any(True for _ in parts_of(part))}
+
+
+def _completed(cache: Cache, trial: CacheTrial) -> Iterator[Cache]:
+    """The cache as it is given, then with options, positions and slots that it leaves open."""
+    parameters = list(inspect.signature(trial.module.forward).parameters.values())
+    switches: list[dict[str, Any]] = [dict(cache.options)]
+    placed: list[dict[str, str]] = [dict(cache.positions)]
+    if not cache.options:
+        switches += [{entry.name: True} for entry in parameters if _is_switch(entry)]
+    if not cache.positions:
+        named = [entry.name for entry in parameters if _may_be_places(entry)]
+        placed += [{name: form} for name in named for form in _forms(name)]
+    slots = [cache.slots] if cache.slots is not None else [None, "sequence"]
+    for many, positions, options in itertools.product(slots, placed, switches):
+        open_ended = dataclasses.replace(cache, options=options, positions=positions, slots=many)
+        if cache.parameter is None or cache.make is not None or cache.returned is not None:
+            yield open_ended
+            continue
+        for place in trial.places(open_ended):
+            yield dataclasses.replace(open_ended, returned=place)
+
+
+def _is_switch(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter that is off by default may be what asks for a cache."""
+    return parameter.default is False and "cache" in parameter.name.lower()
+
+
+def _may_be_places(parameter: inspect.Parameter) -> bool:
+    return option_of(parameter) == "positions" or parameter.name.lower().endswith("_indices")
+
+
+def _forms(name: str) -> tuple[str, ...]:
+    first = [form for form in ("start",) if set(words_of(name)) & set(_STARTS)]
+    return tuple(dict.fromkeys((*first, *_FORMS)))
