@@ -34,6 +34,7 @@ __conformance__ = [
     "public_signatures",
     "structured_attention",
     "rotary_tables",
+    "module_caches",
     "onnx_attention",
     *(["torch_cuda"] if torch.cuda.is_available() else []),
     *(["triton_attention"] if _TRITON else []),

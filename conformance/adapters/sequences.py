@@ -78,15 +78,14 @@ class Sequence:
         """The answer as :meth:`ask` gives it, and what the module itself returned."""
         stop = self.start + count
         tokens = self.tokens[..., self.start : stop, :]
-        keys = {None: stop, "sequence": self.tokens.shape[-2]}.get(
-            self.cache.slots, self.cache.slots
-        )
+        slots = self.cache.slots
+        keys = slots if isinstance(slots, int) else self.tokens.shape[-2] if slots else stop
         ours = {
             word: self._part(word, value, stop, keys=keys, last=last)
             for word, value in keywords.items()
         }
         asked = Asked(self.module, self._given(tokens, stop))
-        theirs = _behind(fills, self.tokens[..., :stop, :], tokens)
+        theirs = _behind(fills, self.tokens[..., :stop, :], tokens, keys)
         answer = self._ask(asked, (tokens,), ours, theirs)
         if self.cache.parameter is not None and not self._writes:
             self.held = _taken(asked.answer, self.cache.returned)
@@ -133,10 +132,7 @@ class Sequence:
             sizes = {"Q": stop - self.start, "K": stop}
             shape = [sizes.get(*pair) for pair in zip(self.axes, mask.shape, strict=True)]
             mask = _NOTHING_HIDDEN[form](mask.new_empty(shape))
-        if keys <= mask.shape[-1]:
-            return mask
-        hidden = {"drop": True, "bias": -torch.inf}.get(form, 0)
-        return nn.functional.pad(mask, (0, keys - mask.shape[-1]), value=hidden)
+        return _padded(mask, keys, {"drop": True, "bias": -torch.inf}.get(form, 0))
 
 
 def in_sequence(
@@ -202,13 +198,25 @@ def _rows(table: Tensor, length: int, start: int, stop: int) -> Tensor:
     return table.narrow(axes[-1], start, stop - start) if axes else table
 
 
-def _behind(fills: Fills, so_far: Tensor, new: Tensor) -> dict[str, Any]:
-    """Fills for new tokens: masks with a column for each token so far, and rows of tables."""
+def _padded(mask: Tensor, keys: int, hidden: float) -> Tensor:
+    free = max(keys - mask.shape[-1], 0)
+    return nn.functional.pad(mask, (0, free), value=hidden)  # type: ignore[arg-type]  # or a bool
+
+
+def _hiding(mask: Any) -> float:
+    """What hides a key in a mask that hides nothing."""
+    shows = bool(mask.flatten()[0])
+    return float(not shows) if shows or not mask.is_floating_point() else -torch.inf
+
+
+def _behind(fills: Fills, so_far: Tensor, new: Tensor, keys: int) -> dict[str, Any]:
+    """Fills for new tokens: masks with a column for each key, and rows of tables."""
     masks = tuple(fill for fill in fills if "{key}" in fill[1])
     others = tuple(fill for fill in fills if fill not in masks)
     whole, alone = filled(others, (so_far,)), filled(others, (new,))
     cut = {name: _last_rows(value, alone[name]) for name, value in whole.items()}
-    return cut | filled(masks, (new, so_far))
+    made = filled(masks, (new, so_far))
+    return cut | {name: _padded(mask, keys, _hiding(mask)) for name, mask in made.items()}
 
 
 def _last_rows(whole: Any, alone: Any) -> Any:

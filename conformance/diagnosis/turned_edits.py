@@ -223,7 +223,7 @@ def _of_tables() -> Iterator[NamedMistake]:
 
 
 def _caches_with_tables(inputs: Inputs) -> bool:
-    return is_given_tables(inputs) and inputs.past > 0
+    return is_given_tables(inputs) and inputs.past > 0 and not inputs.own_cache
 
 
 def _rows_of_new(places: Tensor, inputs: Inputs) -> Tensor:

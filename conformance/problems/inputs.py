@@ -191,7 +191,7 @@ class Inputs(Replaceable):
             window=self.window,
             sinks=self.sinks,
             rotary_tables=self.rotary_tables,
-            turned_keys=0 if self.tables is None else self.past,
+            turned_keys=0 if self.tables is None or self.own_cache else self.past,
         )
 
     @property
