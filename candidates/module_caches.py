@@ -224,7 +224,7 @@ def with_slots(module: nn.Module, tokens: Tensor) -> None:
 
 
 class ByWriteIndices(Decoder):
-    """Given keys and values are written at ``kv_write_indices``, and attended whole, as in Gemma."""
+    """Given tensors are written at ``kv_write_indices``, and attended whole, as in Gemma."""
 
     def forward(
         self, hidden_states: Tensor, kv_write_indices: Tensor, kv_cache: Pair, mask: Tensor

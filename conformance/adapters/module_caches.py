@@ -41,7 +41,9 @@ def with_cache(request: ModuleRequest, value: nn.Module | type[nn.Module]) -> Mo
         )
         raise DeclarationError(msg)
     if is_multihead(value):
-        msg = f"cache is given for {request.shown}, an nn.MultiheadAttention, which has none: drop it"
+        msg = (
+            f"cache is given for {request.shown}, an nn.MultiheadAttention, which has none: drop it"
+        )
         raise DeclarationError(msg)
     structured = [form for form in promises.get("masks", ()) if form in STRUCTURED_FORMS]
     excluded = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -81,11 +82,11 @@ class Sequence:
         slots = self.cache.slots
         keys = slots if isinstance(slots, int) else self.tokens.shape[-2] if slots else stop
         ours = {
-            word: self._part(word, value, stop, keys=keys, last=last)
+            word: self._part(word, value, stop, free=keys - stop, last=last)
             for word, value in keywords.items()
         }
         asked = Asked(self.module, self._given(tokens, stop))
-        theirs = _behind(fills, self.tokens[..., :stop, :], tokens, keys)
+        theirs = _behind(fills, self.tokens[..., :stop, :], tokens, keys - stop)
         answer = self._ask(asked, (tokens,), ours, theirs)
         if self.cache.parameter is not None and not self._writes:
             self.held = _taken(asked.answer, self.cache.returned)
@@ -114,25 +115,25 @@ class Sequence:
         }
         return given | {name: forms[form]() for name, form in cache.positions.items()}
 
-    def _part(self, word: str, value: Any, stop: int, *, keys: Any, last: bool) -> Any:
+    def _part(self, word: str, value: Any, stop: int, *, free: int, last: bool) -> Any:
         """A keyword of the whole call, as the call for the tokens from ``start`` on gets it."""
         if not isinstance(value, Tensor):
             return value
         if word in _TABLES:
             return _rows(value, self.tokens.shape[-2], self.start, stop)
         if word in _NOTHING_HIDDEN:
-            return self._mask(word, value, stop, keys=keys, last=last)
+            return self._mask(word, value, stop, free=free, last=last)
         if word == "lengths" and not last:
             return torch.full_like(value, stop)
         return value
 
-    def _mask(self, form: str, mask: Tensor, stop: int, *, keys: int, last: bool) -> Tensor:
+    def _mask(self, form: str, mask: Tensor, stop: int, *, free: int, last: bool) -> Tensor:
         """A mask with a column for each key so far, or for each slot; free slots are hidden."""
         if not last:
             sizes = {"Q": stop - self.start, "K": stop}
             shape = [sizes.get(*pair) for pair in zip(self.axes, mask.shape, strict=True)]
             mask = _NOTHING_HIDDEN[form](mask.new_empty(shape))
-        return _padded(mask, keys, {"drop": True, "bias": -torch.inf}.get(form, 0))
+        return _padded(mask, free, {"drop": True, "bias": -torch.inf}.get(form, 0))
 
 
 def in_sequence(
@@ -151,7 +152,8 @@ def in_sequence(
     for count in counts(past.shape[-2], calls or 1):
         sequence.ask(count, keywords, fills)
     if other is not None:
-        Sequence(cache, ask, module, other).ask(other.shape[-2], {}, fills)
+        alone = copy.deepcopy(module) if cache.is_within else module
+        Sequence(cache, ask, alone, other).ask(other.shape[-2], {}, fills)
     return sequence.ask(tokens.shape[-2], keywords, fills, last=True)
 
 
@@ -198,8 +200,8 @@ def _rows(table: Tensor, length: int, start: int, stop: int) -> Tensor:
     return table.narrow(axes[-1], start, stop - start) if axes else table
 
 
-def _padded(mask: Tensor, keys: int, hidden: float) -> Tensor:
-    free = max(keys - mask.shape[-1], 0)
+def _padded(mask: Tensor, free: int, hidden: float) -> Tensor:
+    """A mask that also hides the slots of a cache which are not in use."""
     return nn.functional.pad(mask, (0, free), value=hidden)  # type: ignore[arg-type]  # or a bool
 
 
@@ -209,14 +211,14 @@ def _hiding(mask: Any) -> float:
     return float(not shows) if shows or not mask.is_floating_point() else -torch.inf
 
 
-def _behind(fills: Fills, so_far: Tensor, new: Tensor, keys: int) -> dict[str, Any]:
+def _behind(fills: Fills, so_far: Tensor, new: Tensor, free: int) -> dict[str, Any]:
     """Fills for new tokens: masks with a column for each key, and rows of tables."""
     masks = tuple(fill for fill in fills if "{key}" in fill[1])
     others = tuple(fill for fill in fills if fill not in masks)
     whole, alone = filled(others, (so_far,)), filled(others, (new,))
     cut = {name: _last_rows(value, alone[name]) for name, value in whole.items()}
     made = filled(masks, (new, so_far))
-    return cut | {name: _padded(mask, keys, _hiding(mask)) for name, mask in made.items()}
+    return cut | {name: _padded(mask, free, _hiding(mask)) for name, mask in made.items()}
 
 
 def _last_rows(whole: Any, alone: Any) -> Any:

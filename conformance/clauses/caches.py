@@ -36,7 +36,7 @@ from .judging import (
 )
 from .leaks import unaffected
 from .rearranging import one_item, unchanged
-from .registry import Finding, clause, violated
+from .registry import Finding, clause, requires, violated
 from .state import only_order_counts, overwrite, reordered
 from .subject import Subject
 
@@ -273,6 +273,42 @@ def empty_past(subject: Subject, problem: Problem) -> Finding:
     answers = subject.answer(inputs), subject.answer(empty)
     wording = "a cache without tokens changes the answer"
     return same_unless_identical(subject, (inputs, answers[0]), (empty, answers[1]), wording)
+
+
+_has_own: Final = requires(
+    lambda c: c.declaration.cache is not None, "no cache of a module's own is declared"
+)
+
+
+@clause(
+    "cache.in-turn",
+    sentence=(
+        "Each cache is its own: a sequence is continued as if no other had begun in between, with "
+        "another cache."
+    ),
+    source="by definition of a cache; caches in defaults of parameters, and on classes",
+    space=Space(causal="offered", values=LIVELY, least=(("key_length", 3),), share=0.25),
+    counterfactual="the answer behind the tokens of the other sequence",
+    applies=(_has_own,),
+    explained=False,
+)
+def in_turn(subject: Subject, problem: Problem) -> Finding:
+    """A first call for other tokens, before the continuation; a module that holds its cache is
+    asked in a copy.
+    """
+    inputs = with_cache(subject, problem)
+    other = _with_other_cache(inputs, subject.inputs(problem.replace(seed=problem.seed + 1)))
+    positional, keywords = arguments(inputs)
+    keywords["other_past"] = arguments(other)[1]["past"]
+    forward = subject.forward(inputs)
+    answer = subject.call_with(forward, (positional, keywords), inputs).output
+    return relate(
+        subject,
+        (inputs, subject.answer(inputs)),
+        (inputs, answer),
+        "after a first call with another cache, for another sequence, the answer is another",
+        counterfactual=lambda: subject.oracle.output(other),
+    )
 
 
 # Tokens decoded one by one at the end; all tokens before them are one chunk.
