@@ -171,7 +171,8 @@ class InBuffers(Decoder):
 
     def turn(self, heads: Tensor, freqs_cis: Tensor) -> Tensor:
         """Turn neighbouring channels."""
-        pairs = torch.view_as_complex(heads.float().unflatten(-1, (-1, 2)).contiguous())
+        wide = heads.to(torch.promote_types(heads.dtype, torch.float32))
+        pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)).contiguous())
         return torch.view_as_real(pairs * freqs_cis).flatten(-2).to(heads.dtype)
 
     def stored(self, key: Tensor, value: Tensor, start: int) -> Pair:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from ..base.parameter_names import option_of, words_of
 from ..declare.declaration import STRUCTURED_FORMS
-from ..declare.module_caches import Cache
+from ..declare.module_caches import Cache, required_parameters
 from ..errors import DeclarationError
 from .answers import parts_of
 from .calling import Calling
@@ -25,6 +26,8 @@ from .trial import duplicate, is_same
 # Tokens of a trial: those of the first two calls, and those behind them.
 _BEFORE: Final = 3
 _BEHIND: Final = 2
+# The tokens of a longer trial, whose last one is asked behind the others.
+_LONG: Final = 12
 # Forms of places tried for a parameter, the likeliest first.
 _FORMS: Final = ("L", "1L", "BL", "start", "B", "length")
 _STARTS: Final = ("start", "offset", "step", "len", "length")
@@ -41,9 +44,7 @@ def with_cache(request: ModuleRequest, value: nn.Module | type[nn.Module]) -> Mo
         )
         raise DeclarationError(msg)
     if is_multihead(value):
-        msg = (
-            f"cache is given for {request.shown}, an nn.MultiheadAttention, which has none: drop it"
-        )
+        msg = f"cache is given for {request.shown}, and nn.MultiheadAttention keeps none: drop it"
         raise DeclarationError(msg)
     structured = [form for form in promises.get("masks", ()) if form in STRUCTURED_FORMS]
     excluded = {
@@ -75,8 +76,8 @@ def _check_parameters(
     for name in cache.parameters:
         if name not in parameters:
             msg = (
-                f"cache of {request.shown} names {name!r}, which is no parameter of its forward: it "
-                f"has {', '.join(name for name in parameters if name != 'self')}"
+                f"cache of {request.shown} names {name!r}, which is no parameter of its forward "
+                f"(it has {', '.join(one for one in parameters if one != 'self')}): drop it"
             )
             raise DeclarationError(msg)
 
@@ -100,22 +101,45 @@ def keeping(calling: Calling, built: nn.Module, finding: ModuleProjections) -> C
 
 
 class CacheTrial:
-    """Calls of a copy of a module with a cache, and what they show."""
+    """Calls of a copy of a module with a cache, and what they show.
 
-    def __init__(self, built: nn.Module, calling: Calling, width: int) -> None:
+    ``keywords`` makes the keywords of a call for some number of tokens.
+    """
+
+    def __init__(
+        self,
+        built: nn.Module,
+        calling: Calling,
+        width: int,
+        keywords: Callable[[int], dict[str, Any]] = lambda _count: {},
+    ) -> None:
         self.module, self.calling = duplicate(built).eval().float(), calling
         generator = torch.Generator().manual_seed(0)
         self.tokens = torch.randn(2, _BEFORE + _BEHIND, width, generator=generator)
+        self.many = torch.randn(3, _LONG, width, generator=generator)
+        self.keywords = keywords
 
     def of(self, cache: Cache) -> str:
         """Whether the later tokens are answered right; "matters" where earlier ones do count."""
-        calling = self.calling.keeping(cache)
-        past, new = self.tokens[:, :_BEFORE], self.tokens[:, _BEFORE:]
+        return self._found(cache, self.tokens, _BEFORE, {"past_calls": 2})
+
+    def holds(self, cache: Cache) -> bool:
+        """Whether it is right one by one, in a long sequence, and in turn with another."""
+        singly = {"past_calls": _LONG - 1}
+        in_turn = {"other_past": self.many.flip(1)}
+        return all(
+            self._found(cache, self.many, _LONG - 1, more) == "right" for more in (singly, in_turn)
+        )
+
+    def _found(self, cache: Cache, tokens: Tensor, before: int, more: dict[str, Any]) -> str:
+        calling, count = self.calling.keeping(cache), tokens.shape[1]
+        past, new = tokens[:, :before], tokens[:, before:]
+        given = self.keywords(count)
         try:
             with torch.no_grad():
-                whole = calling(self.module, (self.tokens,), {})[:, _BEFORE:]
-                alone = calling(self.module, (new,), {})
-                behind = calling(self.module, (new,), {"past": past, "past_calls": 2})
+                whole = calling(self.module, (tokens,), given)[:, before:]
+                alone = calling(self.module, (new,), self.keywords(count - before))
+                behind = calling(self.module, (new,), {**given, "past": past, **more})
         except Exception:  # noqa: BLE001 (the user's code may raise anything)
             return ""
         if not isinstance(behind, Tensor) or behind.shape != whole.shape:
@@ -130,7 +154,8 @@ class CacheTrial:
         sequence = Sequence(cache, calling.ask, self.module, self.tokens)
         try:
             with torch.no_grad():
-                _, answer = sequence.asked(_BEFORE, {}, calling.fills)
+                given = self.keywords(self.tokens.shape[1])
+                _, answer = sequence.asked(_BEFORE, given, calling.fills)
         except Exception:  # noqa: BLE001 (the user's code may raise anything)
             return []
         parts = _parts(answer)
@@ -169,6 +194,38 @@ def _completed(cache: Cache, trial: CacheTrial) -> Iterator[Cache]:
             continue
         for place in trial.places(open_ended):
             yield dataclasses.replace(open_ended, returned=place)
+
+
+def proposed(trial: CacheTrial) -> Iterator[Cache]:
+    """The caches of a module that its parameters may mean, and that its answers show to be right.
+
+    A cache is what a call returned, a dict, or made by a class beside the module's own whose name
+    speaks of a cache; or the module holds it, and is told where the new tokens stand.
+    """
+    parameters = list(inspect.signature(trial.module.forward).parameters.values())
+    names = [one.name for one in parameters if option_of(one) == "cache" and one.default is None]
+    names += [one.name for one in parameters if one.name not in names and _says_cache(one)]
+    makes = (None, dict, *_classes_of_caches(type(trial.module)))
+    possible = [Cache(parameter=name, make=make) for name in names for make in makes]
+    placed = [one.name for one in parameters if _may_be_places(one)]
+    possible += [Cache(positions={name: form}) for name in placed for form in _forms(name)]
+    for cache in possible:
+        for completed in itertools.islice(_completed(cache, trial), _MOST_TRIED):
+            if trial.of(completed) == "right" and trial.holds(completed):
+                yield completed
+                break
+
+
+def _says_cache(parameter: inspect.Parameter) -> bool:
+    return "cache" in str(parameter.annotation).lower() and not _is_switch(parameter)
+
+
+def _classes_of_caches(kind: type[nn.Module]) -> Iterator[type]:
+    """The classes in a module class's file that are called caches and need no arguments."""
+    for name, value in vars(sys.modules[kind.__module__]).items():
+        called_so = isinstance(value, type) and "cache" in name.lower() and value is not Cache
+        if called_so and not issubclass(value, nn.Module) and required_parameters(value) == 0:
+            yield value
 
 
 def _is_switch(parameter: inspect.Parameter) -> bool:

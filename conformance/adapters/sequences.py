@@ -56,7 +56,7 @@ class Sequence:
 
     def __init__(self, cache: Cache, ask: Ask, module: nn.Module, tokens: Tensor) -> None:
         self.cache, self.module, self.tokens, self._ask = cache, module, tokens, ask
-        self.axes, self.start = "", 0
+        self.axes, self.start, self.rows = "", 0, tokens.shape[-2]
         reset = cache.reset
         if isinstance(reset, str):
             getattr(module, reset)()
@@ -120,7 +120,7 @@ class Sequence:
         if not isinstance(value, Tensor):
             return value
         if word in _TABLES:
-            return _rows(value, self.tokens.shape[-2], self.start, stop)
+            return _rows(value, self.rows, self.start, stop)
         if word in _NOTHING_HIDDEN:
             return self._mask(word, value, stop, free=free, last=last)
         if word == "lengths" and not last:
@@ -153,7 +153,10 @@ def in_sequence(
         sequence.ask(count, keywords, fills)
     if other is not None:
         alone = copy.deepcopy(module) if cache.is_within else module
-        Sequence(cache, ask, alone, other).ask(other.shape[-2], {}, fills)
+        between = Sequence(cache, ask, alone, other)
+        between.rows = sequence.rows
+        tables = {word: keywords[word] for word in _TABLES & keywords.keys()}
+        between.ask(other.shape[-2], tables, fills)
     return sequence.ask(tokens.shape[-2], keywords, fills, last=True)
 
 
@@ -205,9 +208,9 @@ def _padded(mask: Tensor, free: int, hidden: float) -> Tensor:
     return nn.functional.pad(mask, (0, free), value=hidden)  # type: ignore[arg-type]  # or a bool
 
 
-def _hiding(mask: Any) -> float:
+def _hiding(source: str, mask: Tensor) -> float:
     """What hides a key in a mask that hides nothing."""
-    shows = bool(mask.flatten()[0])
+    shows = "new_ones" in source
     return float(not shows) if shows or not mask.is_floating_point() else -torch.inf
 
 
@@ -218,7 +221,10 @@ def _behind(fills: Fills, so_far: Tensor, new: Tensor, free: int) -> dict[str, A
     whole, alone = filled(others, (so_far,)), filled(others, (new,))
     cut = {name: _last_rows(value, alone[name]) for name, value in whole.items()}
     made = filled(masks, (new, so_far))
-    return cut | {name: _padded(mask, free, _hiding(mask)) for name, mask in made.items()}
+    sources = dict(masks)
+    return cut | {
+        name: _padded(mask, free, _hiding(sources[name], mask)) for name, mask in made.items()
+    }
 
 
 def _last_rows(whole: Any, alone: Any) -> Any:

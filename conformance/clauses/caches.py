@@ -293,9 +293,7 @@ _has_own: Final = requires(
     explained=False,
 )
 def in_turn(subject: Subject, problem: Problem) -> Finding:
-    """A first call for other tokens, before the continuation; a module that holds its cache is
-    asked in a copy.
-    """
+    """A first call for other tokens in between; of a copy of a module that holds its cache."""
     inputs = with_cache(subject, problem)
     other = _with_other_cache(inputs, subject.inputs(problem.replace(seed=problem.seed + 1)))
     positional, keywords = arguments(inputs)
