@@ -9,6 +9,7 @@ from candidates.broken._kit import CORRECT
 from candidates.eager import EagerModule, eager_core, eager_layer, eager_module
 from candidates.legitimate import CANDIDATES as LEGITIMATE
 from candidates.legitimate.backward import by_autograd
+from candidates.module_caches import by_object
 from candidates.operator_attention import operator_attention
 from candidates.out_attention import out_attention
 from candidates.rotary_tables import tables_by_halves
@@ -29,7 +30,7 @@ UNDROPPED = layer(Undropped, masks=[], causal=None, features=[], empty_rows="any
 UNDROPPED_FOR = ("state.train-agrees",)
 EVERYBODY: list[Candidate] = [eager_core, eager_layer, eager_module, *CORRECT]
 EXAMPLES = (varlen_attention, out_attention, operator_attention)
-SOMEBODY = (*EVERYBODY, by_autograd, *EXAMPLES, *LEGITIMATE, tables_by_halves)
+SOMEBODY = (*EVERYBODY, by_autograd, *EXAMPLES, *LEGITIMATE, tables_by_halves, by_object)
 IN_FLOAT16 = ("numerics.overflow-half", "numerics.lifted-logits")
 # So small a sample has one problem of thousands of keys, or of as many queries as keys.
 ONCE = ("numerics.long-sequence", "gradients.shared")
