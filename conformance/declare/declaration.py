@@ -24,7 +24,11 @@ STRUCTURED_FORMS: Final[dict[str, tuple[str, ...]]] = {
     "tree": ("parents",),
     "indices": ("key_indices",),
     "blocks": ("block_mask",),
+    "query_lengths": ("query_lengths",),
 }
+# The form that hides no key: rows behind its lengths are padding.
+PADDED_QUERIES: Final = "query_lengths"
+PADDED_ROWS: Final = ("any", "zeros")
 # The axes of their tables; axes of other forms are declared.
 STRUCTURED_SHAPES: Final = {
     **dict.fromkeys(STRUCTURED_FORMS, "B1QK"),
@@ -148,7 +152,8 @@ class Declaration:
     None for a candidate of one process. ``block_size`` is the number of queries and keys in a block
     of the mask form "blocks". ``rotary_tables`` is the form in which every call gives the cosines
     and sines of its tokens, or their angles, ``rotary_table_shape`` their axes, such as "LR", or
-    "LR/2" with one entry a pair of channels. ``cache`` is a module's own cache.
+    "LR/2" with one entry a pair of channels. ``cache`` is a module's own cache,
+    ``padded_rows`` the promised answer of queries behind their ``query_lengths``.
     """
 
     kind: str
@@ -188,6 +193,7 @@ class Declaration:
     rotary_tables: str | None = None
     rotary_table_shape: str | None = None
     cache: Cache | None = None
+    padded_rows: str = "any"
 
     def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
         """The promised rule for rows without keys, by a call's mask form, causality and weights.
@@ -279,6 +285,7 @@ class Declaration:
         }
         seldom = ("ranks", "block_size", "rotary_tables", "rotary_table_shape", "cache")
         rare = [name for name in seldom if getattr(self, name) is not None]
+        rare += ["padded_rows"] if PADDED_QUERIES in self.masks else []
         names = [*_IN_JSON, *rare]
         values = {name: special.get(name, getattr(self, name)) for name in names}
         return {

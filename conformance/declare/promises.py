@@ -40,6 +40,8 @@ from .declaration import (
     MIXED,
     OF_TENSORS,
     OFFSETS,
+    PADDED_QUERIES,
+    PADDED_ROWS,
     POSITIONS,
     PRECISIONS,
     SEQUENCES,
@@ -103,6 +105,7 @@ def declare(
     unchecked: Iterable[str] = (),
     ranks: Ranks | None = None,
     block_size: tuple[int, int] | None = None,
+    padded_rows: str = "any",
     rotary_tables: str | None = None,
     rotary_table_shape: str | None = None,
     offsets: str = "each",
@@ -202,6 +205,7 @@ def declare(
         unchecked=_names("unchecked", unchecked),
         ranks=ranks,
         block_size=_read_block_size(block_size, forms),
+        padded_rows=_read_padded_rows(padded_rows, forms, inputs),
         rotary_tables=rotary_tables,
         rotary_table_shape=rotary_table_shape,
     )
@@ -299,6 +303,22 @@ def _read_tables(
         msg = f"rotary_table_shape is {text!r}, but batched=False leaves no axis B"
         raise DeclarationError(msg)
     return text
+
+
+def _read_padded_rows(rule: str, forms: tuple[str, ...], inputs: str) -> str:
+    _choice("padded_rows", rule, PADDED_ROWS)
+    if rule != "any" and PADDED_QUERIES not in forms:
+        msg = (
+            f"padded_rows is {rule!r}, but masks has no {PADDED_QUERIES!r}: drop it, or declare it"
+        )
+        raise DeclarationError(msg)
+    if PADDED_QUERIES in forms and inputs == "self":
+        msg = (
+            f"masks has {PADDED_QUERIES!r} with inputs='self', whose queries are its keys: declare "
+            "'lengths', which hide the padding among them"
+        )
+        raise DeclarationError(msg)
+    return rule
 
 
 # The largest head size drawn for tables when no head size is pinned.

@@ -13,7 +13,7 @@ from torch import Tensor
 from .._golden import golden
 from ..base.geometry import Geometry
 from ..base.results import Replaceable
-from ..declare.declaration import SEQUENCES
+from ..declare.declaration import PADDED_QUERIES, SEQUENCES
 from ..declare.head_layouts import HEAD_LAYOUTS, HeadLayout
 from ..tolerance.visible_keys import owners
 from .rotary_tables import RotaryTables
@@ -172,8 +172,8 @@ class Inputs(Replaceable):
 
     @property
     def absent(self) -> Tensor | None:
-        """The queries outside all sequences, bool ``[B, 1, Lq]``; None without sequences."""
-        if self.mask_form != SEQUENCES or self.keep is None:
+        """The queries outside all sequences or lengths, bool ``[B, 1, Lq]``; None without those."""
+        if self.mask_form not in (SEQUENCES, PADDED_QUERIES) or self.keep is None:
             return None
         if self.present is not None:
             return ~self.present[0].unsqueeze(1)

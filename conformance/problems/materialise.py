@@ -399,6 +399,8 @@ def _structured(
     )
     mask = STRUCTURED_MASKS[plan.form]
     table = mask.table(plan.pattern, made, generator)
+    if mask.pads:
+        return table
     seen = structure(problem, candidate) if plan.visible else None
     if seen is None or bool((table & seen).any(dim=-1)[..., seen.any(dim=-1)].all()):
         return table
