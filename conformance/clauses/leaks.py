@@ -194,6 +194,7 @@ def _junk_factor(subject: Subject, inputs: Inputs, key: Tensor) -> float:
     ),
     needs_golden=True,
     counterfactual="the lengths taken for those of keys",
+    explained=False,
 )
 def padded_queries(subject: Subject, problem: Problem) -> Finding:
     """Junk, or NaN where the candidate can hold it, in the rows behind the lengths."""

@@ -113,10 +113,6 @@ def _lengths_of_keys(given: Arguments, structure: Structure) -> Tensor:
     return inside[:, None, None, :]
 
 
-def _lengths_from_the_end(given: Arguments, structure: Structure) -> Tensor:
-    return STRUCTURED_MASKS[PADDED_QUERIES].read(given, structure).flip(-2)
-
-
 # The form, the words for the wrong mask, the fix, and the wrong reading of arguments.
 _MISREADINGS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     (
@@ -220,12 +216,6 @@ _MISREADINGS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
         "made with lengths one query shorter",
         "answer the queries before the length",
         _with(PADDED_QUERIES, "query_lengths", lambda lengths: lengths - 1),
-    ),
-    (
-        PADDED_QUERIES,
-        "made with the lengths counted from the last query",
-        "the first queries are those of the item, and those behind them padding",
-        _lengths_from_the_end,
     ),
 )
 

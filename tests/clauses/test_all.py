@@ -13,6 +13,7 @@ from candidates.module_caches import by_object
 from candidates.operator_attention import operator_attention
 from candidates.out_attention import out_attention
 from candidates.rotary_tables import tables_by_halves
+from candidates.structured_attention import structured_attention
 from candidates.torch_scaled_dot_product import torch_scaled_dot_product
 from candidates.varlen_attention import varlen_attention
 from conformance.adapters.compiled import compiled_variants
@@ -30,7 +31,15 @@ UNDROPPED = layer(Undropped, masks=[], causal=None, features=[], empty_rows="any
 UNDROPPED_FOR = ("state.train-agrees",)
 EVERYBODY: list[Candidate] = [eager_core, eager_layer, eager_module, *CORRECT]
 EXAMPLES = (varlen_attention, out_attention, operator_attention)
-SOMEBODY = (*EVERYBODY, by_autograd, *EXAMPLES, *LEGITIMATE, tables_by_halves, by_object)
+SOMEBODY = (
+    *EVERYBODY,
+    by_autograd,
+    *EXAMPLES,
+    *LEGITIMATE,
+    tables_by_halves,
+    by_object,
+    structured_attention,
+)
 IN_FLOAT16 = ("numerics.overflow-half", "numerics.lifted-logits")
 # So small a sample has one problem of thousands of keys, or of as many queries as keys.
 ONCE = ("numerics.long-sequence", "gradients.shared")

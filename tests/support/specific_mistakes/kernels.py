@@ -62,6 +62,7 @@ KERNELS: Final[Specific] = {
     "cache.position-offset": ("CausalFromFirstCached", also(f"{_OPTIONS} {_CACHES}")),
     "cache.untouched-tail": ("TailRead", also("cache.empty-past")),
     "cache.in-turn": ("OwnCacheOfTheClass", also("state.settings")),
+    "mask.padded-queries": ("PaddedRowsAnswered", also("")),
     "cache.no-memory": ("CacheRememberedByShape", also("state.call-order")),
     "cache.empty-past": ("EmptyCacheRefused", NOTHING_ELSE),
     "cache.decode-equals-full": ("CacheMaskOfFirstItem", also(f"{_OPTIONS} {_CACHES}")),
