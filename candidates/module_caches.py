@@ -16,6 +16,7 @@ KV_HEADS: Final = 2
 HEAD_SIZE: Final = WIDTH // HEADS
 ITEMS: Final = 8
 SLOTS: Final = 64
+LATENT: Final = 6
 
 Pair = tuple[Tensor, Tensor]
 
@@ -191,6 +192,9 @@ class InBuffers(Decoder):
 class Slots(nn.Module):
     """Room for keys and values, which are written at given positions, as in gpt-fast."""
 
+    k: Tensor
+    v: Tensor
+
     def __init__(self, items: int, dtype: torch.dtype) -> None:
         super().__init__()
         for name in ("k", "v"):
@@ -253,6 +257,34 @@ def free_slots(_module: nn.Module, tokens: Tensor) -> Pair:
     return torch.zeros(shape, dtype=tokens.dtype), torch.zeros(shape, dtype=tokens.dtype)
 
 
+class LatentInBuffers(Decoder):
+    """What is cached is a latent of small width, of which keys and values are made, as in MLA."""
+
+    kv_cache: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.k_proj, self.v_proj
+        self.kv_down = nn.Linear(WIDTH, LATENT, bias=False)
+        self.k_up, self.v_up = (
+            nn.Linear(LATENT, KV_HEADS * HEAD_SIZE, bias=False) for _ in range(2)
+        )
+        self.register_buffer("kv_cache", torch.zeros(ITEMS, SLOTS, LATENT))
+
+    def forward(self, x: Tensor, start_pos: int) -> Tensor:
+        """Attend the latents of all tokens up to the new ones."""
+        items, stop = x.shape[0], start_pos + x.shape[1]
+        new = self.kv_down(x)
+        self.kv_cache = self.kv_cache.to(new)
+        self.kv_cache[:items, start_pos:stop] = new.detach()
+        latent = torch.cat([self.kv_cache[:items, :start_pos].clone(), new], dim=1)
+        query, key, value = (
+            each.unflatten(-1, (-1, HEAD_SIZE)).transpose(1, 2)
+            for each in (self.q_proj(x), self.k_up(latent), self.v_up(latent))
+        )
+        return self.attend(query, key, value, self.allowed(query.shape[2], key.shape[2]))
+
+
 def seeded(kind: type[nn.Module]) -> nn.Module:
     """A module with the same weights on every import; nobody else's random numbers are used."""
     with torch.random.fork_rng(devices=[]):
@@ -262,6 +294,7 @@ def seeded(kind: type[nn.Module]) -> nn.Module:
 
 CAUSAL: Final[dict[str, Any]] = {"causal": "bottom-right", "always_causal": True}
 HALVES: Final[dict[str, Any]] = {**CAUSAL, "semantics": Semantics(rotary="halves")}
+HELD: Final = Cache(positions={"start_pos": "start"})
 LLAMA: Final[dict[str, Any]] = {
     "masks": ["bias"],
     "mask_shapes": ["QK"],
@@ -270,7 +303,7 @@ LLAMA: Final[dict[str, Any]] = {
     "semantics": Semantics(rotary="interleaved"),
     "max_length": SLOTS,
     "geometry": {"batch": range(1, ITEMS + 1)},
-    "cache": Cache(positions={"start_pos": "start"}),
+    "cache": HELD,
 }
 OBJECT: Final = Cache(parameter="past_key_values", make=DynamicCache)
 
@@ -310,4 +343,12 @@ by_write_indices = conformance.module(
         positions={"kv_write_indices": "L"},
         slots="sequence",
     ),
+)
+latent_in_buffers = conformance.module(
+    seeded(LatentInBuffers),
+    name="latent_in_buffers",
+    max_length=SLOTS,
+    geometry={"batch": range(1, ITEMS + 1)},
+    cache=HELD,
+    **CAUSAL,
 )

@@ -69,28 +69,34 @@ class OwnCacheNotCausal(ByObject):
         return allowed if new == total else torch.ones_like(allowed)
 
 
+class ReadOtherwise(ByObject):
+    """Reads another cache than it has written."""
+
+    def joined(self, cache: DynamicCache, key: Tensor, value: Tensor) -> Pair:
+        past = cache.get_seq_length()
+        key, value = super().joined(cache, key, value)
+        return self.read(key, past), self.read(value, past)
+
+    def read(self, joined: Tensor, past: int) -> Tensor:
+        """What is read as keys, or values, the first ``past`` of which are cached."""
+        raise NotImplementedError
+
+
 @module(*ALSO, **PLAIN)
-class OwnCacheOfFirstItem(ByObject):
+class OwnCacheOfFirstItem(ReadOtherwise):
     """The cache of the first item is read for all items."""
 
-    def joined(self, cache: DynamicCache, key: Tensor, value: Tensor) -> Pair:
-        past = cache.get_seq_length()
-        first = torch.arange(key.shape[0]) * 0
-        both = super().joined(cache, key, value)
-        return tuple(torch.cat([each[first, :, :past], each[:, :, past:]], dim=2) for each in both)
+    def read(self, joined: Tensor, past: int) -> Tensor:
+        first = torch.arange(joined.shape[0]) * 0
+        return torch.cat([joined[first, :, :past], joined[:, :, past:]], dim=2)
 
 
 @module(*ALSO, **PLAIN)
-class OwnCacheOfNextItem(ByObject):
+class OwnCacheOfNextItem(ReadOtherwise):
     """Each item reads the cache of the item behind it."""
 
-    def joined(self, cache: DynamicCache, key: Tensor, value: Tensor) -> Pair:
-        past = cache.get_seq_length()
-        both = super().joined(cache, key, value)
-        return tuple(
-            torch.cat([each[:, :, :past].roll(-1, dims=0), each[:, :, past:]], dim=2)
-            for each in both
-        )
+    def read(self, joined: Tensor, past: int) -> Tensor:
+        return torch.cat([joined[:, :, :past].roll(-1, dims=0), joined[:, :, past:]], dim=2)
 
 
 @module(*ALSO, **PLAIN)
@@ -101,9 +107,6 @@ class OwnCacheOfLastCall(ByObject):
         both = super().joined(cache, key, value)
         cache.layers[self.layer_idx] = key, value
         return both
-
-    def allowed(self, new: int, total: int) -> Tensor:
-        return super().allowed(new, total)
 
 
 @module("cache.position-offset", "cache.golden", "cache.decode-equals-full", **ROTARY)
@@ -165,16 +168,15 @@ class OwnCacheWrittenEarly(InBuffers):
     """New keys and values are written one slot too early: the last cached one is overwritten."""
 
     def stored(self, key: Tensor, value: Tensor, start: int) -> Pair:
-        items = key.shape[0]
-        both = super().stored(key, value, start)
+        keys, values = super().stored(key, value, start)
         if start:
             for name, new in (("cache_k", key), ("cache_v", value)):
-                getattr(self, name)[:items, start - 1] = new[:, :, 0].detach()
-            both = tuple(
+                getattr(self, name)[: key.shape[0], start - 1] = new[:, :, 0].detach()
+            keys, values = (
                 torch.cat([each[:, :, : start - 1], new[:, :, :1], each[:, :, start:]], dim=2)
-                for each, new in zip(both, (key, value), strict=True)
+                for each, new in ((keys, key), (values, value))
             )
-        return both[0], both[1]
+        return keys, values
 
 
 @module("cache.golden", "cache.decode-equals-full", **LLAMA)

@@ -205,7 +205,7 @@ def _rows(table: Tensor, length: int, start: int, stop: int) -> Tensor:
 
 def _padded(mask: Tensor, free: int, hidden: float) -> Tensor:
     """A mask that also hides the slots of a cache which are not in use."""
-    return nn.functional.pad(mask, (0, free), value=hidden)  # type: ignore[arg-type]  # or a bool
+    return nn.functional.pad(mask, (0, free), value=hidden)
 
 
 def _hiding(source: str, mask: Tensor) -> float:
