@@ -106,12 +106,16 @@ def _imported(implementation: Implementation, more: list[str]) -> list[str]:
 def _lengths(case: Investigation) -> dict[str, str]:
     """The fixed lengths of a module, its longest length, or a tie of keys to queries."""
     sizes = dict(case.caller.sizes.changes)
-    fixed = {name: int(sizes[name]) for name in LENGTHS if sizes.get(name, "").isdigit()}
+    geometry: dict[str, Any] = {
+        name: int(sizes[name]) for name in LENGTHS if sizes.get(name, "").isdigit()
+    }
     longest = case.caller.longest
-    named = {} if longest is None or fixed else {"max_length": str(longest)}
+    named = {} if longest is None or geometry else {"max_length": str(longest)}
     if sizes.get("key_length") == "g.query_length":
-        named["geometry"] = "{'key_length': 'query_length'}"
-    return {"geometry": repr(fixed)} if fixed else named
+        geometry = {"key_length": "query_length"}
+    if case.most_items is not None:
+        geometry["batch"] = [*range(1, case.most_items + 1)]
+    return {**named, "geometry": repr(geometry)} if geometry else named
 
 
 def positions_text(implementation: Implementation, longest: int) -> str:
