@@ -36,6 +36,7 @@ __conformance__ = [
     "rotary_tables",
     "learned",
     "given_positions",
+    "module_caches",
     "onnx_attention",
     *(["torch_cuda"] if torch.cuda.is_available() else []),
     *(["triton_attention"] if _TRITON else []),

@@ -1,4 +1,4 @@
-"""Masks that are said by their structure: segments, a prefix, chunks, a tree, indices, blocks."""
+"""Masks said by their structure: segments, a prefix, chunks, a tree, indices, blocks, lengths."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from torch import Tensor
 import conformance
 
 PROMISES: dict[str, Any] = {
-    "masks": ["segments", "prefix", "chunks", "tree", "indices", "blocks"],
+    "masks": ["segments", "prefix", "chunks", "tree", "indices", "blocks", "query_lengths"],
     "block_size": (2, 3),
+    "padded_rows": "zeros",
     "causal": "bottom-right",
     "empty_rows": "zeros",
     "features": ["scale", "gqa", "window"],
@@ -72,6 +73,10 @@ class StructuredCore:
         table = block_mask.repeat_interleave(tall, dim=2).repeat_interleave(wide, dim=3)
         return table[:, :, :rows, :columns]
 
+    def query_lengths(self, lengths: Tensor, rows: int) -> Tensor:
+        """Every key for the first queries; those behind them are padding."""
+        return (torch.arange(rows) < lengths[:, None])[:, None, :, None]
+
     def _seen(self, ahead: Tensor, options: dict[str, Any]) -> Tensor:
         rows, columns = ahead.shape
         made: dict[str, Callable[[], Tensor]] = {
@@ -83,6 +88,7 @@ class StructuredCore:
             "parents": lambda: self.tree(options["parents"], columns),
             "key_indices": lambda: self.indices(options["key_indices"], columns),
             "block_mask": lambda: self.blocks(options["block_mask"], rows, columns),
+            "query_lengths": lambda: self.query_lengths(options["query_lengths"], rows),
         }
         given = [table() for name, table in made.items() if name in options]
         return given[0] if given else torch.ones(1, 1, rows, columns, dtype=torch.bool)

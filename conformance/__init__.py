@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .clauses.subject import Subject
     from .declare.candidate import Candidate
     from .declare.decorators import core, fixed_layer, layer, positions
+    from .declare.module_caches import Cache
     from .declare.ranks import Ranks
     from .errors import DeclarationError, NonconformanceError, UsageError
     from .models.torch_model import model
@@ -62,6 +63,7 @@ _HOMES = {
     "clauses.subject": "Subject",
     "declare.candidate": "Candidate",
     "declare.decorators": "core fixed_layer layer positions",
+    "declare.module_caches": "Cache",
     "declare.ranks": "Ranks",
     "errors": "DeclarationError NonconformanceError UsageError",
     "models.torch_model": "model",
@@ -78,6 +80,7 @@ _HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "STANDARD",
+    "Cache",
     "Candidate",
     "Clause",
     "Contract",

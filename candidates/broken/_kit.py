@@ -13,6 +13,7 @@ import conformance
 from conformance import Mistake
 
 from ..eager import EagerCore
+from ..module_caches import seeded
 
 CORE: Final[dict[str, Any]] = {
     "masks": ["keep", "drop", "keep_int", "bias", "lengths"],
@@ -47,6 +48,15 @@ def layer(primary: str, *also: str, **promises: Any) -> Callable[[type], Any]:
     """Declare a class ``(geometry, weights) -> forward`` as a broken layer."""
     declare = _declared(conformance.layer, {**LAYER, **promises})
     return _recorder(primary, also, lambda made: declare(made.__name__)(made))
+
+
+def module(primary: str, *also: str, **promises: Any) -> Callable[[type], Any]:
+    """Declare a torch module as a broken layer; the class becomes the candidate."""
+    return _recorder(
+        primary,
+        also,
+        lambda made: conformance.module(seeded(made), name=made.__name__, **promises),
+    )
 
 
 def positions(primary: str, *also: str) -> Callable[[type], Any]:

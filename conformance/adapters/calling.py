@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from ..base.parameter_names import POSITIONAL, option_of, role_of
 from ..declare.declaration import MASK_FORMS, Declaration
+from ..declare.module_caches import Cache
 from ..errors import DeclarationError, did_you_mean
 from .answers import output_of, weights_in
 from .filling import Fills, filled, masks_that_hide_nothing
+from .sequences import in_sequence, plainly
 
 CallAdapter = Mapping[str, str | tuple[str, ...]] | Callable[..., Any]
 _COUNTS: Final = {1: "self", 2: "memory", 3: "separate"}
@@ -51,6 +53,8 @@ class Calling:
         Called instead of the module: ``function(module, *inputs, **keywords)``.
     sequence_first
         Whether the module's tensors are ``[L, B, E]``.
+    cache
+        The cache of the module's own, in which calls may find earlier tokens.
     """
 
     inputs: str
@@ -62,12 +66,25 @@ class Calling:
     spare: tuple[inspect.Parameter, ...] = ()
     function: Callable[..., Any] | None = None
     sequence_first: bool = False
+    cache: Cache | None = None
 
     def __call__(
         self, module: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Any]
     ) -> Any:
         """Call the module; returns the output, or output and weights for ``return_weights``."""
-        fills = filled(self.fills, inputs)
+        if self.cache is None:
+            return self.ask(module, inputs, keywords, filled(self.fills, inputs))
+        call = in_sequence if "past" in keywords else plainly
+        return call(self.cache, self.ask, module, inputs, {**keywords}, self.fills)
+
+    def ask(
+        self,
+        module: nn.Module,
+        inputs: tuple[Tensor, ...],
+        keywords: dict[str, Any],
+        fills: Mapping[str, Any],
+    ) -> Any:
+        """Call the module once, with fills that are made already."""
         if self.sequence_first:
             inputs = tuple(_swapped(tokens) for tokens in inputs)
         answer = self._call(module, inputs, {**keywords}, fills)
@@ -84,14 +101,29 @@ class Calling:
         pass the declared keywords, and all masks if a mask is declared or every call is causal.
         """
         theirs = {name for word in declaration.keywords for name in _theirs(self.rename, word)}
+        theirs |= {*(() if self.cache is None else self.cache.parameters)}
         if self.function is None:
             return theirs | self._given(forward)
         shown = _handed_over(self.function, forward, theirs)
         if shown is not None:
-            return shown
+            return shown | {*(() if self.cache is None else self.cache.parameters)}
         if declaration.masks or declaration.always_causal:
             theirs.update(mask_parameters(forward))
         return theirs
+
+    def keeping(self, cache: Cache | None) -> Calling:
+        """The calling with a cache, whose parameters are filled by nothing else."""
+        if cache is None:
+            return self
+        own = cache.parameters
+        return dataclasses.replace(
+            self,
+            cache=cache,
+            wanted=tuple(entry for entry in self.wanted if entry.name not in own),
+            spare=tuple(entry for entry in self.spare if entry.name not in own),
+            fills=tuple(fill for fill in self.fills if fill[0] not in own),
+            guessed=tuple(name for name in self.guessed if name not in own),
+        )
 
     @property
     def guessed_masks(self) -> list[str]:

@@ -18,9 +18,10 @@ from ..base.geometry import Geometry, read_pins
 from ..base.parameter_names import option_of
 from ..base.printable_text import raised_text
 from ..declare.candidate import Candidate
-from ..declare.declaration import ALIGNMENTS
+from ..declare.declaration import ALIGNMENTS, GIVEN_POSITIONS
 from ..declare.decorators import fixed_layer, layer
 from ..declare.keywords import read_keywords
+from ..declare.module_caches import Cache
 from ..errors import DeclarationError, OtherAttentionError
 from . import multihead
 from .additive import ADDITIVE, adds_queries
@@ -36,6 +37,7 @@ from .calling import (
 from .construction import instance_of
 from .filling import shown_fill
 from .idle import awake
+from .module_caches import keeping, with_cache
 from .packing import HeadSizes, StoredProjections, blank_weights, pinned_sizes, sizes_of
 from .projection_search import (
     ModuleProjections,
@@ -87,6 +89,16 @@ def finished(
         words = mask_parameters(built.forward)
         unused = f" (its {', '.join(words)} is left alone)" if words else ""
         notes = (*notes, f"no mask declared{unused}: mask clauses are not applicable")
+    if calling.cache is not None:
+        if GIVEN_POSITIONS in declaration.features:
+            msg = (
+                f"{candidate.name} is declared with a cache and features=[{GIVEN_POSITIONS!r}], "
+                "which are judged one by one: drop one"
+            )
+            raise DeclarationError(msg)
+        notes = (*notes, f"its cache: {calling.cache.in_words}")
+        kept = dataclasses.replace(declaration, cache=calling.cache)
+        candidate = dataclasses.replace(candidate, declaration=kept)
     return assuming(dataclasses.replace(candidate, warnings=finding.warnings), *notes)
 
 
@@ -428,6 +440,7 @@ def _ways(built: nn.Module, request: ModuleRequest) -> list[Calling]:
     """Ways to call an instance, in both orders of batch and tokens."""
     own = callable(request.call)
     ways = [calling_of(built, request)] if own else callings(built, request)
+    ways = [calling.keeping(request.cache) for calling in ways]
     turned = [
         dataclasses.replace(calling, sequence_first=True)
         for calling in ways
@@ -531,6 +544,7 @@ def of_constructor(
             recipe = multihead.recipe(fresh)  # type: ignore[arg-type]  # an instance, as seen
         return loaded(fresh, calling, recipe, sizes_of(geometry), weights)
 
+    calling = keeping(calling, built, finding)
     for geometry in (first, second):
         build(geometry, blank_weights(geometry))
     candidate = layer(name=request.shown, **promises)(build)
@@ -580,6 +594,7 @@ def module(
     call: CallAdapter | None = None,
     keywords: Mapping[str, str | tuple[str, ...]] | None = None,
     projections: Mapping[str, str] | None = None,
+    cache: Cache | None = None,
     name: str | None = None,
     **promises: Any,
 ) -> Candidate:
@@ -602,6 +617,9 @@ def module(
     projections
         Names where the search fails: ``{"q": "a", "k": "b", "v": "c", "o": "d"}``, or ``"qkv"`` and
         ``"kv"`` for fused matrices.
+    cache
+        A :class:`conformance.Cache`: how the module keeps the keys and values of earlier tokens.
+        Sequences are then given in several calls, too.
     promises
         As for :func:`conformance.layer`.
 
@@ -622,8 +640,11 @@ def module(
         num_kv_heads=num_kv_heads,
         call=call,
         projections=projections,
+        cache=cache,
         promises=with_masks(promises, call),
     )
+    if cache is not None:
+        request = with_cache(request, cls_or_instance)
     if isinstance(cls_or_instance, nn.Module):
         if construct is not None:
             msg = f"construct is given, but {shown} is an instance: give its class, or drop it"
@@ -668,6 +689,7 @@ def of_instance(built: nn.Module, request: ModuleRequest) -> Candidate:
     given, built = built, with_plain_weights(built)
     calling, finding, promises = understand(built, request)
     sizes, recipe = finding.sizes, finding.recipe
+    calling = keeping(calling, built, finding)
     if recipe.has_products and not {*promises.get("dtypes", ())} <= {*_EXACT_ENOUGH}:
         msg = (
             f"{request.shown} multiplies by matrices of low rank one after the other, and the "

@@ -17,6 +17,7 @@ from .._golden import golden
 from ..base.geometry import read_pins
 from ..base.printable_text import raised_text
 from ..declare.declaration import ALIGNMENTS, MASK_FORMS
+from ..declare.module_caches import Cache
 from ..declare.promises import declare
 from ..errors import DeclarationError, did_you_mean
 from ..tolerance import contract_for, layer_bound
@@ -101,6 +102,7 @@ class ModuleRequest:
     num_kv_heads: int | None = None
     call: CallAdapter | None = None
     projections: Mapping[str, str] | None = None
+    cache: Cache | None = None
     promises: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     # Earlier searches by way of calling, shared by requests that differ in their promises.
     known: dict[Any, Any] = dataclasses.field(default_factory=dict, compare=False)

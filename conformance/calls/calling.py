@@ -225,7 +225,8 @@ def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
         if value is not None:
             keywords[name] = value
     if (tables := inputs.rotary_tables) is not None and inputs.tables is not None:
-        keywords |= inputs.tables.keywords(tables[:, inputs.past :], inputs.query.dtype)
+        first = 0 if inputs.own_cache else inputs.past
+        keywords |= inputs.tables.keywords(tables[:, first:], inputs.query.dtype)
     keywords |= position_keywords(inputs)
     if inputs.sinks is not None:
         keywords["sinks"] = inputs.sinks.clone()
@@ -266,10 +267,17 @@ def position_keywords(inputs: Inputs) -> dict[str, Tensor]:
     return dict(zip(POSITION_KEYWORDS[inputs.mode], values, strict=True))
 
 
-def cache_keywords(inputs: Inputs) -> dict[str, Tensor]:
-    """The cached keys and values of a call, in the axes and the memory layout of the others."""
+def cache_keywords(inputs: Inputs) -> dict[str, Any]:
+    """The cached keys and values of a call, in the axes and the memory layout of the others.
+
+    A module with a cache of its own gets the tokens, for calls beforehand.
+    """
     if not inputs.past and not inputs.empty_cache:
         return {}
+    if inputs.own_cache:
+        tokens = inputs.key[:, : inputs.past].clone()
+        axes = {"past_axes": inputs.mask_shape} if inputs.masked else {}
+        return {"past": tokens, "past_calls": inputs.past_calls, **axes}
     heads = dict(zip(("past_key", "past_value"), cached_heads(inputs), strict=True))
     layout = "contiguous" if inputs.layout == "mixed" else inputs.layout
     order = inputs.head_layout

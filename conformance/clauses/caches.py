@@ -37,7 +37,7 @@ from .judging import (
 )
 from .leaks import unaffected
 from .rearranging import one_item, unchanged
-from .registry import Finding, clause, violated
+from .registry import Finding, clause, requires, violated
 from .state import only_order_counts, overwrite, reordered
 from .subject import Subject
 
@@ -66,7 +66,13 @@ def with_cache(subject: Subject, problem: Problem, past: int | None = None) -> I
         problem = problem.replace(causal=False, window=None)
     whole = without_key_bias(subject.inputs(problem.replace(past=0)), subject.candidate)
     chosen = 1 + problem.seed % (whole.geometry.key_length - 1) if past is None else past
-    return cached(whole, chosen, subject.candidate)
+    inputs = cached(whole, chosen, subject.candidate)
+    return inputs.replace(past_calls=_past_calls(problem, chosen))
+
+
+def _past_calls(problem: Problem, past: int) -> int:
+    """In how many calls a module gets the first tokens: in one, in two, or one by one."""
+    return min((1, 2, past)[problem.seed // len(MODES) % len(MODES)], past)
 
 
 def last_queries(subject: Subject, inputs: Inputs) -> Inputs:
@@ -136,7 +142,11 @@ def position_offset(subject: Subject, problem: Problem) -> Finding:
 
 
 def _keeps_slots(candidate: Candidate) -> str:
-    return "" if "lengths" in candidate.declaration.masks else can_cache(candidate)
+    if "lengths" in candidate.declaration.masks:
+        return ""
+    if candidate.declaration.cache is not None:
+        return "its cache is of its own making: no call sees its slots"
+    return can_cache(candidate)
 
 
 @clause(
@@ -159,7 +169,7 @@ def untouched_tail(subject: Subject, problem: Problem) -> Finding:
     drawn = subject.inputs(problem.replace(past=0))
     if drawn.masked and (not declared or problem.seed % 2 == 0):
         return _past_lengths(subject, problem, with_cache(subject, problem) if declared else drawn)
-    if not declared:
+    if not declared or drawn.own_cache:
         return Finding(binding=False)
     inputs = with_cache(subject, problem)
     call_arguments, buffers = _in_buffers(inputs, JUNK[problem.seed % len(JUNK)])
@@ -264,6 +274,40 @@ def empty_past(subject: Subject, problem: Problem) -> Finding:
     answers = subject.answer(inputs), subject.answer(empty)
     wording = "a cache without tokens changes the answer"
     return same_unless_identical(subject, (inputs, answers[0]), (empty, answers[1]), wording)
+
+
+_has_own: Final = requires(
+    lambda c: c.declaration.cache is not None, "no cache of a module's own is declared"
+)
+
+
+@clause(
+    "cache.in-turn",
+    sentence=(
+        "Each cache is its own: a sequence is continued as if no other had begun in between, with "
+        "another cache."
+    ),
+    source="by definition of a cache; caches in defaults of parameters, and on classes",
+    space=Space(causal="offered", values=LIVELY, least=(("key_length", 3),), share=0.25),
+    counterfactual="the answer behind the tokens of the other sequence",
+    applies=(_has_own,),
+    explained=False,
+)
+def in_turn(subject: Subject, problem: Problem) -> Finding:
+    """A first call for other tokens in between; of a copy of a module that holds its cache."""
+    inputs = with_cache(subject, problem)
+    other = _with_other_cache(inputs, subject.inputs(problem.replace(seed=problem.seed + 1)))
+    positional, keywords = arguments(inputs)
+    keywords["other_past"] = arguments(other)[1]["past"]
+    forward = subject.forward(inputs)
+    answer = subject.call_with(forward, (positional, keywords), inputs).output
+    return relate(
+        subject,
+        (inputs, subject.answer(inputs)),
+        (inputs, answer),
+        "after a first call with another cache, for another sequence, the answer is another",
+        counterfactual=lambda: subject.oracle.output(other),
+    )
 
 
 # Tokens decoded one by one at the end; all tokens before them are one chunk.

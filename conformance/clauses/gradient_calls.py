@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from .judging_gradients import (
     same_gradients,
     with_full_rows,
 )
-from .registry import Finding, clause, violated
+from .registry import Finding, clause, requires, violated
 from .shape import (
     ONE_SHAPE,
     separate_inputs,
@@ -242,13 +243,19 @@ def repeated(subject: Subject, problem: Problem) -> Finding:
     return same_gradients(subject, first, taped.pull(upstream, again=True), wording)
 
 
+_keeps_no_call: Final = requires(
+    lambda c: c.declaration.cache is None or not c.declaration.cache.is_within,
+    "the tensors in which it keeps its cache belong to the call before",
+)
+
+
 @clause(
     "gradients.accumulate",
     sentence="A backward pass adds to the gradients that are there: twice the same gives twice it.",
     source="torch.Tensor.backward: gradients are accumulated",
     space=PLAIN,
     counterfactual="gradients that are not zero",
-    applies=(records_gradients,),
+    applies=(records_gradients, _keeps_no_call),
 )
 def accumulate(subject: Subject, problem: Problem) -> Finding:
     """Two calls with the same tensors, ``backward()`` after each, gradients kept in between."""

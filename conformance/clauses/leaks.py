@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from .._golden import golden
 from ..calls.calling import CandidateFailure
+from ..declare.declaration import PADDED_QUERIES
 from ..oracle.comparison import compare, moves, with_relation
 from ..oracle.oracle import evaluate
 from ..problems.inputs import Inputs
@@ -26,6 +28,7 @@ HALF_JUNK_LOGIT = 1e2
 JUNK_VALUES = (1e2, 1e6, 1e12)
 HALF_JUNK_VALUES = (1e1, 1e2, 1e3)
 UNMEASURED_JUNK = 10.0
+_LARGE_QUERY: Final = 1e3
 NON_FINITE = (math.nan, math.inf, -math.inf)
 LIVELY_MASK = Space(mask="always", values=LIVELY, least=(("key_length", 2),), forms=ANY_FORM)
 
@@ -171,3 +174,58 @@ def _junk_factor(subject: Subject, inputs: Inputs, key: Tensor) -> float:
     narrow = narrow_range(subject)
     limit = HALF_JUNK_LOGIT if narrow else LARGEST_JUNK_LOGIT
     return limit / largest if largest > 0.0 else 1.0
+
+
+@clause(
+    "mask.padded-queries",
+    sentence=(
+        "Queries behind the lengths of an item are padding: whatever they hold changes no other "
+        "answer, and their own is what is declared."
+    ),
+    source="by definition: the rows of an answer are independent; flash-attention: seqused_q",
+    space=Space(
+        mask="always",
+        causal="maybe",
+        extras="maybe",
+        forms=(PADDED_QUERIES,),
+        patterns=("random", "padding", "single"),
+        values=LIVELY,
+        least=(("query_length", 2), ("key_length", 2)),
+    ),
+    needs_golden=True,
+    counterfactual="the lengths taken for those of keys",
+    explained=False,
+)
+def padded_queries(subject: Subject, problem: Problem) -> Finding:
+    """Junk, or NaN where the candidate can hold it, in the rows behind the lengths."""
+    inputs = subject.inputs(problem)
+    absent, keep = inputs.absent, inputs.keep
+    if absent is None or keep is None:
+        return Finding(binding=False)
+    expected = subject.golden(inputs)
+    holds = not can_hold_nan(subject.candidate)
+    filler = math.nan if holds and problem.seed % 2 else _LARGE_QUERY
+    where = absent.transpose(1, 2) if inputs.is_layer else absent.unsqueeze(-1)
+    dirty = inputs.with_tokens(query=inputs.query.masked_fill(where, filler))
+    answer = subject.answer(dirty)
+    wording = f"{filler:g} in queries behind the lengths changes the answer to others"
+    others = compare(
+        answer, expected.output, expected.bound, judged=expected.judged, wording=wording
+    )
+    lengths = keep[..., 0].sum(dim=-1)[..., None, None]
+    as_keys = inputs.replace(keep=torch.arange(inputs.geometry.key_length) < lengths)
+    wrong = subject.oracle.output(as_keys)
+    binding = moves(expected.output, wrong, expected.bound, expected.judged)
+    if others.kind or subject.declaration.padded_rows == "any":
+        return Finding.of(others, binding=binding)
+    point = subject.declaration.semantics
+    zeros = subject.oracle.at(inputs, subject.oracle.point(inputs).replace(empty_rows="zeros"))
+    rows = inputs.answer_rows(absent.expand(inputs.score_shape[:3]), point)
+    own = compare(
+        answer,
+        zeros.output,
+        zeros.bound,
+        judged=rows.expand(zeros.output.shape),
+        wording="a query behind the lengths is not answered with zeros, as declared",
+    )
+    return Finding.of(own, binding=bool(rows.any()))

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from ..calls.calling import arguments
 from ..declare.candidate import Candidate
-from ..declare.declaration import STRUCTURED_FORMS
 from ..oracle.extreme_logits import along_one_channel, single_key_inputs
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for, mask_sizes
 from ..problems.memory_layouts import STRIDED
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
-from ..problems.space import ANY_FORM, Space, admits_lengths, can_cross, is_fixed
+from ..problems.space import ANY_FORM, KEY_FORMS, Space, admits_lengths, can_cross, is_fixed
 from ..tolerance import model
 from .judging import (
     heads_stay,
@@ -249,7 +248,7 @@ def _form_pairs(candidate: Candidate) -> list[tuple[tuple[str, str], tuple[str, 
             (first, second)
             for second in options
             if first[0] != second[0]
-            and second[0] not in ("lengths", *STRUCTURED_FORMS)
+            and second[0] in KEY_FORMS
             and _letters(first[1]) <= _letters(second[1])
         ]
         for first in options

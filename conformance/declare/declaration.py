@@ -10,6 +10,7 @@ from .._golden import golden
 from ..base.expected import ExpectedFailure
 from ..base.geometry import Pins
 from .head_layouts import HEAD_LAYOUTS, HeadLayout
+from .module_caches import Cache
 from .ranks import Ranks
 
 WHOLE_MODEL: Final = "model"
@@ -23,7 +24,11 @@ STRUCTURED_FORMS: Final[dict[str, tuple[str, ...]]] = {
     "tree": ("parents",),
     "indices": ("key_indices",),
     "blocks": ("block_mask",),
+    "query_lengths": ("query_lengths",),
 }
+# The form that hides no key: rows behind its lengths are padding.
+PADDED_QUERIES: Final = "query_lengths"
+PADDED_ROWS: Final = ("any", "zeros")
 # The axes of their tables; axes of other forms are declared.
 STRUCTURED_SHAPES: Final = {
     **dict.fromkeys(STRUCTURED_FORMS, "B1QK"),
@@ -172,6 +177,8 @@ class Declaration:
     "LR/2" with one entry a pair of channels. ``alibi_slope_shape`` is that of given slopes, "H" or
     "BH", None for either. ``lse_base``, ``lse_shape`` and ``lse_empty`` are base and axes of
     returned log-sum-exps, and their value in rows without keys; None without the feature "lse".
+    ``cache`` is a module's own cache, ``padded_rows`` the promised answer of queries behind their
+    ``query_lengths``.
     """
 
     kind: str
@@ -214,6 +221,8 @@ class Declaration:
     lse_shape: str | None = None
     lse_empty: str | None = None
     alibi_slope_shape: str | None = None
+    cache: Cache | None = None
+    padded_rows: str = "any"
 
     def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
         """The promised rule for rows without keys, by a call's mask form, causality and weights.
@@ -309,12 +318,14 @@ class Declaration:
             # Without addresses, so that records of two runs are equal.
             "semantics": {name: _ADDRESS.sub("", str(pair[1])) for name, pair in changed.items()},
             **({} if self.ranks is None else {"ranks": self.ranks.as_json()}),
+            **({} if self.cache is None else {"cache": self.cache.as_json()}),
         }
         seldom = (
-            *("ranks", "block_size", "rotary_tables", "rotary_table_shape"),
+            *("ranks", "block_size", "rotary_tables", "rotary_table_shape", "cache"),
             *("alibi_slope_shape", "lse_base", "lse_shape", "lse_empty"),
         )
         rare = [name for name in seldom if getattr(self, name) is not None]
+        rare += ["padded_rows"] if PADDED_QUERIES in self.masks else []
         names = [*_IN_JSON, *rare]
         values = {name: special.get(name, getattr(self, name)) for name in names}
         return {

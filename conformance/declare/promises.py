@@ -45,6 +45,8 @@ from .declaration import (
     MIXED,
     OF_TENSORS,
     OFFSETS,
+    PADDED_QUERIES,
+    PADDED_ROWS,
     POSITIONS,
     PRECISIONS,
     SEQUENCES,
@@ -109,6 +111,7 @@ def declare(
     unchecked: Iterable[str] = (),
     ranks: Ranks | None = None,
     block_size: tuple[int, int] | None = None,
+    padded_rows: str = "any",
     rotary_tables: str | None = None,
     rotary_table_shape: str | None = None,
     lse_base: str | None = None,
@@ -227,6 +230,7 @@ def declare(
         unchecked=_names("unchecked", unchecked),
         ranks=ranks,
         block_size=_read_block_size(block_size, forms),
+        padded_rows=_read_padded_rows(padded_rows, forms, inputs),
         rotary_tables=rotary_tables,
         rotary_table_shape=rotary_table_shape,
         lse_base=lse.get("lse_base"),
@@ -470,6 +474,22 @@ def _check_positions(
         if given:
             msg = f"{said} with {other}: drop one"
             raise DeclarationError(msg)
+
+
+def _read_padded_rows(rule: str, forms: tuple[str, ...], inputs: str) -> str:
+    _choice("padded_rows", rule, PADDED_ROWS)
+    if rule != "any" and PADDED_QUERIES not in forms:
+        msg = (
+            f"padded_rows is {rule!r}, but masks has no {PADDED_QUERIES!r}: drop it, or declare it"
+        )
+        raise DeclarationError(msg)
+    if PADDED_QUERIES in forms and inputs == "self":
+        msg = (
+            f"masks has {PADDED_QUERIES!r} with inputs='self', whose queries are its keys: declare "
+            "'lengths', which hide the padding among them"
+        )
+        raise DeclarationError(msg)
+    return rule
 
 
 # The largest head size drawn for tables when no head size is pinned.

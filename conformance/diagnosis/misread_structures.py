@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
+from ..declare.declaration import PADDED_QUERIES
 from ..problems.inputs import Inputs
 from ..problems.structured_masks import STRUCTURED_MASKS, Arguments, Structure
 from .mistakes import NamedMistake
 
 _Read = Callable[[Arguments, Structure], Tensor]
 _PRIMARY: Final = "mask.golden"
+_OF_PADDING: Final = "mask.padded-queries"
 
 
 def _with(form: str, name: str, change: Callable[[Any], Any]) -> _Read:
@@ -104,6 +106,11 @@ def _blocks_of_exchanged_sizes(given: Arguments, structure: Structure) -> Tensor
     table = table.repeat_interleave(tall, dim=3)[..., : sizes.query_length, : sizes.key_length]
     lacking = (sizes.key_length - table.shape[-1], sizes.query_length - table.shape[-2])
     return torch.nn.functional.pad(table, (0, lacking[0], 0, lacking[1]))
+
+
+def _lengths_of_keys(given: Arguments, structure: Structure) -> Tensor:
+    inside: Tensor = torch.arange(structure.geometry.key_length) < given["query_lengths"][:, None]
+    return inside[:, None, None, :]
 
 
 # The form, the words for the wrong mask, the fix, and the wrong reading of arguments.
@@ -198,6 +205,18 @@ _MISREADINGS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
         "repeat each block over its queries and its keys as declared",
         _blocks_of_exchanged_sizes,
     ),
+    (
+        PADDED_QUERIES,
+        "made with the lengths taken for those of keys",
+        "hide no key: the rows behind the lengths are padding",
+        _lengths_of_keys,
+    ),
+    (
+        PADDED_QUERIES,
+        "made with lengths one query shorter",
+        "answer the queries before the length",
+        _with(PADDED_QUERIES, "query_lengths", lambda lengths: lengths - 1),
+    ),
 )
 
 
@@ -206,7 +225,7 @@ def misread_structures() -> Iterator[NamedMistake]:
     for form, words, fix, read in _MISREADINGS:
         yield NamedMistake(
             name=f"{form}: {words}",
-            primary=_PRIMARY,
+            primary=_OF_PADDING if form == PADDED_QUERIES else _PRIMARY,
             sentence=f"the mask by {form} is {words}",
             fix=fix,
             edits=(golden.Edit("keep", change=_table(form, read)),),

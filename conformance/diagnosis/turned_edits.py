@@ -251,7 +251,7 @@ def _placed_again(
 
 
 def _caches_with_tables(inputs: Inputs) -> bool:
-    return is_given_tables(inputs) and inputs.past > 0
+    return is_given_tables(inputs) and inputs.past > 0 and not inputs.own_cache
 
 
 def _rows_of_new(places: Tensor, inputs: Inputs) -> Tensor:

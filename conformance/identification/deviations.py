@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
 from .._golden import golden
+from ..declare.module_caches import Cache
 from ..diagnosis.mistakes import (
     MISTAKES,
     DeclaredCall,
@@ -83,7 +84,8 @@ class Investigation(Probed):
     ``idle_flag`` a causal flag without effect. ``as_observed``: probable mistakes are promised,
     too. ``held`` are fields of ``point`` that count as mistakes if the catalogue has a mistake with
     their value. ``promises_idle``: an idle mask and an idle flag are promised to work as their
-    names say.
+    names say. ``cache`` is a module's own cache, as far as it is
+    found, ``most_items`` the batch that its buffers hold.
     """
 
     parameters: Parameters
@@ -101,6 +103,8 @@ class Investigation(Probed):
     as_observed: bool = False
     held: frozenset[str] = frozenset()
     promises_idle: bool = True
+    cache: Cache | None = None
+    most_items: int | None = None
 
 
 def without_effect(name: str, text: str, fix: str) -> Deviation:

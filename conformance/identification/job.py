@@ -31,6 +31,7 @@ from . import callers
 from .agreement import PointJudge
 from .behaviour import learned_besides
 from .by_signature import public_signature
+from .caches import find_cache
 from .caller import FREE, Caller, ProbeAnswer, Refusal
 from .contradictions import contradictions
 from .deviations import Investigation, deviations
@@ -48,7 +49,7 @@ from .record import Findings, deviations_words, kind_words
 from .signature import Parameters, read_parameters
 from .statements import Beyond, read_beyond, read_places, reading_of, what_is_certain
 from .switches import without_causality
-from .writing import declaration_text, model_text, positions_text, signature_text
+from .writing import convention_of, declaration_text, model_text, positions_text, signature_text
 
 # Processor seconds for the search for a named mistake behind unread answers.
 SECONDS_TO_NAME: Final = 6.0
@@ -230,6 +231,9 @@ def _identify(
     case = read_case(implementation, findings, record, tell, as_observed=as_observed)
     if not isinstance(case, Investigation):
         return "" if known is not None else case if isinstance(case, str) else case.text
+    if implementation.form == "module":
+        tell("probing", "its cache")
+        find_cache(implementation, case, convention_of(case))
     tell("probing", "the declaration")
     changed = golden.STANDARD.differences(case.point)
     record["semantics"] = {name: pair[1] for name, pair in changed.items()}

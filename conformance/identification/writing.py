@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from ..base.geometry import LENGTHS
 from ..declare.declaration import DEFAULT_FEATURES, mixed_in
 from ..declare.signatures import SIGNATURES
 from ..targets.target_strings import is_path, seen_from, split_site, split_target
+from .caches import cache_source
 from .convention import LAYER_LAYOUTS, Convention, ScoreFunction, adapter_body, header, written
 from .deviations import Investigation, deviations, expected, promised
 from .implementation import LOAD, Implementation
@@ -37,13 +39,14 @@ def declared_name(implementation: Implementation) -> str:
 
 def declaration_text(implementation: Implementation, case: Investigation) -> str:
     """A file that imports the implementation, adapts the call and declares the observation."""
-    convention = case.caller.convention.replace(angles=bool(read_tables(case)))
+    convention = convention_of(case)
     name = declared_name(implementation)
     promises = promises_of(case)
     promises |= {"rotary_tables": "'angles'"} if convention.angles else {}
     if implementation.form == "module":
         promises |= _lengths(case)
         promises |= {"unchecked": repr(case.unchecked)} if case.unchecked else {}
+        promises |= {"cache": cache_source(case.cache, implementation)[0]} if case.cache else {}
         lines = _module(implementation, convention, name, promises)
     elif implementation.form == "builder":
         lines = _builder(implementation, convention, name, promises, case.caller.sizes.changes)
@@ -55,6 +58,11 @@ def declaration_text(implementation: Implementation, case: Investigation) -> str
     if function is not None:
         lines = [*function.source(), "", "", *lines]
     return "\n".join([*_top(implementation, case, lines), "", "", *lines, *only, ""])
+
+
+def convention_of(case: Investigation) -> Convention:
+    """How the declaration calls: tables of positions are made of the angles of a call."""
+    return case.caller.convention.replace(angles=bool(read_tables(case)))
 
 
 def read_tables(case: Investigation, *, idle: bool = False) -> list[str]:
@@ -98,12 +106,16 @@ def _imported(implementation: Implementation, more: list[str]) -> list[str]:
 def _lengths(case: Investigation) -> dict[str, str]:
     """The fixed lengths of a module, its longest length, or a tie of keys to queries."""
     sizes = dict(case.caller.sizes.changes)
-    fixed = {name: int(sizes[name]) for name in LENGTHS if sizes.get(name, "").isdigit()}
+    geometry: dict[str, Any] = {
+        name: int(sizes[name]) for name in LENGTHS if sizes.get(name, "").isdigit()
+    }
     longest = case.caller.longest
-    named = {} if longest is None or fixed else {"max_length": str(longest)}
+    named = {} if longest is None or geometry else {"max_length": str(longest)}
     if sizes.get("key_length") == "g.query_length":
-        named["geometry"] = "{'key_length': 'query_length'}"
-    return {"geometry": repr(fixed)} if fixed else named
+        geometry = {"key_length": "query_length"}
+    if case.most_items is not None:
+        geometry["batch"] = [*range(1, case.most_items + 1)]
+    return {**named, "geometry": repr(geometry)} if geometry else named
 
 
 def positions_text(implementation: Implementation, longest: int) -> str:
@@ -158,6 +170,9 @@ def _top(implementation: Implementation, case: Investigation, lines: list[str]) 
         top += [f"# Beyond a declaration: {sentence}." for sentence in case.beyond] + [""]
     if implementation.form == "module" and case.unread:
         top += [*_unread(case), ""]
+    if case.cache is not None:
+        more = cache_source(case.cache, implementation)[1]
+        implementation = replace(implementation, imports=(*implementation.imports, *more))
     return [*top, *_imported(implementation, ["import torch"] if uses_torch else [])]
 
 

@@ -31,6 +31,8 @@ OFFERED = "kv_cache"
 def no_cache(candidate: Candidate) -> str:
     """Why a candidate cannot be called with a cache, or ""."""
     declared = candidate.declaration
+    if declared.cache is not None:
+        return ""
     if OFFERED not in declared.features:
         return "no cache is declared"
     if not candidate.weights_known:
@@ -93,7 +95,7 @@ def without_key_bias(inputs: Inputs, candidate: Candidate) -> Inputs:
 
     A layer that ignores the bias of its keys answers alike, as long as cached keys have no bias.
     """
-    if not candidate.draws_weights or inputs.weights is None:
+    if not candidate.draws_weights or inputs.weights is None or inputs.own_cache:
         return inputs
     return inputs.replace(weights=dataclasses.replace(inputs.weights, k_bias=None))
 

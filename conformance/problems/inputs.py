@@ -13,7 +13,7 @@ from torch import Tensor
 from .._golden import golden
 from ..base.geometry import Geometry
 from ..base.results import Replaceable
-from ..declare.declaration import SEQUENCES
+from ..declare.declaration import PADDED_QUERIES, SEQUENCES
 from ..declare.head_layouts import HEAD_LAYOUTS, HeadLayout
 from ..tolerance.visible_keys import owners
 from .learned import LearnedArguments
@@ -116,6 +116,9 @@ class Inputs(Replaceable):
         the query is the rest.
     empty_cache
         Whether the call gets a cache without tokens.
+    own_cache, past_calls
+        Whether a module keeps the cache itself: it is then given the first tokens beforehand, in
+        ``past_calls`` calls.
     point
         The declared point, used to project the tokens of a layer's cache.
     sinks
@@ -160,6 +163,8 @@ class Inputs(Replaceable):
     always_causal: bool = False
     past: int = 0
     empty_cache: bool = False
+    own_cache: bool = False
+    past_calls: int = 1
     point: golden.Semantics = golden.STANDARD
     sinks: Tensor | None = None
     tables: RotaryTables | None = None
@@ -181,8 +186,8 @@ class Inputs(Replaceable):
 
     @property
     def absent(self) -> Tensor | None:
-        """The queries outside all sequences, bool ``[B, 1, Lq]``; None without sequences."""
-        if self.mask_form != SEQUENCES or self.keep is None:
+        """The queries outside all sequences or lengths, bool ``[B, 1, Lq]``; None without those."""
+        if self.mask_form not in (SEQUENCES, PADDED_QUERIES) or self.keep is None:
             return None
         if self.present is not None:
             return ~self.present[0].unsqueeze(1)
@@ -221,7 +226,8 @@ class Inputs(Replaceable):
     @property
     def gets_turned_keys(self) -> bool:
         """Whether cached keys come turned: the call does not say where they stand."""
-        return self.tables is not None or (self.positions is not None and self.mode == "self")
+        by_own = self.positions is not None and self.mode == "self"
+        return not self.own_cache and (self.tables is not None or by_own)
 
     @property
     def rotary_tables(self) -> Tensor | None:

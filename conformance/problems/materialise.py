@@ -190,6 +190,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         generic=_is_generic(problem, candidate),
         always_causal=candidate.declaration.always_causal,
         past=cached_length(problem, candidate),
+        own_cache=candidate.declaration.cache is not None,
         point=candidate.declaration.semantics,
         device=problem.device,
         head_layout=candidate.declaration.head_layout,
@@ -414,6 +415,8 @@ def _structured(
     )
     mask = STRUCTURED_MASKS[plan.form]
     table = mask.table(plan.pattern, made, generator)
+    if mask.pads:
+        return table
     seen = structure(problem, candidate) if plan.visible else None
     if seen is None or bool(((table & seen).any(dim=-1) | ~seen.any(dim=-1)).all()):
         return table

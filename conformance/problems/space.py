@@ -9,7 +9,7 @@ from typing import Final, Literal
 from ..base.geometry import COUNTED, FIELDS, LENGTHS, PROBE, Geometry, grouped
 from ..base.results import Replaceable
 from ..declare.candidate import Candidate
-from ..declare.declaration import SEQUENCES, STRUCTURED_FORMS
+from ..declare.declaration import PADDED_QUERIES, SEQUENCES, STRUCTURED_FORMS
 from .problem import Problem
 from .recipes import HALF_PRECISION, ORDINARY
 
@@ -36,8 +36,12 @@ ANY_PATTERN = (
     "left-padding",
 )
 KEY_FORMS = ("keep", "drop", "keep_int", "bias")
-# Every form of a table, for clauses that leave the table as it is drawn.
-ANY_FORM = (*KEY_FORMS, "lengths", *STRUCTURED_FORMS)
+# Every form that hides keys, for clauses that leave the table as it is drawn.
+ANY_FORM = (
+    *KEY_FORMS,
+    "lengths",
+    *(form for form in STRUCTURED_FORMS if form != PADDED_QUERIES),
+)
 WIDTHS = ("query_size", "key_size", "value_size", "output_size")
 # The largest preferred length where queries and keys have one length.
 LONGEST_SQUARE = 129
@@ -370,5 +374,7 @@ def admits_lengths(candidate: Candidate, geometry: Geometry) -> bool:
 
 
 # Problems with every option that a candidate declares, without and with finite biases.
-OPTIONS: Final = Space(mask="maybe", causal="maybe", extras="maybe", forms=ANY_FORM)
+OPTIONS: Final = Space(
+    mask="maybe", causal="maybe", extras="maybe", forms=(*ANY_FORM, PADDED_QUERIES)
+)
 EVERY_OPTION: Final = OPTIONS.replace(finite_bias="maybe")

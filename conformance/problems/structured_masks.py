@@ -14,6 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..base.geometry import Geometry
+from ..declare.declaration import PADDED_QUERIES
 from .mask_patterns import PATTERNS
 
 _EMPTY: Final = "empty-rows"
@@ -54,12 +55,15 @@ class StructuredMask:
         The table made by arguments.
     arguments
         The arguments of a table, with a batch axis where they have one.
+    pads
+        Whether queries without keys are padding, which is no part of the call.
     """
 
     draw: Callable[[str, Structure, Generator], Arguments]
     read: Callable[[Arguments, Structure], Tensor]
     arguments: Callable[[Tensor, Structure], Arguments]
     patterns: tuple[str, ...] = ("random", "padding", "full")
+    pads: bool = False
 
     def table(self, pattern: str, structure: Structure, generator: Generator) -> Tensor:
         """A table of a pattern."""
@@ -231,6 +235,26 @@ def _blocks_of(table: Tensor, structure: Structure) -> Arguments:
     return {"block_mask": table[:, :, ::tall, ::wide].contiguous()}
 
 
+def _draw_query_lengths(pattern: str, structure: Structure, generator: Generator) -> Arguments:
+    items, rows = structure.geometry.batch, structure.geometry.query_length
+    least = 0 if pattern == "random" else 1
+    lengths = torch.randint(least, max(rows, 1) + 1, (items,), generator=generator)
+    if pattern in ("full", "single"):
+        lengths = torch.full_like(lengths, rows if pattern == "full" else 1)
+    return {"query_lengths": lengths.clamp(max=rows)}
+
+
+def _read_query_lengths(given: Arguments, structure: Structure) -> Tensor:
+    """The first queries attend every key; those behind them are padding."""
+    sizes = structure.geometry
+    inside: Tensor = torch.arange(sizes.query_length) < given["query_lengths"][:, None]
+    return inside[:, None, :, None].expand(-1, -1, -1, sizes.key_length)
+
+
+def _query_lengths_of(table: Tensor, _structure: Structure) -> Arguments:
+    return {"query_lengths": table[:, 0].any(dim=-1).sum(dim=-1)}
+
+
 STRUCTURED_MASKS: Final[Mapping[str, StructuredMask]] = {
     "segments": StructuredMask(
         draw=_draw_segments,
@@ -252,6 +276,12 @@ STRUCTURED_MASKS: Final[Mapping[str, StructuredMask]] = {
         read=_read_blocks,
         arguments=_blocks_of,
         patterns=("random", "dense", "full", _EMPTY),
+    ),
+    PADDED_QUERIES: StructuredMask(
+        draw=_draw_query_lengths,
+        read=_read_query_lengths,
+        arguments=_query_lengths_of,
+        pads=True,
     ),
 }
 # The forms whose tables can leave a query without keys.

@@ -505,7 +505,7 @@ _RARELY_MEANT: Final = {"scale": "T5 means", "group_order": "x-transformers mean
 # Options that leave a verdict open if never given: their clauses, and how to have them tested.
 _LEFT_OPEN: Final = {
     "mask": ("mask.", "declare what it means with masks="),
-    "cache": ("cache.", "its cache stays empty; declare it with call="),
+    "cache": ("cache.", "its cache stays empty; declare it with cache= or call="),
     "input": ("numerics.", "declare it with inputs= and call="),
 }
 # Further ones in undeclared code, whose flag is given once understood.

@@ -12,9 +12,11 @@ from candidates.learned import all_learned, null_key
 from candidates.legitimate import CANDIDATES as LEGITIMATE
 from candidates.legitimate.backward import by_autograd
 from candidates.log_sum_exp import log_sum_exp
+from candidates.module_caches import by_object
 from candidates.operator_attention import operator_attention
 from candidates.out_attention import out_attention
 from candidates.rotary_tables import tables_by_halves
+from candidates.structured_attention import structured_attention
 from candidates.torch_scaled_dot_product import torch_scaled_dot_product
 from candidates.varlen_attention import varlen_attention
 from conformance.adapters.compiled import compiled_variants
@@ -42,6 +44,8 @@ SOMEBODY = (
     null_key,
     log_sum_exp,
     placed_halves,
+    by_object,
+    structured_attention,
 )
 IN_FLOAT16 = ("numerics.overflow-half", "numerics.lifted-logits")
 # So small a sample has one problem of thousands of keys, or of as many queries as keys.

@@ -10,6 +10,7 @@ import conformance
 from candidates.structured_attention import StructuredCore, structured_attention
 from conformance.base.geometry import Geometry
 from conformance.calls.calling import structured_keywords
+from conformance.clauses.subject import Subject
 from conformance.declare.declaration import STRUCTURED_FORMS, STRUCTURED_SHAPES
 from conformance.problems.mask_patterns import PATTERNS
 from conformance.problems.materialise import materialise
@@ -81,6 +82,8 @@ def test_only_some_structures_leave_a_query_without_keys() -> None:
     assert set(EMPTYING) == {"segments", "indices", "blocks"}
     made = structure(6, 6)
     for form, mask in STRUCTURED_MASKS.items():
+        if mask.pads:
+            continue
         tables = [
             mask.table("empty-rows", made, Generator().manual_seed(seed)) for seed in range(9)
         ]
@@ -162,3 +165,42 @@ def test_what_cannot_be_had_together_is_refused() -> None:
         conformance.core(masks=["prefix"], causal="top-left", always_causal=True)
     with refused("masks has 'tree' with ranks, which are judged without it: drop one"):
         conformance.core(masks=["tree"], ranks=conformance.Ranks(2))
+
+
+def test_rows_behind_query_lengths_are_absent() -> None:
+    """They are no part of the call: neither judged nor counted as rows without keys."""
+    declared = conformance.core(masks=["query_lengths"], padded_rows="zeros")(StructuredCore())
+    geometry = structure(6, 4).geometry
+    mask = MaskPlan(form="query_lengths", shape="B1QK", pattern="padding")
+    inputs = materialise(Problem(geometry=geometry, dtype="float32", seed=3, mask=mask), declared)
+    lengths = structured_keywords(inputs)["query_lengths"]
+    assert inputs.absent is not None
+    assert torch.equal(inputs.absent[:, 0], torch.arange(6) >= lengths[:, None])
+    answered = Subject(declared, "float32").golden(inputs).judged
+    assert torch.equal(answered[:, 0, :, 0], ~inputs.absent[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("promises", "said"),
+    [
+        (
+            {"padded_rows": "zeros"},
+            "padded_rows is 'zeros', but masks has no 'query_lengths': drop it, or declare it",
+        ),
+        (
+            {"padded_rows": "nan", "masks": ["query_lengths"]},
+            "padded_rows is 'nan', which is unknown; did you mean 'any'?",
+        ),
+    ],
+)
+def test_what_padded_rows_need(promises: dict[str, object], said: str) -> None:
+    """Each mistake of a declaration is one sentence."""
+    with pytest.raises(conformance.DeclarationError) as raised:
+        conformance.core(**promises)(StructuredCore())
+    assert str(raised.value) == said
+
+
+def test_queries_that_are_keys_have_no_lengths_of_their_own() -> None:
+    """A layer that attends to itself says its padding by lengths."""
+    with pytest.raises(conformance.DeclarationError, match="whose queries are its keys"):
+        conformance.layer(masks=["query_lengths"], inputs="self")

@@ -62,6 +62,11 @@ def _with_mask(change: Callable[[Tensor, int], Tensor]) -> Edits:
     )
 
 
+def _first_item(tokens: Tensor, inputs: Inputs) -> Tensor:
+    first = tokens[:1, ..., : inputs.past, :].expand(*tokens.shape[:-2], inputs.past, -1)
+    return torch.cat([first, tokens[..., inputs.past :, :]], dim=-2)
+
+
 def _without_cache(where: Where) -> InputsChange:
     def inputs_for(call: DeclaredCall) -> Inputs | None:
         inputs = call.inputs
@@ -127,6 +132,14 @@ CACHES: Final[tuple[NamedMistake, ...]] = (
         "the cached keys and values are read from the last one to the first",
         _JOIN,
         _with_keys(lambda places, past: torch.where(places < past, past - 1 - places, places)),
+    ),
+    *_cache("cache-of-first-item")(
+        "the cache of the first item is read for all items",
+        "each item of a batch has cached keys and values of its own",
+        (
+            *(Edit(f"given_{role}", change=_first_item, when=is_core) for role in ("key", "value")),
+            *(Edit(f"{role}_tokens", change=_first_item) for role in ("key", "value")),
+        ),
     ),
     *_cache("cache-last-slot-overwritten")(
         "the last cached key is overwritten by the first new one",

@@ -24,7 +24,7 @@ from .wire import field
 _SAME: Final = (
     "causal always_causal inputs batched dtypes devices accumulate tf32 scores precision position "
     "max_length layout arrays operator mixed memory strides unchecked block_size "
-    "rotary_tables rotary_table_shape alibi_slope_shape lse_base lse_shape lse_empty"
+    "rotary_tables rotary_table_shape alibi_slope_shape lse_base lse_shape lse_empty padded_rows"
 ).split()
 Fit = Callable[[Geometry], Geometry]
 
@@ -39,6 +39,12 @@ def as_json(declared: Declaration) -> Head:
         raise UsageError(msg)
     if declared.ranks is not None:
         msg = "the ranks of a candidate start processes of their own: check it without --isolated"
+        raise UsageError(msg)
+    if declared.cache is not None:
+        msg = (
+            "the cache of a module is made by functions of its own, which the judge does not "
+            "import: check it without --isolated"
+        )
         raise UsageError(msg)
     if declared.kind == WHOLE_MODEL:
         msg = (

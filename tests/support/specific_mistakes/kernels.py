@@ -61,6 +61,8 @@ KERNELS: Final[Specific] = {
     "cache.golden": ("CacheReversed", also(f"{_OPTIONS} {_CACHES}")),
     "cache.position-offset": ("CausalFromFirstCached", also(f"{_OPTIONS} {_CACHES}")),
     "cache.untouched-tail": ("TailRead", also("cache.empty-past")),
+    "cache.in-turn": ("OwnCacheOfTheClass", also("state.settings")),
+    "mask.padded-queries": ("PaddedRowsAnswered", also("")),
     "cache.no-memory": ("CacheRememberedByShape", also("state.call-order")),
     "cache.empty-past": ("EmptyCacheRefused", NOTHING_ELSE),
     "cache.decode-equals-full": ("CacheMaskOfFirstItem", also(f"{_OPTIONS} {_CACHES}")),
