@@ -125,10 +125,9 @@ def pulled_back(attention: golden.Attention, gradients: BackwardPass) -> tuple[T
         return query, key
 
     def prepare(positions: Tensor, role: str) -> Callable[[Tensor], Tensor]:
-        # Copies of what inference made: autograd cannot save it.
-        factors = [factor.clone() for factor in factors_of(attention, role)]
-
         def prepared(heads: Tensor) -> Tensor:
+            # Copies of what inference made: autograd cannot save it.
+            factors = [factor.clone() for factor in factors_of(attention, role)]
             for step in steps(semantics):
                 heads = stepped(step, heads, positions, factors, attention)
             return heads
