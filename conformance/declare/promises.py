@@ -387,6 +387,9 @@ def _read_learned(
             f"null_key is True with softmax_axis={point.softmax_axis!r}, which has no keys to join"
         )
         raise DeclarationError(msg)
+    if point.null_key and "sinks" in offered:
+        msg = "features has 'sinks' with null_key=True, which are judged one by one: drop one"
+        raise DeclarationError(msg)
     if point.null_key and point.empty_rows != "zeros":
         msg = f"null_key is True with empty_rows {point.empty_rows!r}: a null key's value is zero"
         raise DeclarationError(msg)

@@ -207,7 +207,7 @@ def layouts(axes: str) -> Iterator[Operator]:
     for noun, along in axes_of(axes):
         for words, order in _ORDERS_IN_TILES:
             yield Operator(in_words(words, noun), along(_from(order)))
-    if axes[-1] not in "DV":
+    if axes[-1] not in "DV" or len(axes) < len("BHQD"):
         return
     names = [in_words("{}s", PLACES[letter]) for letter in axes]
     own = ", ".join(names)

@@ -114,8 +114,14 @@ def core_gradients(
     if attention.sinks is not None:
         keys = slice(0, attention.key.shape[-2])
         by_name |= {name: by_name[name].of_tokens(keys) for name in ("key", "value")}
+    if _gives_sinks(attention):
         by_name["sinks"] = sink_gradient(gradients, worst, contract)
     return by_name
+
+
+def _gives_sinks(attention: golden.Attention) -> bool:
+    """Whether a call gives sinks: a null key is one that nobody gives."""
+    return attention.sinks is not None and not attention.semantics.null_key
 
 
 def one_of(
@@ -159,7 +165,7 @@ def _without_statistics(
         by_name["alibi_slopes"] = slope_gradient(
             attention, biased, farthest_distance(attention), contract
         )
-    if attention.sinks is not None:
+    if _gives_sinks(attention):
         by_name["sinks"] = sink_gradient(gradients, worst, contract)
     if attention.bias is not None:
         errors = _bias_errors(attention.bias, gradients, worst, None, contract)

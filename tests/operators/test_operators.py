@@ -77,6 +77,7 @@ def _beside(name: str, result: Tensor) -> Any:
         "attended": lambda: (torch.arange(keys) >= keys // 2).view(1, 1, 1, -1),
         "empty": lambda: torch.zeros(result.shape[:-1], dtype=torch.bool),
         "sinks": lambda: torch.linspace(-1.0, 1.0, result.shape[-3] if result.dim() > 2 else 1),
+        "slopes": lambda: torch.linspace(0.5, 1.5, result.shape[-3]).unsqueeze(0),
         "products": lambda: torch.arange(result.numel()).reshape(result.shape) % 3 - 1.0,
     }
     if name in of_places:

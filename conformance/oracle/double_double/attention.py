@@ -30,12 +30,13 @@ def supports(semantics: golden.Semantics) -> bool:
 
     It needs a softmax over the keys and for ignored keys whose logit is replaced or lowered by
     ``mask_fill``; a cap that comes after the mask needs a fill of minus infinity. Positions,
-    normalised heads and functions of the scores are not supported.
+    normalised heads, functions of the scores and null keys are not supported.
     """
     return (
         not is_prepared_at(semantics)
         and not semantics.alibi
         and semantics.score_mod is None
+        and not semantics.null_key
         and semantics.softmax_axis == "key"
         and semantics.mask_operation in ("replace", "add")
         and (not semantics.caps("mask") or semantics.mask_fill == -math.inf)
