@@ -7,6 +7,7 @@ the candidate, too: a call that kills its process leaves its arguments behind.
 from __future__ import annotations
 
 import ast
+import copy
 import hashlib
 import json
 from collections.abc import Callable
@@ -89,8 +90,14 @@ class _RecordedModule:
     """Records the calls of a module in its place."""
 
     def __init__(self, module: nn.Module, calls: list[ModuleCall]) -> None:
-        self._module = module
-        self._calls = calls
+        vars(self).update(_module=module, _calls=calls)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _RecordedModule:
+        return _RecordedModule(copy.deepcopy(self._module, memo), self._calls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Give the module itself what a caller gives it, such as the slots of a cache."""
+        setattr(self._module, name, value)
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         """Call the module, and keep its arguments and what it returns."""
