@@ -4,7 +4,7 @@ The package imports only torch, uses none of torch's attention functions, and re
 ``STANDARD`` is the specification.
 """
 
-from .alibi import alibi_bias, alibi_slopes
+from .alibi import alibi_bias, alibi_slopes, distances
 from .alignment import query_positions
 from .attention import (
     LEARNED,
@@ -95,6 +95,7 @@ __all__ = [
     "attended_keys",
     "counts",
     "cut_heads",
+    "distances",
     "edits_of",
     "evaluated",
     "evaluation_of",

@@ -23,6 +23,11 @@ def _geometric(count: int) -> Tensor:
     return 2.0 ** (-8.0 * torch.arange(1, count + 1, dtype=torch.float64) / count)
 
 
+def distances(query_positions: Tensor, key_positions: Tensor) -> Tensor:
+    """The distances of queries ``[.., Lq]`` and keys ``[.., Lk]``: float64 ``[.., Lq, Lk]``."""
+    return (query_positions[..., None] - key_positions[..., None, :]).abs().double()
+
+
 def alibi_bias(
     num_heads: int, query_positions: Tensor, keys: int | Tensor, slopes: Tensor | None = None
 ) -> Tensor:
@@ -33,6 +38,6 @@ def alibi_bias(
     """
     if isinstance(keys, int):
         keys = torch.arange(keys, device=query_positions.device)
-    distance = (query_positions[..., None] - keys[..., None, :]).abs().double()
+    distance = distances(query_positions, keys)
     slopes = alibi_slopes(num_heads).unsqueeze(0) if slopes is None else slopes
     return -slopes.to(distance.device)[..., None, None] * distance

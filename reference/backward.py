@@ -14,6 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from .alibi import distances
 from .forward import FORWARD, Sizes
 from .heads import merge_heads, split_heads
 from .layer import LAYER
@@ -141,10 +142,10 @@ BACKWARD: Final = Program.of(
     Stage(
         "alibi_slopes_gradient",
         "BH",
-        lambda logit_gradient, bias_slope, ahead, alibi_slopes: (
+        lambda logit_gradient, bias_slope, query_places, key_places, alibi_slopes: (
             None
             if alibi_slopes is None
-            else -(logit_gradient * bias_slope * ahead.abs())
+            else -(logit_gradient * bias_slope * distances(query_places, key_places))
             .sum(dim=(-2, -1))
             .sum_to_size(alibi_slopes.shape)
         ),

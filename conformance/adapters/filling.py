@@ -55,6 +55,9 @@ _IDS: Final = (
     f"{_PLACES}.expand({_BATCH}, -1)",
     "0",
 )
+# Positions that may differ by item, and scattered positions whose distances do.
+BY_ITEM: Final = (_IDS[0], _IDS[2])
+SCATTERED: Final = f"({_PLACES}.square() * torch.arange(1, {_BATCH} + 1)[:, None])"
 # The angles of rotary positions, [L, D / 2], with the usual base; a call may give others.
 _ANGLES: Final = (
     f"torch.outer(torch.arange({_LENGTH}).double(), "

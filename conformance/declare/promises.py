@@ -405,21 +405,16 @@ def _read_learned(
             "semantics=conformance.Semantics(qk_norm='rms') or 'layer'"
         )
         raise DeclarationError(msg)
-    if point.normalises_late and {"norm_weight", "temperature"} & offered:
-        msg = (
-            f"features has {learned[0]!r} with norm_order='after-rotary', which is judged without: "
-            "drop one"
-        )
-        raise DeclarationError(msg)
-    if "alibi_slopes" not in offered:
-        return point
-    if point.bias_order == "before-scale":
-        msg = (
-            "features has 'alibi_slopes' with bias_order='before-scale', which is judged without: "
-            "drop one"
-        )
-        raise DeclarationError(msg)
-    return point.replace(alibi=True)
+    others = {
+        "norm_weight": ("norm_order='after-rotary'", point.normalises_late),
+        "temperature": ("norm_order='after-rotary'", point.normalises_late),
+        "alibi_slopes": ("bias_order='before-scale'", point.bias_order == "before-scale"),
+    }
+    for feature, (other, declared) in others.items():
+        if declared and feature in offered:
+            msg = f"features has {feature!r} with {other}, which is judged without: drop one"
+            raise DeclarationError(msg)
+    return point.replace(alibi=True) if "alibi_slopes" in offered else point
 
 
 def _check_slopes(shape: object, offered: frozenset[str], *, batched: bool) -> None:

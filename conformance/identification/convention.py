@@ -14,7 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..adapters.filling import by_angles
+from ..adapters.filling import BY_ITEM, by_angles
 from ..base.results import Replaceable
 
 
@@ -124,6 +124,8 @@ class Convention(Replaceable):
         The use of a mask, for every form and shape.
     angles
         Whether the tables among the options are made of each call's angles.
+    placed
+        Whether the positions among the options are those of each call.
     causal, scale, softcap, window, dropout, weights
         Their parameters, or None. An empty ``weights``: returned without a request.
     causal_gives
@@ -138,6 +140,7 @@ class Convention(Replaceable):
     names: tuple[str, ...] | None = None
     options: tuple[tuple[str, str], ...] = ()
     angles: bool = False
+    placed: bool = False
     masks: tuple[MaskUse, ...] = ()
     causal: str | None = None
     causal_gives: str = "True"
@@ -171,6 +174,7 @@ class Convention(Replaceable):
     def keywords(self) -> tuple[str, ...]:
         """The harness's keywords that the adapter takes, with their defaults."""
         keywords = ["angles"] if self.angles else []
+        keywords += ["positions"] if self.placed else []
         keywords += [f"{form}=None" for form in self.forms]
         keywords += ["causal=False"] if self.causal else []
         for word in ("scale", "softcap", "window", "dropout"):
@@ -219,10 +223,14 @@ def adapter_body(convention: Convention, callee: str) -> list[str]:
 
 
 def _given(convention: Convention) -> tuple[tuple[str, str], ...]:
-    """The fixed options as source, with tables made of a call's angles if ``angles`` is set."""
+    """The fixed options as source, with angles or positions of the call where these are given."""
+    options = convention.options
+    if convention.placed:
+        own = ((name, "positions" if value in BY_ITEM else value) for name, value in options)
+        options = tuple(own)
     if not convention.angles:
-        return convention.options
-    return tuple((name, by_angles(value, "angles")) for name, value in convention.options)
+        return options
+    return tuple((name, by_angles(value, "angles")) for name, value in options)
 
 
 def _options(convention: Convention) -> list[str]:

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from .._golden import golden
-from ..adapters.filling import at_squares
+from ..adapters.filling import BY_ITEM, SCATTERED, at_squares
 from ..adapters.multihead import is_multihead
 from ..base.geometry import LENGTHS
-from ..declare.declaration import DEFAULT_FEATURES, mixed_in
+from ..declare.declaration import DEFAULT_FEATURES, GIVEN_POSITIONS, mixed_in
 from ..declare.signatures import SIGNATURES
 from ..targets.target_strings import is_path, seen_from, split_site, split_target
+from ..tolerance.model import SAME_READ
 from .caches import cache_source
 from .convention import LAYER_LAYOUTS, Convention, ScoreFunction, adapter_body, header, written
 from .deviations import Investigation, deviations, expected, promised
@@ -43,6 +45,10 @@ def declaration_text(implementation: Implementation, case: Investigation) -> str
     name = declared_name(implementation)
     promises = promises_of(case)
     promises |= {"rotary_tables": "'angles'"} if convention.angles else {}
+    if not convention.angles and follows_positions(case):
+        convention = convention.replace(placed=True)
+        features = [*re.findall(r"\w+", promises.get("features", "")), GIVEN_POSITIONS]
+        promises["features"] = repr(features)
     if implementation.form == "module":
         promises |= _lengths(case)
         promises |= {"unchecked": repr(case.unchecked)} if case.unchecked else {}
@@ -81,6 +87,35 @@ def read_tables(case: Investigation, *, idle: bool = False) -> list[str]:
     is_idle = changed is not None and torch.equal(own.output, changed.output)
     turned = promised(case).rotary != "none"
     return tables if (is_idle if idle else turned and not is_idle) else []
+
+
+def follows_positions(case: Investigation) -> bool:
+    """Whether each item of a call on one input is turned by positions of its own."""
+    caller = case.caller
+    options = caller.convention.options
+    if caller.convention.inputs != "self" or not any(value in BY_ITEM for _, value in options):
+        return False
+    if mixed_in(promised(case)) is None or not caller.convention.layout.batched:
+        return False
+    inputs = caller.draw()
+
+    def at(positions: str) -> Tensor | None:
+        own = tuple((name, positions if value in BY_ITEM else value) for name, value in options)
+        answer = caller.under(options=own).answer(inputs)
+        return None if answer is None else answer.output
+
+    plain, scattered = at(BY_ITEM[0]), at(SCATTERED)
+    if plain is None or scattered is None or torch.equal(plain, scattered):
+        return False
+    for item in range(inputs.geometry.batch):
+        alone = at(f"{SCATTERED}[{item}].expand({inputs.geometry.batch}, -1)")
+        if alone is None or not _is_alike(alone[item], scattered[item]):
+            return False
+    return inputs.geometry.batch > 1
+
+
+def _is_alike(answer: Tensor, other: Tensor) -> bool:
+    return bool((answer - other).abs().max() <= SAME_READ * other.abs().max())
 
 
 def written_in(text: str, folder: Path) -> str:

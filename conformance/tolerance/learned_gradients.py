@@ -110,12 +110,12 @@ def slope_gradient(
 ) -> Gradient:
     """The gradient of slopes, ``[H]`` or ``[B, H]``, with its bound.
 
-    ``pairs`` is the gradient of the biased scores with its error, ``farthest [Lq, Lk]`` the largest
-    number that a correct distance is made of. A row's gradients sum to zero but for their errors.
+    ``pairs`` is the gradient of the biased scores with its error, ``farthest [.., Lq, Lk]`` the
+    largest number that a correct distance is made of. A row's gradients sum to zero but for their errors.
     """
     length = attention.given_key.shape[-2]
     gradient, wrong = (each[..., :length] for each in pairs)
-    distance = (attention.positions[:, None] - torch.arange(length)).abs().double()
+    distance = golden.distances(attention.query_places, attention.key_places)
     terms = -gradient * distance
     sizes = (gradient.abs() + wrong) * farthest
     once = contract.accumulator_roundoff + model.DISTANCE_STORES * contract.unit_roundoff

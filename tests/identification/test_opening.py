@@ -191,6 +191,16 @@ def test_tables_of_the_caller_are_asked_at_any_angles(kind: type[nn.Module]) -> 
     assert report.candidates[0].verdict.startswith("conforms")
 
 
+def test_positions_of_the_caller_are_asked_by_item() -> None:
+    """What turns each item by its own positions is asked for all kinds; else from zero alone."""
+    (read,) = opened(bare_modules.OfPositionIds)
+    assert "positions" in read.declaration.features
+    report = conformance.check(read, profile="quick", only=["position.given", "position.rotary"])
+    assert report.candidates[0].verdict.startswith("conforms")
+    (first,) = opened(bare_modules.OfFirstPositionIds)
+    assert "positions" not in first.declaration.features
+
+
 def test_what_makes_its_own_table_of_one_that_is_given_is_told() -> None:
     """The verdict stays open: of a table that changes nothing, and of one that turns keys alone."""
     word, reason = verdict(bare_modules.OfOwnTables)

@@ -564,6 +564,37 @@ class OfComplexTables(Projected):
         return self.o(heads.transpose(1, 2).flatten(2))
 
 
+class OfPositionIds(Projected):
+    """Turned by the positions of its caller, as in transformers."""
+
+    def places(self, position_ids: Tensor) -> Tensor:
+        """The positions of each item."""
+        return position_ids
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        """Turn halves of the channels of queries and keys."""
+
+        def turn(heads: Tensor) -> Tensor:
+            half = heads.shape[-1] // 2
+            frequencies = 10000.0 ** (-torch.arange(half) / half)
+            angles = self.places(position_ids)[:, None, :, None] * frequencies
+            one, two = heads.chunk(2, -1)
+            cos, sin = angles.cos(), angles.sin()
+            return torch.cat([one * cos - two * sin, one * sin + two * cos], -1).to(heads.dtype)
+
+        query, key, value = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        heads = attend(turn(query), turn(key), value)
+        return self.o(heads.transpose(1, 2).flatten(2))
+
+
+class OfFirstPositionIds(OfPositionIds):
+    """Every item is turned by the positions of the first."""
+
+    def places(self, position_ids: Tensor) -> Tensor:
+        """The positions of the first item."""
+        return position_ids[:1]
+
+
 class OfOwnTables(OfComplexTables):
     """Turns by the places of its tokens, whatever the caller gives."""
 
