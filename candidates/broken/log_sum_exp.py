@@ -36,7 +36,7 @@ class NaturalLogarithm(ByTwo):
         return super().returned(lse, query) * math.log(2.0)
 
 
-@core("lse.golden", "lse.merge", **PROMISES)
+@core("lse.merge", "lse.golden", **PROMISES)
 class LargestLogitNotAdded(CoreWithLogSumExp):
     """The logarithm of the sum of shifted exponentials, without the largest logit."""
 

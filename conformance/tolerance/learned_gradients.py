@@ -111,7 +111,8 @@ def slope_gradient(
     """The gradient of slopes, ``[H]`` or ``[B, H]``, with its bound.
 
     ``pairs`` is the gradient of the biased scores with its error, ``farthest [.., Lq, Lk]`` the
-    largest number that a correct distance is made of. A row's gradients sum to zero but for their errors.
+    largest number that a correct distance is made of. A row's gradients sum to zero but for their
+    errors.
     """
     length = attention.given_key.shape[-2]
     gradient, wrong = (each[..., :length] for each in pairs)
