@@ -65,6 +65,24 @@ def test_a_file_without_candidates(folder: Path, capsys: pytest.CaptureFixture[s
     assert run(["check", "student.py:Attention", *FEW]) == 0
 
 
+def test_what_looks_like_an_attention_comes_first(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By names, inputs and code, before helpers, whether the file imports or not; all are named."""
+    helpers = "".join(
+        f"class Part{i}(nn.Module):\n    def forward(self, x): ...\n" for i in range(6)
+    )
+    helpers += "def generate(model, tokens, count):\n    return model(tokens).softmax(-1)\n"
+    text = STUDENT.replace("class Attention", f"{helpers}\n\nclass Attention")
+    write(folder, {"whole.py": text, "lacking.py": f"import no_such_package\n{text}"})
+    for file in ("whole.py", "lacking.py"):
+        *lines, rest = said(file, capsys).splitlines()[1:]
+        names = [line.rpartition(":")[2] for line in lines]
+        assert set(names[:3]) == {"Attention", "attend", "backwards"}
+        assert names[0] == "Attention"
+        assert "more: Part3, Part4, Part5, generate" in rest
+
+
 @pytest.mark.parametrize(
     ("target", "file"),
     [("student.py:backwards", "student.py"), ("student:backwards", "mine.py")],
