@@ -18,7 +18,7 @@ from ..base.geometry import read_pins
 from ..base.printable_text import raised_text
 from ..declare.declaration import ALIGNMENTS, MASK_FORMS
 from ..declare.promises import declare
-from ..errors import DeclarationError, did_you_mean
+from ..errors import DeclarationError, did_you_mean, lacks_import
 from ..tolerance import contract_for, layer_bound
 from .calling import CallAdapter, Calling, call_to_fill
 from .packing import (
@@ -431,6 +431,10 @@ def _decide(hypotheses: list[Hypothesis], search: ProjectionSearch) -> tuple[Hyp
         raise DeclarationError(msg)
     if agreeing:
         return agreeing[0], True
+    failure = search.trial.failure
+    if failure is not None and not search.trial.answered and lacks_import(failure):
+        msg = f"{search.request.shown} cannot be called: it {raised_text(failure)}"
+        raise DeclarationError(msg) from failure
     if search.trial.calling.wanted and not search.trial.answered:
         raise _unfilled(search)
     if not search.possible.named:

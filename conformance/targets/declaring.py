@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -25,6 +25,7 @@ from ..errors import (
     DeclarationError,
     OtherAttentionError,
     indented,
+    lacks_import,
     lines_to_paste,
 )
 from .target_strings import is_path, seen_from
@@ -212,6 +213,8 @@ def _is_attention(value: Any) -> bool:
 
 def how_to_make(error: ConstructionError, target: str) -> str:
     """The reason why the target's class cannot be constructed, and a file that constructs it."""
+    if lacks_import(error):
+        return error.why
     where, _, name = target.rpartition(":")
     if not name.isidentifier() or not error.call.startswith(f"{name}("):
         return (
@@ -286,6 +289,8 @@ def how_to_pass(error: DeclarationError, value: Any, target: str) -> str:
     """
     where, _, name = target.rpartition(":")
     if not where or not name.isidentifier() or isinstance(error, OtherAttentionError):
+        return str(error)
+    if lacks_import(error):
         return str(error)
     if not error.lacking:
         return f"{error}{_around(value, where, name)}"

@@ -68,7 +68,7 @@ def test_a_file_without_candidates(folder: Path, capsys: pytest.CaptureFixture[s
 def test_what_looks_like_an_attention_comes_first(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By names, inputs and code, before helpers, whether the file imports or not; all are named."""
+    """By names, inputs and code, whether the file imports or not; the rest is named."""
     helpers = "".join(
         f"class Part{i}(nn.Module):\n    def forward(self, x): ...\n" for i in range(6)
     )

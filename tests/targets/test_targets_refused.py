@@ -328,6 +328,40 @@ def test_a_class_that_cannot_be_constructed(
     assert type(made).__name__ == name
 
 
+LACKING = """
+from torch import nn
+import no_such_package
+
+
+class Unmade(nn.Module):
+    def __init__(self, dim, num_heads, norm_shape):
+        super().__init__()
+        self.attention = no_such_package.Attention(dim, num_heads)
+
+
+class Silent(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, x):
+        return no_such_package.attend(self.q(x), self.k(x), self.v(x))
+"""
+
+
+@pytest.mark.parametrize("name", ["Unmade", "Silent"])
+def test_a_missing_package_is_what_to_mend(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No lines are offered where a package is missing, since no value in them would help."""
+    write(folder, {"model.py": LACKING})
+    assert run(["check", f"model.py:{name}", *FEW]) == 2
+    said = capsys.readouterr().err
+    assert "No module named 'no_such_package' (model.py:3)" in said
+    assert "paste into" not in said
+    assert "say no size" not in said
+
+
 STREAMS = """
 import torch
 from torch import nn
