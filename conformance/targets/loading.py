@@ -129,7 +129,8 @@ def one_line(error: BaseException) -> str:
     place = _place(error)
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     package = (missing or "").partition(".")[0]
-    hint = f"; install what has it (often pip install {package})" if package else ""
+    how = f"often pip install {package}, with --no-deps if it asks for older packages"
+    hint = f"; install what has it ({how})" if package else ""
     return printable(
         f"{name_of(error)}{f': {text}' if text else ''}{f' ({place})' if place else ''}{hint}"
     )
