@@ -90,9 +90,8 @@ def _answer(arguments: list[str]) -> int:
             return _say(f"this machine has too little left: {what}", EXIT_USAGE)
         from .base.requirements import outdated  # noqa: PLC0415 (asked where something failed)
 
-        if old := outdated():
-            return _say(old, EXIT_USAGE)
-        return _say(_internal(error), EXIT_HARNESS)
+        old = outdated()
+        return _say(old or _internal(error), EXIT_USAGE if old else EXIT_HARNESS)
     return code if isinstance(code, int) else 0
 
 
