@@ -328,6 +328,18 @@ def test_a_class_that_cannot_be_constructed(
     assert type(made).__name__ == name
 
 
+def test_a_part_of_a_class(folder: Path) -> None:
+    """A class on the way to a part is constructed; what lacks a part is named whole."""
+    layer = "self.inner = nn.ModuleList([nn.Linear(dim, dim)])"
+    text = "from torch import nn\nclass Whole(nn.Module):\n    def __init__(self, dim):\n"
+    forward = "    def forward(self, x): ...\n"
+    write(folder, {"model.py": f"{text}        super().__init__()\n        {layer}\n{forward}"})
+    part = object_of("model.py:Whole.inner.0")
+    assert isinstance(part, torch.nn.Linear)
+    said = refusal("model.py:Whole.iner.0")
+    assert said == "model.py:Whole has no attribute 'iner'; did you mean 'inner'?"
+
+
 LACKING = """
 from torch import nn
 import no_such_package
