@@ -47,6 +47,7 @@ from ..diagnosis.statement_search import Explanation
 from ..errors import (
     ConstructionError,
     DeclarationError,
+    OtherAttentionError,
     UsageError,
     fault_of,
 )
@@ -195,7 +196,10 @@ def _unread(
             _check_is_layer(entry, built, unknown)
     except UsageError as error:
         lacks = getattr(error.__cause__, "lacking", "")
-        if opened is not None and (inside is not None or (opened.uncut and not lacks)):
+        other = isinstance(error.__cause__, OtherAttentionError)
+        if opened is not None and (
+            inside is not None or (opened.uncut and not lacks and not other)
+        ):
             return _of_model(opened, entry, "; ".join(unmeant))
         if unknown:
             _check_is_layer(entry, built, unknown)
