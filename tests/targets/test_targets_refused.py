@@ -340,6 +340,30 @@ def test_a_part_of_a_class(folder: Path) -> None:
     assert said == "model.py:Whole has no attribute 'iner'; did you mean 'inner'?"
 
 
+ADDITIVE = """
+import torch
+from torch import nn
+
+
+class Additive(nn.Module):
+    def __init__(self, hidden_size):
+        super().__init__()
+        self.wa, self.ua = nn.Linear(hidden_size, hidden_size), nn.Linear(hidden_size, hidden_size)
+        self.va = nn.Linear(hidden_size, 1)
+
+    def forward(self, query, keys):
+        scores = self.va(torch.tanh(self.wa(query) + self.ua(keys))).squeeze(2).unsqueeze(1)
+        weights = scores.softmax(-1)
+        return torch.bmm(weights, keys), weights
+"""
+
+
+def test_additive_attention(folder: Path) -> None:
+    """What no clause speaks of is refused in a sentence that says so, also where it is found."""
+    write(folder, {"model.py": ADDITIVE})
+    assert "is no dot-product attention: " in refusal("model.py:Additive")
+
+
 LACKING = """
 from torch import nn
 import no_such_package
