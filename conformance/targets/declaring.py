@@ -213,9 +213,9 @@ def _is_attention(value: Any) -> bool:
 
 def how_to_make(error: ConstructionError, target: str) -> str:
     """The reason why the target's class cannot be constructed, and a file that constructs it."""
-    if lacks_import(error):
-        return error.why
     where, _, name = target.rpartition(":")
+    if lacks_import(error) or error.call == f"{name}()":  # without arguments none can be mended
+        return error.why
     if not name.isidentifier() or not error.call.startswith(f"{name}("):
         return (
             f"{error.why}: write a function without arguments that returns an instance in a file "

@@ -57,7 +57,7 @@ def test_a_file_without_candidates(folder: Path, capsys: pytest.CaptureFixture[s
     """Its modules and functions are listed, and the command that is said works."""
     write(folder, {"student.py": STUDENT})
     text = said("student.py", capsys)
-    assert text.startswith("conformance: student.py declares no candidate: decorate one")
+    assert text.startswith("conformance: student.py declares nothing: name what to check, or")
     _, layer, masked, swapped = text.split("  to check ")
     assert layer == "Attention, a torch.nn.Module: conformance check student.py:Attention\n"
     assert masked == "attend(q, k, v, mask): conformance check student.py:attend\n"

@@ -108,7 +108,11 @@ REFUSED: dict[str, tuple[dict[str, str], str, str]] = {
         "attn.py:make.layers.0#1",
         "attn.py:make.layers.0 cannot be read: OSError: no disk (attn.py:2)",
     ),
-    "nothing declared": ({"attn.py": ""}, "attn.py", "attn.py declares no candidate: decorate one"),
+    "nothing declared": (
+        {"attn.py": ""},
+        "attn.py",
+        "attn.py declares no candidate and defines nothing that",
+    ),
     "unknown mask form": (
         {"attn.py": "import conformance\nconformance.core(masks=['kep'])\n"},
         "attn.py",
@@ -383,6 +387,16 @@ class Silent(nn.Module):
     def forward(self, x):
         return no_such_package.attend(self.q(x), self.k(x), self.v(x))
 """
+
+
+def test_a_class_that_takes_nothing_and_raises(folder: Path) -> None:
+    """No argument would mend it, so none is offered: the error and its line are all there is."""
+    text = (
+        "from torch import nn\nclass Raises(nn.Module):\n    def __init__(self):\n        1 / 0\n"
+    )
+    write(folder, {"model.py": text})
+    said = refusal("model.py:Raises")
+    assert said.endswith("Raises() raised ZeroDivisionError: division by zero (model.py:4)")
 
 
 @pytest.mark.parametrize("name", ["Unmade", "Silent"])
