@@ -20,6 +20,7 @@ from ..declare.declaration import ALIGNMENTS, MASK_FORMS
 from ..declare.promises import declare
 from ..errors import DeclarationError, did_you_mean, lacks_import
 from ..tolerance import contract_for, layer_bound
+from .answers import output_of
 from .calling import CallAdapter, Calling, call_to_fill
 from .packing import (
     HEAD_NAMES,
@@ -442,7 +443,7 @@ def _decide(hypotheses: list[Hypothesis], search: ProjectionSearch) -> tuple[Hyp
     if search.heads is None and len({hypothesis.sizes for hypothesis in hypotheses}) > 1:
         msg = (
             f"{search.request.shown} does not say how many heads it has, and with no number of "
-            f"them does it agree with the golden reference{_because(search.trial)}: pass "
+            f"them does it agree with the golden reference{_because(search)}: pass "
             "num_heads="
         )
         raise DeclarationError(msg)
@@ -580,7 +581,7 @@ def _unfilled(search: ProjectionSearch) -> DeclarationError:
     lacking = call_to_fill(calling.inputs, calling.names or (), names)
     msg = (
         f"{shown}.forward needs {' and '.join(map(repr, names))}, and takes nothing that the "
-        f"harness makes for {'it' if len(names) == 1 else 'them'}{_because(search.trial)}: give "
+        f"harness makes for {'it' if len(names) == 1 else 'them'}{_because(search)}: give "
         f"the right value{'s' * (len(names) > 1)}, instead of None, in {lacking}"
     )
     return DeclarationError(msg, lacking)
@@ -591,15 +592,39 @@ def _unknown_roles(search: ProjectionSearch) -> str:
     number = "" if search.heads is None else f" with {_heads(search.heads[0])}"
     return (
         f"the names in {search.request.shown} ({titles}) do not say which projection is which, "
-        f"and no assignment{number} agrees with the golden reference{_because(search.trial)}: "
+        f"and no assignment{number} agrees with the golden reference{_because(search)}: "
         f"{how_to_name(search.possible.leaves)}"
     )
 
 
-def _because(trial: Trial) -> str:
+def _because(search: ProjectionSearch) -> str:
+    trial = search.trial
     if trial.failure is None or trial.answered:
         return ""
-    return f" (a trial call {raised_text(trial.failure)})"
+    why = f"a trial call {raised_text(trial.failure)}"
+    if _takes_one_query(search):
+        why += (
+            "; it takes a query [B, E], of a single token and without an axis of lengths, where "
+            "every clause gives [B, L, E]: say in call= how it is called with a token at a time"
+        )
+    return f" ({why})"
+
+
+def _takes_one_query(search: ProjectionSearch) -> bool:
+    """Whether a module answers single queries without an axis of lengths, with such an answer."""
+    trial, places = search.trial, {"memory": 1, "separate": 2}.get(search.trial.calling.inputs, 0)
+    widths = {leaf.out_and_in(transposed=leaf.transposed[0])[1] for leaf in search.possible.leaves}
+    for width in widths if places else ():
+        dtype = next((one.dtype for one in trial.module.parameters()), torch.float32)
+        query, tokens = torch.ones(2, width, dtype=dtype), torch.ones(2, 3, width, dtype=dtype)
+        try:
+            with torch.no_grad():
+                answer = output_of(trial.module(query, *[tokens] * places), query)
+        except Exception:  # noqa: BLE001, S112 (a user's module may raise anything)
+            continue
+        if isinstance(answer, Tensor) and answer.dim() == query.dim():
+            return True
+    return False
 
 
 def _heads(count: int) -> str:

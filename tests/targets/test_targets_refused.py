@@ -368,6 +368,28 @@ def test_additive_attention(folder: Path) -> None:
     assert "is no dot-product attention: " in refusal("model.py:Additive")
 
 
+ONE_QUERY = """
+import torch
+from torch import nn
+
+
+class Luong(nn.Module):
+    def __init__(self, hidden_size):
+        super().__init__()
+        self.attn = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, hidden, encoder_outputs):
+        scores = (hidden.unsqueeze(1) * self.attn(encoder_outputs)).sum(2)
+        return torch.bmm(scores.softmax(1).unsqueeze(1), encoder_outputs).squeeze(1)
+"""
+
+
+def test_a_query_without_an_axis_of_lengths(folder: Path) -> None:
+    """A module that takes one query is told so, beside the error of the calls that it refused."""
+    write(folder, {"model.py": ONE_QUERY})
+    assert "it takes a query [B, E], of a single token" in refusal("model.py:Luong")
+
+
 LACKING = """
 from torch import nn
 import no_such_package
