@@ -669,11 +669,12 @@ def _of_settings(
     guesses: dict[str, Any] = {}
     seen: list[str] = []
     words = sorted({text for _, text in _compared(kind) if text.isidentifier()})
+    failure: Exception | None = None
     for _ in range(_MOST_SETTINGS):
         log: list[_Reading] = []
         settings = _Settings(Sizes(num_heads, seen, divisor), guesses, log)
         own: _Kept = vars(settings)["_own"]
-        failure: Exception | None = None
+        failure = None
         try:
             answering(kind(**{**others, name: settings}))
         except Exception as error:  # noqa: BLE001 (a user's constructor may raise anything)
