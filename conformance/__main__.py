@@ -88,7 +88,10 @@ def _answer(arguments: list[str]) -> int:
         if isinstance(error, OSError) and error.errno in _SHORTAGES:
             what = f"{error.strerror}: {_SHORTAGES[error.errno]}, and run again"
             return _say(f"this machine has too little left: {what}", EXIT_USAGE)
-        return _say(_internal(error), EXIT_HARNESS)
+        from .base.requirements import outdated  # noqa: PLC0415 (asked where something failed)
+
+        old = outdated()
+        return _say(old or _internal(error), EXIT_USAGE if old else EXIT_HARNESS)
     return code if isinstance(code, int) else 0
 
 

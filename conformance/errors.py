@@ -80,6 +80,11 @@ class ConstructionError(DeclarationError):
         self.guessed = tuple(guessed)
 
 
+def lacks_import(error: BaseException | None) -> bool:
+    """Whether an import that failed is the cause, which no other argument mends."""
+    return error is not None and (isinstance(error, ImportError) or lacks_import(error.__cause__))
+
+
 def did_you_mean(word: object, words: Iterable[str]) -> str:
     """``; did you mean 'keep'?`` when a known word is close, else the list of known words."""
     words = sorted(words)

@@ -26,7 +26,7 @@ from torch import nn
 
 from ..base.parameter_names import words_of
 from ..base.printable_text import raised_text
-from ..errors import ConstructionError, DeclarationError
+from ..errors import ConstructionError, DeclarationError, lacks_import
 from .calling import ways_to_call
 from .packing import HEAD_NAMES, KV_HEAD_NAMES
 from .trial import Trial, duplicate, with_plain_weights
@@ -220,7 +220,7 @@ def _instance_of(
     first = first or _of_sizes_left_out(kind, named, sizes, choices)
     if first is not None:
         return first
-    if unknown and failure is not None:
+    if unknown and failure is not None and not lacks_import(failure):
         why = (
             f"{kind.__name__} needs {', '.join(unknown)} to be constructed, and those names say no "
             f"size: {failure.why}"
@@ -669,11 +669,12 @@ def _of_settings(
     guesses: dict[str, Any] = {}
     seen: list[str] = []
     words = sorted({text for _, text in _compared(kind) if text.isidentifier()})
+    failure: Exception | None = None
     for _ in range(_MOST_SETTINGS):
         log: list[_Reading] = []
         settings = _Settings(Sizes(num_heads, seen, divisor), guesses, log)
         own: _Kept = vars(settings)["_own"]
-        failure: Exception | None = None
+        failure = None
         try:
             answering(kind(**{**others, name: settings}))
         except Exception as error:  # noqa: BLE001 (a user's constructor may raise anything)
@@ -696,7 +697,7 @@ def _of_settings(
             if failure is not None or not _settle(log, [False, 1]):
                 raise ConstructionError(error.why, error.call, list(_settled(guesses))) from error
     why = f"{kind.__name__} needs {name} to be constructed, and that name says no size"
-    raise ConstructionError(why, f"{kind.__name__}({name}=None)", [name])
+    raise ConstructionError(why, f"{kind.__name__}({name}=None)", [name]) from failure
 
 
 def _guess(log: list[_Reading], failure: Exception, words: list[str]) -> bool:

@@ -19,8 +19,9 @@ from ..base.printable_text import raised_text
 from ..declare.declaration import ALIGNMENTS, MASK_FORMS
 from ..declare.module_caches import Cache
 from ..declare.promises import declare
-from ..errors import DeclarationError, did_you_mean
+from ..errors import DeclarationError, did_you_mean, lacks_import
 from ..tolerance import contract_for, layer_bound
+from .answers import output_of
 from .calling import CallAdapter, Calling, call_to_fill
 from .packing import (
     HEAD_NAMES,
@@ -433,6 +434,10 @@ def _decide(hypotheses: list[Hypothesis], search: ProjectionSearch) -> tuple[Hyp
         raise DeclarationError(msg)
     if agreeing:
         return agreeing[0], True
+    failure = search.trial.failure
+    if failure is not None and not search.trial.answered and lacks_import(failure):
+        msg = f"{search.request.shown} cannot be called: it {raised_text(failure)}"
+        raise DeclarationError(msg) from failure
     if search.trial.calling.wanted and not search.trial.answered:
         raise _unfilled(search)
     if not search.possible.named:
@@ -440,7 +445,7 @@ def _decide(hypotheses: list[Hypothesis], search: ProjectionSearch) -> tuple[Hyp
     if search.heads is None and len({hypothesis.sizes for hypothesis in hypotheses}) > 1:
         msg = (
             f"{search.request.shown} does not say how many heads it has, and with no number of "
-            f"them does it agree with the golden reference{_because(search.trial)}: pass "
+            f"them does it agree with the golden reference{_because(search)}: pass "
             "num_heads="
         )
         raise DeclarationError(msg)
@@ -578,7 +583,7 @@ def _unfilled(search: ProjectionSearch) -> DeclarationError:
     lacking = call_to_fill(calling.inputs, calling.names or (), names)
     msg = (
         f"{shown}.forward needs {' and '.join(map(repr, names))}, and takes nothing that the "
-        f"harness makes for {'it' if len(names) == 1 else 'them'}{_because(search.trial)}: give "
+        f"harness makes for {'it' if len(names) == 1 else 'them'}{_because(search)}: give "
         f"the right value{'s' * (len(names) > 1)}, instead of None, in {lacking}"
     )
     return DeclarationError(msg, lacking)
@@ -589,15 +594,39 @@ def _unknown_roles(search: ProjectionSearch) -> str:
     number = "" if search.heads is None else f" with {_heads(search.heads[0])}"
     return (
         f"the names in {search.request.shown} ({titles}) do not say which projection is which, "
-        f"and no assignment{number} agrees with the golden reference{_because(search.trial)}: "
+        f"and no assignment{number} agrees with the golden reference{_because(search)}: "
         f"{how_to_name(search.possible.leaves)}"
     )
 
 
-def _because(trial: Trial) -> str:
+def _because(search: ProjectionSearch) -> str:
+    trial = search.trial
     if trial.failure is None or trial.answered:
         return ""
-    return f" (a trial call {raised_text(trial.failure)})"
+    why = f"a trial call {raised_text(trial.failure)}"
+    if _takes_one_query(search):
+        why += (
+            "; it takes a query [B, E], of a single token and without an axis of lengths, where "
+            "every clause gives [B, L, E]: say in call= how it is called with a token at a time"
+        )
+    return f" ({why})"
+
+
+def _takes_one_query(search: ProjectionSearch) -> bool:
+    """Whether a module answers single queries without an axis of lengths, with such an answer."""
+    trial, places = search.trial, {"memory": 1, "separate": 2}.get(search.trial.calling.inputs, 0)
+    widths = {leaf.out_and_in(transposed=leaf.transposed[0])[1] for leaf in search.possible.leaves}
+    for width in widths if places else ():
+        dtype = next((one.dtype for one in trial.module.parameters()), torch.float32)
+        query, tokens = torch.ones(2, width, dtype=dtype), torch.ones(2, 3, width, dtype=dtype)
+        try:
+            with torch.no_grad():
+                answer = output_of(trial.module(query, *[tokens] * places), query)
+        except Exception:  # noqa: BLE001, S112 (a user's module may raise anything)
+            continue
+        if isinstance(answer, Tensor) and answer.dim() == query.dim():
+            return True
+    return False
 
 
 def _heads(count: int) -> str:

@@ -44,7 +44,17 @@ def job(plan: Any, _argument: Any, _tell: Callable[[str, str], None]) -> list[st
 
 
 def contradictions(candidate: Candidate) -> list[str]:
-    """Sentences about the promises that the candidate certainly breaks by another convention."""
+    """Sentences about the promises that the candidate certainly breaks by another convention.
+
+    Of undeclared code nothing is promised, but expected.
+    """
+    found = _contradictions(candidate)
+    if candidate.reading is None:
+        return found
+    return [sentence.replace("declared", "expected", 1) for sentence in found]
+
+
+def _contradictions(candidate: Candidate) -> list[str]:
     if candidate.kind == "positions" or not candidate.golden_known:
         return []
     caller = declared_caller(candidate)

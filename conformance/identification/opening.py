@@ -50,8 +50,9 @@ def _read(entry: Undeclared) -> list[Candidate]:
     try:
         read = read_undeclared(entry)
     except UsageError as error:
-        if not entry.notes:
+        untold = [note for note in entry.notes if note not in str(error)]
+        if not untold:
             raise
-        msg = f"{'; '.join(entry.notes)}; {error}"
+        msg = f"{'; '.join(untold)}; {error}"
         raise UsageError(msg) from error
     return [replace(one, warnings=(*one.warnings, *entry.notes)) for one in read]

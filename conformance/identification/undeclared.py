@@ -5,6 +5,7 @@ A module with more than one attention is judged as a whole model, including the 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import linecache
@@ -47,6 +48,7 @@ from ..diagnosis.statement_search import Explanation
 from ..errors import (
     ConstructionError,
     DeclarationError,
+    OtherAttentionError,
     UsageError,
     fault_of,
 )
@@ -107,6 +109,7 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
     if entry.site is not None or not multihead.is_multihead(built):
         made, unknown = _whole_model(built, entry.target)
         if made is not None:
+            _check_is_of_products(built, ModuleRequest(shown=type(built).__name__), made)
             return [_with_notes(one, how) for one in _of_model(made, entry)]
     if entry.site is not None:
         msg = f"{entry.target} is no whole model that has an attention #{entry.site}"
@@ -125,6 +128,19 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
     else:
         found = _unread(entry, built, read, unknown, request)
     return [_with_notes(_of_arrays(one, entry.value), how) for one in found]
+
+
+def _check_is_of_products(
+    built: nn.Module, request: ModuleRequest, opened: TorchModel | None
+) -> None:
+    """Raise UsageError for a module of another attention, such as that of sums, and no other."""
+    if opened is None or opened.engine.sites or not opened.uncut:
+        return
+    with contextlib.suppress(DeclarationError):
+        try:
+            understand(built, request)
+        except OtherAttentionError as error:
+            raise UsageError(str(error)) from error
 
 
 def _of_arrays(candidate: Candidate, value: Any) -> Candidate:
@@ -195,6 +211,7 @@ def _unread(
             _check_is_layer(entry, built, unknown)
     except UsageError as error:
         lacks = getattr(error.__cause__, "lacking", "")
+        _check_is_of_products(built, request, opened)
         if opened is not None and (inside is not None or (opened.uncut and not lacks)):
             return _of_model(opened, entry, "; ".join(unmeant))
         if unknown:

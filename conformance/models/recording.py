@@ -27,8 +27,9 @@ _NOT_THE_USERS: Final = tuple(
 _IN_PLACE: Final = frozenset(
     "__setitem__ __iadd__ __isub__ __imul__ __itruediv__ __ipow__ __iand__ __ior__ __ixor__".split()
 )
-# Calls whose line in the user's code is kept: those of attentions.
-_LOCATED: Final = frozenset(
+RESHAPES: Final = frozenset("view reshape flatten unflatten unsafe_view".split())
+# Calls whose line in the user's code is kept: those of attentions, and what may mix heads.
+_LOCATED: Final = RESHAPES | frozenset(
     "scaled_dot_product_attention softmax matmul __matmul__ __rmatmul__ bmm baddbmm einsum".split()
 )
 

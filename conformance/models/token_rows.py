@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..tolerance.model import SAME_READ
-from .recording import ModuleRecording, Value
-from .torch_edges import CASTS, PARTED, RESHAPES
+from .recording import RESHAPES, ModuleRecording, Value
+from .torch_edges import CASTS, PARTED
 from .torch_sites import PARTS, TorchSite
 
 _MOVES: Final = (
@@ -25,6 +25,9 @@ _MOVES: Final = (
     | frozenset("transpose swapaxes permute mT T chunk split unbind getitem narrow squeeze".split())
     | frozenset("unsqueeze movedim select tensor_split".split())
 )
+# What to do, as the mistakes of those names in the catalogue say.
+_SPLIT: Final = "view as (batch, length, heads, head size), then transpose(1, 2)"
+_MERGED: Final = "transpose(1, 2) before the reshape to (batch, length, width)"
 
 
 def mixed_part(recording: ModuleRecording, site: TorchSite) -> str:
@@ -34,12 +37,14 @@ def mixed_part(recording: ModuleRecording, site: TorchSite) -> str:
         heads, source = recording.values[edge.number], _before(recording, edge.number)
         places = _places(heads.tensor, source.tensor)
         if {"L", "D"} <= set(edge.letters) and _mixes_rows(places, source.tensor, edge.letters):
-            return f"the heads of the {part} are split so that tokens are mixed"
+            lines = _lines(recording, source, recording.values[edge.number])
+            return f"the heads of the {part} are split so that tokens are mixed{lines}: {_SPLIT}"
     heads = recording.values[site.output_value]
     merged = _behind(recording, heads)
     places = _places(merged.tensor, heads.tensor)
     if "L" in site.output_letters and _merges_rows(places, heads.tensor, site.output_letters):
-        return "its heads are merged so that tokens are mixed"
+        lines = _lines(recording, heads, merged)
+        return f"its heads are merged so that tokens are mixed{lines}: {_MERGED}"
     return ""
 
 
@@ -96,6 +101,15 @@ def _behind(recording: ModuleRecording, value: Value) -> Value:
         if call.reads == [value.number] and moves:
             value = recording.values[call.results[0]]
     return value
+
+
+def _lines(recording: ModuleRecording, first: Value, last: Value) -> str:
+    """The user's lines with the reshapes between two values, in brackets; "" for none."""
+    value, lines = last, list[str]()
+    while value.made_by is not None and value.number != first.number:
+        lines += [value.made_by.line] * bool(value.made_by.line)
+        value = recording.values[value.made_by.reads[0]]
+    return f" ({', '.join(dict.fromkeys(reversed(lines)))})" if lines else ""
 
 
 def _places(moved: Tensor, source: Tensor) -> Tensor:

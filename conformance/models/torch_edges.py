@@ -10,13 +10,12 @@ from typing import Any, Final
 from torch import Tensor
 
 from ..graphs.weights.wiring import UnreadableError
-from .recording import Call, Ref, Value, references
+from .recording import RESHAPES, Call, Ref, Value, references
 
 # Calls that change a tensor's format or its place in memory, and nothing else.
 CASTS: Final = frozenset(
     "to float double half bfloat16 type_as contiguous clone dropout detach".split()
 )
-RESHAPES: Final = frozenset("view reshape flatten unflatten unsafe_view".split())
 # Calls that move, select or average numbers: a factor passes through them.
 _LAYS: Final = (
     CASTS

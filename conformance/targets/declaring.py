@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -14,7 +14,7 @@ import torch
 from ..adapters.construction import instance_of, settings_read
 from ..adapters.matrices import as_module, takes_matrices
 from ..adapters.packing import HEAD_NAMES
-from ..base.parameter_names import POSITIONAL, option_of, role_of, signature_in_docstring
+from ..base.parameter_names import POSITIONAL, option_of, role_of, signature_in_docstring, words_of
 from ..base.printable_text import few
 from ..declare.declaration import ARRAYS, LEARNED_KEYWORDS
 from ..declare.signatures import SIGNATURES, signature_by_parameters
@@ -25,11 +25,13 @@ from ..errors import (
     DeclarationError,
     OtherAttentionError,
     indented,
+    lacks_import,
     lines_to_paste,
 )
 from .target_strings import is_path, seen_from
 
 _MOST: Final = 6
+_MOST_NAMED: Final = 30
 # A function of one argument is no attention, unless the argument is its only input.
 _FEWEST: Final = 2
 _ROLES: Final = {"q": "query", "k": "key", "v": "value"}
@@ -37,7 +39,7 @@ _ROLES: Final = {"q": "query", "k": "key", "v": "value"}
 _OWN_INPUTS: Final = {1: ', inputs="self"', 2: ', inputs="memory"'}
 # The feature of each learned argument, which calls give by name.
 _LEARNED: Final = {word: name for name, words in LEARNED_KEYWORDS.items() for word in words}
-_METHODS: Final = ("forward", "__call__")
+METHODS: Final = ("forward", "__call__")
 _WITH_WEIGHTS: Final = "a new file layer.py, with the right q, k, v, o and num_heads"
 
 
@@ -46,15 +48,40 @@ def undeclared_in(module: ModuleType, where: str) -> str:
 
     The lines stand below a sentence; "" if the file defines neither modules nor functions.
     """
-    entries = [
-        *(_of_class(name, getattr(module, name), where) for name in _own(module, _is_layer)),
-        *(
-            _of_function(name, getattr(module, name), f"{where}:{name}")
-            for name in _own(module, _is_attention)
-        ),
-    ]
-    more = f"\n  and {len(entries) - _MOST} more" if len(entries) > _MOST else ""
-    return "".join(entries[:_MOST]) + more
+    names = [*_own(module, _is_layer), *_own(module, _is_attention)]
+    names.sort(key=lambda name: -_signs(name, getattr(module, name)))
+    entries = (_entry(name, getattr(module, name), where) for name in names[:_MOST])
+    return "".join(entries) + and_more(names[_MOST:])
+
+
+def and_more(names: list[str]) -> str:
+    """A line below a sentence that names the rest of some definitions; "" without a rest."""
+    return f"{BELOW}and {len(names)} more: {few(names, _MOST_NAMED)}" if names else ""
+
+
+def attention_signs(
+    name: str, parameters: Iterable[str], used: Iterable[str], *, is_class: bool
+) -> int:
+    """How likely a definition is an attention: most by its name and its inputs' names.
+
+    ``parameters`` are those of a function, or of a class's calling method; ``used`` are the names
+    in the definition's code.
+    """
+    named = bool({"attention", "attn"}.intersection(words_of(name)))
+    inputs = _ROLES.keys() <= {role_of(one)[0] for one in parameters}
+    weighs = any("softmax" in one or "dot_product_attention" in one for one in used)
+    if not is_class and named + inputs + weighs == 1:
+        return inputs  # what draws attention, or draws tokens, is none
+    return 2 * (named + inputs) + weighs
+
+
+def _signs(name: str, value: Any) -> int:
+    own = vars(value) if isinstance(value, type) else {METHODS[0]: value}
+    functions = {name: one for name, one in own.items() if inspect.isfunction(one)}
+    method = next((functions[one] for one in METHODS if one in functions), None)
+    used = [word for one in functions.values() for word in one.__code__.co_names]
+    parameters = list(inspect.signature(method).parameters) if method else []
+    return attention_signs(name, parameters, used, is_class=isinstance(value, type))
 
 
 def declaration_lines(function: Callable[..., Any], target: str) -> str:
@@ -167,14 +194,12 @@ def _shown(parameters: list[inspect.Parameter]) -> str:
     return f"({', '.join(entry.name for entry in parameters)})"
 
 
-def _of_function(name: str, function: Callable[..., Any], target: str) -> str:
-    parameters = list(inspect.signature(function).parameters.values())
-    return f"{TO_CHECK}{name}{_shown(parameters)}: conformance check {target}"
-
-
-def _of_class(name: str, kind: type, where: str) -> str:
-    what = "torch.nn.Module" if issubclass(kind, torch.nn.Module) else "class"
-    return f"{TO_CHECK}{name}, a {what}: conformance check {where}:{name}"
+def _entry(name: str, value: Any, where: str) -> str:
+    if isinstance(value, type):
+        said = ", a torch.nn.Module" if issubclass(value, torch.nn.Module) else ", a class"
+    else:
+        said = _shown(list(inspect.signature(value).parameters.values()))
+    return f"{TO_CHECK}{name}{said}: conformance check {where}:{name}"
 
 
 def _own(module: ModuleType, fits: Callable[[Any], bool]) -> list[str]:
@@ -189,7 +214,7 @@ def _own(module: ModuleType, fits: Callable[[Any], bool]) -> list[str]:
 
 def _is_layer(value: Any) -> bool:
     """Whether a value is a class of torch modules, or a class with its own calling method."""
-    called = isinstance(value, type) and any(callable(vars(value).get(one)) for one in _METHODS)
+    called = isinstance(value, type) and any(callable(vars(value).get(one)) for one in METHODS)
     return called or (isinstance(value, type) and issubclass(value, torch.nn.Module))
 
 
@@ -204,6 +229,8 @@ def _is_attention(value: Any) -> bool:
 def how_to_make(error: ConstructionError, target: str) -> str:
     """The reason why the target's class cannot be constructed, and a file that constructs it."""
     where, _, name = target.rpartition(":")
+    if lacks_import(error) or error.call == f"{name}()":  # without arguments none can be mended
+        return error.why
     if not name.isidentifier() or not error.call.startswith(f"{name}("):
         return (
             f"{error.why}: write a function without arguments that returns an instance in a file "
@@ -220,7 +247,7 @@ def how_to_make(error: ConstructionError, target: str) -> str:
 def how_to_call(kind: type, target: str) -> str:
     """Why a class of no modules is not judged, and a file that calls an instance."""
     where, _, name = target.rpartition(":")
-    method = next((one for one in _METHODS if callable(vars(kind).get(one))), "")
+    method = next((one for one in METHODS if callable(vars(kind).get(one))), "")
     own = list(inspect.signature(vars(kind)[method]).parameters.values())[1:] if method else []
     inputs = _inputs(own)
     required = sum(one.default is one.empty for one in own)
@@ -277,6 +304,8 @@ def how_to_pass(error: DeclarationError, value: Any, target: str) -> str:
     """
     where, _, name = target.rpartition(":")
     if not where or not name.isidentifier() or isinstance(error, OtherAttentionError):
+        return str(error)
+    if lacks_import(error):
         return str(error)
     if not error.lacking:
         return f"{error}{_around(value, where, name)}"

@@ -129,7 +129,8 @@ def one_line(error: BaseException) -> str:
     place = _place(error)
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     package = (missing or "").partition(".")[0]
-    hint = f"; install what has it (often pip install {package})" if package else ""
+    how = f"often pip install {package}, with --no-deps if it asks for older packages"
+    hint = f"; install what has it ({how})" if package else ""
     return printable(
         f"{name_of(error)}{f': {text}' if text else ''}{f' ({place})' if place else ''}{hint}"
     )
@@ -338,16 +339,21 @@ def attribute(holder: Any, dotted: str, where: str) -> tuple[Any, str]:
     """``holder.a.b``, and its expression in Python without the holder.
 
     A function on the way that lacks the attribute is called without arguments, as a builder:
-    ``build.layers.0`` is written ``build().layers[0]``. Raises UsageError that suggests a near name
-    if an attribute is missing.
+    ``build.layers.0`` is written ``build().layers[0]``. A class of torch modules is constructed.
+    Raises UsageError that suggests a near name if an attribute is missing.
     """
-    written = ""
+    written, shown = "", where
     for name in dotted.split("."):
         if not name.isidentifier() and not name.isdigit():  # a list of modules has numbers
             msg = f"{where}:{dotted} is not a target: {name!r} is not a Python name"
             raise UsageError(msg)
         if inspect.isfunction(holder) and not hasattr(holder, name):
             holder, written = holder(), f"{written}()"
+        if isinstance(holder, type) and not hasattr(holder, name) and hasattr(holder, "forward"):
+            from ..adapters.construction import instance_of  # noqa: PLC0415 (torch)
+
+            holder, how = instance_of(holder, None)
+            written += how[how.index("(") :]
         if name.isidentifier():
             written += f".{name}" if written else name
         else:
@@ -357,6 +363,7 @@ def attribute(holder: Any, dotted: str, where: str) -> tuple[Any, str]:
             holder = getattr(holder, name)
         except AttributeError:
             names = [word for word in dir(holder) if not word.startswith("__")]
-            msg = f"{where} has no attribute {name!r}{closest(name, names)}"
+            msg = f"{shown} has no attribute {name!r}{closest(name, names)}"
             raise UsageError(msg) from None
+        shown += f"{':' if shown == where else '.'}{name}"
     return holder, written

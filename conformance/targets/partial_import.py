@@ -10,6 +10,7 @@ import __future__
 import ast
 import hashlib
 import importlib
+import itertools
 import linecache
 import os
 import symtable
@@ -22,7 +23,8 @@ from types import ModuleType
 from typing import Any, Final, Never
 
 from ..base.printable_text import few
-from ..errors import DeclarationError, UsageError, lines_to_paste
+from ..errors import BELOW, DeclarationError, UsageError, lines_to_paste
+from .declaring import METHODS, and_more, attention_signs
 from .effects import EffectError, without_effects
 from .loading import (
     closest,
@@ -36,7 +38,9 @@ from .loading import (
 )
 from .notebooks import cells_of, is_notebook
 
-_DEFINITIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef)
+_DEFINITIONS: Final = (*_FUNCTIONS, ast.ClassDef)
+_Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 _IMPORTS: Final = (ast.Import, ast.ImportFrom)
 _COMPREHENSIONS: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _SCOPES: Final = (*_DEFINITIONS, ast.Lambda, *_COMPREHENSIONS)
@@ -306,13 +310,32 @@ def _of_file(path: Path, name: str, why: str, what: str = "what failed") -> Part
 
 
 def _judged_alone(path: Path, why: str) -> str:
-    """Lines with commands that check the file's definitions without its failing statements."""
+    """Lines with commands that check the file's definitions without its failing statements.
+
+    What looks like an attention comes first; a rest is named, and not tried.
+    """
     statements = [piece.statement for piece in _pieces_of(path)]
-    names = [one.name for one in statements if isinstance(one, _DEFINITIONS)]
-    public = [name for name in names if not name.startswith("_")][:_MOST_TRIED]
-    alone = [name for name in public if _of_file(path, name, why) is not None]
+    definitions = [one for one in statements if isinstance(one, _DEFINITIONS)]
+    definitions.sort(key=_rank)
+    public = [one.name for one in definitions if not one.name.startswith("_")]
+    tried = (name for name in public if _of_file(path, name, why) is not None)
+    alone = list(itertools.islice(tried, _MOST_TRIED))
     where = shown_path(path)
-    return "".join(f"\n  without what fails: conformance check {where}:{name}" for name in alone)
+    lines = (f"{BELOW}without what fails: conformance check {where}:{name}" for name in alone)
+    rest = public[public.index(alone[-1]) + 1 :] if len(alone) == _MOST_TRIED else []
+    return "".join(lines) + and_more(rest)
+
+
+def _rank(definition: _Definition) -> tuple[int, bool, bool]:
+    """The smaller, the likelier a definition that is not run is an attention."""
+    is_class = isinstance(definition, ast.ClassDef)
+    methods = {one.name: one for one in definition.body if isinstance(one, _FUNCTIONS)}
+    called = next((methods[one] for one in METHODS if one in methods), None)
+    takes = definition.args if isinstance(definition, _FUNCTIONS) else called and called.args
+    parameters = [one.arg for one in ast.walk(takes) if isinstance(one, ast.arg)] if takes else []
+    used = [getattr(one, "attr", getattr(one, "id", "")) for one in ast.walk(definition)]
+    signs = attention_signs(definition.name, parameters, used, is_class=is_class)
+    return -signs, not is_class, called is None
 
 
 def _stand_in(package: str, folder: Path) -> None:

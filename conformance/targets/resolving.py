@@ -93,11 +93,7 @@ def find(target: str, graph_options: GraphOptions = NO_GRAPH_OPTIONS) -> list[Re
     with limited(graph_options.seconds, graph_options.memory):
         result = list(_once(_find(target, graph_options)))
     if not result:
-        msg = (
-            f"{target} declares no candidate: decorate one with @conformance.core or "
-            f"@conformance.layer, or list it in __conformance__{_undeclared(target)}"
-        )
-        raise UsageError(msg)
+        raise UsageError(_refusal(target))
     return result
 
 
@@ -128,6 +124,18 @@ def promising(target: str, promises: Mapping[str, Any]) -> tuple[Decorator, str]
 
     decorate: Decorator = guarded("the promises cannot be made", made)
     return decorate, str(keywords["name"])
+
+
+def _refusal(target: str) -> str:
+    """What to do with a target without candidates: what it defines is not refused, but listed."""
+    how = "decorate one with @conformance.core or @conformance.layer"
+    below = _undeclared(target)
+    if TO_CHECK in below:
+        return f"{target} declares nothing: name what to check, or {how}{below}"
+    if user_path(target).is_dir():
+        return f"no file of the folder {target} declares a candidate: {how}{below}"
+    nothing = "" if below else " and defines nothing that looks like an attention"
+    return f"{target} declares no candidate{nothing}: {how}, or list it in __conformance__{below}"
 
 
 def _undeclared(target: str) -> str:

@@ -41,6 +41,9 @@ _MOST_BESIDES: Final = 8
 _MOST_UNTESTED: Final = 4
 _LABEL: Final = 9
 # The grounds of an assumption, which the full report gives.
+# What of assumptions is about behaviour, and how those on construction begin.
+_TOLD_FIRST: Final = ("mask", "causal", "kind")
+_CONSTRUCTED: Final = ("constructed as", "taken as")
 _GROUNDS: Final = re.compile(r" \(by [^()]*\)")
 _NOTHING: Final = Text("")
 _INDENT: Final = 3
@@ -257,10 +260,10 @@ def _untested(candidate: Record, width: int) -> Iterator[list[Text]]:
 def _left_over(candidate: Record, width: int) -> Iterator[Text]:
     """Yield a line each for assumptions, passed clauses, and inapplicable clauses."""
     if assumed := candidate["declaration"].get("assumptions") or ():
-        # Reasons are left out, and masks come first: the line may be cut.
-        said = sorted(map(str, assumed), key=lambda one: "mask" not in _GROUNDS.sub("", one))
-        line = f"assumed: {_GROUNDS.sub('', '; '.join(said))}"
-        yield from _one_line(line, width, "dim")
+        said = sorted((_GROUNDS.sub("", str(one)) for one in assumed), key=_told_late)
+        line = f"assumed: {'; '.join(said)}"
+        more = " (-vv shows all)" * (len(line) >= WIDTH)
+        yield from _one_line(f"{cut(line, WIDTH - 2 - len(more))}{more}", width, "dim")
     count = Counter(one["status"] for one in wording.worst_results(candidate["clauses"]))
     margin, slug = wording.worst_margin(candidate)
     worst = f"; the largest error is {margin} of its bound, in {slug}" if slug else ""
@@ -269,3 +272,11 @@ def _left_over(candidate: Record, width: int) -> Iterator[Text]:
     if count["not-applicable"]:
         line = f"not applicable: {counted(count['not-applicable'], 'clause')} (-vv lists them)"
         yield from _one_line(line, width, "dim")
+
+
+def _told_late(assumption: str) -> int:
+    """The place of an assumption in a line that may be cut: behaviour first, construction last."""
+    if assumption.startswith(_CONSTRUCTED):
+        return len(_TOLD_FIRST) + 1
+    places = enumerate(_TOLD_FIRST)
+    return next((place for place, word in places if word in assumption), len(_TOLD_FIRST))

@@ -137,7 +137,7 @@ def last_line(report: Record, text: str, notes: Iterable[str] = ()) -> Text:
     for note in notes:
         line.append(f"\n{note}", style="yellow")
     if report["interrupted"]:
-        line.append("\ninterrupted: the report holds what was done before", style="bold yellow")
+        line.append("\ninterrupted: the rest was not done", style="bold yellow")
     return line
 
 

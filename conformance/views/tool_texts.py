@@ -120,7 +120,7 @@ def _export_parts(report: Record, *, kept: bool) -> Iterator[Any]:
     yield Text.assemble("\n", (module["target"], "bold"), f" exported with {shapes}")
     yield _export_table(report["exports"])
     words = [row["verdict"] for row in report["exports"]]
-    yield last_line(report, f"{len(words)} exports: {verdict_counts(words)}")
+    yield last_line(report, f"{wording.counted(len(words), 'export')}: {verdict_counts(words)}")
 
 
 def _export_details(rows: list[Record], report: Record, *, kept: bool) -> Iterator[Any]:

@@ -63,7 +63,7 @@ def test_an_interrupt_leaves_a_valid_report(folder: Path, number: signal.Signals
     process.send_signal(number)
     out, err = process.communicate(timeout=LONGEST)
     assert process.returncode == 130
-    assert "interrupted: the report holds what was done before" in out
+    assert "interrupted: the rest was not done" in out
     assert "Traceback" not in err
     report = record(folder)
     assert report["interrupted"] is True

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor
 
 import candidates
 import conformance
+from conformance.base.record import Reading
 from conformance.identification.contradictions import contradictions
 from conformance.identification.opening import resolve
 from conformance.running.workers.messages import RunOptions
@@ -115,3 +118,12 @@ def test_check_warns(workspace: object) -> None:
 
 
 inverted = conformance.core(masks=["keep"], name="inverted")(drops)
+
+
+def test_of_undeclared_code_nothing_is_promised() -> None:
+    """The same is said as an expectation, since nobody declared it."""
+    declared = conformance.core()(unscaled)
+    (promised,) = contradictions(declared)
+    (expected,) = contradictions(dataclasses.replace(declared, reading=Reading(unread="")))
+    assert promised.startswith("declared scale ")
+    assert expected == promised.replace("declared", "expected")

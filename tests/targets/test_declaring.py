@@ -57,12 +57,30 @@ def test_a_file_without_candidates(folder: Path, capsys: pytest.CaptureFixture[s
     """Its modules and functions are listed, and the command that is said works."""
     write(folder, {"student.py": STUDENT})
     text = said("student.py", capsys)
-    assert text.startswith("conformance: student.py declares no candidate: decorate one")
+    assert text.startswith("conformance: student.py declares nothing: name what to check, or")
     _, layer, masked, swapped = text.split("  to check ")
     assert layer == "Attention, a torch.nn.Module: conformance check student.py:Attention\n"
     assert masked == "attend(q, k, v, mask): conformance check student.py:attend\n"
     assert swapped.endswith("(value, key, query, heads): conformance check student.py:backwards\n")
     assert run(["check", "student.py:Attention", *FEW]) == 0
+
+
+def test_what_looks_like_an_attention_comes_first(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By names, inputs and code, whether the file imports or not; the rest is named."""
+    helpers = "".join(
+        f"class Part{i}(nn.Module):\n    def forward(self, x): ...\n" for i in range(6)
+    )
+    helpers += "def generate(model, tokens, count):\n    return model(tokens).softmax(-1)\n"
+    text = STUDENT.replace("class Attention", f"{helpers}\n\nclass Attention")
+    write(folder, {"whole.py": text, "lacking.py": f"import no_such_package\n{text}"})
+    for file in ("whole.py", "lacking.py"):
+        *lines, rest = said(file, capsys).splitlines()[1:]
+        names = [line.rpartition(":")[2] for line in lines]
+        assert set(names[:3]) == {"Attention", "attend", "backwards"}
+        assert names[0] == "Attention"
+        assert "more: Part3, Part4, Part5, generate" in rest
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,8 @@ def test_what_a_definition_lacks(folder: Path) -> None:
     (said,) = part_of(folder, "Optional").notes
     assert said.startswith("no_such_package cannot be imported: ModuleNotFoundError")
     assert said.endswith(
-        "(study.ipynb, cell 2, line 3); install what has it (often pip install no_such_package)"
+        "(study.ipynb, cell 2, line 3); install what has it (often pip install no_such_package, "
+        "with --no-deps if it asks for older packages)"
     )
     assert any("cell 10, line 1 is not run" in said for said in part_of(folder, None).notes)
 

@@ -109,7 +109,7 @@ def test_subpackage_with_an_empty_list_is_passed_over(workspace: Path) -> None:
     )
     assert names("pkg") == ["my_kernel"]
     assert names("pkg/broken/bad.py") == ["unscaled"]
-    with pytest.raises(UsageError, match="declares no candidate"):
+    with pytest.raises(UsageError, match="declares a candidate"):
         resolve(["pkg/broken"])
 
 

@@ -108,7 +108,11 @@ REFUSED: dict[str, tuple[dict[str, str], str, str]] = {
         "attn.py:make.layers.0#1",
         "attn.py:make.layers.0 cannot be read: OSError: no disk (attn.py:2)",
     ),
-    "nothing declared": ({"attn.py": ""}, "attn.py", "attn.py declares no candidate: decorate one"),
+    "nothing declared": (
+        {"attn.py": ""},
+        "attn.py",
+        "attn.py declares no candidate and defines nothing that",
+    ),
     "unknown mask form": (
         {"attn.py": "import conformance\nconformance.core(masks=['kep'])\n"},
         "attn.py",
@@ -326,6 +330,108 @@ def test_a_class_that_cannot_be_constructed(
     write(folder, {"made.py": pasted.replace(guess, right)})
     made = object_of("made.py:made")()
     assert type(made).__name__ == name
+
+
+def test_a_part_of_a_class(folder: Path) -> None:
+    """A class on the way to a part is constructed; what lacks a part is named whole."""
+    layer = "self.inner = nn.ModuleList([nn.Linear(dim, dim)])"
+    text = "from torch import nn\nclass Whole(nn.Module):\n    def __init__(self, dim):\n"
+    forward = "    def forward(self, x): ...\n"
+    write(folder, {"model.py": f"{text}        super().__init__()\n        {layer}\n{forward}"})
+    part = object_of("model.py:Whole.inner.0")
+    assert isinstance(part, torch.nn.Linear)
+    said = refusal("model.py:Whole.iner.0")
+    assert said == "model.py:Whole has no attribute 'iner'; did you mean 'inner'?"
+
+
+ADDITIVE = """
+import torch
+from torch import nn
+
+
+class Additive(nn.Module):
+    def __init__(self, hidden_size):
+        super().__init__()
+        self.wa, self.ua = nn.Linear(hidden_size, hidden_size), nn.Linear(hidden_size, hidden_size)
+        self.va = nn.Linear(hidden_size, 1)
+
+    def forward(self, query, keys):
+        scores = self.va(torch.tanh(self.wa(query) + self.ua(keys))).squeeze(2).unsqueeze(1)
+        weights = scores.softmax(-1)
+        return torch.bmm(weights, keys), weights
+"""
+
+
+def test_additive_attention(folder: Path) -> None:
+    """What no clause speaks of is refused in a sentence that says so, also where it is found."""
+    write(folder, {"model.py": ADDITIVE})
+    assert "is no dot-product attention: " in refusal("model.py:Additive")
+
+
+ONE_QUERY = """
+import torch
+from torch import nn
+
+
+class Luong(nn.Module):
+    def __init__(self, hidden_size):
+        super().__init__()
+        self.attn = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, hidden, encoder_outputs):
+        scores = (hidden.unsqueeze(1) * self.attn(encoder_outputs)).sum(2)
+        return torch.bmm(scores.softmax(1).unsqueeze(1), encoder_outputs).squeeze(1)
+"""
+
+
+def test_a_query_without_an_axis_of_lengths(folder: Path) -> None:
+    """A module that takes one query is told so, beside the error of the calls that it refused."""
+    write(folder, {"model.py": ONE_QUERY})
+    assert "it takes a query [B, E], of a single token" in refusal("model.py:Luong")
+
+
+LACKING = """
+from torch import nn
+import no_such_package
+
+
+class Unmade(nn.Module):
+    def __init__(self, dim, num_heads, norm_shape):
+        super().__init__()
+        self.attention = no_such_package.Attention(dim, num_heads)
+
+
+class Silent(nn.Module):
+    def __init__(self, dim, num_heads):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(dim, dim) for _ in range(4))
+
+    def forward(self, x):
+        return no_such_package.attend(self.q(x), self.k(x), self.v(x))
+"""
+
+
+def test_a_class_that_takes_nothing_and_raises(folder: Path) -> None:
+    """No argument would mend it, so none is offered: the error and its line are all there is."""
+    text = (
+        "from torch import nn\nclass Raises(nn.Module):\n    def __init__(self):\n        1 / 0\n"
+    )
+    write(folder, {"model.py": text})
+    said = refusal("model.py:Raises")
+    assert said.endswith("Raises() raised ZeroDivisionError: division by zero (model.py:4)")
+
+
+@pytest.mark.parametrize("name", ["Unmade", "Silent"])
+def test_a_missing_package_is_what_to_mend(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No lines are offered where a package is missing, since no value in them would help."""
+    write(folder, {"model.py": LACKING})
+    assert run(["check", f"model.py:{name}", *FEW]) == 2
+    said = capsys.readouterr().err
+    assert "No module named 'no_such_package' (model.py:3)" in said
+    assert "paste into" not in said
+    assert "say no size" not in said
 
 
 STREAMS = """

@@ -41,6 +41,7 @@ def test_a_row_an_export() -> None:
     assert any("numerics.golden" in line and "source (scores)" in line for line in lines)
     assert lines[-1].startswith("3 exports: 1 conforms, 1 fails, 1 unsupported")
     assert "m.py:layer exported with x [2, 5, 8]" in text
+    assert "1 export: 1 conforms" in shown(row(18, "conforms"))
 
 
 def test_exports_that_fail_alike_are_told_once() -> None:

@@ -159,8 +159,11 @@ def test_slugs_stay_whole() -> None:
 
 
 def test_what_a_mask_is_taken_for_is_said_before_the_line_ends() -> None:
-    """The polarity of a mask comes first of the assumptions, and why is left out."""
+    """Behaviour comes first of the assumptions, construction last, and why is left out."""
     assumed = [
+        f"constructed as CausalAttention(mask={'x' * 100})",
+        "kind: layer",
+        "causal: always",
         "input x: x, axes BLE (by behaviour: a change of one row changes other rows of the answer)",
         "input mask: drop, axes BK (by behaviour: 1 takes a key out of the answer)",
     ]
@@ -168,7 +171,11 @@ def test_what_a_mask_is_taken_for_is_said_before_the_line_ends() -> None:
     entry = candidate_entry(loaded(kind="graph", declaration=declaration), [result()], {})
     (candidate,) = complete({"candidates": [entry]})["candidates"]
     shown = [line.plain for line in summary(candidate, 100)]
-    assert "assumed: input mask: drop, axes BK; input x: x, axes BLE" in shown
+    (line,) = (line for line in shown if line.startswith("assumed: "))
+    start = "assumed: input mask: drop, axes BK; causal: always; kind: layer; input x: x"
+    assert line.startswith(start)
+    assert line.endswith("… (-vv shows all)")
+    assert len(line) <= 100
 
 
 def test_a_call_that_is_cut_to_no_items_is_said_to_be() -> None:

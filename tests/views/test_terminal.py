@@ -131,7 +131,7 @@ def test_stale_and_interrupted_are_said() -> None:
     stale = Stale(expectation=entry, why="nothing that it covers failed")
     text = shown([result()], stale=[stale], interrupted=True)
     assert "stale expectation mask.* of mine (leaks): nothing that it covers failed" in text
-    assert "interrupted: the report holds what was done before" in text
+    assert "interrupted: the rest was not done" in text
 
 
 def test_several_dtypes_are_told_apart() -> None:

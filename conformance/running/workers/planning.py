@@ -54,6 +54,7 @@ _WITNESS: Final = "shape.output"
 # statement is made: a call of waiting ranks may take its whole limit.
 _OF_EACH_SPACE: Final = 3
 _LONGEST_TRIAL: Final = 60.0
+_LACKS_IMPORT: Final = ("raised ImportError", "raised ModuleNotFoundError")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,8 @@ class Silence:
         )
         mended, target = "", candidate.target
         # An object given directly has no name a file could load it by.
-        if candidate.reading is not None and candidate.kind == "layer" and ":" in target:
+        lacks_import = self.violation.message.startswith(_LACKS_IMPORT)  # no other call mends it
+        if candidate.reading and candidate.kind == "layer" and ":" in target and not lacks_import:
             mended = how_to_answer(object_of(target), target, candidate.declaration.inputs)
         if not mended:
             said += f"; {missing or 'mend the call, or pin with geometry= what it can take'}"

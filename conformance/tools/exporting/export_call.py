@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...adapters.calling import Calling, mask_parameters
+from ...adapters.filling import filled
 from ...adapters.module import calling_of, understand
 from ...adapters.projection_search import ModuleRequest
 from ...adapters.trial import with_plain_weights
@@ -37,12 +38,16 @@ class ExampleSizes:
 
 @dataclass
 class Tried:
-    """A module with tensors by the names of its parameters; ``heads`` is 0 where unknown."""
+    """A module with tensors by the names of its parameters; ``heads`` is 0 where unknown.
+
+    ``fills`` are what a reading gives further parameters.
+    """
 
     module: nn.Module
     inputs: Mapping[str, Tensor]
     sizes: ExampleSizes
     heads: int
+    fills: Mapping[str, Any]
     failure: str = "gives no tensor"
 
     def answers(self) -> bool:
@@ -64,7 +69,7 @@ class Tried:
         return tuple(names)
 
     def _tensors(self, more: Mapping[str, Tensor]) -> list[Tensor]:
-        arguments = {**absent(self.module), **self.inputs, **more}
+        arguments = {**absent(self.module), **self.fills, **self.inputs, **more}
         try:
             with torch.no_grad():
                 return list(tensors_in(self.module(**arguments)))
@@ -145,16 +150,19 @@ class ExportCall:
         The names of the dynamic axes, by input.
     outputs
         The names of the returned tensors.
+    fills
+        What the reading gives further parameters.
     """
 
     module: nn.Module
     inputs: Mapping[str, Tensor]
     axes: Mapping[str, Mapping[int, str]]
     outputs: tuple[str, ...]
+    fills: Mapping[str, Any]
 
-    def arguments(self) -> dict[str, Tensor | None]:
+    def arguments(self) -> dict[str, Any]:
         """Every argument by name, None for parameters without a default that take nothing."""
-        return {**absent(self.module), **self.inputs}
+        return {**absent(self.module), **self.fills, **self.inputs}
 
 
 def export_call(module: nn.Module, shown: str) -> ExportCall:
@@ -175,7 +183,12 @@ def export_call(module: nn.Module, shown: str) -> ExportCall:
     failure = "has no matrix that takes tokens"
     for sizes in _sizes(batch, calling):
         for width in widths:
-            tried = Tried(module, _tokens(names, width, sizes, calling), sizes, heads)
+            tokens = _tokens(names, width, sizes, calling)
+            by_item = (
+                one.transpose(0, 1) if calling.sequence_first else one for one in tokens.values()
+            )
+            fills = filled(calling.fills, tuple(by_item))
+            tried = Tried(module, tokens, sizes, heads, fills)
             if tried.answers():
                 return _with_masks(tried, calling, names)
             failure = tried.failure
@@ -233,7 +246,9 @@ def _with_masks(tried: Tried, calling: Calling, names: tuple[str, ...]) -> Expor
         if mask is not None:
             inputs[name], axes[name] = mask
     outputs = dataclasses.replace(tried, inputs=inputs).outputs()
-    return ExportCall(module=tried.module, inputs=inputs, axes=axes, outputs=outputs)
+    return ExportCall(
+        module=tried.module, inputs=inputs, axes=axes, outputs=outputs, fills=tried.fills
+    )
 
 
 def _token_axes(

@@ -159,10 +159,10 @@ class ActedCore:
             options["past"] = past_key.shape[-2]
             key, value = torch.cat([past_key, key], dim=-2), torch.cat([past_value, value], dim=-2)
         sizes = self.geometry(query, key, value)
-        given = {name: options.pop(name).cpu() for name in golden.LEARNED if name in options}
+        learned = {name: options.pop(name).cpu() for name in golden.LEARNED if name in options}
         inputs = Inputs(
             geometry=sizes,
-            learned=LearnedArguments.given(given, sizes),
+            learned=LearnedArguments.given(learned, sizes),
             mode="separate",
             batched=True,
             query=query,

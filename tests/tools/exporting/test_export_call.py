@@ -44,6 +44,16 @@ class Masked(nn.Module):
         return scores
 
 
+class Required(Masked):
+    """A mask without a default, which the module indexes."""
+
+    def forward(  # type: ignore[override]  # a mask is required
+        self, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens ``[B, L, 8]``, and a mask ``[B, K]``; the weights come second."""
+        return super().forward(query, key, value, attn_mask[:, :])
+
+
 def shapes(module: nn.Module) -> dict[str, list[int]]:
     return {name: list(tensor.shape) for name, tensor in export_call(module, "it").inputs.items()}
 
@@ -113,3 +123,9 @@ def test_a_module_of_other_inputs() -> None:
 
     with pytest.raises(UsageError):
         export_call(Scalar(), "it")
+
+
+def test_a_required_mask_is_an_input() -> None:
+    """What a module cannot be called without is given as a reading of it gives it."""
+    assert shapes(Required("BK"))["attn_mask"] == [4, 5]
+    assert export_call(Required("BK"), "it").axes["attn_mask"] == {0: "batch", 1: "key_length"}
