@@ -164,7 +164,7 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     lines = counterexample.block(data)
     if len(shown) + len(lines) > MOST_OF_INPUT:
         lines = counterexample.block({**data, "upstream": None})
-    tensors = [Text(cut(f"{'':{_INDENT + _LABEL}}{line}", width - 1)) for line in lines]
+    tensors = [row for line in lines for row in _row(line, width)]
     least = [[*name, *fix, *short], _one_line(head.plain + title, width, "bold red")]
     if not alone:
         return _Block(versions=tuple(least))
@@ -172,6 +172,16 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     if tensors and len(shown) + len(tensors) <= MOST_OF_INPUT:
         versions.insert(0, [*name, *fix, *shown, *tensors, *explains])
     return _Block(versions=tuple(versions))
+
+
+def _row(line: str, width: int) -> list[Text]:
+    """A line of a counterexample: a call is broken into lines, rows of numbers are cut."""
+    label, gap, rest = line.partition("  ")
+    if label != "call":
+        return [Text(cut(f"{'':{_INDENT + _LABEL}}{line}", width - 1))]
+    text = rest.lstrip()
+    head = Text(f"{'':{_INDENT + _LABEL}}{label}{gap}{' ' * (len(rest) - len(text))}")
+    return _wrapped(Text(text), width, head)
 
 
 def _alone(candidate: Record, cause: Record) -> str:
