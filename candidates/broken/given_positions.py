@@ -168,7 +168,7 @@ class CachedKeysTurnedAgain(PlacedLayer):
 
 @layer("position.given", "position.rotary", **IN_TRANSFORMERS)
 class IdsOfTheFirstItem(PlacedLayer):
-    """``position_ids`` of the first item are those of all."""
+    """The ``position_ids`` of the first item are those of all."""
 
     def forward(
         self, hidden_states: Tensor, position_ids: Tensor, *more: Any, **others: Any

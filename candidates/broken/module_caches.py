@@ -44,7 +44,7 @@ class OwnCacheForgotten(ByObject):
 
 @module(*ALSO, **PLAIN)
 class OwnCacheBehindNewTokens(ByObject):
-    """The cached keys and values are put behind the new ones."""
+    """A module puts its cached keys and values behind the new ones."""
 
     def joined(self, cache: DynamicCache, key: Tensor, value: Tensor) -> Pair:
         past = cache.get_seq_length()
@@ -181,7 +181,7 @@ class OwnCacheWrittenEarly(InBuffers):
 
 @module("cache.golden", "cache.decode-equals-full", **LLAMA)
 class OwnCacheNotMasked(InBuffers):
-    """The mask acts on the new keys alone: every cached key is attended."""
+    """The mask of a call reaches the new keys alone: each key in the module's cache is attended."""
 
     def forward(
         self, x: Tensor, start_pos: int, freqs_cis: Tensor, mask: Tensor | None = None
