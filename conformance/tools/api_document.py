@@ -13,7 +13,8 @@ from typing import Any, Final
 _PUBLIC: Final = importlib.import_module("conformance")
 _CHAPTERS: Final[Mapping[str, str]] = {
     "Declare": "core layer fixed_layer module Cache with_matrices model graph compiled positions "
-    "load Candidate ExpectedFailure Geometry multiple_of ProjectionWeights Ranks Semantics STANDARD",
+    "load Candidate ExpectedFailure Geometry multiple_of ProjectionWeights Ranks Semantics "
+    "STANDARD",
     "Check": "check Judge Report suite parametrize",
     "Bounds": "compare Contract contract_for",
     "Clauses and mistakes of your own": "clause Clause Finding Violation Space Subject Problem "
