@@ -278,6 +278,7 @@ _POINTS: Final = (
 # Features that only some mistakes need, by their clause or its family.
 _MORE: Final[dict[str, tuple[str, ...]]] = {
     "sinks": ("sinks",),
+    "sinks.null-key": (),  # a sink of its own
     "learned.norm-weight": ("norm_weight",),
     "learned.temperature": ("temperature",),
     "learned.slopes": ("alibi_slopes",),
