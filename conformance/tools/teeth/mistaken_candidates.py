@@ -381,10 +381,11 @@ def _shows(named: NamedMistake, call: DeclaredCall, right: Tensor) -> bool:
 
 @cache
 def _samples(kind: str, declared: golden.Semantics) -> tuple[tuple[DeclaredCall, Tensor], ...]:
-    """Calls that use every option, with their answers, at a point."""
+    """Calls that use every option that a point defines, with their answers."""
     return tuple(
         (DeclaredCall(inputs=inputs, semantics=declared), evaluate_at(inputs, declared).output)
         for inputs in _calls(kind)
+        if inputs.learned is None or not declared.normalises_late
     )
 
 
