@@ -213,8 +213,6 @@ class Semantics:
         self._check_positions()
 
     def _check_positions(self) -> None:
-        late = self.normalises_late and self.qk_norm_over != "head"
-        check_argument(not late, "norm_order", "is 'after-rotary' with a norm over all heads")
         base, fraction, epsilon = self.rotary_base, self.rotary_fraction, self.qk_norm_epsilon
         check_argument(0 < base < math.inf, "rotary_base", f"is {base}, not positive and finite")
         check_argument(0 < fraction <= 1, "rotary_fraction", f"is {fraction}, not in (0, 1]")

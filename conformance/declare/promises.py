@@ -371,16 +371,27 @@ def _read_lse(
     return {name: given[name] or choices[0] for name, choices in _OF_LSE.items()}
 
 
-def _read_learned(
-    offered: frozenset[str], kind: str, layout: str, point: golden.Semantics
-) -> golden.Semantics:
-    """The point of a candidate with learned arguments; raises DeclarationError."""
-    if point.qk_norm_over == "all-heads" and point.qk_norm not in ("rms", "layer"):
+def _check_norm_over_all_heads(point: golden.Semantics) -> None:
+    if point.qk_norm not in ("rms", "layer"):
         msg = (
             f"qk_norm_over is 'all-heads' with qk_norm={point.qk_norm!r}: only 'rms' and 'layer' "
             "are judged over all heads"
         )
         raise DeclarationError(msg)
+    if point.normalises_late:
+        msg = (
+            "qk_norm_over is 'all-heads' with norm_order='after-rotary', which is judged without: "
+            "drop one"
+        )
+        raise DeclarationError(msg)
+
+
+def _read_learned(
+    offered: frozenset[str], kind: str, layout: str, point: golden.Semantics
+) -> golden.Semantics:
+    """The point of a candidate with learned arguments; raises DeclarationError."""
+    if point.qk_norm_over == "all-heads":
+        _check_norm_over_all_heads(point)
     learned = [name for name in LEARNED_KEYWORDS if name in offered]
     if point.null_key and point.softmax_axis != "key":
         msg = (
