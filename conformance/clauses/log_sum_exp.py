@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..base.geometry import Geometry
 from ..declare.candidate import Candidate
+from ..declare.declaration import GIVEN_POSITIONS
 from ..oracle.comparison import compare, moves
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
@@ -130,10 +131,11 @@ _LEAST: Final = 2
 def _splits(candidate: Candidate) -> str:
     """Why a call with some of the keys cannot be made, or ""."""
     declared = candidate.declaration
-    if declared.always_causal or declared.position is not None or declared.rotary_tables:
+    placed = declared.always_causal or declared.position is not None
+    if placed or GIVEN_POSITIONS in declared.features:
         return "its keys have places, which a part of them would change"
-    if declared.semantics.alibi or declared.semantics.rotary != "none":
-        return "its keys have places, which a part of them would change"
+    if declared.semantics.null_key:
+        return "each part of the keys would have a null key of its own"
     return places_matter(candidate)
 
 

@@ -11,10 +11,13 @@ import torch
 import conformance
 from candidates.broken.log_sum_exp import HeadsBehindQueries, LogarithmToBaseTwo
 from candidates.log_sum_exp import PROMISES, CoreWithLogSumExp
+from conformance.clauses.registry import all_clauses
 from conformance.declare.candidate import Candidate
 from conformance.tolerance import contract_for
 from conformance.tolerance.attention_bound import log_sum_exp_bound
 from reference import attend
+
+CLAUSES = {clause.id: clause for clause in all_clauses()}
 
 
 def test_a_sink_counts_and_no_key_is_minus_infinity() -> None:
@@ -48,6 +51,23 @@ def test_the_bound_holds_a_common_part(offset: float) -> None:
 
 def _declared(**promises: Any) -> Candidate:
     return conformance.core(CoreWithLogSumExp(), **{**PROMISES, **promises})
+
+
+@pytest.mark.parametrize(
+    "promises",
+    [
+        {"semantics": conformance.Semantics(null_key=True)},
+        {
+            "features": ["lse", "positions"],
+            "semantics": conformance.Semantics(causal_by="positions"),
+        },
+        {"semantics": conformance.Semantics(rotary="halves")},
+    ],
+)
+def test_keys_that_cannot_be_parted_are_not_merged(promises: dict[str, Any]) -> None:
+    """Each half would have a null key of its own, or tokens at other places."""
+    assert CLAUSES["lse.merge"].not_applicable(_declared(**promises))
+    assert not CLAUSES["lse.golden"].not_applicable(_declared(**promises))
 
 
 @pytest.mark.parametrize(
