@@ -57,10 +57,6 @@ def _declared(**promises: Any) -> Candidate:
     "promises",
     [
         {"semantics": conformance.Semantics(null_key=True)},
-        {
-            "features": ["lse", "positions"],
-            "semantics": conformance.Semantics(causal_by="positions"),
-        },
         {"semantics": conformance.Semantics(rotary="halves")},
     ],
 )
