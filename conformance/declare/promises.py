@@ -34,9 +34,7 @@ from .declaration import (
     DEFAULT_TABLE_SHAPES,
     EMPTY_ROWS,
     FEATURES,
-    GIVEN_POSITIONS,
     INPUTS,
-    LEARNED_KEYWORDS,
     LSE_BASES,
     LSE_EMPTY,
     LSE_SHAPES,
@@ -45,7 +43,6 @@ from .declaration import (
     MIXED,
     OF_TENSORS,
     OFFSETS,
-    PADDED_QUERIES,
     PADDED_ROWS,
     POSITIONS,
     PRECISIONS,
@@ -59,6 +56,7 @@ from .declaration import (
     is_mask_shape,
     mixed_in,
 )
+from .exclusions import check_exclusions
 from .head_layouts import HEAD_LAYOUTS, check_company, tied_by_layout
 from .ranks import FEATURES as OF_RANKS
 from .ranks import Ranks
@@ -126,14 +124,14 @@ def declare(
     """Check every promise and build the declaration; raises DeclarationError with a sentence."""
     _flags(always_causal=always_causal, batched=batched, tf32=tf32, padded=padded)
     forms = _words("masks", masks, (*MASK_FORMS, *STRUCTURED_FORMS))
-    pins = _for_structured(forms, read_pins(geometry), kind, always_causal=always_causal)
+    pins = _for_structured(forms, read_pins(geometry))
     _choice("offsets", offsets, OFFSETS)
     if offsets == "shared":
         layout = _of_sequences(layout, "-shared", "offsets is 'shared'")
     if padded:
         layout = _of_sequences(layout, "-padded", "padded is True")
     if not (isinstance(layout, str) and layout == "BHSD"):
-        pins, forms = _read_layout(kind, layout, forms, pins, batched=batched)
+        pins, forms = _read_layout(layout, forms, pins)
     named = _words("features", features, FEATURES)
     key_shapes, length_shapes = _read_shapes(mask_shapes, forms, batched=batched)
     choices = {
@@ -141,6 +139,7 @@ def declare(
         "scores": (scores, ("eager", "fused")),
         "arrays": (arrays, ARRAYS),
         "strides": (strides, STRIDES),
+        "padded_rows": (padded_rows, PADDED_ROWS),
     }
     optional = {
         "causal": (causal, ALIGNMENTS),
@@ -157,47 +156,27 @@ def declare(
             f"{' or '.join(repr(word) for word in ALIGNMENTS)}"
         )
         raise DeclarationError(msg)
-    offered = _read_features(kind, named, without, forms)
+    offered = _read_features(kind, named, without)
     common_rule, rules = _read_empty_rows(empty_rows, forms, causal, offered)
     for rule in (common_rule, *rules.values()):
         check_company(layout, offered, rule)
     chosen = _some("dtypes", _words("dtypes", dtypes, DTYPES), "float32")
     places = _some("devices", _devices(devices), "cpu")
     if arrays != "torch":
-        offered = _read_arrays(arrays, chosen, places, offered, frozenset(named))
+        offered = _read_arrays(arrays, places, offered, frozenset(named))
     point = _read_semantics(semantics, causal, rules or common_rule, causal_by)
-    if always_causal and forms and point.causal_combination == "refused":
-        msg = (
-            "always_causal is True and semantics refuses a mask along with causality, which leaves "
-            "no call with a mask: declare no masks"
-        )
-        raise DeclarationError(msg)
-    if kind == "core" and inputs != "separate":
-        msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
-        raise DeclarationError(msg)
-    rotary_table_shape = _read_tables(
-        rotary_tables, rotary_table_shape, point, layout, batched=batched, ranks=ranks
-    )
+    rotary_table_shape = _read_tables(rotary_tables, rotary_table_shape, batched=batched)
     pins = _for_tables(rotary_tables, kind, point, pins)
-    point = _read_learned(offered, kind, layout, point)
-    _check_slopes(alibi_slope_shape, offered, batched=batched)
-    _check_positions(
-        offered, point, inputs, forms, layout, tables=rotary_tables is not None, ranks=ranks
-    )
+    if "alibi_slopes" in offered:
+        point = point.replace(alibi=True)
+    _check_slopes(alibi_slope_shape, batched=batched)
     if ranks is not None:
         ranks, pins = _read_ranks(
             ranks, kind, layout, arrays, offered, pins, forms=forms, batched=batched
         )
     _check_longest(max_length, pins)
-    lse = _read_lse(
-        {"lse_base": lse_base, "lse_shape": lse_shape, "lse_empty": lse_empty},
-        kind,
-        layout,
-        point,
-        offered,
-        ranks,
-    )
-    return Declaration(
+    lse = _read_lse({"lse_base": lse_base, "lse_shape": lse_shape, "lse_empty": lse_empty}, offered)
+    declaration = Declaration(
         kind=kind,
         masks=forms,
         mask_shapes=key_shapes,
@@ -230,7 +209,7 @@ def declare(
         unchecked=_names("unchecked", unchecked),
         ranks=ranks,
         block_size=_read_block_size(block_size, forms),
-        padded_rows=_read_padded_rows(padded_rows, forms, inputs),
+        padded_rows=padded_rows,
         rotary_tables=rotary_tables,
         rotary_table_shape=rotary_table_shape,
         lse_base=lse.get("lse_base"),
@@ -238,6 +217,8 @@ def declare(
         lse_empty=lse.get("lse_empty"),
         alibi_slope_shape=alibi_slope_shape,
     )
+    check_exclusions(declaration)
+    return declaration
 
 
 def _of_sequences(layout: object, ending: str, promise: str) -> str:
@@ -248,20 +229,8 @@ def _of_sequences(layout: object, ending: str, promise: str) -> str:
     return layout if ending in layout else layout + ending
 
 
-def _for_structured(forms: tuple[str, ...], pins: Pins, kind: str, *, always_causal: bool) -> Pins:
-    """The pins of a candidate with structured masks: a tree has a key for each query.
-
-    Raises DeclarationError for promises that exclude each other.
-    """
-    if "prefix" in forms and always_causal:
-        msg = (
-            "masks has 'prefix' with always_causal=True: a prefix says itself which keys ahead of "
-            "a query are seen; drop always_causal"
-        )
-        raise DeclarationError(msg)
-    if "blocks" in forms and kind != "core":
-        msg = f"masks has 'blocks' for a {kind}: only a core has blocks for its heads; drop it"
-        raise DeclarationError(msg)
+def _for_structured(forms: tuple[str, ...], pins: Pins) -> Pins:
+    """The pins of a candidate with structured masks: a tree has a key for each query."""
     if "tree" not in forms:
         return pins
     build = pins.build
@@ -291,31 +260,13 @@ def _read_block_size(block_size: object, forms: tuple[str, ...]) -> tuple[int, i
     return sizes[0], sizes[1]
 
 
-def _read_tables(
-    form: str | None,
-    shape: object,
-    point: golden.Semantics,
-    layout: str,
-    *,
-    batched: bool,
-    ranks: Ranks | None,
-) -> str | None:
+def _read_tables(form: str | None, shape: object, *, batched: bool) -> str | None:
     if form is None and shape is None:
         return None
     if form is None:
         msg = f"rotary_table_shape is {shape!r} without rotary_tables: declare them, or drop it"
         raise DeclarationError(msg)
     _choice("rotary_tables", form, TABLE_KEYWORDS)
-    if point.rotary == "none":
-        msg = (
-            f"rotary_tables is {form!r}, but semantics says not which channels turn together: give "
-            "semantics=conformance.Semantics(rotary='halves') or 'interleaved'"
-        )
-        raise DeclarationError(msg)
-    if HEAD_LAYOUTS[layout].has_sequences or ranks is not None:
-        other = "ranks" if ranks is not None else f"layout={layout!r}"
-        msg = f"rotary_tables is {form!r} with {other}, which is judged without: drop one"
-        raise DeclarationError(msg)
     shape = DEFAULT_TABLE_SHAPES[form] if shape is None else shape
     known = isinstance(shape, str) and re.fullmatch(r"(1*(B1*)?L1*|L1*)R(/2)?", shape)
     if not known:
@@ -337,14 +288,7 @@ def _read_tables(
 _OF_LSE: Final = {"lse_base": LSE_BASES, "lse_shape": LSE_SHAPES, "lse_empty": LSE_EMPTY}
 
 
-def _read_lse(
-    given: Mapping[str, str | None],
-    kind: str,
-    layout: str,
-    point: golden.Semantics,
-    offered: frozenset[str],
-    ranks: Ranks | None,
-) -> dict[str, str]:
+def _read_lse(given: Mapping[str, str | None], offered: frozenset[str]) -> dict[str, str]:
     """The promises about log-sum-exps, {} without the feature; raises DeclarationError."""
     if "lse" not in offered:
         for name, value in given.items():
@@ -352,153 +296,19 @@ def _read_lse(
                 msg = f"{name} is {value!r} without features=['lse']: declare it, or drop {name}"
                 raise DeclarationError(msg)
         return {}
-    if kind != "core":
-        msg = f"features has 'lse' for a {kind}: only a core returns log-sum-exps; declare a core"
-        raise DeclarationError(msg)
-    if HEAD_LAYOUTS[layout].has_sequences or ranks is not None:
-        other = "ranks" if ranks is not None else f"layout={layout!r}"
-        msg = f"features has 'lse' with {other}, which is judged without: drop one"
-        raise DeclarationError(msg)
-    if point.softmax_axis != "key":
-        msg = (
-            f"features has 'lse', but semantics has softmax_axis={point.softmax_axis!r}: a query "
-            "has a log-sum-exp only where its softmax is over the keys; drop one"
-        )
-        raise DeclarationError(msg)
     for name, choices in _OF_LSE.items():
         if given[name] is not None:
             _choice(name, given[name], choices)
     return {name: given[name] or choices[0] for name, choices in _OF_LSE.items()}
 
 
-def _check_norm_over_all_heads(point: golden.Semantics) -> None:
-    if point.qk_norm not in ("rms", "layer"):
-        msg = (
-            f"qk_norm_over is 'all-heads' with qk_norm={point.qk_norm!r}: only 'rms' and 'layer' "
-            "are judged over all heads"
-        )
-        raise DeclarationError(msg)
-    if point.normalises_late:
-        msg = (
-            "qk_norm_over is 'all-heads' with norm_order='after-rotary', which is judged without: "
-            "drop one"
-        )
-        raise DeclarationError(msg)
-
-
-def _read_learned(
-    offered: frozenset[str], kind: str, layout: str, point: golden.Semantics
-) -> golden.Semantics:
-    """The point of a candidate with learned arguments; raises DeclarationError."""
-    if point.qk_norm_over == "all-heads":
-        _check_norm_over_all_heads(point)
-    learned = [name for name in LEARNED_KEYWORDS if name in offered]
-    if point.null_key and point.softmax_axis != "key":
-        msg = (
-            f"null_key is True with softmax_axis={point.softmax_axis!r}, which has no keys to join"
-        )
-        raise DeclarationError(msg)
-    if point.null_key and "sinks" in offered:
-        msg = "features has 'sinks' with null_key=True, which are judged one by one: drop one"
-        raise DeclarationError(msg)
-    if point.null_key and point.empty_rows != "zeros":
-        msg = f"null_key is True with empty_rows {point.empty_rows!r}: a null key's value is zero"
-        raise DeclarationError(msg)
-    if not learned:
-        return point
-    if kind not in ("core", "layer") or HEAD_LAYOUTS[layout].has_sequences:
-        other = f"layout={layout!r}" if kind in ("core", "layer") else f"a {kind}"
-        msg = f"features has {learned[0]!r} with {other}, which is judged without: drop it"
-        raise DeclarationError(msg)
-    if "norm_weight" in offered and point.qk_norm == "none":
-        msg = (
-            "features has 'norm_weight', but semantics says not what is normalised: give "
-            "semantics=conformance.Semantics(qk_norm='rms') or 'layer'"
-        )
-        raise DeclarationError(msg)
-    others = {
-        "norm_weight": ("norm_order='after-rotary'", point.normalises_late),
-        "temperature": ("norm_order='after-rotary'", point.normalises_late),
-        "alibi_slopes": ("bias_order='before-scale'", point.bias_order == "before-scale"),
-    }
-    for feature, (other, declared) in others.items():
-        if declared and feature in offered:
-            msg = f"features has {feature!r} with {other}, which is judged without: drop one"
-            raise DeclarationError(msg)
-    return point.replace(alibi=True) if "alibi_slopes" in offered else point
-
-
-def _check_slopes(shape: object, offered: frozenset[str], *, batched: bool) -> None:
+def _check_slopes(shape: object, *, batched: bool) -> None:
     if shape is None:
         return
-    if "alibi_slopes" not in offered:
-        msg = f"alibi_slope_shape is {shape!r} without features=['alibi_slopes']: drop it"
-        raise DeclarationError(msg)
     _choice("alibi_slope_shape", shape, SLOPE_SHAPES)
     if shape == "BH" and not batched:
         msg = "alibi_slope_shape is 'BH', but batched=False leaves no axis B"
         raise DeclarationError(msg)
-
-
-def _check_positions(
-    offered: frozenset[str],
-    point: golden.Semantics,
-    inputs: str,
-    forms: tuple[str, ...],
-    layout: str,
-    *,
-    tables: bool,
-    ranks: Ranks | None,
-) -> None:
-    """Raise DeclarationError for given positions with promises that exclude them."""
-    by_distance = point.causal_by == "positions"
-    if GIVEN_POSITIONS not in offered:
-        if by_distance:
-            msg = (
-                "causal_by is 'positions', but no call gives positions: declare "
-                f"features=[{GIVEN_POSITIONS!r}], or drop causal_by"
-            )
-            raise DeclarationError(msg)
-        return
-    said = f"features has {GIVEN_POSITIONS!r}"
-    if mixed_in(point) is None and not by_distance:
-        msg = (
-            f"{said}, but nothing goes by positions: give semantics=conformance.Semantics("
-            "rotary='halves'), 'interleaved' or alibi=True, or causal_by='positions'"
-        )
-        raise DeclarationError(msg)
-    others = {
-        f"layout={layout!r}": HEAD_LAYOUTS[layout].has_sequences,
-        "ranks": ranks is not None,
-        "rotary_tables, whose rows are those of the tokens already": tables,
-        "causal_by='positions' and the mask form 'prefix', which counts places": (
-            by_distance and "prefix" in forms
-        ),
-        "'kv_cache' and inputs='self', whose calls do not say where the cached keys stand, and "
-        f"{'causal_by' if by_distance else 'alibi'} asks for it": (
-            "kv_cache" in offered and inputs == "self" and (by_distance or point.alibi)
-        ),
-    }
-    for other, given in others.items():
-        if given:
-            msg = f"{said} with {other}: drop one"
-            raise DeclarationError(msg)
-
-
-def _read_padded_rows(rule: str, forms: tuple[str, ...], inputs: str) -> str:
-    _choice("padded_rows", rule, PADDED_ROWS)
-    if rule != "any" and PADDED_QUERIES not in forms:
-        msg = (
-            f"padded_rows is {rule!r}, but masks has no {PADDED_QUERIES!r}: drop it, or declare it"
-        )
-        raise DeclarationError(msg)
-    if PADDED_QUERIES in forms and inputs == "self":
-        msg = (
-            f"masks has {PADDED_QUERIES!r} with inputs='self', whose queries are its keys: declare "
-            "'lengths', which hide the padding among them"
-        )
-        raise DeclarationError(msg)
-    return rule
 
 
 # The largest head size drawn for tables when no head size is pinned.
@@ -574,9 +384,6 @@ def _read_ranks(
     for name in ("query", "key", "value", "output", "x", "context"):
         ranks.places(name, axes)
     placed = ranks.in_words(axes)
-    if structured := [form for form in forms if form in STRUCTURED_FORMS]:
-        msg = f"masks has {structured[0]!r} with ranks, which are judged without it: drop one"
-        raise DeclarationError(msg)
     if "lengths" in forms and placed.mask not in ("replicated", "batch"):
         msg = (
             f"mask of Ranks is {ranks.mask!r}, and masks has 'lengths', which are one number an "
@@ -636,22 +443,13 @@ def _choices(choices: Mapping[str, tuple[object, Iterable[str]]]) -> None:
         _choice(name, value, accepted)
 
 
-def _read_layout(
-    kind: str, layout: str, forms: tuple[str, ...], pins: Pins, *, batched: bool
-) -> tuple[Pins, tuple[str, ...]]:
+def _read_layout(layout: str, forms: tuple[str, ...], pins: Pins) -> tuple[Pins, tuple[str, ...]]:
     _choice("layout", layout, HEAD_LAYOUTS)
-    if kind != "core":
-        msg = f"layout is {layout!r} for a {kind}: only a core takes heads; drop it"
-        raise DeclarationError(msg)
-    if not batched:
-        msg = f"layout is {layout!r} with batched=False: drop one"
-        raise DeclarationError(msg)
     return tied_by_layout(layout, pins), _forms_of_layout(layout, forms)
 
 
 def _read_arrays(
     arrays: str,
-    dtypes: tuple[str, ...],
     devices: tuple[str, ...],
     offered: frozenset[str],
     named: frozenset[str],
@@ -659,9 +457,6 @@ def _read_arrays(
     impossible = sorted(named & (OF_TENSORS | ({"out"} if arrays == "jax" else set())))
     if impossible:
         msg = f"the feature {impossible[0]!r} needs tensors, but arrays is {arrays!r}: drop one"
-        raise DeclarationError(msg)
-    if arrays == "numpy" and "bfloat16" in dtypes:
-        msg = "dtypes has 'bfloat16' with arrays='numpy', which has no such numbers: drop it"
         raise DeclarationError(msg)
     if devices != ("cpu",):
         msg = f"devices is {list(devices)} with arrays={arrays!r}, which are handed over on the CPU"
@@ -750,15 +545,9 @@ def _some(name: str, values: tuple[str, ...], example: str) -> tuple[str, ...]:
     return values
 
 
-def _read_features(
-    kind: str, named: Iterable[str], removed: Iterable[str], forms: tuple[str, ...]
-) -> frozenset[str]:
+def _read_features(kind: str, named: Iterable[str], removed: Iterable[str]) -> frozenset[str]:
     fewer = _words("without", removed, FEATURES)
-    offered = (DEFAULT_FEATURES[kind] | set(named)) - set(fewer)
-    if "grad_bias" in offered and (kind != "core" or "bias" not in forms):
-        msg = "features has 'grad_bias', which is for a core whose masks have 'bias'"
-        raise DeclarationError(msg)
-    return offered
+    return (DEFAULT_FEATURES[kind] | set(named)) - set(fewer)
 
 
 def _read_shapes(

@@ -80,7 +80,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"features": ["norm_weight"]},
         (
-            "features has 'norm_weight', but semantics says not what is normalised: give "
+            "features has 'norm_weight' but semantics says not what is normalised: give "
             "semantics=conformance.Semantics(qk_norm='rms') or 'layer'"
         ),
     ),
@@ -100,7 +100,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"alibi_slope_shape": "H"},
-        "alibi_slope_shape is 'H' without features=['alibi_slopes']: drop it",
+        "alibi_slope_shape is 'H' without features=['alibi_slopes']: drop it, or declare them",
     ),
     (
         {"features": ["alibi_slopes"], "alibi_slope_shape": "BK"},
@@ -350,7 +350,7 @@ def test_conflicting_semantics_is_refused(
 
 def test_learned_arguments_of_packed_sequences_are_refused() -> None:
     """They are judged on batches alone."""
-    message = "features has 'temperature' with layout='varlen', which is judged without: drop it"
+    message = "features has 'temperature' with layout='varlen', which is judged without: drop one"
     with refused(message, DeclarationError):
         declare("core", features=["temperature"], layout="varlen")
 

@@ -123,17 +123,20 @@ PLACED: dict[str, Any] = {"features": ["positions"], "semantics": HALVES}
     ("promises", "words"),
     [
         ({"features": ["positions"]}, "but nothing goes by positions"),
-        ({"causal_by": "positions"}, "but no call gives positions"),
+        ({"causal_by": "positions"}, "where no call gives positions"),
         ({**PLACED, "causal_by": "places in memory"}, "causal_by is 'places in memory', which is"),
         (
             {**PLACED, "semantics": HALVES.replace(causal_by="positions"), "causal_by": "places"},
             "causal_by is 'places' but semantics says causal_by='positions': drop one",
         ),
         ({**PLACED, "layout": "varlen"}, "features has 'positions' with layout='varlen'"),
-        ({**PLACED, "rotary_tables": "cos-sin"}, "features has 'positions' with rotary_tables"),
+        (
+            {**PLACED, "rotary_tables": "cos-sin"},
+            "'positions' with rotary_tables='cos-sin'",
+        ),
         (
             {**PLACED, "causal_by": "positions", "masks": ["prefix"]},
-            "causal_by='positions' and the mask form 'prefix'",
+            "masks has 'prefix' with causal_by='positions'",
         ),
     ],
 )

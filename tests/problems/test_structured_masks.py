@@ -163,7 +163,7 @@ def test_what_cannot_be_had_together_is_refused() -> None:
         "query are seen; drop always_causal"
     ):
         conformance.core(masks=["prefix"], causal="top-left", always_causal=True)
-    with refused("masks has 'tree' with ranks, which are judged without it: drop one"):
+    with refused("masks has 'tree' with ranks, which is judged without: drop one"):
         conformance.core(masks=["tree"], ranks=conformance.Ranks(2))
 
 
@@ -185,7 +185,7 @@ def test_rows_behind_query_lengths_are_absent() -> None:
     [
         (
             {"padded_rows": "zeros"},
-            "padded_rows is 'zeros', but masks has no 'query_lengths': drop it, or declare it",
+            "padded_rows is 'zeros' without masks=['query_lengths']: drop it, or declare them",
         ),
         (
             {"padded_rows": "nan", "masks": ["query_lengths"]},
