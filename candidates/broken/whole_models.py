@@ -17,7 +17,7 @@ from conformance import Mistake
 
 from ..exports import Source, by_tracing
 from ..models import BROKEN
-from ..models.cached import SOURCES
+from ..models.cached import SOURCES, FirstTokenLost, KeepingDecoder, OrdersKeysAlone
 from ..models.wrong_models import EMPTY_IS_NAN, RIGHT, WRONG
 from ._graphs import WRONG as FACTOR
 from ._graphs import folder
@@ -125,6 +125,13 @@ def adds_in_place() -> conformance.Candidate:
     return conformance.model(AddsInPlace(), name="AddsInPlace")[0]
 
 
+def keeping(made: type[KeepingDecoder]) -> conformance.Candidate:
+    """A decoder of torch that is called with its own cache."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return conformance.model(made(), name=made.__name__)[0]
+
+
 # Sources that an export does not match, by the parameters that differ, and what is said of them.
 SOURCES_APART: Final = {
     "AnotherLayer": (
@@ -165,6 +172,11 @@ _declare(
 )
 for name, (part, sentence) in SOURCES_APART.items():
     _declare(partial(another_source, name, part), name, sentence, "model.matches-source")
+for keeper, own in (
+    (FirstTokenLost, "model.cache-equals-full"),
+    (OrdersKeysAlone, "model.cache-in-order"),
+):
+    _declare(partial(keeping, keeper), keeper.__name__, keeper, own)
 _declare(heads_mix_tokens, "HeadsMixTokens", HeadsMixTokens, "model.heads-by-token")
 _declare(adds_in_place, "AddsInPlace", AddsInPlace, "model.leaves-no-trace")
 _declare(second_unscaled, "SecondUnscaled", second_unscaled, "model.sites-in-place")

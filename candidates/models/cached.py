@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
@@ -14,6 +15,8 @@ from .transformer import Shape, Tower
 _SHAPE: Final = Shape()
 _SIZE: Final = _SHAPE.width // _SHAPE.heads
 _HEADS: Final = ("batch", _SHAPE.heads, "past", _SIZE)
+# Tokens that the cache of FirstTokenLost has room for.
+_ROOM: Final = 8
 PARTS: Final = ("0.key", "0.value", "1.key", "1.value")
 
 
@@ -88,6 +91,60 @@ class CacheOfFirstItem(CachedDecoder):
 
     def joined(self, past: Tensor, new: Tensor) -> Tensor:
         return torch.cat([past[:1].expand(past.shape), new], 2)
+
+
+class Kept:
+    """The heads of earlier tokens ``[B, H, P, D]``, two a layer, that a module keeps."""
+
+    def __init__(self, parts: Sequence[Tensor]) -> None:
+        self.parts = list(parts)
+
+    def reorder_cache(self, order: Tensor) -> None:
+        """Put the items in another order, as beams need it."""
+        self.parts = [part[order] for part in self.parts]
+
+
+class KeepingDecoder(CachedDecoder):
+    """The decoder as a module of torch that is called with its own cache."""
+
+    kept: type[Kept] = Kept
+
+    def forward(  # type: ignore[override]  # a graph's inputs are tensors, a module's any object
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        past: Kept | None = None,
+        use_cache: bool = False,  # noqa: FBT001, FBT002 (as transformers has it)
+    ) -> Tensor | tuple[Tensor, Kept]:
+        """Ids ``[B, L]`` and a mask ``[B, P + L]``: ``[B, L, E]``, and the cache if wanted."""
+        nothing = torch.zeros(input_ids.shape[0], _SHAPE.heads, 0, _SIZE)
+        before = past.parts if past is not None else [nothing] * len(PARTS)
+        answer, *presents = super().forward(input_ids, attention_mask, *before)
+        return (answer, self.kept(presents)) if use_cache else answer
+
+
+class KeptKeysOrdered(Kept):
+    """A cache that moves the keys of its items when they are put in another order, and no value."""
+
+    def reorder_cache(self, order: Tensor) -> None:
+        keys = [part[order] for part in self.parts[::2]]
+        self.parts[::2] = keys
+
+
+class OrdersKeysAlone(KeepingDecoder):
+    """Where the items of the cache are put in another order its values stay where they are."""
+
+    kept = KeptKeysOrdered
+
+
+class FirstTokenLost(KeepingDecoder):
+    """From the ninth token on the first one is lost from the cache, and no mask is told."""
+
+    def joined(self, past: Tensor, new: Tensor) -> Tensor:
+        whole = super().joined(past, new)
+        if past.shape[2] < _ROOM:
+            return whole
+        return torch.cat([torch.zeros_like(whole[:, :, :1]), whole[:, :, 1:]], 2)
 
 
 def source(made: type[CachedDecoder]) -> Source:

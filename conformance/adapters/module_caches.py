@@ -7,7 +7,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -94,12 +94,27 @@ def keeping(calling: Calling, built: nn.Module, finding: ModuleProjections) -> C
     width = finding.recipe.widths(built, finding.sizes)[0]
     trial = CacheTrial(built, calling, width)
     matters: Cache | None = None
-    for cache in itertools.islice(_completed(calling.cache, trial), _MOST_TRIED):
+    for cache in itertools.islice(completed(calling.cache, trial), _MOST_TRIED):
         found = trial.of(cache)
         if found == "right":
             return calling.keeping(cache)
         matters = cache if found == "matters" and matters is None else matters
     return calling.keeping(matters or calling.cache)
+
+
+class Trial(Protocol):
+    """Calls of a module with a cache, and what they show."""
+
+    module: nn.Module
+
+    def of(self, cache: Cache) -> str:
+        """Whether the later tokens are answered right; "matters" where earlier ones do count."""
+
+    def holds(self, cache: Cache) -> bool:
+        """Whether longer sequences are answered right, too."""
+
+    def places(self, cache: Cache) -> list[int | str]:
+        """Where in an answer to a first call a cache may lie, the likeliest first."""
 
 
 class CacheTrial:
@@ -175,9 +190,13 @@ class CacheTrial:
                 _, answer = sequence.asked(_BEFORE, given, calling.fills)
         except Exception:  # noqa: BLE001 (the user's code may raise anything)
             return []
-        parts = _parts(answer)
-        tensors = {place: isinstance(part, Tensor) for place, part in parts.items()}
-        return sorted(tensors, key=lambda place: tensors[place])
+        return places_of_caches(answer)
+
+
+def places_of_caches(answer: Any) -> list[int | str]:
+    """Where in an answer a cache may lie, no tensors first."""
+    tensors = {place: isinstance(part, Tensor) for place, part in _parts(answer).items()}
+    return sorted(tensors, key=lambda place: tensors[place])
 
 
 def _parts(answer: Any) -> dict[int | str, Any]:
@@ -193,7 +212,7 @@ def _parts(answer: Any) -> dict[int | str, Any]:
     return {place: part for place, part in parts.items() if any(True for _ in parts_of(part))}
 
 
-def _completed(cache: Cache, trial: CacheTrial) -> Iterator[Cache]:
+def completed(cache: Cache, trial: Trial) -> Iterator[Cache]:
     """The cache as it is given, then with options, positions and slots that it leaves open."""
     parameters = list(inspect.signature(trial.module.forward).parameters.values())
     switches: list[dict[str, Any]] = [dict(cache.options)]
@@ -213,24 +232,35 @@ def _completed(cache: Cache, trial: CacheTrial) -> Iterator[Cache]:
             yield dataclasses.replace(open_ended, returned=place)
 
 
-def proposed(trial: CacheTrial) -> Iterator[Cache]:
+def proposed(trial: Trial, mattering: list[Cache] | None = None) -> Iterator[Cache]:
     """The caches of a module that its parameters may mean, and that its answers show to be right.
+
+    To ``mattering`` those are added with which earlier tokens count, and answers are wrong.
 
     A cache is what a call returned, a dict, or made by a class beside the module's own whose name
     speaks of a cache; or the module holds it, and is told where the new tokens stand.
     """
-    parameters = list(inspect.signature(trial.module.forward).parameters.values())
-    names = [one.name for one in parameters if option_of(one) == "cache" and one.default is None]
-    names += [one.name for one in parameters if one.name not in names and _says_cache(one)]
+    names = caches_named(trial.module)
     makes = (None, dict, *_classes_of_caches(type(trial.module)))
     possible = [Cache(parameter=name, make=make) for name in names for make in makes]
+    parameters = inspect.signature(trial.module.forward).parameters.values()
     placed = [one.name for one in parameters if _may_be_places(one)]
     possible += [Cache(positions={name: form}) for name in placed for form in _forms(name)]
     for cache in possible:
-        for completed in itertools.islice(_completed(cache, trial), _MOST_TRIED):
-            if trial.of(completed) == "right" and trial.holds(completed):
-                yield completed
+        for whole in itertools.islice(completed(cache, trial), _MOST_TRIED):
+            found = trial.of(whole)
+            if found == "right" and trial.holds(whole):
+                yield whole
                 break
+            if mattering is not None and found in {"right", "matters"}:
+                mattering.append(whole)
+
+
+def caches_named(module: nn.Module) -> list[str]:
+    """The parameters of a module's forward that speak of a cache."""
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    names = [one.name for one in parameters if option_of(one) == "cache" and one.default is None]
+    return names + [one.name for one in parameters if one.name not in names and _says_cache(one)]
 
 
 def _says_cache(parameter: inspect.Parameter) -> bool:
@@ -247,7 +277,9 @@ def _classes_of_caches(kind: type[nn.Module]) -> Iterator[type]:
 
 def _is_switch(parameter: inspect.Parameter) -> bool:
     """Whether a parameter that is off by default may be what asks for a cache."""
-    return parameter.default is False and "cache" in parameter.name.lower()
+    words = words_of(parameter.name)
+    is_off = parameter.default is False or (parameter.default is None and "use" in words)
+    return is_off and "cache" in words
 
 
 def _may_be_places(parameter: inspect.Parameter) -> bool:

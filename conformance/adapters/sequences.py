@@ -31,20 +31,20 @@ _NOTHING_HIDDEN: Final[dict[str, Callable[[Tensor], Tensor]]] = {
 class Asked:
     """A module in one call of a sequence: it also gets the arguments of its cache.
 
-    ``answer`` is what the call returned.
+    ``given`` are these arguments, ``answer`` is what the call returned.
     """
 
     def __init__(self, module: nn.Module, given: Mapping[str, Any]) -> None:
-        self._module, self._given = module, dict(given)
+        self._module, self.given = module, dict(given)
         self.answer: Any = None
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
         """Call the module; what its caller says of the cache gives way."""
         names = list(inspect.signature(self._module.forward).parameters)
         placed = dict(zip(names, positional, strict=False))
-        if self._given.keys() & placed.keys():
+        if self.given.keys() & placed.keys():
             keywords, positional = {**placed, **keywords}, ()
-        self.answer = self._module(*positional, **{**keywords, **self._given})
+        self.answer = self._module(*positional, **{**keywords, **self.given})
         return self.answer
 
     def __getattr__(self, name: str) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
@@ -14,7 +14,7 @@ from ..base.geometry import Geometry
 from ..base.record import SiteEntry
 from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
-from ..graphs.process import Setting
+from ..graphs.process import Array, Setting
 from ..oracle.comparison import compare
 from ..oracle.oracle import Oracle
 from ..problems.inputs import Inputs
@@ -138,6 +138,14 @@ def any_size(subject: Subject, problem: Problem) -> Finding:
     return Finding()
 
 
+_takes_cache: Final = requires(
+    lambda c: model_of(c).has_cache, "it takes no keys of earlier tokens"
+)
+_LATER: Final = (("key_length", 2), ("query_length", 2))
+# The most calls that a sequence is given in.
+_MOST_CALLS: Final = 8
+
+
 @clause(
     "model.cache-equals-full",
     sentence=(
@@ -145,49 +153,112 @@ def any_size(subject: Subject, problem: Problem) -> Finding:
         "all of them at once, and hands on the same keys and values."
     ),
     source="by definition of a cache: it saves work alone; executorch#2010: positions of the past",
-    space=MODELS.replace(least=(("key_length", 2),)),
+    space=MASKED.replace(mask="maybe", least=_LATER),
     counterfactual="later tokens without the earlier ones",
-    applies=(
-        apart,
-        requires(lambda c: model_of(c).has_cache, "it takes no keys of earlier tokens"),
-    ),
+    applies=(apart, _takes_cache),
     explained=False,
 )
 def cache_equals_full(subject: Subject, problem: Problem) -> Finding:
-    """A call in two parts: the second gets the cache from the first."""
+    """A sequence in two calls, in some, or token by token, against all of its tokens at once."""
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
-    first = 1 + problem.seed % (call.lengths[0] - 1)
+    stops = _stops(model, call, problem.seed)
     if model.engine.counts_keys and call.batch > 1:  # takes one item, or one token of each
         if model.takes(1, call.lengths) and problem.seed % 2:
             call = model.items(call, [0])
         else:
-            first = call.lengths[0] - 1
-    whole = run(model, call)
-    before = run(model, model.cut(call, slice(0, first)))
+            stops = [call.lengths[0] - 1]
+    first, length = stops[-1], call.lengths[model.growing]
+    whole, behind = run(model, call), model.in_turn(call, stops)
+    existing = existing_tokens(model, call, whole)
+
+    def later(name: str, value: Array) -> Array:
+        return of_tokens(value, model.outputs[name], first, along=model.growing)
+
+    expected, judged = {}, {}
+    for name, value in whole.items():
+        is_whole = name in model.handed_on
+        expected[name] = value if is_whole else later(name, value)
+        judged[name] = np.ones(value.shape, bool) if is_whole else later(name, existing[name])
+    where = f"after {first} of {length} tokens" + (f" in {len(stops)} calls" if stops[1:] else "")
     with giving_answers():
-        cached = model.run(model.continued(call, first, before))
-        alone = model.run(model.continued(call, first, None))
+        cached = model.run(behind)
+        alone = model.run(model.cut(call, slice(first, None), along=model.growing))
+    misshapen = _other_shape(expected, cached, where)
+    if misshapen is not None:
+        return misshapen
     allowed = allowed_differences(model, call, whole)
-    handed_on = set(model.presents.values())
-    expected = {
-        name: value if name in handed_on else of_tokens(value, model.outputs[name], first)
-        for name, value in whole.items()
-    }
+    wording = f"{where} the cache changes the answer"
+    comparison = agreement(model, expected, cached, allowed, judged, wording)
+    answers = {name: value for name, value in expected.items() if name not in model.handed_on}
+    binding = shows(answers, alone, allowed, judged)
+    calls = None if model.growing else (call, behind)
+    return differing(model, comparison, calls, binding=binding, tokens=slice(first, None))
+
+
+def _stops(model: WholeModel, call: ModelCall, seed: int) -> list[int]:
+    """The numbers of tokens behind which a call ends; each item has a token in the first."""
+    length = call.lengths[model.growing]
+    tokens = 1 if model.growing else int(call.keep.argmax(axis=1).max()) + 1
+    first = min(tokens, length - 1)
+    one = first + seed % (length - first)
+    ways: list[list[int]] = [[one], [*range(first, length)], [*range(one, length, 2)]]
+    few = ways[seed // 7 % len(ways)]
+    return few[-_MOST_CALLS:] if model.kept is not None else [one]
+
+
+def _other_shape(
+    expected: Mapping[str, Array], got: Mapping[str, Array], where: str
+) -> Finding | None:
+    """The finding that an answer to later tokens has another shape; None where none has."""
     for name, value in expected.items():
-        if cached[name].shape != value.shape:
+        if got[name].shape != value.shape:
             message = (
-                f"after {first} of {call.lengths[0]} tokens {name} has the shape "
-                f"{list(cached[name].shape)}, expected {list(value.shape)}"
+                f"{where} {name} has the shape {list(got[name].shape)}, expected "
+                f"{list(value.shape)}"
             )
             return violated("shape", message)
-    judged = {name: np.ones(value.shape, dtype=bool) for name, value in expected.items()}
-    wording = f"after {first} of {call.lengths[0]} tokens the cache changes the answer"
-    comparison = agreement(model, expected, cached, allowed, judged, wording)
-    answers = {name: value for name, value in expected.items() if name not in handed_on}
-    binding = shows(answers, alone, allowed, judged)
-    calls = (call, model.continued(call, first, before))
-    return differing(model, comparison, calls, binding=binding, tokens=slice(first, None))
+    return None
+
+
+@clause(
+    "model.cache-in-order",
+    sentence=(
+        "Where the items of a cache are put in another order, later tokens are answered as behind "
+        "the cache of items in this order."
+    ),
+    source="transformers, reorder_cache in beam search: a beam goes on with the cache of another",
+    space=MODELS.replace(least=(("batch", 2), *_LATER)),
+    counterfactual="the cache in the order of before",
+    applies=(
+        apart,
+        _takes_cache,
+        requires(
+            lambda c: model_of(c).takes_an_order, "nothing says how its cache is put in order"
+        ),
+    ),
+    explained=False,
+)
+def cache_in_order(subject: Subject, problem: Problem) -> Finding:
+    """Items turned round behind the first tokens; the last item goes on twice, as beams do."""
+    model = model_of(subject.candidate)
+    call = drawn_call(subject, problem)
+    order = [call.batch - 1, *range(call.batch - 1, 0, -1)]
+    length = call.lengths[model.growing]
+    first = 1 + problem.seed % (length - 1)
+    ordered, behind = model.items(call, order), model.in_turn(call, [first], order)
+    with giving_answers():
+        answers = model.run(model.in_turn(ordered, [first]))
+        other = model.run(dataclasses.replace(behind, order=None))
+        got = model.run(behind)
+    where = f"after {first} of {length} tokens and items in the order {order}"
+    misshapen = _other_shape(answers, got, where)
+    if misshapen is not None:
+        return misshapen
+    whole = allowed_differences(model, ordered, run(model, ordered))
+    judged = {name: np.ones(value.shape, dtype=bool) for name, value in answers.items()}
+    comparison = agreement(model, answers, got, whole, judged, f"{where} the answer is another")
+    return differing(model, comparison, binding=shows(answers, other, whole, judged))
 
 
 def _unmasked_sites(candidate: Candidate) -> list[int]:

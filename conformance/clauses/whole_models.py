@@ -382,10 +382,12 @@ def _against_cut(model: WholeModel, call: ModelCall, wording: str) -> Finding:
     return differing(model, worst, calls, binding=binding, tokens=of_worst)
 
 
-def of_tokens(answer: Array, letters: str, first: int, end: int | None = None) -> Array:
-    """An answer for some tokens of the padded sequence alone."""
-    span = slice(first, end)
-    return answer[tuple(span if letter == PADDED else slice(None) for letter in letters)]
+def of_tokens(
+    answer: Array, letters: str, first: int, end: int | None = None, *, along: int = 0
+) -> Array:
+    """An answer for some tokens alone of the padded sequence, or of the one that attends."""
+    span, own = slice(first, end), (PADDED, ATTENDING)[along]
+    return answer[tuple(span if letter == own else slice(None) for letter in letters)]
 
 
 @clause(

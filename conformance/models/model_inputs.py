@@ -372,16 +372,33 @@ class ModelCall:
 
     keep: bool ``[B, L]``: the existing tokens of the padded sequence.
     lengths: of the padded and of the attending sequence; equal for a single sequence.
+    behind: the call whose cache holds the tokens before; None where there are none.
+    order: the order in which the items of this cache are put first.
     """
 
     feeds: Mapping[str, Array]
     keep: Array
     lengths: tuple[int, int]
+    behind: ModelCall | None = None
+    order: tuple[int, ...] | None = None
 
     @property
     def batch(self) -> int:
         """The number of items."""
         return int(self.keep.shape[0])
+
+
+class ModelCache(Protocol):
+    """The cache that a module keeps from call to call."""
+
+    def run(self, call: ModelCall, taps: Sequence[str] = ()) -> dict[str, Array]:
+        """The answers to a call behind others, by name, and attentions' answers.
+
+        Raises GraphRefused for the module's exceptions, and for a cache without a known order.
+        """
+
+    def can_be_ordered(self, call: ModelCall) -> bool:
+        """Whether the items of the cache can be put in another order."""
 
 
 class PlacedSite(Protocol):

@@ -12,6 +12,7 @@ import math
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ from ..adapters.filling import (
 from ..adapters.packing import HEAD_NAMES, positive_attribute
 from ..base.parameter_names import may_be_left_out, option_of, words_of
 from ..errors import UsageError
-from ..graphs.protocol import Array
+from ..graphs.protocol import Array, GraphRefused
 from ..graphs.reading import MODEL_ROLES
 from ..graphs.sidecar import read_model_input
 from ..tolerance.model import SAME_READ
@@ -85,8 +86,12 @@ class TorchCalling:
 
     def arguments(self, feeds: Mapping[str, Array]) -> dict[str, Any]:
         """Return the keywords of a call with these values of its inputs."""
-        given = {name: self._tensor(name, value) for name, value in feeds.items()}
-        return given | dict(self.fixed) | filled(self.fills, self._tokens(feeds))
+        fills = filled(self.fills, self._tokens(feeds))
+        return self.given_tensors(feeds) | dict(self.fixed) | fills
+
+    def given_tensors(self, feeds: Mapping[str, Array]) -> dict[str, Tensor]:
+        """Return the tensors of a call with these values of its inputs, by parameter."""
+        return {name: self._tensor(name, value) for name, value in feeds.items()}
 
     @property
     def given(self) -> int:
@@ -114,6 +119,15 @@ class TorchCalling:
             )
             for name, tensor in named_answers(answer)
         }
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """Turn every exception of the user's module into GraphRefused."""
+    try:
+        yield
+    except Exception as error:
+        raise GraphRefused(" ".join(f"{type(error).__name__}: {error}".split())) from error
 
 
 class InOrder(nn.Module):

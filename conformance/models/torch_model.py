@@ -20,6 +20,7 @@ from ..base.parameter_names import role_of
 from ..base.record import SiteEntry
 from ..declare.candidate import Candidate
 from ..declare.decorators import core
+from ..declare.module_caches import Cache
 from ..errors import UsageError
 from ..graphs.process import DEFAULT, Setting
 from ..graphs.protocol import Array, GraphRefused
@@ -49,8 +50,9 @@ from .recording import ModuleRecording, record, tensors_in
 from .replayed_core import ReplayedCore, digest, runnable
 from .site import Uncut
 from .token_rows import mixed_part, turns_values
+from .torch_caches import with_cache
 from .torch_edges import PARTED
-from .torch_inputs import TorchCalling, as_array, source_calling, torch_calling
+from .torch_inputs import TorchCalling, as_array, refusing, source_calling, torch_calling
 from .torch_sites import PARTS, TorchSite, find_torch_sites
 from .whole_model import WholeModel
 
@@ -82,12 +84,16 @@ class TorchEngine:
 
         ``level="disabled"`` avoids torch's own fast paths for whole layers.
         """
-        with self._nudged(setting.nudge), _refusing():
+        with self._nudged(setting.nudge), refusing():
             if not taps and setting.level != "disabled":
                 with torch.no_grad():
                     return self.calling.answers(self.module(**self.calling.arguments(feeds)))
             recording = self.recorded(feeds)
-            answers = self.calling.answers(recording.answer)
+        return self.answers_of(recording, taps)
+
+    def answers_of(self, recording: ModuleRecording, taps: Sequence[str]) -> dict[str, Array]:
+        """Return every answer of a recorded call by name, and attentions' answers."""
+        answers = self.calling.answers(recording.answer)
         by_name = {site.output: site for site in self.placed(recording)}
         for name in taps:
             if name in by_name:
@@ -96,7 +102,7 @@ class TorchEngine:
 
     def in_place(self, feeds: Mapping[str, Array]) -> Iterator[tuple[int, Activations]]:
         """Yield the activations of each attention in a call, by index; raises GraphRefused."""
-        with _refusing():
+        with refusing():
             recording = self.recorded(feeds)
         for site in self.placed(recording):
             inside = torch_activations(recording, site)
@@ -127,7 +133,7 @@ class TorchEngine:
             name: np.broadcast_to(value[:, :1], value.shape) if name in tokens else value
             for name, value in feeds.items()
         }
-        with _refusing():
+        with refusing():
             recording, of_equal = self.recorded(feeds), self.recorded(equal)
         placed = list(self.placed(recording))
         mixed = ((site.index, mixed_part(recording, site)) for site in placed)
@@ -147,7 +153,7 @@ class TorchEngine:
         arguments = self.calling.arguments(feeds)
         tensors = {name: one for name, one in arguments.items() if isinstance(one, Tensor)}
         before = {name: one.clone() for name, one in tensors.items()}
-        with _refusing(), torch.no_grad():
+        with refusing(), torch.no_grad():
             self.module(**arguments)
         same = {name: as_array(one) for name, one in before.items()}
         return [
@@ -273,7 +279,7 @@ class SourceEngine(TorchEngine):
         super().__init__(*source_calling(module.eval(), model.inputs), shown)
         self._names: list[str] = []
         generator = model.call(*first_sizes(model), None, 1)
-        with _refusing():
+        with refusing():
             recording = self.recorded(generator.feeds)
         self._names = list(model.engine.run(generator.feeds))
         found, _ = find_torch_sites(recording)
@@ -329,15 +335,6 @@ def with_source(
     return result
 
 
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """Turn every exception of the user's module into GraphRefused."""
-    try:
-        yield
-    except Exception as error:
-        raise GraphRefused(" ".join(f"{type(error).__name__}: {error}".split())) from error
-
-
 def torch_activations(recording: ModuleRecording, site: TorchSite) -> Activations | None:
     """Return an attention in its place; None for unordered axes or several formats."""
     values = recording.values
@@ -379,11 +376,13 @@ def open_torch_model(
     *,
     surely: bool = False,
     gives_masks: bool = True,
+    cache: Cache | None = None,
 ) -> TorchModel | None:
     """Open a module as a whole model; None if it is a single attention or has none.
 
     surely: the user vouches for a model: the structure is not examined.
     gives_masks: optional masks of the module's own code are passed.
+    cache: how the module keeps earlier tokens; else it is found by trial.
 
     Raises UnknownInputError where the calling cannot be found, UsageError for a contradicting
     declaration.
@@ -404,8 +403,11 @@ def open_torch_model(
     engine.calling = dataclasses.replace(calling, inputs=model.inputs)
     described, uncut_now = _described(engine, model)
     if gives_masks and not engine.sites and _ONE_KEY in {one.reason for one in uncut_now}:
-        return open_torch_model(module, shown, declared, surely=surely, gives_masks=False)
+        return open_torch_model(
+            module, shown, declared, surely=surely, gives_masks=False, cache=cache
+        )
     model = _against_its_name(engine, dataclasses.replace(model, described=described), uncut_now)
+    model = with_cache(engine, model, cache, is_documented=bool(library_of(module)))
     return TorchModel(model=model, engine=engine, uncut=uncut_now)
 
 
@@ -516,7 +518,7 @@ def _over_channels(
 
 def _recording(engine: TorchEngine, call: ModelCall) -> ModuleRecording | GraphRefused:
     try:
-        with _refusing():
+        with refusing():
             return engine.recorded(call.feeds)
     except GraphRefused as refusal:
         return refusal
@@ -628,6 +630,7 @@ def model(
     source: nn.Module | None = None,
     inputs: Mapping[str, Any] | None = None,
     name: str | None = None,
+    cache: Cache | None = None,
 ) -> tuple[Candidate, ...]:
     """Declare a whole model: the model itself, then its distinct attentions.
 
@@ -642,12 +645,18 @@ def model(
         For a module: the roles of its forward's parameters where names and answers are not enough:
         ``{"ids": "tokens", "x": {"role": "features", "shape": [16]}}``; ``vocabulary`` is the
         number of different tokens.
+    cache
+        For a module: how it keeps keys and values of earlier tokens, a :class:`conformance.Cache`;
+        without it, the cache with which trials in several calls are answered as in one.
 
     Raises UsageError with one sentence for an object that is no whole model, or cannot be called.
     """
     if isinstance(what, (str, Path)):
-        if inputs is not None or name is not None:
-            msg = f"inputs and name are for modules: {what} is a file, which declaration= describes"
+        if inputs is not None or name is not None or cache is not None:
+            msg = (
+                f"inputs, cache and name are for modules: {what} is a file, which declaration= "
+                "describes"
+            )
             raise UsageError(msg)
         made = model_of_file(what, declaration)
         if source is None:
@@ -661,9 +670,12 @@ def model(
     if not isinstance(module, nn.Module) or declaration or source:
         msg = f"conformance.model got {module!r:.60}: give a file, a torch.nn.Module or its builder"
         raise UsageError(msg)
+    if cache is not None and not isinstance(cache, Cache):
+        msg = f"cache is {cache!r:.60}: give a conformance.Cache"
+        raise UsageError(msg)
     shown = name or str(getattr(what, "__name__", type(module).__name__))
     try:
-        opened = open_torch_model(module, shown, inputs, surely=True)
+        opened = open_torch_model(module, shown, inputs, surely=True, cache=cache)
     except UnknownInputError as unknown:
         msg = f"{shown} cannot be judged as a whole model: {unknown}"
         raise UsageError(msg) from None

@@ -14,7 +14,16 @@ from ..base.record import SiteEntry
 from ..declare.candidate import Candidate
 from ..graphs.process import DEFAULT, Array, Setting
 from .in_place import Activations
-from .model_inputs import ATTENDING, ITEM, LOOKING_AHEAD, PADDED, Engine, ModelCall, ModelInput
+from .model_inputs import (
+    ATTENDING,
+    ITEM,
+    LOOKING_AHEAD,
+    PADDED,
+    Engine,
+    ModelCache,
+    ModelCall,
+    ModelInput,
+)
 
 # What the names of all caches have in common.
 _ANY_CACHE: Final = re.compile(r"(past|present)(_key_values?)?")
@@ -45,6 +54,7 @@ class WholeModel:
     source: the engine of the module it was exported from, if named.
     warnings: sentences on masks that contradict custom or documentation.
     inverted: the masks in which 1 hides although documented as attended.
+    kept: the cache that a module keeps from call to call; a graph's are inputs and answers.
     """
 
     engine: Engine
@@ -57,6 +67,7 @@ class WholeModel:
     source: Engine | None = None
     warnings: tuple[str, ...] = ()
     inverted: tuple[str, ...] = ()
+    kept: ModelCache | None = None
 
     def __call__(self, *_arguments: Any, **_keywords: Any) -> Any:
         """A model takes no heads: its clauses call :meth:`run`."""
@@ -100,11 +111,31 @@ class WholeModel:
         return {name: marks[_marks(name)] for name in pasts if _marks(name) in marks}
 
     @property
+    def growing(self) -> int:
+        """The sequence whose earlier tokens a cache holds: a module's decoder grows."""
+        has_pasts = any(entry.role == "past" for entry in self.inputs)
+        return int(self.has_two_sequences and not has_pasts)
+
+    @property
+    def handed_on(self) -> set[str]:
+        """The answers that hold keys and values for later calls."""
+        return set(self.presents.values())
+
+    @property
     def has_cache(self) -> bool:
-        """Tell whether every answered key and value has an input for its past."""
-        return bool(self.presents) and len(self.presents) == sum(
-            entry.role == "past" for entry in self.inputs
-        )
+        """Tell whether calls can continue earlier ones: every key and value has an input."""
+        pasts = sum(entry.role == "past" for entry in self.inputs)
+        return self.kept is not None or 0 < pasts == len(self.presents)
+
+    @cached_property
+    def takes_an_order(self) -> bool:
+        """Whether the items of its cache can be put in another order."""
+        if self.kept is None:
+            return bool(self.presents)
+        sizes = [self.taken.get(axis, (2,)) for axis in ("batch", "length")]
+        batch, length = (next((size for size in own if size > 1), own[-1]) for own in sizes)
+        call = self.call(batch, (length, length), None, 1)
+        return length > 1 and self.kept.can_be_ordered(self.in_turn(call, [1]))
 
     @cached_property
     def causal_sites(self) -> tuple[bool, ...]:
@@ -182,36 +213,45 @@ class WholeModel:
         feeds = {name: value[chosen] for name, value in call.feeds.items()}
         return replace(call, feeds=feeds, keep=call.keep[chosen])
 
-    def cut(self, call: ModelCall, tokens: slice) -> ModelCall:
-        """The call with some tokens of the padded sequence alone."""
+    def cut(self, call: ModelCall, tokens: slice, *, along: int = 0) -> ModelCall:
+        """The call with some tokens alone of the padded sequence, or of the one that attends."""
         feeds = dict(call.feeds)
         for entry in self.inputs:
-            if entry.along == 0:
+            if entry.along == along:
                 value = feeds[entry.name]
                 feeds[entry.name] = value[..., tokens] if entry.role == "mask" else value[:, tokens]
-        keep = call.keep[:, tokens]
-        length = int(keep.shape[1])
+        length = len(range(*tokens.indices(call.lengths[along])))
+        if along:
+            return replace(call, feeds=feeds, lengths=(call.lengths[0], length))
         second = call.lengths[1] if self.has_two_sequences else length
-        return ModelCall(feeds=feeds, keep=keep, lengths=(length, second))
+        return replace(call, feeds=feeds, keep=call.keep[:, tokens], lengths=(length, second))
 
-    def continued(
-        self, call: ModelCall, first: int, answers: Mapping[str, Array] | None
+    def continued(self, call: ModelCall, first: int) -> ModelCall:
+        """Return the call with the tokens from ``first`` on, and masks of the earlier ones, too."""
+        rest = self.cut(call, slice(first, None), along=self.growing)
+        masks = {
+            entry.name: call.feeds[entry.name]
+            for entry in self.inputs
+            if entry.role == "mask" and entry.along == self.growing
+        }
+        return replace(rest, feeds={**rest.feeds, **masks})
+
+    def in_turn(
+        self, call: ModelCall, stops: Sequence[int], order: Sequence[int] | None = None
     ) -> ModelCall:
-        """Return the call with the tokens from ``first`` on, continuing an earlier call.
+        """Return the call for the tokens behind the last stop, earlier ones being in a cache.
 
-        ``answers`` are the earlier call's, whose keys and values are handed over; None hands over
-        nothing.
+        There is a call for the tokens up to each stop. With ``order`` the items of the cache are
+        put in this order before the last call, whose tokens are those of the items in this order.
         """
-        rest = self.cut(call, slice(first, None))
-        feeds = dict(rest.feeds)
-        if answers is not None:
-            feeds |= {name: answers[present] for name, present in self.presents.items()}
-            feeds |= {
-                entry.name: call.feeds[entry.name]
-                for entry in self.inputs
-                if entry.role == "mask" and entry.along == 0
-            }
-        return replace(rest, feeds=feeds)
+        behind: ModelCall | None = None
+        start = 0
+        for end in (*stops, call.lengths[self.growing]):
+            part = self.continued(self.cut(call, slice(0, end), along=self.growing), start)
+            behind, start = replace(part, behind=behind), end
+        if order is None or behind is None:
+            return behind or call
+        return replace(self.items(behind, order), order=tuple(order))
 
     def run(
         self, call: ModelCall, *, setting: Setting = DEFAULT, taps: Sequence[str] = ()
@@ -220,13 +260,24 @@ class WholeModel:
 
         Raises GraphRefused and GraphLost.
         """
-        answer = self.engine.run(call.feeds, setting=setting, taps=taps)
+        if call.behind is None:
+            answer = self.engine.run(call.feeds, setting=setting, taps=taps)
+        elif self.kept is not None:
+            answer = self.kept.run(call, taps)
+        else:
+            held = self._held(call.behind, call.order)
+            answer = self.engine.run({**call.feeds, **held}, setting=setting, taps=taps)
         wanted = {*taps, *(self.outputs or answer)}
         return {
             name: np.asarray(value)
             for name, value in answer.items()
             if name in wanted and (name in taps or np.asarray(value).dtype.kind == "f")
         }
+
+    def _held(self, behind: ModelCall, order: tuple[int, ...] | None) -> dict[str, Array]:
+        answers = self.run(behind)
+        every = slice(None) if order is None else list(order)
+        return {name: answers[present][every] for name, present in self.presents.items()}
 
     def in_place(self, call: ModelCall) -> Iterator[tuple[int, Activations]]:
         """Yield the activations of each attention that is judged alone.

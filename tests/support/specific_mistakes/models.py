@@ -10,6 +10,7 @@ MODELS: Final[Specific] = {
     "model.any-size": ("BakedBatch", NOTHING_ELSE),
     "model.batch-independence": ("NumberOfItem", NOTHING_ELSE),
     "model.cache-equals-full": ("PlacesNotShifted", NOTHING_ELSE),
+    "model.cache-in-order": ("OrdersKeysAlone", NOTHING_ELSE),
     "model.causality": ("SecondPeeks", NOTHING_ELSE),
     "model.empty-item-finite": ("EmptyIsNan", NOTHING_ELSE),
     "model.empty-item-harmless": ("ZeroTimesBatch", also("model.empty-item-finite")),
