@@ -22,7 +22,7 @@ from .operators import signature_of
 _OF_SEQUENCES: Final = frozenset(
     word for layout in HEAD_LAYOUTS.values() for word in layout.sequence_keywords
 )
-_WORDS: Final = (*sorted(OWN_KEYWORDS), *sorted(_OF_SEQUENCES))
+_WORDS: Final = tuple(sorted(OWN_KEYWORDS))
 # Keywords whose two parts may be handed over as two parameters.
 _PAIRS: Final = frozenset({"window"})
 # Values of required parameters in calls without their keyword; a mask gets None.

@@ -24,6 +24,13 @@ from ..base.geometry import (
 from ..base.printable_text import raised_text, repr_of
 from ..base.profile import DTYPES
 from ..errors import DeclarationError, did_you_mean
+from .caches import (
+    check_caches,
+    for_caches,
+    read_cache_layout,
+    read_page_sizes,
+    without_gradients,
+)
 from .declaration import (
     ALIGNMENTS,
     ARRAYS,
@@ -69,11 +76,12 @@ def _forms_of_layout(layout: str, forms: tuple[str, ...]) -> tuple[str, ...]:
 
     Raises DeclarationError for mask forms declared with sequences.
     """
-    if not HEAD_LAYOUTS[layout].has_sequences:
+    if not HEAD_LAYOUTS[layout].has_lengths:
         return forms
     if forms:
+        words = "lengths" if HEAD_LAYOUTS[layout].cache_axes else "cu_seqlens"
         msg = (
-            f"masks is {list(forms)} with layout={layout!r}, whose cu_seqlens say which keys a "
+            f"masks is {list(forms)} with layout={layout!r}, whose {words} say which keys a "
             "query has: drop masks"
         )
         raise DeclarationError(msg)
@@ -121,6 +129,10 @@ def declare(
     causal_by: str | None = None,
     offsets: str = "each",
     padded: bool = False,
+    queries: str | None = None,
+    page_axes: str | None = None,
+    page_index: str | None = None,
+    page_sizes: Iterable[int] | None = None,
     expected_failures: GivenExpectations = None,
 ) -> Declaration:
     """Check every promise and build the declaration; raises DeclarationError with a sentence."""
@@ -132,9 +144,12 @@ def declare(
         layout = _of_sequences(layout, "-shared", "offsets is 'shared'")
     if padded:
         layout = _of_sequences(layout, "-padded", "padded is True")
+    named = _words("features", features, FEATURES)
+    options = {"page_axes": page_axes, "page_index": page_index, "queries": queries}
+    layout = read_cache_layout(layout, options, named)  # type: ignore[assignment]  # checked below
     if not (isinstance(layout, str) and layout == "BHSD"):
         pins, forms = _read_layout(kind, layout, forms, pins, batched=batched)
-    named = _words("features", features, FEATURES)
+        pins = for_caches(layout, named, pins)
     key_shapes, length_shapes = _read_shapes(mask_shapes, forms, batched=batched)
     choices = {
         "inputs": (inputs, INPUTS),
@@ -157,7 +172,7 @@ def declare(
             f"{' or '.join(repr(word) for word in ALIGNMENTS)}"
         )
         raise DeclarationError(msg)
-    offered = _read_features(kind, named, without, forms)
+    offered = without_gradients(layout, _read_features(kind, named, without, forms), named)
     common_rule, rules = _read_empty_rows(empty_rows, forms, causal, offered)
     for rule in (common_rule, *rules.values()):
         check_company(layout, offered, rule)
@@ -166,6 +181,7 @@ def declare(
     if arrays != "torch":
         offered = _read_arrays(arrays, chosen, places, offered, frozenset(named))
     point = _read_semantics(semantics, causal, rules or common_rule, causal_by)
+    check_caches(layout, offered, point.causal_alignment, arrays)
     if always_causal and forms and point.causal_combination == "refused":
         msg = (
             "always_causal is True and semantics refuses a mask along with causality, which leaves "
@@ -237,6 +253,7 @@ def declare(
         lse_shape=lse.get("lse_shape"),
         lse_empty=lse.get("lse_empty"),
         alibi_slope_shape=alibi_slope_shape,
+        page_sizes=read_page_sizes(page_sizes, layout),
     )
 
 
@@ -312,7 +329,7 @@ def _read_tables(
             "semantics=conformance.Semantics(rotary='halves') or 'interleaved'"
         )
         raise DeclarationError(msg)
-    if HEAD_LAYOUTS[layout].has_sequences or ranks is not None:
+    if HEAD_LAYOUTS[layout].has_lengths or ranks is not None:
         other = "ranks" if ranks is not None else f"layout={layout!r}"
         msg = f"rotary_tables is {form!r} with {other}, which is judged without: drop one"
         raise DeclarationError(msg)
