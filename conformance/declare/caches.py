@@ -108,9 +108,8 @@ def for_caches(layout: str, named: tuple[str, ...], pins: Pins) -> Pins:
     known = HEAD_LAYOUTS[layout]
     if layout.endswith(QUERIES["single"]) and known.cache_axes:
         if 1 not in pins.sizes.get("query_length", (1,)):
-            msg = f"geometry pins query_length to {list(pins.sizes['query_length'])}, but " + (
-                "queries='single' makes it 1: drop one"
-            )
+            pinned = list(pins.sizes["query_length"])
+            msg = f"geometry pins query_length to {pinned}, but queries='single' makes it 1"
             raise DeclarationError(msg)
         pins = dataclasses.replace(pins, sizes={**pins.sizes, "query_length": (1,)})
     if CACHE_WRITE not in named:

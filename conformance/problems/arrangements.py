@@ -22,7 +22,7 @@ from ..declare.head_layouts import OWN_AXES, HeadLayout
 from .inputs import Inputs
 from .mask_patterns import NO_KEYS, NO_QUERIES, OF_SEQUENCES
 from .memory_layouts import CANARIES, MEMORY_LAYOUTS, MIXED, arrange_mask
-from .paging import Slots, equal_beginnings, in_caches, new_tokens, page_keywords, slots
+from .paging import Slots, equal_beginnings, in_slots, new_tokens, page_keywords, slots
 
 Tensors = tuple[Tensor, ...]
 # How many of the sequences have no token, no key or no query where some lack them.
@@ -144,10 +144,12 @@ def slots_of(inputs: Inputs) -> Slots:
 def caches(inputs: Inputs, heads: Tensors | None = None, *, after: bool = False) -> Tensors:
     """The caches of keys and values, in the candidate's axes, before a call or ``after`` it."""
     at, present = slots_of(inputs), there(inputs, "key", inputs.key)
-    return tuple(
-        in_caches(tensor, at, present, inputs.head_layout, junk, after=after)
+    whole = (
+        in_slots(tensor, at, present, junk, after=after)
         for tensor, junk in zip(heads or (inputs.key, inputs.value), at.store.junk, strict=True)
     )
+    by_slot = inputs.head_layout.cache_axes.endswith("SHD")
+    return tuple(cache if by_slot else cache.transpose(1, 2) for cache in whole)
 
 
 def cache_keywords_of(inputs: Inputs) -> dict[str, Any]:
@@ -350,6 +352,19 @@ def sequences(
     keep = (rows[:, :, None] & columns[:, None, :]).unsqueeze(1)
     told = tied or dense or pattern not in (NO_KEYS, NO_QUERIES)
     return keep, None if told else (rows, columns)
+
+
+def with_lengths(inputs: Inputs, lengths: Tensor) -> Inputs:
+    """The inputs whose items have so many keys, and at most as many queries: ``lengths [B]``."""
+    columns = _from_the_end(lengths, inputs.key.shape[2])
+    rows = there(inputs, "query", inputs.query)
+    if inputs.head_layout.has_sequences:
+        rows = _from_the_end(torch.minimum(rows.sum(dim=-1), lengths), rows.shape[1])
+    return inputs.replace(
+        keep=(rows[:, :, None] & columns[:, None, :]).unsqueeze(1),
+        mask_form=SEQUENCES,
+        present=None,
+    )
 
 
 def _gone(batch: int, generator: Generator) -> Tensor:

@@ -212,7 +212,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
 
 def _store(problem: Problem, candidate: Candidate) -> KeyStore | None:
     seed = int(torch.randint(2**16, (1,), generator=generator_for(problem, CACHES)))
-    return draw_store(candidate.declaration, problem.geometry, seed)
+    return draw_store(candidate.declaration, problem.geometry, problem.seed, seed)
 
 
 def with_equal_beginnings(inputs: Inputs) -> Inputs:

@@ -16,7 +16,6 @@ from torch import Generator, Tensor
 from ..base.geometry import Geometry
 from ..base.results import Replaceable
 from ..declare.declaration import Declaration
-from ..declare.head_layouts import HeadLayout
 
 # What unused slots hold: no weight hides a value so large, and a key of zeros outweighs others.
 JUNK_KEY: Final = 0.0
@@ -63,8 +62,10 @@ class KeyStore(Replaceable):
         return -(-length // self.page_size)
 
 
-def draw_store(declared: Declaration, sizes: Geometry, seed: int) -> KeyStore | None:
-    """The caches of a problem; None for a layout without."""
+def draw_store(
+    declared: Declaration, sizes: Geometry, problem_seed: int, seed: int
+) -> KeyStore | None:
+    """The caches of a problem; None for a layout without. Page sizes come in turn."""
     layout = declared.head_layout
     if not layout.cache_axes:
         return None
@@ -74,7 +75,7 @@ def draw_store(declared: Declaration, sizes: Geometry, seed: int) -> KeyStore | 
     few = [n for n in declared.page_sizes if sizes.batch * -(-sizes.key_length // n) < MOST_PAGES]
     fitting = few or [max(declared.page_sizes)]
     return KeyStore(
-        page_size=fitting[seed % len(fitting)],
+        page_size=fitting[problem_seed % len(fitting)],
         seed=seed,
         writes=writes,
         tail=TAILS[seed // 2 % len(TAILS)],
@@ -84,13 +85,12 @@ def draw_store(declared: Declaration, sizes: Geometry, seed: int) -> KeyStore | 
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Slots:
+class Slots(Replaceable):
     """Where the tokens of each item lie.
 
     ``table [B, most]`` holds the pages of each item in order, ``lengths`` and ``written [B]`` how
     many keys it has, and how many of them the call writes; ``count`` is the number of pages, or of
-    slots an item. ``shared`` says how many pages an item has in common with the item that
-    ``owner`` names.
+    slots an item.
     """
 
     store: KeyStore
@@ -165,10 +165,11 @@ def equal_beginnings(key: Tensor, value: Tensor, present: Tensor) -> Tensor:
     return common
 
 
-def in_caches(
-    heads: Tensor, at: Slots, present: Tensor, layout: HeadLayout, junk: float, *, after: bool
-) -> Tensor:
-    """The cache that holds keys or values ``[B, H, L, D]``, before the call or ``after`` it."""
+def in_slots(heads: Tensor, at: Slots, present: Tensor, junk: float, *, after: bool) -> Tensor:
+    """The pages, or items, that hold keys or values ``[B, H, L, D]``: ``[N, slots, H, D]``.
+
+    Before the call, or ``after`` it.
+    """
     store = at.store
     rank = present.cumsum(dim=-1) - 1
     there = present if after else present & (rank < at.held[:, None])
@@ -177,8 +178,7 @@ def in_caches(
     number = at.count if store.page_size else len(heads)
     pool = tokens.new_full((number * size, *tokens.shape[2:]), junk)
     pool[at.places(rank.clamp(min=0))[there]] = tokens[there]
-    own = pool.unflatten(0, (number, size))  # [pages or items, slots, heads, channels]
-    return own if layout.cache_axes[1] == "S" else own.transpose(1, 2)
+    return pool.unflatten(0, (number, size))
 
 
 def new_tokens(heads: Tensor, at: Slots, present: Tensor, queries: int) -> Tensor:
