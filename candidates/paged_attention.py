@@ -298,6 +298,72 @@ def dense_sequences_used(
     return PagedCore()(*heads, **own, **options).transpose(1, 2)
 
 
+@conformance.core(signature="flash_attn_kvcache", page_sizes=[4, 16])
+def flash_attn_with_kvcache(  # noqa: PLR0917 (as the public function takes them)
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    cache_seqlens: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,  # noqa: FBT001, FBT002 (as the public function has it)
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+) -> Tensor:
+    """FlashAttention's function of caches in plain torch."""
+    if cache_seqlens is None or block_table is None:
+        msg = "caches come with their lengths and a table"
+        raise ValueError(msg)
+    own: dict[str, Any] = {"block_table": block_table, "cache_lengths": cache_seqlens}
+    options: dict[str, Any] = {"scale": softmax_scale, "causal": causal}
+    options |= {"window": window_size, "softcap": softcap, "key": k, "value": v}
+    return PagedCore()(q, k_cache, v_cache, **own, **options)
+
+
+@conformance.core(signature="vllm_paged")
+def flash_attn_varlen_func(  # noqa: PLR0917 (as the public function takes them)
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    max_seqlen_q: int,
+    cu_seqlens_q: Tensor,
+    max_seqlen_k: int,
+    seqused_k: Tensor,
+    block_table: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,  # noqa: FBT001, FBT002 (as the public function has it)
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+) -> Tensor:
+    """VLLM's function of paged caches in plain torch."""
+    if int(seqused_k.max()) > max_seqlen_k or int(cu_seqlens_q.diff().max()) > max_seqlen_q:
+        msg = f"there are more than {max_seqlen_q} queries or {max_seqlen_k} keys"
+        raise ValueError(msg)
+    own = {"block_table": block_table, "cache_lengths": seqused_k, "cu_seqlens_q": cu_seqlens_q}
+    options: dict[str, Any] = {"scale": softmax_scale, "causal": causal}
+    return PagedCore()(q, k, v, **own, **options, window=window_size, softcap=softcap)
+
+
+@conformance.core(signature="flashinfer")
+def batch_decode(  # noqa: PLR0917 (as the public plan has them)
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    paged_kv_indptr: Tensor,
+    paged_kv_indices: Tensor,
+    paged_kv_last_page_len: Tensor,
+    sm_scale: float | None = None,
+    logits_soft_cap: float | None = None,
+) -> Tensor:
+    """Decoding with what FlashInfer's plan takes: one query an item."""
+    rows = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
+    table, lengths = with_table(*rows, k_cache.shape[1])
+    own: dict[str, Any] = {"block_table": table, "cache_lengths": lengths}
+    return PagedCore()(q, k_cache, v_cache, **own, scale=sm_scale, softcap=logits_soft_cap)
+
+
 __conformance__: Sequence[str] = (
     "paged",
     "paged_in_parts",
@@ -308,4 +374,7 @@ __conformance__: Sequence[str] = (
     "paged_decoding",
     "dense_with_lengths",
     "dense_sequences_used",
+    "flash_attn_with_kvcache",
+    "flash_attn_varlen_func",
+    "batch_decode",
 )
