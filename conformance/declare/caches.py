@@ -23,19 +23,22 @@ def read_cache_layout(
 
     ``options`` are ``page_axes``, ``page_index`` and ``queries``, None where not declared.
     """
+    paged = isinstance(layout, str) and layout == PAGED
     for name, value in options.items():
         words = _OPTIONS[name]
         if value is not None and (not isinstance(value, str) or value not in words):
             hint = did_you_mean(value if isinstance(value, str) else "", words)
             msg = f"{name} is {repr_of(value)}, which is unknown{hint}"
             raise DeclarationError(msg)
-        if value is not None and layout != PAGED:
-            msg = f"{name} is {value!r} with layout={layout!r}: only layout='paged' has pages"
+        if value is not None and not paged:
+            msg = f"{name} is {value!r} with layout={repr_of(layout)}: only 'paged' has pages"
             raise DeclarationError(msg)
-    if layout == PAGED:
+    if paged:
         endings = (words[options[name] or next(iter(words))] for name, words in _OPTIONS.items())
         return PAGED + "".join(endings)
-    known = HEAD_LAYOUTS.get(layout) if isinstance(layout, str) else None
+    if not isinstance(layout, str):
+        return layout  # refused as an unknown layout
+    known = HEAD_LAYOUTS.get(layout)
     cached = known is not None and bool(known.cache_axes)
     if CACHE_LENGTHS in features and not cached:
         if f"{layout}{LENGTHS_ENDING}" not in HEAD_LAYOUTS:

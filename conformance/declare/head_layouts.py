@@ -73,6 +73,11 @@ class HeadLayout:
         return self.has_sequences or bool(self.cache_axes)
 
     @property
+    def has_all_queries(self) -> bool:
+        """Whether every item of a batch has as many queries: no offsets say otherwise."""
+        return not any(word.startswith("cu_") for word in self.sequence_keywords)
+
+    @property
     def is_paged(self) -> bool:
         """Whether keys and values lie in pages."""
         return "P" in self.cache_axes
@@ -193,6 +198,9 @@ HEAD_LAYOUTS: Final[Mapping[str, HeadLayout]] = (
     }
     | _CACHES
 )
+
+# The names that messages list: those of caches follow from options.
+LISTED: Final = (*(name for name in HEAD_LAYOUTS if name not in _CACHES), "paged")
 
 
 def check_company(layout: str, features: frozenset[str], empty_rows: str) -> None:

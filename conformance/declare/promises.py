@@ -66,7 +66,7 @@ from .declaration import (
     is_mask_shape,
     mixed_in,
 )
-from .head_layouts import HEAD_LAYOUTS, check_company, tied_by_layout
+from .head_layouts import HEAD_LAYOUTS, LISTED, check_company, tied_by_layout
 from .ranks import FEATURES as OF_RANKS
 from .ranks import Ranks
 
@@ -656,7 +656,8 @@ def _choices(choices: Mapping[str, tuple[object, Iterable[str]]]) -> None:
 def _read_layout(
     kind: str, layout: str, forms: tuple[str, ...], pins: Pins, *, batched: bool
 ) -> tuple[Pins, tuple[str, ...]]:
-    _choice("layout", layout, HEAD_LAYOUTS)
+    known = isinstance(layout, str) and layout in HEAD_LAYOUTS
+    _choice("layout", layout, HEAD_LAYOUTS if known else LISTED)
     if kind != "core":
         msg = f"layout is {layout!r} for a {kind}: only a core takes heads; drop it"
         raise DeclarationError(msg)

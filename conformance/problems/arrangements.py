@@ -273,7 +273,7 @@ def _starts(counts: Tensor, *, padded: bool) -> Tensor:
 def there(inputs: Inputs, name: str, heads: Tensor) -> Tensor:
     """Which tokens of query, key or value a sequence has: bool ``[B, L]``."""
     shape = (heads.shape[0], heads.shape[2])
-    dense = name == "query" and not inputs.head_layout.has_sequences
+    dense = name == "query" and inputs.head_layout.has_all_queries
     if inputs.mask_form != SEQUENCES or inputs.keep is None or dense:
         return torch.ones(shape, dtype=torch.bool)
     if inputs.present is not None:
@@ -333,7 +333,7 @@ def sequences(
         queries, keys = torch.full_like(queries, query_length), torch.full_like(keys, key_length)
     if pattern == "single":
         queries = queries.clamp(max=1)
-    dense = layout is not None and not layout.has_sequences
+    dense = layout is not None and layout.has_all_queries
     if dense:
         queries = torch.full_like(queries, query_length)
     if layout is not None and layout.cache_axes:
@@ -358,7 +358,7 @@ def with_lengths(inputs: Inputs, lengths: Tensor) -> Inputs:
     """The inputs whose items have so many keys, and at most as many queries: ``lengths [B]``."""
     columns = _from_the_end(lengths, inputs.key.shape[2])
     rows = there(inputs, "query", inputs.query)
-    if inputs.head_layout.has_sequences:
+    if not inputs.head_layout.has_all_queries:
         rows = _from_the_end(torch.minimum(rows.sum(dim=-1), lengths), rows.shape[1])
     return inputs.replace(
         keep=(rows[:, :, None] & columns[:, None, :]).unsqueeze(1),

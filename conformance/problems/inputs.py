@@ -198,7 +198,7 @@ class Inputs(Replaceable):
         """The queries outside all sequences or lengths, bool ``[B, 1, Lq]``; None without those."""
         if self.mask_form not in (SEQUENCES, PADDED_QUERIES) or self.keep is None:
             return None
-        if self.mask_form == SEQUENCES and not self.head_layout.has_sequences:
+        if self.mask_form == SEQUENCES and self.head_layout.has_all_queries:
             return None  # every item has all queries
         if self.present is not None:
             return ~self.present[0].unsqueeze(1)
