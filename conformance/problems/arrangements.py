@@ -108,7 +108,7 @@ def present_tokens(tokens: Tensors, inputs: Inputs) -> Tensors:
 def canonical_tokens(tensors: Tensors, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """The inverse of :func:`present_tokens`, for the tensors of a call or their gradients.
 
-    Differentiable. Tokens that no sequence has are zero.
+    Differentiable. Tokens that no sequence has are zero. No gradient flows into caches.
     """
     layout = inputs.head_layout
     packed_axis = layout.axes.index("H")
