@@ -28,6 +28,7 @@ __conformance__ = [
     "torch_scaled_dot_product",
     "varlen_attention",
     "packed_attention",
+    "paged_attention",
     "out_attention",
     "operator_attention",
     "numpy_attention",

@@ -21,6 +21,7 @@ from . import (  # noqa: F401, I001 (importing registers; the order is that of t
     precision,
     mixed,
     varlen,
+    paged,
     outputs,
     operators,
     algebra,

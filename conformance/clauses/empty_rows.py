@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..declare.candidate import Candidate
-from ..declare.declaration import SEQUENCES
+from ..declare.declaration import CACHE_WRITE, SEQUENCES
 from ..oracle.comparison import compare, moves
 from ..problems.fitting import counts_from_first_key
 from ..problems.inputs import Inputs
@@ -53,6 +53,8 @@ def has_no_empty_rows(candidate: Candidate) -> str:
     hides_own = declared.causal is not None and declared.semantics.causal_offset < 0
     if forms or hides_own:
         return ""
+    if CACHE_WRITE in declared.features or declared.pins.sizes.get("query_length") == (1,):
+        return "every query has a key of its own place"
     if declared.causal != "bottom-right" or not can_cross(candidate):
         return "neither a mask nor its causal alignment can empty a row"
     if counts_from_first_key(candidate):

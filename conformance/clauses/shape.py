@@ -186,7 +186,7 @@ def strided(subject: Subject, problem: Problem) -> Finding:
 def expanded(subject: Subject, problem: Problem) -> Finding:
     """Equal items (or equal heads) held once and repeated by a stride of zero."""
     inputs = subject.inputs(problem)
-    apart = subject.declaration.head_layout.has_sequences  # no axis holds the items
+    apart = subject.declaration.head_layout.has_lengths  # no axis holds the items
     by_head = apart or (subject.candidate.kind == "core" and problem.seed % 2 == 1)
     layout = "expanded-heads" if by_head else "expanded"
 
@@ -246,6 +246,8 @@ def weights_aside(subject: Subject, problem: Problem) -> Finding:
 def separate_inputs(candidate: Candidate) -> str:
     """Why inputs cannot be made one object, or ""."""
     declared = candidate.declaration
+    if declared.head_layout.cache_axes:
+        return "its keys and values lie in caches"
     if declared.head_layout.is_packed:
         return f"its inputs lie in one tensor anyway ({declared.layout})"
     return "" if declared.inputs == "separate" else "key and value are one input anyway"
@@ -316,7 +318,8 @@ LEAST_MISMATCHED = (("key_length", 4),)
 
 def _mismatches(candidate: Candidate) -> list[str]:
     declared = candidate.declaration
-    apart = declared.inputs == "separate" and not declared.head_layout.is_packed
+    layout = declared.head_layout
+    apart = declared.inputs == "separate" and not (layout.is_packed or layout.cache_axes)
     kinds = ["values"] if apart else []
     if candidate.kind == "core" and len(declared.positional) > 1:
         kinds.append("head-size")

@@ -28,7 +28,7 @@ from .device import in_this_process
 from .judging import identical, relate, same_unless_identical, still_holds
 from .rearranging import permutation, reordered_items, reordered_queries, unchanged
 from .registry import Finding, clause, violated
-from .subject import Subject
+from .subject import Subject, unwritten
 
 ANY = Space(mask="maybe", causal="maybe", share=0.5)
 # What changes in the second of two calls: mostly everything.
@@ -274,7 +274,8 @@ def _changed_in_place(subject: Subject, inputs: Inputs) -> Violation | None:
     """The violation of a call that changes its tensors or surrounding memory; None if neither."""
     forward = subject.forward(inputs)
     positional, keywords = arguments(inputs)
-    tensors = dict(zip(subject.declaration.positional, positional, strict=False))
+    kept, _ = unwritten((positional, keywords), inputs)
+    tensors = dict(zip(subject.declaration.positional, kept, strict=False))
     tensors |= {name: value for name, value in keywords.items() if isinstance(value, Tensor)}
     before = {name: whole_storage(tensor).clone() for name, tensor in tensors.items()}
     copies = {name: tensor.clone() for name, tensor in tensors.items()}

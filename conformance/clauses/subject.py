@@ -64,6 +64,12 @@ def snapshot(call_arguments: Arguments) -> Snapshot:
         ]
 
 
+def unwritten(call_arguments: Arguments, inputs: Inputs) -> Arguments:
+    """The arguments without the caches that a call is to write into."""
+    positional, keywords = call_arguments
+    return (positional[:1] if inputs.writes else positional), keywords
+
+
 def was_written(before: Snapshot) -> bool:
     """Whether a tensor was written to since the snapshot.
 
@@ -391,7 +397,7 @@ class Subject:
             raise
 
     def _call(self, forward: Forward, call_arguments: Arguments, inputs: Inputs) -> Answer:
-        before = snapshot(call_arguments)
+        before = snapshot(unwritten(call_arguments, inputs))
         with watching(self.sealed, self._replaced):
             returned = guarded(forward, *call_arguments, grad_mode=inputs.grad_mode)
         if not self.edited and was_written(before):

@@ -56,7 +56,7 @@ def _space(causal: str = "maybe", patterns: tuple[str, ...] = RAGGED) -> Space:
 
 def _takes_sequences(candidate: Candidate) -> str:
     declared = candidate.declaration
-    if declared.head_layout.has_sequences:
+    if not declared.head_layout.has_all_queries:
         return ""
     return f"its layout is {declared.layout}, not varlen"
 

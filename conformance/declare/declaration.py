@@ -48,6 +48,11 @@ POSITION_KEYWORDS: Final = {
     "self": ("positions",),
     **dict.fromkeys(("separate", "memory"), ("query_positions", "key_positions")),
 }
+# The features of caches whose items have lengths, and of calls that write into caches.
+CACHE_LENGTHS: Final = "cache_lengths"
+CACHE_WRITE: Final = "cache_write"
+NEW_KEYS: Final = ("key", "value")
+DEFAULT_PAGE_SIZES: Final = (16,)
 DEFAULT_TABLE_SHAPES: Final = {"cos-sin": "LR", "complex": "LR/2", "angles": "LR/2"}
 # Learned arguments, which every call gives: the keywords of each feature.
 LEARNED_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
@@ -82,6 +87,8 @@ FEATURES: Final = frozenset(
         "autocast",
         "batch_invariant",
         "cross",
+        CACHE_LENGTHS,
+        CACHE_WRITE,
         "double_backward",
         "dropout",
         "gqa",
@@ -115,6 +122,7 @@ FEATURE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "kv_cache": ("past_key", "past_value"),
     "sinks": ("sinks",),
     "out": ("out",),
+    CACHE_WRITE: NEW_KEYS,
 }
 # Every keyword that a function may be declared to take.
 OWN_KEYWORDS: Final = frozenset(
@@ -126,6 +134,7 @@ OWN_KEYWORDS: Final = frozenset(
         *(word for words in LEARNED_KEYWORDS.values() for word in words),
         *(word for words in POSITION_KEYWORDS.values() for word in words),
         *(word for words in FEATURE_KEYWORDS.values() for word in words),
+        *(word for layout in HEAD_LAYOUTS.values() for word in layout.sequence_keywords),
     }
 )
 # The mask form of layout="varlen": lengths that arrive as these keywords, in every call.
@@ -178,7 +187,7 @@ class Declaration:
     "BH", None for either. ``lse_base``, ``lse_shape`` and ``lse_empty`` are base and axes of
     returned log-sum-exps, and their value in rows without keys; None without the feature "lse".
     ``cache`` is a module's own cache, ``padded_rows`` the promised answer of queries behind their
-    ``query_lengths``.
+    ``query_lengths``. ``page_sizes`` are the slots of a page that a core with paged caches takes.
     """
 
     kind: str
@@ -223,6 +232,7 @@ class Declaration:
     alibi_slope_shape: str | None = None
     cache: Cache | None = None
     padded_rows: str = "any"
+    page_sizes: tuple[int, ...] = ()
 
     def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
         """The promised rule for rows without keys, by a call's mask form, causality and weights.
@@ -278,7 +288,7 @@ class Declaration:
         offered += [*self.required, *(["causal"] if flagged else [])]
         for feature in sorted(self.features):
             offered.extend(FEATURE_KEYWORDS.get(feature, ()))
-        return tuple(offered)
+        return tuple(dict.fromkeys(offered))
 
     @property
     def required(self) -> tuple[str, ...]:
@@ -288,6 +298,7 @@ class Declaration:
             *TABLE_KEYWORDS.get(self.rotary_tables or "", ()),
             *self.learned,
             *(POSITION_KEYWORDS[self.inputs] if GIVEN_POSITIONS in self.features else ()),
+            *(NEW_KEYS if CACHE_WRITE in self.features else ()),
         )
 
     @property
@@ -326,6 +337,7 @@ class Declaration:
         )
         rare = [name for name in seldom if getattr(self, name) is not None]
         rare += ["padded_rows"] if PADDED_QUERIES in self.masks else []
+        rare += ["page_sizes"] if self.page_sizes else []
         names = [*_IN_JSON, *rare]
         values = {name: special.get(name, getattr(self, name)) for name in names}
         return {

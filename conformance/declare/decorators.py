@@ -287,7 +287,7 @@ def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorat
     signature, given = (promises.pop(word, None) for word in _OF_CALLS)
     row = None if signature is None else read_signature(signature, kind)
     keywords = None if given is None else read_keywords(given)
-    declaration = _declare(kind, promises)
+    declaration = _declare(kind, {**({} if row is None else row.promises), **promises})
     if declaration.operator:
         registered_operator(declaration.operator)
 

@@ -69,6 +69,7 @@ def _asks_where_cached_keys_stand(d: Declaration) -> bool:
 
 
 _SEQUENCES: Final = Promise("with layout={d.layout!r}", lambda d: d.head_layout.has_sequences)
+_LENGTHS: Final = Promise("with layout={d.layout!r}", lambda d: d.head_layout.has_lengths)
 _UNBATCHED: Final = Promise("with batched=False", lambda d: not d.batched)
 _RANKS: Final = Promise("with ranks", lambda d: d.ranks is not None)
 _ALWAYS_CAUSAL: Final = Promise("always_causal is True", lambda d: d.always_causal)
@@ -140,7 +141,7 @@ EXCLUDING: Final = (
         ),
         ": give semantics=conformance.Semantics(rotary='halves') or 'interleaved'",
     ),
-    Excluding(_TABLES, (_SEQUENCES, _RANKS)),
+    Excluding(_TABLES, (_LENGTHS, _RANKS)),
     # Norms, null keys and learned arguments.
     Excluding(
         _NORM_OVER_HEADS,

@@ -6,6 +6,7 @@ Everywhere else heads are ``[B, H, S, D]``. A new order of these axes is a new e
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -36,7 +37,10 @@ class HeadLayout:
         Features without a form in this layout, and why.
     sequence_keywords
         Keywords of the first token of each sequence, of the longest length, and, with padding rows
-        between sequences, of each sequence's first row.
+        between sequences, of each sequence's first row. With caches, those of their lengths and
+        pages.
+    cache_axes
+        The axes of caches that hold the keys and values, ``P`` for pages; "" without caches.
     """
 
     axes: str = OWN_AXES
@@ -46,11 +50,12 @@ class HeadLayout:
     ties: Mapping[str, str] = field(default_factory=dict)
     impossible: Mapping[str, str] = field(default_factory=dict)
     sequence_keywords: tuple[str, ...] = ()
+    cache_axes: str = ""
 
     @property
     def is_own(self) -> bool:
         """Whether heads keep the harness' own layout."""
-        return self.axes == OWN_AXES and not self.is_packed
+        return self.axes == OWN_AXES and not (self.is_packed or self.cache_axes)
 
     @property
     def is_packed(self) -> bool:
@@ -61,6 +66,21 @@ class HeadLayout:
     def has_sequences(self) -> bool:
         """Whether sequences of different lengths lie one after another, without an item axis."""
         return "T" in self.axes
+
+    @property
+    def has_lengths(self) -> bool:
+        """Whether the items of a batch have lengths of their own, and no other mask."""
+        return self.has_sequences or bool(self.cache_axes)
+
+    @property
+    def has_all_queries(self) -> bool:
+        """Whether every item of a batch has as many queries: no offsets say otherwise."""
+        return not any(word.startswith("cu_") for word in self.sequence_keywords)
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether keys and values lie in pages."""
+        return "P" in self.cache_axes
 
     @property
     def has_gaps(self) -> bool:
@@ -114,18 +134,73 @@ _HEAD_LAYOUTS: Final[dict[str, HeadLayout]] = {
         sequence_keywords=("cu_seqlens", "max_seqlen"),
     ),
 }
-# Layouts with padding rows between sequences, as in cuDNN and TransformerEngine.
-HEAD_LAYOUTS: Final[Mapping[str, HeadLayout]] = _HEAD_LAYOUTS | {
-    f"{name}-padded": dataclasses.replace(
-        layout,
-        sequence_keywords=(
-            *layout.sequence_keywords,
-            *(f"{word}_padded" for word in layout.sequence_keywords if word.startswith("cu_")),
-        ),
-    )
-    for name, layout in _HEAD_LAYOUTS.items()
-    if layout.has_sequences
+_OF_CACHES: Final = {
+    **dict.fromkeys(
+        ("gradients", "double_backward", "grad_weights"), "no gradient flows into a cache"
+    ),
+    "kv_cache": "keys and values lie in caches already",
+    "weights": "the items of a batch have different numbers of keys",
+    "positions": "a query's place follows from the length of its cache",
 }
+_INTO_CACHES: Final = {"query": ("query",), "key_cache": ("key",), "value_cache": ("value",)}
+# What follows "paged" in the name of a layout: page_axes, page_index and queries, as declared.
+PAGE_AXES: Final = {"NHD": "", "HND": "-HND"}
+PAGE_INDEX: Final = {"table": "", "csr": "-csr"}
+QUERIES: Final = {"dense": "", "varlen": "-varlen", "single": "-single"}
+# What follows the layout of dense caches.
+LENGTHS_ENDING: Final = "-lengths"
+_BY_INDEX: Final = {
+    "table": ("block_table", "cache_lengths"),
+    "csr": ("kv_indptr", "kv_indices", "last_page_lengths"),
+}
+
+
+def _paged(axes: str, index: str, queries: str) -> HeadLayout:
+    varlen = queries == "varlen"
+    return HeadLayout(
+        axes="BSHD" if queries == "dense" else "THD",  # [B, H, D] is one query an item
+        inputs=_INTO_CACHES,
+        impossible=_OF_CACHES,
+        sequence_keywords=(*_BY_INDEX[index], *(("cu_seqlens_q",) if varlen else ())),
+        cache_axes="PSHD" if axes == "NHD" else "PHSD",
+    )
+
+
+_CACHES: Final[dict[str, HeadLayout]] = {
+    **{
+        f"{axes}{LENGTHS_ENDING}": HeadLayout(
+            axes=axes,
+            inputs=_INTO_CACHES,
+            impossible=_OF_CACHES,
+            sequence_keywords=("cache_lengths",),
+            cache_axes=axes,
+        )
+        for axes in ("BHSD", "BSHD")
+    },
+    **{
+        f"paged{PAGE_AXES[axes]}{PAGE_INDEX[index]}{QUERIES[queries]}": _paged(axes, index, queries)
+        for axes, index, queries in itertools.product(PAGE_AXES, PAGE_INDEX, QUERIES)
+    },
+}
+# Layouts with padding rows between sequences, as in cuDNN and TransformerEngine, and with caches.
+HEAD_LAYOUTS: Final[Mapping[str, HeadLayout]] = (
+    _HEAD_LAYOUTS
+    | {
+        f"{name}-padded": dataclasses.replace(
+            layout,
+            sequence_keywords=(
+                *layout.sequence_keywords,
+                *(f"{word}_padded" for word in layout.sequence_keywords if word.startswith("cu_")),
+            ),
+        )
+        for name, layout in _HEAD_LAYOUTS.items()
+        if layout.has_sequences
+    }
+    | _CACHES
+)
+
+# The names that messages list: those of caches follow from options.
+LISTED: Final = (*(name for name in HEAD_LAYOUTS if name not in _CACHES), "paged")
 
 
 def check_company(layout: str, features: frozenset[str], empty_rows: str) -> None:
@@ -134,7 +209,7 @@ def check_company(layout: str, features: frozenset[str], empty_rows: str) -> Non
         if feature in features:
             msg = f"the feature {feature!r} cannot be had with layout={layout!r}: {why}; drop one"
             raise DeclarationError(msg)
-    if HEAD_LAYOUTS[layout].has_sequences and empty_rows == "mean-of-all":
+    if HEAD_LAYOUTS[layout].has_lengths and empty_rows == "mean-of-all":
         msg = (
             f"empty_rows is 'mean-of-all' with layout={layout!r}, where no sequence has keys that "
             "are masked: write 'mean-of-valid'"

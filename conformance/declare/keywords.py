@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from .operators import signature_of
 _OF_SEQUENCES: Final = frozenset(
     word for layout in HEAD_LAYOUTS.values() for word in layout.sequence_keywords
 )
-_WORDS: Final = (*sorted(OWN_KEYWORDS), *sorted(_OF_SEQUENCES))
+_WORDS: Final = tuple(sorted(OWN_KEYWORDS))
 # Keywords whose two parts may be handed over as two parameters.
 _PAIRS: Final = frozenset({"window"})
 # Values of required parameters in calls without their keyword; a mask gets None.
@@ -49,11 +49,14 @@ class OwnKeywords:
         and its key, to the keywords to pass.
     grouped
         A flag for calls in which key and value have fewer heads, "" without a flag.
+    made
+        Parameters that follow from a call's keywords, by functions of those.
     """
 
     names: Mapping[str, tuple[str, ...]]
     prepare: Prepare | None = None
     grouped: str = ""
+    made: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
 
     def joined(self, others: OwnKeywords | None) -> OwnKeywords:
         """These names, overridden by others."""
@@ -101,6 +104,7 @@ class OwnKeywords:
                 given = self.prepare(given, query, key)
             values = {word: unused(word, query) for word in required if word not in given} | given
             result = self._handed_over(values)
+            result |= {name: make(given) for name, make in self.made.items()}
             if self.grouped and query.shape[heads] != key.shape[heads]:
                 result[self.grouped] = True
             return result
@@ -146,7 +150,8 @@ class OwnKeywords:
             raise DeclarationError(msg)
         own = inspect.Parameter
         ours = [own(word, own.KEYWORD_ONLY, default=None) for word in self.names]
-        kept = [entry for name, entry in parameters.items() if name not in (*replaced, *self.names)]
+        gone = {*replaced, *self.names, *self.made}
+        kept = [entry for name, entry in parameters.items() if name not in gone]
         kept = [entry for entry in kept if entry.kind is not entry.VAR_KEYWORD]
         kept.sort(key=lambda entry: entry.kind)
         return inspect.Signature([*kept, *ours, *opens])

@@ -24,6 +24,13 @@ from ..base.geometry import (
 from ..base.printable_text import raised_text, repr_of
 from ..base.profile import DTYPES
 from ..errors import DeclarationError, did_you_mean
+from .caches import (
+    check_caches,
+    for_caches,
+    read_cache_layout,
+    read_page_sizes,
+    without_gradients,
+)
 from .declaration import (
     ALIGNMENTS,
     ARRAYS,
@@ -57,7 +64,7 @@ from .declaration import (
     mixed_in,
 )
 from .exclusions import check_exclusions
-from .head_layouts import HEAD_LAYOUTS, check_company, tied_by_layout
+from .head_layouts import HEAD_LAYOUTS, LISTED, check_company, tied_by_layout
 from .ranks import FEATURES as OF_RANKS
 from .ranks import Ranks
 
@@ -67,11 +74,12 @@ def _forms_of_layout(layout: str, forms: tuple[str, ...]) -> tuple[str, ...]:
 
     Raises DeclarationError for mask forms declared with sequences.
     """
-    if not HEAD_LAYOUTS[layout].has_sequences:
+    if not HEAD_LAYOUTS[layout].has_lengths:
         return forms
     if forms:
+        words = "lengths" if HEAD_LAYOUTS[layout].cache_axes else "cu_seqlens"
         msg = (
-            f"masks is {list(forms)} with layout={layout!r}, whose cu_seqlens say which keys a "
+            f"masks is {list(forms)} with layout={layout!r}, whose {words} say which keys a "
             "query has: drop masks"
         )
         raise DeclarationError(msg)
@@ -119,6 +127,10 @@ def declare(
     causal_by: str | None = None,
     offsets: str = "each",
     padded: bool = False,
+    queries: str | None = None,
+    page_axes: str | None = None,
+    page_index: str | None = None,
+    page_sizes: Iterable[int] | None = None,
     expected_failures: GivenExpectations = None,
 ) -> Declaration:
     """Check every promise and build the declaration; raises DeclarationError with a sentence."""
@@ -130,9 +142,12 @@ def declare(
         layout = _of_sequences(layout, "-shared", "offsets is 'shared'")
     if padded:
         layout = _of_sequences(layout, "-padded", "padded is True")
+    named = _words("features", features, FEATURES)
+    options = {"page_axes": page_axes, "page_index": page_index, "queries": queries}
+    layout = read_cache_layout(layout, options, named)  # type: ignore[assignment]  # checked below
     if not (isinstance(layout, str) and layout == "BHSD"):
         pins, forms = _read_layout(layout, forms, pins)
-    named = _words("features", features, FEATURES)
+        pins = for_caches(layout, named, pins)
     key_shapes, length_shapes = _read_shapes(mask_shapes, forms, batched=batched)
     choices = {
         "inputs": (inputs, INPUTS),
@@ -156,7 +171,7 @@ def declare(
             f"{' or '.join(repr(word) for word in ALIGNMENTS)}"
         )
         raise DeclarationError(msg)
-    offered = _read_features(kind, named, without)
+    offered = without_gradients(layout, _read_features(kind, named, without), named)
     common_rule, rules = _read_empty_rows(empty_rows, forms, causal, offered)
     for rule in (common_rule, *rules.values()):
         check_company(layout, offered, rule)
@@ -165,6 +180,7 @@ def declare(
     if arrays != "torch":
         offered = _read_arrays(arrays, places, offered, frozenset(named))
     point = _read_semantics(semantics, causal, rules or common_rule, causal_by)
+    check_caches(layout, offered, point.causal_alignment, arrays)
     rotary_table_shape = _read_tables(rotary_tables, rotary_table_shape, batched=batched)
     pins = _for_tables(rotary_tables, kind, point, pins)
     if "alibi_slopes" in offered:
@@ -216,6 +232,7 @@ def declare(
         lse_shape=lse.get("lse_shape"),
         lse_empty=lse.get("lse_empty"),
         alibi_slope_shape=alibi_slope_shape,
+        page_sizes=read_page_sizes(page_sizes, layout),
     )
     check_exclusions(declaration)
     return declaration
@@ -444,7 +461,8 @@ def _choices(choices: Mapping[str, tuple[object, Iterable[str]]]) -> None:
 
 
 def _read_layout(layout: str, forms: tuple[str, ...], pins: Pins) -> tuple[Pins, tuple[str, ...]]:
-    _choice("layout", layout, HEAD_LAYOUTS)
+    known = isinstance(layout, str) and layout in HEAD_LAYOUTS
+    _choice("layout", layout, HEAD_LAYOUTS if known else LISTED)
     return tied_by_layout(layout, pins), _forms_of_layout(layout, forms)
 
 

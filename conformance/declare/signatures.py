@@ -38,6 +38,10 @@ class PublicSignature:
         Converts values: see :class:`OwnKeywords`.
     grouped
         A flag for calls in which key and value have fewer heads, "" without a flag.
+    made
+        Further parameters, made of a call's keywords: see :class:`OwnKeywords`.
+    without
+        Other promises of a function that lacks a keyword.
     source
         The address of the documentation.
     """
@@ -50,11 +54,13 @@ class PublicSignature:
     promises: Mapping[str, Any] = field(default_factory=dict)
     prepare: Prepare | None = None
     grouped: str = ""
+    made: Mapping[str, Callable[[Mapping[str, Any]], Any]] = field(default_factory=dict)
+    without: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def parameters(self) -> frozenset[str]:
         """Every parameter of the public function."""
-        return frozenset((*self.inputs, *self.keywords.values(), *self.others))
+        return frozenset((*self.inputs, *self.keywords.values(), *self.others, *self.made))
 
     def keywords_of(self, function: Callable[..., Any]) -> OwnKeywords:
         """The keywords whose parameters a function has."""
@@ -63,6 +69,7 @@ class PublicSignature:
             names={word: (theirs,) for word, theirs in self.keywords.items() if theirs in has},
             prepare=self.prepare,
             grouped=self.grouped if self.grouped in has else "",
+            made={name: make for name, make in self.made.items() if name in has},
         )
 
     def promised(
@@ -74,14 +81,17 @@ class PublicSignature:
         joined.
         """
         has, words = self._of(function), frozenset(words)
+        promises = dict(self.promises)
+        for word, others in self.without.items():
+            promises |= {} if word in words else others
         features = [
             feature
-            for feature in self.promises.get("features", ())
+            for feature in promises.get("features", ())
             if words.issuperset(FEATURE_KEYWORDS.get(feature, ()))
             if feature != "gqa" or self.grouped in ("", *has)
         ]
         own = {
-            **self.promises,
+            **promises,
             "masks": [form for form in MASK_FORMS if form in words],
             "unchecked": sorted(self.others & has - {self.grouped}),
         }
@@ -160,6 +170,18 @@ _FLASH_PROMISES: Final = {
 }
 _FLASH_SOURCE: Final = "https://github.com/Dao-AILab/flash-attention#how-to-use-flashattention"
 
+
+def _longest_query(keywords: Mapping[str, Any]) -> int:
+    """The most queries of a sequence."""
+    return int(keywords["cu_seqlens_q"].diff().max())
+
+
+def _longest_key(keywords: Mapping[str, Any]) -> int:
+    """The most keys of a cache."""
+    return int(keywords["cache_lengths"].max())
+
+
+_OF_CACHES: Final = ("scale", "softcap", "window", "gqa", "cache_write")
 SIGNATURES: Final[Mapping[str, PublicSignature]] = {
     "flash_attn": PublicSignature(
         inputs=("q", "k", "v"),
@@ -176,6 +198,85 @@ SIGNATURES: Final[Mapping[str, PublicSignature]] = {
         others=_FLASH_OTHERS | {"block_table"},
         promises={**_FLASH_PROMISES, "layout": "varlen"},
         source=_FLASH_SOURCE,
+    ),
+    # Its pages have 256 slots; calls write new keys wherever it takes them.
+    "flash_attn_kvcache": PublicSignature(
+        inputs=("q", "k_cache", "v_cache"),
+        keywords={
+            "key": "k",
+            "value": "v",
+            "cache_lengths": "cache_seqlens",
+            "block_table": "block_table",
+            **_FLASH_KEYWORDS,
+        },
+        marks=frozenset({"k_cache", "v_cache", "cache_seqlens"}),
+        others=frozenset(
+            "rotary_cos rotary_sin rotary_interleaved cache_batch_idx cache_leftpad alibi_slopes "
+            "num_splits return_softmax_lse".split()
+        ),
+        promises={
+            **_FLASH_PROMISES,
+            "layout": "paged",
+            "page_sizes": (256,),
+            "features": _OF_CACHES,
+        },
+        without={
+            "block_table": {
+                "layout": "BSHD",
+                "page_sizes": (),
+                "features": (*_OF_CACHES, "cache_lengths"),
+            }
+        },
+        source="https://github.com/Dao-AILab/flash-attention#22-inference",
+    ),
+    # The names of its wrappers' plans; without offsets of queries each item has one.
+    "flashinfer": PublicSignature(
+        inputs=("q", "k_cache", "v_cache"),
+        keywords={
+            "cu_seqlens_q": "qo_indptr",
+            "kv_indptr": "paged_kv_indptr",
+            "kv_indices": "paged_kv_indices",
+            "last_page_lengths": "paged_kv_last_page_len",
+            "scale": "sm_scale",
+            "causal": "causal",
+            "softcap": "logits_soft_cap",
+        },
+        marks=frozenset({"paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len"}),
+        others=frozenset("window_left kv_layout pos_encoding_mode return_lse".split()),
+        promises={
+            "layout": "paged",
+            "page_index": "csr",
+            "queries": "varlen",
+            "page_sizes": (1, 16),
+            "causal": "bottom-right",
+            "features": ("scale", "softcap", "gqa"),
+        },
+        without={"cu_seqlens_q": {"queries": "single"}},
+        source="https://docs.flashinfer.ai/api/attention.html",
+    ),
+    # FlashAttention's function as vLLM has it: k and v are the caches.
+    "vllm_paged": PublicSignature(
+        inputs=("q", "k", "v"),
+        keywords={
+            "cu_seqlens_q": "cu_seqlens_q",
+            "cache_lengths": "seqused_k",
+            "block_table": "block_table",
+            **_FLASH_KEYWORDS,
+        },
+        marks=frozenset({"cu_seqlens_q", "seqused_k", "block_table"}),
+        others=_FLASH_OTHERS
+        | frozenset(
+            "cu_seqlens_k q_v return_softmax_lse out scheduler_metadata q_descale k_descale "
+            "v_descale num_splits fa_version s_aux".split()
+        ),
+        promises={
+            **_FLASH_PROMISES,
+            "layout": "paged",
+            "queries": "varlen",
+            "page_sizes": (16,),
+        },
+        made={"max_seqlen_q": _longest_query, "max_seqlen_k": _longest_key},
+        source="https://github.com/vllm-project/flash-attention",
     ),
     # Its documentation refuses a mask beside the flag: callers make one mask of both.
     "torch_sdpa": PublicSignature(

@@ -18,10 +18,11 @@ import torch
 from torch import Generator, Tensor
 
 from ..declare.declaration import SEQUENCES
-from ..declare.head_layouts import OWN_AXES
+from ..declare.head_layouts import OWN_AXES, HeadLayout
 from .inputs import Inputs
 from .mask_patterns import NO_KEYS, NO_QUERIES, OF_SEQUENCES
 from .memory_layouts import CANARIES, MEMORY_LAYOUTS, MIXED, arrange_mask
+from .paging import Slots, equal_beginnings, in_slots, new_tokens, page_keywords, slots
 
 Tensors = tuple[Tensor, ...]
 # How many of the sequences have no token, no key or no query where some lack them.
@@ -36,11 +37,13 @@ def arranged_tokens(inputs: Inputs) -> Tensors:
     """
     whole = present_tokens((inputs.query, inputs.key, inputs.value), inputs)
     names = MIXED[: len(whole)] if inputs.layout == "mixed" else (inputs.layout,) * len(whole)
+    of_keys = inputs.head_layout.cache_axes or inputs.head_layout.axes
+    axes = (inputs.head_layout.axes, *[of_keys] * (len(whole) - 1))
     placed = [
-        in_memory(tensor, name, inputs.head_layout.axes)
-        for tensor, name in zip(whole, names, strict=True)
+        in_memory(tensor, name, letters, written=inputs.writes)
+        for tensor, name, letters in zip(whole, names, axes, strict=True)
     ]
-    separate = not inputs.head_layout.is_packed
+    separate = not (inputs.head_layout.is_packed or inputs.head_layout.cache_axes)
     return _shared(placed, inputs) if inputs.shared and separate else tuple(placed)
 
 
@@ -66,9 +69,14 @@ def with_equal_sequences(inputs: Inputs) -> Inputs:
 _EXPANDED_AXES: Final = {"expanded": ("B", 0), "expanded-heads": ("H", 1)}
 
 
-def in_memory(tensor: Tensor, name: str, axes: str) -> Tensor:
-    """Lay a tensor out in memory; ``axes`` are the letters of its head layout, packed or not."""
+def in_memory(tensor: Tensor, name: str, axes: str, *, written: bool = False) -> Tensor:
+    """Lay a tensor out in memory; ``axes`` are the letters of its head layout, packed or not.
+
+    What is ``written``, and pages of equal items, hold every entry.
+    """
     letter, expected = _EXPANDED_AXES.get(name, ("", 0))
+    if letter and (written or (letter == "B" and "P" in axes)):
+        return MEMORY_LAYOUTS["contiguous"](tensor)
     if not letter or letter not in axes:
         return MEMORY_LAYOUTS[name](tensor)
     # A packed tensor has an axis for its parts in front of the heads.
@@ -80,6 +88,8 @@ def in_memory(tensor: Tensor, name: str, axes: str) -> Tensor:
 def present_tokens(tokens: Tensors, inputs: Inputs) -> Tensors:
     """Query, key and value ``[B, H, L, D]`` in the axes of the candidate, not copied."""
     layout, names = inputs.head_layout, ("query", "key", "value")
+    if layout.cache_axes:
+        return present_output(tokens[0], inputs), *caches(inputs, tokens[1:])
     if layout.has_sequences:
         return tuple(
             _joined(tensor, places(inputs, name, tensor), between=torch.nan)
@@ -98,7 +108,7 @@ def present_tokens(tokens: Tensors, inputs: Inputs) -> Tensors:
 def canonical_tokens(tensors: Tensors, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """The inverse of :func:`present_tokens`, for the tensors of a call or their gradients.
 
-    Differentiable. Tokens that no sequence has are zero.
+    Differentiable. Tokens that no sequence has are zero. No gradient flows into caches.
     """
     layout = inputs.head_layout
     packed_axis = layout.axes.index("H")
@@ -113,6 +123,56 @@ def canonical_tokens(tensors: Tensors, inputs: Inputs) -> tuple[Tensor, Tensor, 
         for name in ("query", "key", "value")
     )
     return query, key, value
+
+
+def slots_of(inputs: Inputs) -> Slots:
+    """Where the keys of a call lie in its caches."""
+    store = inputs.store
+    if store is None:
+        msg = "a layout with caches has a store of keys"
+        raise LookupError(msg)
+    present = there(inputs, "key", inputs.key)
+    queries = there(inputs, "query", inputs.query).sum(dim=-1)
+    lengths = present.sum(dim=-1)
+    written = torch.minimum(queries, lengths) if store.writes else torch.zeros_like(lengths)
+    alike = torch.zeros(len(lengths), len(lengths), dtype=torch.int64)
+    if store.page_size and store.shares:
+        alike = equal_beginnings(inputs.key, inputs.value, present)
+    return slots(store, lengths, written, present.shape[1], alike)
+
+
+def caches(inputs: Inputs, heads: Tensors | None = None, *, after: bool = False) -> Tensors:
+    """The caches of keys and values, in the candidate's axes, before a call or ``after`` it."""
+    at, present = slots_of(inputs), there(inputs, "key", inputs.key)
+    whole = (
+        in_slots(tensor, at, present, junk, after=after)
+        for tensor, junk in zip(heads or (inputs.key, inputs.value), at.store.junk, strict=True)
+    )
+    by_slot = inputs.head_layout.cache_axes.endswith("SHD")
+    return tuple(cache if by_slot else cache.transpose(1, 2) for cache in whole)
+
+
+def cache_keywords_of(inputs: Inputs) -> dict[str, Any]:
+    """What says where the keys of each item lie, and the new ones that the call writes."""
+    at, layout = slots_of(inputs), inputs.head_layout
+    rows = there(inputs, "query", inputs.query)
+    every = page_keywords(at, rows.sum(dim=-1))
+    canaries = inputs.mask_layout == "between-canaries"
+    given = {
+        word: MEMORY_LAYOUTS["between-canaries"](every[word]) if canaries else every[word]
+        for word in layout.sequence_keywords
+    }
+    if not at.store.writes:
+        return given
+    present = there(inputs, "key", inputs.key)
+    for name in ("key", "value"):
+        new = new_tokens(getattr(inputs, name), at, present, inputs.query.shape[2])
+        if layout.has_sequences:  # the last rows of an item's queries, or the first
+            own = torch.arange(new.shape[1]) < rows.sum(dim=-1)[:, None]
+            given[name] = new[own]
+        else:
+            given[name] = layout.arranged(new.transpose(1, 2)).contiguous()
+    return given
 
 
 def token_names(inputs: Inputs) -> tuple[tuple[str, ...], ...]:
@@ -151,6 +211,9 @@ def presented_shape(inputs: Inputs) -> tuple[int, ...]:
 
 def expressible(inputs: Inputs) -> bool:
     """Whether sizes that do not belong together can be handed over in the candidate's axes."""
+    if inputs.head_layout.cache_axes:  # one table is for keys and values
+        batch = inputs.query.shape[0]
+        return batch == inputs.key.shape[0] and inputs.key.shape[:3] == inputs.value.shape[:3]
     return all(
         len({getattr(inputs, part).shape for part in parts}) == 1 for parts in token_names(inputs)
     )
@@ -210,7 +273,8 @@ def _starts(counts: Tensor, *, padded: bool) -> Tensor:
 def there(inputs: Inputs, name: str, heads: Tensor) -> Tensor:
     """Which tokens of query, key or value a sequence has: bool ``[B, L]``."""
     shape = (heads.shape[0], heads.shape[2])
-    if inputs.mask_form != SEQUENCES or inputs.keep is None:
+    dense = name == "query" and inputs.head_layout.has_all_queries
+    if inputs.mask_form != SEQUENCES or inputs.keep is None or dense:
         return torch.ones(shape, dtype=torch.bool)
     if inputs.present is not None:
         return inputs.present[0 if name == "query" else 1]
@@ -221,6 +285,8 @@ def there(inputs: Inputs, name: str, heads: Tensor) -> Tensor:
 
 def sequence_keywords(inputs: Inputs) -> dict[str, Any]:
     """What says where sequences begin and how long the longest is; nothing for other layouts."""
+    if inputs.head_layout.cache_axes:
+        return cache_keywords_of(inputs)
     if not inputs.head_layout.has_sequences:
         return {}
     words = inputs.head_layout.sequence_keywords
@@ -248,6 +314,8 @@ def sequences(
     generator: Generator,
     *,
     tied: bool = False,
+    layout: HeadLayout | None = None,
+    writes: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """The keys that each query of a sequence may attend, ``[B, 1, Lq, Lk]``, for random lengths.
 
@@ -255,7 +323,8 @@ def sequences(
     batch's full length. Pattern "full" makes all lengths full, "single" gives each sequence a
     single query; "empty-lengths" leaves about a third of the sequences without tokens, "no-keys"
     without keys, "no-queries" without queries: among these the first, the middle or the last
-    sequence. ``tied`` sequences have as many keys as queries.
+    sequence. ``tied`` sequences have as many keys as queries. In a ``layout`` with caches items
+    have a key for each query where they can, and must where a call ``writes`` them.
     """
     batch, query_length, key_length = sizes
     queries = _lengths(batch, query_length, generator)
@@ -264,16 +333,38 @@ def sequences(
         queries, keys = torch.full_like(queries, query_length), torch.full_like(keys, key_length)
     if pattern == "single":
         queries = queries.clamp(max=1)
+    dense = layout is not None and layout.has_all_queries
+    if dense:
+        queries = torch.full_like(queries, query_length)
+    if layout is not None and layout.cache_axes:
+        keys = torch.maximum(keys, queries.clamp(max=key_length))
     if pattern in OF_SEQUENCES:
         gone = _gone(batch, generator)
-        queries = queries if pattern == NO_KEYS and not tied else queries.masked_fill(gone, 0)
+        if writes and (dense or pattern != NO_QUERIES):
+            gone = torch.zeros_like(gone)
+        kept = dense or (pattern == NO_KEYS and not tied)
+        queries = queries if kept else queries.masked_fill(gone, 0)
         keys = keys if pattern == NO_QUERIES else keys.masked_fill(gone, 0)
     if tied:
         keys = queries
     place = _from_the_end if alignment == "bottom-right" else _from_the_start
     rows, columns = place(queries, query_length), place(keys, key_length)
     keep = (rows[:, :, None] & columns[:, None, :]).unsqueeze(1)
-    return keep, (rows, columns) if pattern in (NO_KEYS, NO_QUERIES) and not tied else None
+    told = tied or dense or pattern not in (NO_KEYS, NO_QUERIES)
+    return keep, None if told else (rows, columns)
+
+
+def with_lengths(inputs: Inputs, lengths: Tensor) -> Inputs:
+    """The inputs whose items have so many keys, and at most as many queries: ``lengths [B]``."""
+    columns = _from_the_end(lengths, inputs.key.shape[2])
+    rows = there(inputs, "query", inputs.query)
+    if not inputs.head_layout.has_all_queries:
+        rows = _from_the_end(torch.minimum(rows.sum(dim=-1), lengths), rows.shape[1])
+    return inputs.replace(
+        keep=(rows[:, :, None] & columns[:, None, :]).unsqueeze(1),
+        mask_form=SEQUENCES,
+        present=None,
+    )
 
 
 def _gone(batch: int, generator: Generator) -> Tensor:

@@ -249,12 +249,12 @@ class _Parameters:
         some = [
             name for name in MEMORY if not (layer and name in ("tokens-first", "expanded-heads"))
         ]
-        if declared.head_layout.has_sequences:
-            some.remove("expanded")  # no axis holds the items
+        if declared.head_layout.has_lengths:
+            some.remove("expanded")  # no axis holds the items, or their keys
         yield "memory", {name: name for name in some}
         if declared.masks and declared.masks != (SEQUENCES,):
             yield "mask memory", {name: name for name in MASK_MEMORY}
-        apart = not (declared.head_layout.is_packed or declared.head_layout.has_sequences)
+        apart = not (declared.head_layout.is_packed or declared.head_layout.has_lengths)
         if declared.inputs == "separate" and apart and self.space.purpose == "answer":
             yield "tensors", self._objects(layer=layer)
 

@@ -17,6 +17,7 @@ from ..declare.declaration import PADDED_QUERIES, SEQUENCES
 from ..declare.head_layouts import HEAD_LAYOUTS, HeadLayout
 from ..tolerance.visible_keys import owners
 from .learned import LearnedArguments
+from .paging import KeyStore
 from .positions import Positions
 from .rotary_tables import RotaryTables
 
@@ -129,6 +130,8 @@ class Inputs(Replaceable):
         The learned arguments, if the call takes some; else None.
     positions
         The positions of all tokens, if the call takes positions; else None.
+    store
+        How keys and values lie in caches, if the layout has caches; else None.
     block_size
         The numbers of queries and keys in a block of a block mask.
     device, head_layout
@@ -173,6 +176,7 @@ class Inputs(Replaceable):
     device: str = "cpu"
     head_layout: HeadLayout = HEAD_LAYOUTS["BHSD"]
     block_size: tuple[int, int] = (1, 1)
+    store: KeyStore | None = None
 
     @property
     def is_layer(self) -> bool:
@@ -185,10 +189,17 @@ class Inputs(Replaceable):
         return self.mask_form is not None
 
     @property
+    def writes(self) -> bool:
+        """Whether the call is to write into its caches."""
+        return self.store is not None and self.store.writes
+
+    @property
     def absent(self) -> Tensor | None:
         """The queries outside all sequences or lengths, bool ``[B, 1, Lq]``; None without those."""
         if self.mask_form not in (SEQUENCES, PADDED_QUERIES) or self.keep is None:
             return None
+        if self.mask_form == SEQUENCES and self.head_layout.has_all_queries:
+            return None  # every item has all queries
         if self.present is not None:
             return ~self.present[0].unsqueeze(1)
         return ~self.keep.any(dim=-1)

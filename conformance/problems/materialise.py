@@ -14,11 +14,12 @@ from ..declare.candidate import Candidate
 from ..declare.declaration import SEQUENCES
 from ..tolerance import model
 from ..tolerance.layer import is_exact
-from .arrangements import sequences
+from .arrangements import sequences, there
 from .caching import cached_length, without_key_bias
 from .inputs import Inputs
 from .learned import draw_learned
 from .mask_patterns import LENGTH_PATTERNS, PATTERNS
+from .paging import KeyStore, beginning_alike, draw_store
 from .positions import Positions, draw_positions
 from .problem import MaskPlan, Overrides, Problem
 from .recipes import RECIPES, normal
@@ -142,6 +143,8 @@ SINK_SPREAD: Final = 2.0
 TABLES: Final = 41
 LEARNED: Final = 42
 POSITIONS: Final = 43
+# The random stream of caches.
+CACHES: Final = 44
 
 
 def generator_for(problem: Problem, purpose: int = 0) -> Generator:
@@ -200,9 +203,25 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         shared=bool(problem.shared),
         return_weights=problem.return_weights,
         dropout=problem.dropout,
+        store=_store(problem, candidate),
     )
+    drawn = with_equal_beginnings(drawn)
     drawn = _alike(overridden(drawn, problem), problem)
     return without_key_bias(drawn, candidate) if drawn.past else drawn
+
+
+def _store(problem: Problem, candidate: Candidate) -> KeyStore | None:
+    seed = int(torch.randint(2**16, (1,), generator=generator_for(problem, CACHES)))
+    return draw_store(candidate.declaration, problem.geometry, problem.seed, seed)
+
+
+def with_equal_beginnings(inputs: Inputs) -> Inputs:
+    """The inputs with some items that begin as the first does, where caches have pages."""
+    if inputs.store is None or not inputs.store.page_size:
+        return inputs
+    key, value = inputs.key.clone(), inputs.value.clone()
+    beginning_alike(key, value, there(inputs, "key", key), inputs.store)
+    return inputs.replace(key=key, value=value)
 
 
 def _positions(problem: Problem, candidate: Candidate) -> Positions | None:
@@ -387,7 +406,16 @@ def _mask(
         sizes = (geometry.batch, geometry.query_length, geometry.key_length)
         alignment = candidate.declaration.semantics.causal_alignment
         tied = candidate.declaration.pins.ties_lengths
-        keep, present = sequences(plan.pattern, sizes, alignment, generator, tied=tied)
+        declared = candidate.declaration
+        keep, present = sequences(
+            plan.pattern,
+            sizes,
+            alignment,
+            generator,
+            tied=tied,
+            layout=declared.head_layout if declared.head_layout.cache_axes else None,
+            writes="cache_write" in declared.features,
+        )
         return keep, None, present
     if plan.form in STRUCTURED_MASKS:
         return _structured(problem, plan, candidate, generator), None, None

@@ -61,7 +61,8 @@ def unchecked_options(
         return ()
     if candidate.kind == WHOLE_MODEL:
         return _unchecked_of_model(candidate.function, accepted)
-    declaration, passed = candidate.declaration, set(candidate.declaration.keywords)
+    declaration = candidate.declaration
+    passed = {*declaration.keywords, *declaration.positional}
     called = (candidate.eager or candidate).function if candidate.kind == "core" else forward
     chosen = OWN_KEYWORDS
     if isinstance(called, AdaptedModule):

@@ -15,6 +15,7 @@ from candidates.log_sum_exp import log_sum_exp
 from candidates.module_caches import by_object
 from candidates.operator_attention import operator_attention
 from candidates.out_attention import out_attention
+from candidates.paged_attention import paged, paged_written
 from candidates.rotary_tables import tables_by_halves
 from candidates.structured_attention import structured_attention
 from candidates.torch_scaled_dot_product import torch_scaled_dot_product
@@ -46,6 +47,8 @@ SOMEBODY = (
     placed_halves,
     by_object,
     structured_attention,
+    paged,
+    paged_written,
 )
 IN_FLOAT16 = ("numerics.overflow-half", "numerics.lifted-logits")
 # So small a sample has one problem of thousands of keys, or of as many queries as keys.

@@ -38,7 +38,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"layout": np.zeros(2)},
         (
             "layout is array([0., 0.]), which is unknown; known: BHSD, BSHD, packed-kv, "
-            "packed-qkv, varlen, varlen-padded, varlen-shared, varlen-shared-padded"
+            "packed-qkv, paged, varlen, varlen-padded, varlen-shared, varlen-shared-padded"
         ),
     ),
     ({"scores": "x" * 999}, f"scores is '{'x' * 59}, which is unknown; known: eager, fused"),

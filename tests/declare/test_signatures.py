@@ -142,7 +142,7 @@ def test_unknown_signatures_are_refused() -> None:
     """A wrong name, and a layer, get one sentence."""
     names = ", ".join(SIGNATURES)
     hint = "did you mean 'flash_attn'?"
-    with refused(f"signature is 'flash', which is unknown; {hint} (give one of {names})"):
-        conformance.core(signature="flash")
+    with refused(f"signature is 'flash_att', which is unknown; {hint} (give one of {names})"):
+        conformance.core(signature="flash_att")
     with refused("signature is 'jax' for a layer: only a core has one; drop it"):
         conformance.layer(signature="jax")

@@ -65,7 +65,9 @@ def inputs_of(
     return Subject(candidate, "float32").inputs(problem)
 
 
-@pytest.mark.parametrize("layout", HEAD_LAYOUTS)
+@pytest.mark.parametrize(
+    "layout", [name for name, layout in HEAD_LAYOUTS.items() if not layout.cache_axes]
+)
 def test_tokens_come_back_as_they_were(layout: str) -> None:
     """What is arranged and taken apart again is query, key and value; absent tokens are zero."""
     inputs = inputs_of(layout)

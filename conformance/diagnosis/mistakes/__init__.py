@@ -38,6 +38,7 @@ from .named_mistake import (
     everywhere,
     run_of_call,
 )
+from .paged import PAGED
 from .projections import PROJECTIONS
 from .scaling import PREPARED, SCALING
 from .semantics_changes import POINTS, mistaken_conventions
@@ -55,6 +56,7 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *LENGTHS,
     *CAUSALITY,
     *OF_SEQUENCES,
+    *PAGED,
     *WINDOWS,
     *SOFTCAPS,
     *BIASES,

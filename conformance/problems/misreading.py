@@ -1,0 +1,79 @@
+"""Caches read otherwise than a table and lengths say: the wrong answers that clauses ask about."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..declare.declaration import SEQUENCES
+from .arrangements import slots_of, there
+from .inputs import Inputs
+from .paging import in_slots
+
+
+def misread(
+    inputs: Inputs,
+    *,
+    table: Tensor | None = None,
+    lengths: Tensor | None = None,
+    slots: Tensor | None = None,
+    ends: Tensor | None = None,
+) -> Inputs:
+    """The inputs for the golden with the keys that another ``table [B, N]`` of pages names.
+
+    ``lengths [B]`` are how many keys are read, ``slots [B, N]`` where each lies; ``ends [B]`` are
+    the lengths by which queries find their places. None is as it should be.
+    """
+    at = slots_of(inputs)
+    lengths = at.lengths if lengths is None else lengths
+    longest = max(1, int(lengths.max())) if len(lengths) else 1
+    rank = torch.arange(longest).expand(len(at.lengths), -1)
+    if slots is None:
+        slots = at.replace(table=at.table if table is None else table).places(rank)
+    present = there(inputs, "key", inputs.key)
+    key, value = (
+        in_slots(heads, at, present, junk, after=True).flatten(0, 1)
+        for heads, junk in zip((inputs.key, inputs.value), at.store.junk, strict=True)
+    )
+    places = slots % len(key)
+    return _attending(
+        inputs.replace(
+            key=key[places].transpose(1, 2),
+            value=value[places].transpose(1, 2),
+            geometry=inputs.geometry.replace(key_length=longest),
+            generic=False,
+        ),
+        rank < lengths[:, None],
+        at.lengths if ends is None else ends,
+        there(inputs, "query", inputs.query),
+    )
+
+
+def _attending(inputs: Inputs, read: Tensor, ends: Tensor, rows: Tensor) -> Inputs:
+    """The inputs whose only mask says which keys queries see, by their places from ``ends`` on."""
+    first = rows.sum(dim=-1, keepdim=True) - rows.cumsum(dim=-1)
+    place = ends[:, None] - 1 - first
+    ahead = torch.arange(read.shape[1]) - place[..., None]
+    left, right = inputs.window or (-1, -1)
+    seen = read[:, None] & ((ahead <= 0) | (not inputs.causal))
+    seen = seen & ((ahead >= -left) | (left < 0)) & ((ahead <= right) | (right < 0))
+    return inputs.replace(
+        keep=(seen & rows[..., None])[:, None],
+        mask_form=SEQUENCES,
+        present=(rows, read),
+        causal=False,
+        window=None,
+    )
+
+
+def read_whole_pages(inputs: Inputs) -> Inputs:
+    """The slots behind an item's last key attended to the end of the page, whatever is hidden."""
+    at = slots_of(inputs)
+    size = at.store.page_size or at.count
+    whole = -(-at.lengths // size) * size
+    wrong = misread(inputs, lengths=whole)
+    rank = torch.arange(wrong.geometry.key_length)
+    more = (rank >= at.lengths[:, None]) & (rank < whole[:, None])
+    rows = there(inputs, "query", inputs.query)
+    keep = torch.zeros((), dtype=torch.bool) if wrong.keep is None else wrong.keep
+    return wrong.replace(keep=keep | (more[:, None] & rows[..., None])[:, None])
