@@ -470,6 +470,7 @@ def _compared(kind: type) -> Iterator[tuple[set[str], str]]:
             elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
                 sides = [node.slice, *node.value.keys]
             names = {side.id for side in sides if isinstance(side, ast.Name)}
+            names |= {side.attr for side in sides if isinstance(side, ast.Attribute)}
             for leaf in (leaf for side in sides if side is not None for leaf in ast.walk(side)):
                 if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str):
                     yield names, leaf.value
