@@ -24,7 +24,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from ..base.parameter_names import words_of
+from ..base.parameter_names import role_of, words_of
 from ..base.printable_text import raised_text
 from ..errors import ConstructionError, DeclarationError, lacks_import
 from .calling import ways_to_call
@@ -186,14 +186,20 @@ def _instance_of(
     names = [*required, *_further_keywords(kind, required, num_heads)]
     sizes = Sizes(num_heads, names, divisor, width)
     small = _smaller_defaults(kind, named, sizes, num_heads, divisor)
-    unknown = [name for name in names if sizes.value(name) is _UNKNOWN]
+    projections = {
+        name: (sizes.projection(name),)
+        for name in required
+        if _annotation(kind, name) in (nn.Module, nn.Linear)
+    }
+    unknown = [n for n in names if sizes.value(n) is _UNKNOWN and n not in projections]
     objects = {
         name: _annotated(kind, name, num_heads, divisor) or _texts_compared(kind, name)
         for name in unknown
     }
     failure: ConstructionError | None = None
     first: tuple[nn.Module, str] | None = None
-    choices = {name: objects.get(name) or sizes.choices(name) for name in names}
+    made_for = {**objects, **projections}
+    choices = {name: made_for.get(name) or sizes.choices(name) for name in names}
     for name in unknown:
         if objects[name] or name not in required or _is_number(kind, name):
             continue
@@ -304,7 +310,8 @@ def _smaller_defaults(
     for one in named:
         if one.default is None or type(one.default).__module__ == kind.__module__:
             settings = _annotated(kind, one.name, num_heads, divisor)
-            small |= {one.name: settings[0]} if settings else {}
+            is_part = settings and isinstance(settings[0], nn.Module)  # such as a cache
+            small |= {one.name: settings[0]} if settings and not is_part else {}
     return small
 
 
@@ -336,6 +343,8 @@ def _shown(value: Any) -> str:
         return f"SimpleNamespace({', '.join(f'{k}={_shown(v)}' for k, v in vars(value).items())})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{k!r}: {_shown(v)}' for k, v in value.items())}}}"
+    if type(value) is nn.Linear:
+        return f"torch.nn.Linear({value.in_features}, {value.out_features})"
     if isinstance(value, nn.Module) or " object at 0x" in repr(value):
         return f"{type(value).__name__}(…)"
     return repr(value)
@@ -353,17 +362,23 @@ def _annotated(
 
     First with sizes by the names of fields, then with defaults.
     """
+    hint = _annotation(kind, name)
+    if hint is None or hint.__module__.partition(".")[0] in _NO_SETTINGS:
+        return ()
+    return _sized_settings(hint, num_heads, divisor)
+
+
+def _annotation(kind: type[nn.Module], name: str) -> type | None:
+    """The class that a parameter's annotation names, or the class of its default, else None."""
     try:
         default = inspect.signature(kind).parameters[name].default
         by_default = None if default in (None, inspect.Parameter.empty) else type(default)
         hint = typing.get_type_hints(kind.__init__).get(name, by_default)
-        several = [one for one in typing.get_args(hint) if one is not type(None)]
-        hint = several[0] if len(several) == 1 else hint
-        if not isinstance(hint, type) or hint.__module__.partition(".")[0] in _NO_SETTINGS:
-            return ()
     except Exception:  # noqa: BLE001 (whatever names in the user's annotations raise)
-        return ()
-    return _sized_settings(hint, num_heads, divisor)
+        return None
+    several = [one for one in typing.get_args(hint) if one is not type(None)]
+    hint = several[0] if len(several) == 1 else hint
+    return hint if isinstance(hint, type) else None
 
 
 def _sized_settings(settings: type, num_heads: int | None, divisor: int) -> tuple[Any, ...]:
@@ -501,8 +516,8 @@ class Sizes:
     def __init__(
         self, num_heads: int | None, names: list[str], divisor: int = 1, width: int | None = None
     ) -> None:
-        shared = any(_says_shared(name) for name in names)
-        self.heads = num_heads or (GROUPED_HEADS if shared else HEADS)
+        self.shared = any(_says_shared(name) for name in names)
+        self.heads = num_heads or (GROUPED_HEADS if self.shared else HEADS)
         if width is not None and width % self.heads:
             self.heads = math.gcd(width, _OTHER_HEADS)
         divisors = [count for count in range(1, self.heads) if self.heads % count == 0] or [1]
@@ -519,6 +534,11 @@ class Sizes:
         if "window" in words:
             return _WINDOW, pair, LONGEST
         return (value, pair) if words & _PICTURES else (value,)
+
+    def projection(self, name: str) -> nn.Linear:
+        """The matrix for a parameter that holds a module."""
+        heads = self.kv_heads if self.shared and role_of(name)[0] in ("k", "v") else self.heads
+        return nn.Linear(self.width, heads * self.head_size)
 
     def is_of_a_head(self, name: str) -> bool:
         """Whether a parameter name means the size of a head."""
@@ -797,3 +817,5 @@ def settings_read(text: str) -> Iterator[str]:
     """The import lines that a construction text needs."""
     if "SimpleNamespace(" in text:
         yield "from types import SimpleNamespace"
+    if "torch.nn.Linear(" in text:
+        yield "import torch"

@@ -105,7 +105,8 @@ def _built_sizes(value: Any) -> list[SizeRule]:
     """The head sizes in the attributes of a module without projections."""
     if not isinstance(value, nn.Module):
         return []
-    held = [entry for part in value.modules() for entry in vars(part).items()]
+    own = (part for part in value.modules() if not type(part).__module__.startswith("torch."))
+    held = [entry for part in own for entry in vars(part).items()]
     numbers = {
         number for name, number in held if _HEAD_SIZE.fullmatch(name) and type(number) is int
     }
