@@ -189,7 +189,7 @@ def _instance_of(
     projections = {
         name: (sizes.projection(name),)
         for name in required
-        if _annotation(kind, name) in (nn.Module, nn.Linear)
+        if role_of(name)[1] and _annotation(kind, name) in (nn.Module, nn.Linear)
     }
     unknown = [n for n in names if sizes.value(n) is _UNKNOWN and n not in projections]
     objects = {
@@ -345,9 +345,10 @@ def _shown(value: Any) -> str:
         return f"{{{', '.join(f'{k!r}: {_shown(v)}' for k, v in value.items())}}}"
     if type(value) is nn.Linear:
         return f"torch.nn.Linear({value.in_features}, {value.out_features})"
-    if isinstance(value, nn.Module) or " object at 0x" in repr(value):
+    text = repr(value)
+    if isinstance(value, nn.Module) or " object at 0x" in text or "\n" in text:
         return f"{type(value).__name__}(…)"
-    return repr(value)
+    return text
 
 
 def _is_number(kind: type[nn.Module], name: str) -> bool:
@@ -410,11 +411,12 @@ def _sized_settings(settings: type, num_heads: int | None, divisor: int) -> tupl
 def _settings_beside(
     kind: type[nn.Module], read: Collection[str], num_heads: int | None, divisor: int
 ) -> list[Any]:
-    """Settings, by classes of the same file, with every field that a constructor reads."""
+    """Settings, by classes that a class's file names, with every field that a constructor reads."""
+    package = kind.__module__.partition(".")[0]
     return [
         made[0]
         for one in getattr(kind.__init__, "__globals__", {}).values()
-        if isinstance(one, type) and one.__module__ == kind.__module__
+        if isinstance(one, type) and one.__module__.partition(".")[0] == package
         if not issubclass(one, nn.Module) and (made := _sized_settings(one, num_heads, divisor))
         if all(hasattr(made[0], name) for name in read)
     ]
@@ -536,8 +538,10 @@ class Sizes:
         return (value, pair) if words & _PICTURES else (value,)
 
     def projection(self, name: str) -> nn.Linear:
-        """The matrix for a parameter that holds a module."""
-        heads = self.kv_heads if self.shared and role_of(name)[0] in ("k", "v") else self.heads
+        """The matrix for a parameter that holds the projection of a role, or of several."""
+        counts = {"q": self.heads, "o": self.heads} if self.shared else {}
+        others = self.kv_heads if self.shared else self.heads
+        heads = sum(counts.get(role, others) for role in role_of(name)[0])
         return nn.Linear(self.width, heads * self.head_size)
 
     def is_of_a_head(self, name: str) -> bool:
@@ -686,9 +690,19 @@ def _of_settings(
     divisor: int,
     others: Mapping[str, Any],
 ) -> tuple[nn.Module, str]:
-    """An instance of a class with a parameter for a settings object or dict."""
+    """An instance of a class with a parameter for a settings object or dict.
+
+    Its fields are guessed if no class of settings that the file names has them.
+    """
     guesses: dict[str, Any] = {}
     seen: list[str] = []
+    first = _Settings(Sizes(num_heads, seen, divisor), guesses, [])
+    with contextlib.suppress(Exception):  # a user's constructor may raise anything
+        kind(**{**others, name: first})
+    read = vars(first)["_own"].read
+    beside = _settings_beside(kind, read, num_heads, divisor) if read else []
+    if (made := _answering_of(kind, [{**others, name: one} for one in beside])) is not None:
+        return made
     words = sorted({text for _, text in _compared(kind) if text.isidentifier()})
     failure: Exception | None = None
     for _ in range(_MOST_SETTINGS):
@@ -709,9 +723,6 @@ def _of_settings(
             continue
         if not own.read:
             break
-        beside = _settings_beside(kind, own.read, num_heads, divisor)
-        if (made := _answering_of(kind, [{**others, name: one} for one in beside])) is not None:
-            return made
         try:
             return _constructed(kind, {**others, name: own.values()})
         except ConstructionError as error:
