@@ -209,10 +209,9 @@ def _unread(
         plain = _plain(entry, built, read.why, request)
         if unknown and not understand(built, request)[1].answered:
             _check_is_layer(entry, built, unknown)
-    except UsageError as error:
-        lacks = getattr(error.__cause__, "lacking", "")
+    except UsageError:
         _check_is_of_products(built, request, opened)
-        if opened is not None and (inside is not None or (opened.uncut and not lacks)):
+        if opened is not None and (inside is not None or opened.uncut):
             return _of_model(opened, entry, "; ".join(unmeant))
         if unknown:
             _check_is_layer(entry, built, unknown)

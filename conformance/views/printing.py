@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import IO, Any, Final
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -83,17 +83,6 @@ class Fitting:
             yield from self.rows
 
 
-class Broken:
-    """Lines made for the width, by a function of it."""
-
-    def __init__(self, lines: Callable[[int], Iterable[str]]) -> None:
-        self.lines = lines
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Yield the lines for rich."""
-        yield from (Text(line, overflow="fold") for line in self.lines(options.max_width))
-
-
 def fitting(
     columns: Iterable[Column | str],
     rows: Iterable[Row],
@@ -113,6 +102,6 @@ def numeric(*names: str) -> list[Column | str]:
     return [Column(name, justify="right") for name in names]
 
 
-def indented(line: str | Text | Broken, by: int) -> Padding:
+def indented(line: str | Text, by: int) -> Padding:
     """A paragraph whose every line begins some columns to the right."""
     return Padding(Text(line) if isinstance(line, str) else line, (0, 0, 0, by), expand=False)

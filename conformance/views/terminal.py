@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import IO, Any, Final
 
 from rich.text import Text
@@ -17,7 +16,7 @@ from ..base.line_breaking import broken_into_lines
 from ..base.printable_text import few, printable_record
 from . import counterexample, wording
 from .complete import Record, complete, notes
-from .printing import Broken, Fitting, columns_of, fitting, indented, numeric, write
+from .printing import Fitting, columns_of, fitting, indented, numeric, write
 from .summary import VERDICT_STYLES, WIDTH, summary
 from .verdict_marks import is_strict
 from .wording import COLUMNS, count, counted, shown_columns, where, worst_margin
@@ -276,8 +275,8 @@ def explained(clause: Record, blames: dict[str, str] | None = None) -> Iterator[
             first = blames.setdefault(text, clause["id"])
             shown = text if first == clause["id"] else f"as in {first}"
         yield indented(f"{label + ':':<{_LABEL_WIDTH}}{shown}", 6)
-    if lines := counterexample.block(clause.get("counterexample") or {}):
-        yield indented(Broken(partial(counterexample.with_notes_below, lines)), 8)
+    for line in counterexample.block(clause.get("counterexample") or {}):
+        yield indented(Text(line, overflow="fold"), 8)
 
 
 def _grouped(candidate: Record, status: str, word: str, *, several: bool) -> Iterator[Any]:
