@@ -24,7 +24,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from ..base.parameter_names import words_of
+from ..base.parameter_names import role_of, words_of
 from ..base.printable_text import raised_text
 from ..errors import ConstructionError, DeclarationError, lacks_import
 from .calling import ways_to_call
@@ -186,14 +186,20 @@ def _instance_of(
     names = [*required, *_further_keywords(kind, required, num_heads)]
     sizes = Sizes(num_heads, names, divisor, width)
     small = _smaller_defaults(kind, named, sizes, num_heads, divisor)
-    unknown = [name for name in names if sizes.value(name) is _UNKNOWN]
+    projections = {
+        name: (sizes.projection(name),)
+        for name in required
+        if role_of(name)[1] and _annotation(kind, name) in (nn.Module, nn.Linear)
+    }
+    unknown = [n for n in names if sizes.value(n) is _UNKNOWN and n not in projections]
     objects = {
         name: _annotated(kind, name, num_heads, divisor) or _texts_compared(kind, name)
         for name in unknown
     }
     failure: ConstructionError | None = None
     first: tuple[nn.Module, str] | None = None
-    choices = {name: objects.get(name) or sizes.choices(name) for name in names}
+    made_for = {**objects, **projections}
+    choices = {name: made_for.get(name) or sizes.choices(name) for name in names}
     for name in unknown:
         if objects[name] or name not in required or _is_number(kind, name):
             continue
@@ -304,7 +310,8 @@ def _smaller_defaults(
     for one in named:
         if one.default is None or type(one.default).__module__ == kind.__module__:
             settings = _annotated(kind, one.name, num_heads, divisor)
-            small |= {one.name: settings[0]} if settings else {}
+            is_part = settings and isinstance(settings[0], nn.Module)  # such as a cache
+            small |= {one.name: settings[0]} if settings and not is_part else {}
     return small
 
 
@@ -336,9 +343,12 @@ def _shown(value: Any) -> str:
         return f"SimpleNamespace({', '.join(f'{k}={_shown(v)}' for k, v in vars(value).items())})"
     if isinstance(value, dict):
         return f"{{{', '.join(f'{k!r}: {_shown(v)}' for k, v in value.items())}}}"
-    if isinstance(value, nn.Module) or " object at 0x" in repr(value):
+    if type(value) is nn.Linear:
+        return f"torch.nn.Linear({value.in_features}, {value.out_features})"
+    text = repr(value)
+    if isinstance(value, nn.Module) or " object at 0x" in text or "\n" in text:
         return f"{type(value).__name__}(…)"
-    return repr(value)
+    return text
 
 
 def _is_number(kind: type[nn.Module], name: str) -> bool:
@@ -353,17 +363,23 @@ def _annotated(
 
     First with sizes by the names of fields, then with defaults.
     """
+    hint = _annotation(kind, name)
+    if hint is None or hint.__module__.partition(".")[0] in _NO_SETTINGS:
+        return ()
+    return _sized_settings(hint, num_heads, divisor)
+
+
+def _annotation(kind: type[nn.Module], name: str) -> type | None:
+    """The class that a parameter's annotation names, or the class of its default, else None."""
     try:
         default = inspect.signature(kind).parameters[name].default
         by_default = None if default in (None, inspect.Parameter.empty) else type(default)
         hint = typing.get_type_hints(kind.__init__).get(name, by_default)
-        several = [one for one in typing.get_args(hint) if one is not type(None)]
-        hint = several[0] if len(several) == 1 else hint
-        if not isinstance(hint, type) or hint.__module__.partition(".")[0] in _NO_SETTINGS:
-            return ()
     except Exception:  # noqa: BLE001 (whatever names in the user's annotations raise)
-        return ()
-    return _sized_settings(hint, num_heads, divisor)
+        return None
+    several = [one for one in typing.get_args(hint) if one is not type(None)]
+    hint = several[0] if len(several) == 1 else hint
+    return hint if isinstance(hint, type) else None
 
 
 def _sized_settings(settings: type, num_heads: int | None, divisor: int) -> tuple[Any, ...]:
@@ -395,11 +411,12 @@ def _sized_settings(settings: type, num_heads: int | None, divisor: int) -> tupl
 def _settings_beside(
     kind: type[nn.Module], read: Collection[str], num_heads: int | None, divisor: int
 ) -> list[Any]:
-    """Settings, by classes of the same file, with every field that a constructor reads."""
+    """Settings, by classes that a class's file names, with every field that a constructor reads."""
+    package = kind.__module__.partition(".")[0]
     return [
         made[0]
         for one in getattr(kind.__init__, "__globals__", {}).values()
-        if isinstance(one, type) and one.__module__ == kind.__module__
+        if isinstance(one, type) and one.__module__.partition(".")[0] == package
         if not issubclass(one, nn.Module) and (made := _sized_settings(one, num_heads, divisor))
         if all(hasattr(made[0], name) for name in read)
     ]
@@ -470,6 +487,7 @@ def _compared(kind: type) -> Iterator[tuple[set[str], str]]:
             elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Dict):
                 sides = [node.slice, *node.value.keys]
             names = {side.id for side in sides if isinstance(side, ast.Name)}
+            names |= {side.attr for side in sides if isinstance(side, ast.Attribute)}
             for leaf in (leaf for side in sides if side is not None for leaf in ast.walk(side)):
                 if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str):
                     yield names, leaf.value
@@ -500,8 +518,8 @@ class Sizes:
     def __init__(
         self, num_heads: int | None, names: list[str], divisor: int = 1, width: int | None = None
     ) -> None:
-        shared = any(_says_shared(name) for name in names)
-        self.heads = num_heads or (GROUPED_HEADS if shared else HEADS)
+        self.shared = any(_says_shared(name) for name in names)
+        self.heads = num_heads or (GROUPED_HEADS if self.shared else HEADS)
         if width is not None and width % self.heads:
             self.heads = math.gcd(width, _OTHER_HEADS)
         divisors = [count for count in range(1, self.heads) if self.heads % count == 0] or [1]
@@ -518,6 +536,13 @@ class Sizes:
         if "window" in words:
             return _WINDOW, pair, LONGEST
         return (value, pair) if words & _PICTURES else (value,)
+
+    def projection(self, name: str) -> nn.Linear:
+        """The matrix for a parameter that holds the projection of a role, or of several."""
+        counts = {"q": self.heads, "o": self.heads} if self.shared else {}
+        others = self.kv_heads if self.shared else self.heads
+        heads = sum(counts.get(role, others) for role in role_of(name)[0])
+        return nn.Linear(self.width, heads * self.head_size)
 
     def is_of_a_head(self, name: str) -> bool:
         """Whether a parameter name means the size of a head."""
@@ -665,9 +690,19 @@ def _of_settings(
     divisor: int,
     others: Mapping[str, Any],
 ) -> tuple[nn.Module, str]:
-    """An instance of a class with a parameter for a settings object or dict."""
+    """An instance of a class with a parameter for a settings object or dict.
+
+    Its fields are guessed if no class of settings that the file names has them.
+    """
     guesses: dict[str, Any] = {}
     seen: list[str] = []
+    first = _Settings(Sizes(num_heads, seen, divisor), guesses, [])
+    with contextlib.suppress(Exception):  # a user's constructor may raise anything
+        kind(**{**others, name: first})
+    read = vars(first)["_own"].read
+    beside = _settings_beside(kind, read, num_heads, divisor) if read else []
+    if (made := _answering_of(kind, [{**others, name: one} for one in beside])) is not None:
+        return made
     words = sorted({text for _, text in _compared(kind) if text.isidentifier()})
     failure: Exception | None = None
     for _ in range(_MOST_SETTINGS):
@@ -688,9 +723,6 @@ def _of_settings(
             continue
         if not own.read:
             break
-        beside = _settings_beside(kind, own.read, num_heads, divisor)
-        if (made := _answering_of(kind, [{**others, name: one} for one in beside])) is not None:
-            return made
         try:
             return _constructed(kind, {**others, name: own.values()})
         except ConstructionError as error:
@@ -796,3 +828,5 @@ def settings_read(text: str) -> Iterator[str]:
     """The import lines that a construction text needs."""
     if "SimpleNamespace(" in text:
         yield "from types import SimpleNamespace"
+    if "torch.nn.Linear(" in text:
+        yield "import torch"

@@ -460,10 +460,13 @@ def heads_by_token(subject: Subject, problem: Problem) -> Finding:
     """Where numbers of heads stood before, and values of equal tokens, in calls of the model."""
     model = model_of(subject.candidate)
     mixing_tokens = getattr(model.engine, "mixing_tokens")  # noqa: B009 (torch's engine alone has it)
+    feeds = drawn_call(subject, problem).feeds
     with giving_answers():
-        mixing = mixing_tokens(drawn_call(subject, problem).feeds)
+        mixing = mixing_tokens(feeds)
+    given = " and ".join(f"{name} {list(value.shape)}" for name, value in feeds.items())
     for index, words in mixing:
-        return blaming(violated("value", f"in {named(model, index)} {words}"), index)
+        message = f"in {named(model, index)} {words}: called with {given}"
+        return blaming(violated("value", message), index)
     return Finding()
 
 

@@ -115,11 +115,14 @@ def random_keep(letters: str, geometry: Geometry, *, seed: int = 0) -> Tensor:
 
 
 def draw_keep(form: str, letters: str, geometry: Geometry, *, seed: int = 0) -> Tensor:
-    """A mask for a form; for lengths, rows keep their first keys, in different numbers."""
+    """A mask for a form; for lengths, rows keep their first keys, later rows fewer.
+
+    As many keys as the row's place would be causality, too.
+    """
     if form != "lengths":
         return random_keep(letters, geometry, seed=seed)
     sizes = letter_sizes(letters, geometry)
-    rows = torch.arange(sizes[0] * sizes[2]).reshape(sizes[0], 1, sizes[2], 1) + seed
+    rows = seed - torch.arange(sizes[0] * sizes[2]).reshape(sizes[0], 1, sizes[2], 1)
     return torch.arange(sizes[-1]) < 1 + rows % max(1, sizes[-1] - 1)
 
 

@@ -22,7 +22,6 @@ from ..base.geometry import Geometry
 from ..calls.calling import CandidateFailure, guarded
 from ..errors import DeclarationError, UsageError
 from ..problems.materialise import TORCH_DTYPES, in_dtype
-from ..tolerance import model
 from .caller import Caller, SizeRule, draw_weights
 from .convention import CORE_LAYOUTS, LAYER_LAYOUTS, MIXED_LAYOUTS, Convention, Layout
 from .implementation import Implementation
@@ -103,20 +102,14 @@ def _prepared(value: Any, arrays: str, _geometry: Geometry, _weights: Any) -> An
 
 
 def _built_sizes(value: Any) -> list[SizeRule]:
-    """The head sizes in the attributes of a module without projections.
-
-    A float attribute may be a scale of the scores: the root of a head size, or its inverse.
-    """
+    """The head sizes in the attributes of a module without projections."""
     if not isinstance(value, nn.Module):
         return []
-    held = [entry for part in value.modules() for entry in vars(part).items()]
+    own = (part for part in value.modules() if not type(part).__module__.startswith("torch."))
+    held = [entry for part in own for entry in vars(part).items()]
     numbers = {
         number for name, number in held if _HEAD_SIZE.fullmatch(name) and type(number) is int
     }
-    roots = [float(number) for _, number in held if type(number) is float and number > 0.0]
-    squares = {round(size): size for root in roots for size in (root**2, root**-2)}
-    same = model.SAME_READ
-    numbers |= {whole for whole, size in squares.items() if abs(whole - size) <= same * size}
     return [
         SizeRule(changes=(("head_size", str(number)), ("value_head_size", str(number))))
         for number in sorted(numbers)

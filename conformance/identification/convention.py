@@ -38,6 +38,11 @@ class Layout:
     single_head: bool = False
     single_kv_head: bool = False
 
+    @property
+    def folds_heads(self) -> bool:
+        """Whether the heads of every item are items of the implementation."""
+        return self.give == _FOLDED
+
     def gives(self, count: int) -> tuple[str, ...]:
         """The expressions for the first ``count`` inputs."""
         others = (self.give if own is None else own for own in (self.keys, self.values))
@@ -45,6 +50,7 @@ class Layout:
 
 
 _TURNED: Final = "{}.transpose(0, 1)"
+_FOLDED: Final = "{}.flatten(0, 1)"
 _TOKENS_FIRST: Final = "{}.transpose(1, 2)"
 CORE_LAYOUTS: Final = (
     Layout("BHLD", "heads first: [B, H, L, D]"),
@@ -55,7 +61,7 @@ CORE_LAYOUTS: Final = (
     ),
     Layout(
         *("NLD", "heads folded into the batch: [B*H, L, D]"),
-        *("{}.flatten(0, 1)", "{}.unflatten(0, query.shape[:2])"),
+        *(_FOLDED, "{}.unflatten(0, query.shape[:2])"),
     ),
     Layout(
         *("BLE", "heads side by side: [B, L, H*D]", f"{_TOKENS_FIRST}.flatten(2)"),

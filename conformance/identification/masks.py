@@ -40,7 +40,12 @@ _AS_FOUR: Final = {
     "QK": ("11QK", "{0}[0, 0]"),
     "BQK": ("B1QK", "{0}[:, 0]"),
 }
-_LENGTHS: Final = (("B", "[B]"), ("BQ", "[B, Lq]"), ("Q", "[Lq]"), ("", "[]"))
+_LENGTHS: Final = (
+    ("B", "{}", "[B]"),
+    ("BQ", "{}", "[B, Lq]"),
+    ("Q", "{}", "[Lq]"),
+    ("", "{}", "[]"),
+)
 # Masks of two values: (kind, form where True keeps, form where True drops, source)
 _KINDS: Final = (
     ("bool", "keep", "drop", "{}"),
@@ -189,11 +194,23 @@ def _of_parameter(case: Probed, parameter: CallParameter) -> Iterator[MaskResult
 
 
 def _shapes_of(caller: Caller) -> list[tuple[str, str, str]]:
-    shapes = [*_SHAPES, *_TURNED]
+    shapes = [*_SHAPES, *_TURNED, *_by_head(caller, _SHAPES)]
     if not caller.convention.layout.batched:
         shapes = [entry for entry in shapes if "B" not in entry[0]]
         shapes = [entry for entry in shapes if "1" not in entry[0]]
     return shapes
+
+
+def _by_head(
+    caller: Caller, shapes: Sequence[tuple[str, str, str]]
+) -> Iterator[tuple[str, str, str]]:
+    """The shapes of items where the heads of every item are items, too."""
+    if not caller.convention.layout.folds_heads:
+        return
+    repeated = f"{{}}.repeat_interleave({caller.convention.inputs_names[0]}.shape[1], 0)"
+    for letters, _, native in shapes:
+        if letters[:1] == "B" and not {*"1H"} & {*letters}:
+            yield letters, repeated, native.replace("B", "B*H")
 
 
 def _use(parameter: CallParameter, form: str, shape: tuple[str, str, str], give: str) -> MaskUse:
@@ -250,7 +267,7 @@ def _two_values(
     give = give.replace("{query}", case.caller.convention.inputs_names[0])
     taken: list[tuple[MaskUse, ProbeAnswer]] = []
     for shape in _shapes_of(case.caller):
-        if shape in _TURNED and shape[0] in [use.shape for use, _ in taken]:
+        if shape not in _SHAPES and shape[0] in [use.shape for use, _ in taken]:
             continue
         use = _use(parameter, "keep", shape, give)
         answer = _answer(case.caller, use, _probe(case.caller, "keep", shape[0], 0, sizes))
@@ -353,7 +370,7 @@ def _additive(case: Probed, parameter: CallParameter) -> MaskResult | None:
     uses: list[MaskUse] = []
     last = case.point
     for shape in _shapes_of(case.caller):
-        if shape in _TURNED and shape[0] in [use.shape for use in uses]:
+        if shape not in _SHAPES and shape[0] in [use.shape for use in uses]:
             continue
         use = _use(parameter, "bias", shape, "{}")
         inputs = _probe(case.caller, "bias", shape[0], 2)
@@ -380,9 +397,9 @@ def _lengths(case: Probed, parameter: CallParameter) -> MaskResult | None:
     Shapes with a batch axis that fit no reading are probed again with a single item.
     """
     taken = [
-        MaskUse(form=LENGTHS, parameter=parameter.name, shape=shape, native=native)
-        for shape, native in _LENGTHS
-        if case.caller.convention.layout.batched == ("B" in shape)
+        _use(parameter, LENGTHS, shape, "{}")
+        for shape in (*_LENGTHS, *_by_head(case.caller, _LENGTHS))
+        if case.caller.convention.layout.batched == ("B" in shape[0])
     ]
     for sizes in (None, {"batch": 1}):
         asked = [

@@ -33,6 +33,7 @@ from ..adapters.module import (
     with_second_stream,
 )
 from ..adapters.projection_search import ModuleRequest
+from ..adapters.unprojected import unprojected
 from ..base.mistake import CHOSEN_UNDECLARED
 from ..base.parameter_names import undeclared_options
 from ..base.printable_text import few
@@ -89,6 +90,8 @@ _TOLD: Final = (
 _MISTAKES: Final = {mistake.name for mistake in named_mistakes()} - CHOSEN_UNDECLARED
 # The largest head size to derive from a numeric scale.
 _LARGEST_HEAD: Final = 512
+# Luong et al. 2015, 3.1: products of tokens themselves have no scale.
+_OF_TOKENS: Final = Reading(meant=("scale",))
 # The name of the declared object inside a declaration.
 _NAME: Final = "undeclared"
 
@@ -125,6 +128,8 @@ def read_undeclared(entry: Undeclared) -> list[Candidate]:
     read = _read(entry, built, request)
     if isinstance(read, Candidate):
         found = [_without_idle_streams(read, built, request)]
+    elif (own := unprojected(built, shown)) is not None:
+        found = [dataclasses.replace(own, target=entry.target, reading=_OF_TOKENS)]
     else:
         found = _unread(entry, built, read, unknown, request)
     return [_with_notes(_of_arrays(one, entry.value), how) for one in found]
@@ -209,10 +214,9 @@ def _unread(
         plain = _plain(entry, built, read.why, request)
         if unknown and not understand(built, request)[1].answered:
             _check_is_layer(entry, built, unknown)
-    except UsageError as error:
-        lacks = getattr(error.__cause__, "lacking", "")
+    except UsageError:
         _check_is_of_products(built, request, opened)
-        if opened is not None and (inside is not None or (opened.uncut and not lacks)):
+        if opened is not None and (inside is not None or opened.uncut):
             return _of_model(opened, entry, "; ".join(unmeant))
         if unknown:
             _check_is_layer(entry, built, unknown)

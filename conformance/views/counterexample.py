@@ -135,6 +135,16 @@ def block(data: Table) -> list[str]:
     return [f"{label:<{width}}  {line}".rstrip() for label, line in pairs]
 
 
+def with_notes_below(rows: list[str], width: int) -> list[str]:
+    """The lines of a block; a note at the end of a row wider than ``width`` is a row of its own."""
+    shown = []
+    for row in rows:
+        said, gap, note = row.rpartition("  (") if len(row) > width else (row, "", "")
+        column = len(row) - len(row.partition("  ")[2].lstrip())
+        shown += [said, f"{'':{column}}({note}"] if gap else [row]
+    return shown
+
+
 def _tables(data: Table) -> Iterator[Table]:
     """Yield every tensor to show, once."""
     for call, before in zip(data["calls"], [None, *data["calls"]], strict=False):

@@ -161,9 +161,11 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     shown = _labelled("input", _input(clause), width)
     numbers = [*shown, *_labelled("found", cut(new_words(cause, clause), _LONGEST), width)]
     data = clause.get("counterexample") or {}
-    lines = counterexample.block(data)
+    room = width - 1 - _INDENT - _LABEL
+    lines = counterexample.with_notes_below(counterexample.block(data), room)
     if len(shown) + len(lines) > MOST_OF_INPUT:
         lines = counterexample.block({**data, "upstream": None})
+        lines = counterexample.with_notes_below(lines, room)
     tensors = [row for line in lines for row in _row(line, width)]
     least = [[*name, *fix, *short], _one_line(head.plain + title, width, "bold red")]
     if not alone:

@@ -402,6 +402,59 @@ def test_a_text_is_one_that_the_constructor_compares_it_with() -> None:
     assert instance_of(Worded, None)[0].style in {"plain", "wide"}
 
 
+class Stored(Worded):
+    """Keeps the word, and compares what it kept."""
+
+    def __init__(self, width: int, style: str) -> None:
+        nn.Module.__init__(self)
+        self.style = style
+        if self.style not in ["plain", "wide"]:
+            raise ValueError(style)
+        self.linear = nn.Linear(width, width)
+
+
+def test_a_text_may_be_compared_where_it_is_kept() -> None:
+    """An attribute is named after the parameter."""
+    assert instance_of(Stored, None)[0].style == "plain"
+
+
+class OfProjections(nn.Module):
+    """Is handed its projections; keys and values have fewer heads."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        q_proj: nn.Module,
+        k_proj: nn.Module,
+        v_proj: nn.Module,
+        *,
+        output_proj: nn.Module,
+        cache: Attention | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads, self.cache = num_heads, num_kv_heads, cache
+        self.q_proj, self.k_proj, self.v_proj = q_proj, k_proj, v_proj
+        self.output_proj = output_proj
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of tokens."""
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        q = q.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        k, v = (one.unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2) for one in (k, v))
+        merged = nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        answer: Tensor = self.output_proj(merged.transpose(1, 2).flatten(2))
+        return answer
+
+
+def test_projections_that_a_constructor_takes_are_made() -> None:
+    """By their roles; an optional part, such as a cache, is left out."""
+    built, how = instance_of(OfProjections, None)
+    assert (built.k_proj.out_features, built.output_proj.out_features) == (16, 48)
+    assert built.cache is None
+    assert "k_proj=torch.nn.Linear(48, 16)" in how
+
+
 def test_a_class_without_a_way_is_told() -> None:
     """The sentence names the parameter."""
 

@@ -48,6 +48,7 @@ def test_inputs_and_order_of_axes(name: str, inputs: str, axes: str) -> None:
     [
         ("tokens_first", "mask key_padding_mask (bool)", "drop", ["BK"]),
         ("valid_length_attention", "mask valid_lens (lengths)", "lengths", ["B", "BQ"]),
+        ("folded_heads", "mask valid_lens (lengths)", "lengths", ["B"]),
         ("padded_causal", "mask padding_mask (bool)", "keep", ["BK"]),
         ("torch_sequence_first", "mask attn_mask (bool)", "drop", ["QK", "BHQK"]),
         ("torch_sequence_first", "mask attn_mask (additive float)", "bias", ["QK", "BHQK"]),
@@ -58,6 +59,18 @@ def test_forms_and_shapes_of_masks(name: str, mask: str, form: str, shapes: list
     """A mask's polarity and the shapes that its parameter takes are found by calling."""
     result = value(name, mask)
     assert (result["form"], result["shapes"]) == (form, shapes)
+
+
+def test_a_declaration_has_the_sizes_that_answers_ask() -> None:
+    """A rate of dropout, or the axis of a softmax, is no size of heads."""
+    assert "geometry" not in record("folded_heads")["declaration"]
+
+
+def test_a_mask_that_makes_calls_causal_is_no_lengths() -> None:
+    """Lengths that grow by one a row would be the triangle, too."""
+    facts = {entry["fact"] for entry in record("causal_with_mask")["facts"]}
+    assert "mask mask (bool)" in facts
+    assert "mask mask (lengths)" not in facts
 
 
 def test_integers_are_a_form_of_their_own() -> None:

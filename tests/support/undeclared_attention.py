@@ -221,6 +221,50 @@ def one_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.softmax(q @ k.T, dim=1) @ v
 
 
+class FoldedHeads(nn.Module):
+    """``[B*H, L, D]`` with valid lengths; no rate of dropout is the root of a head size."""
+
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, valid_lens: Tensor | None = None
+    ) -> Tensor:
+        """``valid_lens`` is None, or ``[B*H]``."""
+        scores = torch.bmm(queries, keys.mT) / queries.shape[-1] ** 0.5
+        if valid_lens is not None:
+            hidden = torch.arange(keys.shape[1]) >= valid_lens[:, None, None]
+            scores = scores.masked_fill(hidden, -1e6)
+        return torch.bmm(self.dropout(scores.softmax(-1)), values)
+
+
+folded_heads = FoldedHeads()
+
+
+class CausalWithMask(nn.Module):
+    """Whatever the mask holds, every call with a mask is causal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 3
+        self.query, self.key, self.value, self.out = (nn.Linear(12, 12) for _ in range(4))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Of tokens."""
+        parts = (part(x).unflatten(-1, (3, -1)).transpose(1, 2) for part in self._parts())
+        causal = mask is not None
+        merged = nn.functional.scaled_dot_product_attention(*parts, is_causal=causal)
+        answer: Tensor = self.out(merged.transpose(1, 2).flatten(2))
+        return answer
+
+    def _parts(self) -> tuple[nn.Module, ...]:
+        return self.query, self.key, self.value
+
+
+causal_with_mask = CausalWithMask()
+
+
 def side_by_side(
     q: Tensor, k: Tensor, v: Tensor, num_heads: int, attn_bias: Tensor | None = None
 ) -> Tensor:
