@@ -34,6 +34,7 @@ __conformance__ = [
     "public_signatures",
     "structured_attention",
     "rotary_tables",
+    "latent_attention",
     "learned",
     "given_positions",
     "module_caches",

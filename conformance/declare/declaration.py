@@ -301,7 +301,9 @@ class Declaration:
         """The names of the positional inputs."""
         if self.kind == "positions" or self.inputs == "self":
             return ("x",)
-        return ("query", "context") if self.inputs == "memory" else tuple(self.head_layout.inputs)
+        if self.inputs == "memory" and self.kind != "core":
+            return ("query", "context")
+        return tuple(self.head_layout.inputs)
 
     @property
     def head_layout(self) -> HeadLayout:

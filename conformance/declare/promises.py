@@ -172,7 +172,9 @@ def declare(
             "no call with a mask: declare no masks"
         )
         raise DeclarationError(msg)
-    if kind == "core" and inputs != "separate":
+    if kind == "core" and inputs == "separate":
+        inputs = HEAD_LAYOUTS[layout].mode
+    if kind == "core" and inputs != HEAD_LAYOUTS[layout].mode:
         msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
         raise DeclarationError(msg)
     rotary_table_shape = _read_tables(
@@ -312,7 +314,8 @@ def _read_tables(
             "semantics=conformance.Semantics(rotary='halves') or 'interleaved'"
         )
         raise DeclarationError(msg)
-    if HEAD_LAYOUTS[layout].has_sequences or ranks is not None:
+    heads = HEAD_LAYOUTS[layout]
+    if heads.has_sequences or heads.value_in_key or ranks is not None:
         other = "ranks" if ranks is not None else f"layout={layout!r}"
         msg = f"rotary_tables is {form!r} with {other}, which is judged without: drop one"
         raise DeclarationError(msg)

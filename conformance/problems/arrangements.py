@@ -69,6 +69,8 @@ _EXPANDED_AXES: Final = {"expanded": ("B", 0), "expanded-heads": ("H", 1)}
 def in_memory(tensor: Tensor, name: str, axes: str) -> Tensor:
     """Lay a tensor out in memory; ``axes`` are the letters of its head layout, packed or not."""
     letter, expected = _EXPANDED_AXES.get(name, ("", 0))
+    if letter == "H" and tensor.dim() < len(axes):  # a key of all heads
+        return MEMORY_LAYOUTS["contiguous"](tensor)
     if not letter or letter not in axes:
         return MEMORY_LAYOUTS[name](tensor)
     # A packed tensor has an axis for its parts in front of the heads.
@@ -85,6 +87,8 @@ def present_tokens(tokens: Tensors, inputs: Inputs) -> Tensors:
             _joined(tensor, places(inputs, name, tensor), between=torch.nan)
             for name, tensor in zip(names, tokens, strict=True)
         )
+    if layout.value_in_key:
+        return tokens[0], tokens[1][:, 0]
     own = {name: layout.arranged(tensor) for name, tensor in zip(names, tokens, strict=True)}
     packed_axis = layout.axes.index("H")
     return tuple(
@@ -151,6 +155,8 @@ def presented_shape(inputs: Inputs) -> tuple[int, ...]:
 
 def expressible(inputs: Inputs) -> bool:
     """Whether sizes that do not belong together can be handed over in the candidate's axes."""
+    if inputs.head_layout.value_in_key:
+        return inputs.key.shape[1] == 1
     return all(
         len({getattr(inputs, part).shape for part in parts}) == 1 for parts in token_names(inputs)
     )

@@ -88,7 +88,8 @@ class Inputs(Replaceable):
     query, key, value
         Heads ``[B, H, Lq, D]``, ``[B, Hkv, Lk, D]``, ``[B, Hkv, Lk, Dv]`` for a core; tokens
         ``[B, L, width]`` for a layer; in the working dtype. With ``mode="self"`` the three are one
-        object, with ``mode="memory"`` key and value are.
+        object, with ``mode="memory"`` key and value are; the value of a core then is the first
+        channels of the key.
     keep, bias
         The mask: bool, True attends, and additive finite values, both with four axes, of size 1
         along constant axes. ``mask_form`` and ``mask_shape`` say how to hand the mask over.
@@ -269,7 +270,7 @@ class Inputs(Replaceable):
         if self.mode == "self":
             query, value = key[..., past:, :] if past else key, key
         elif self.mode == "memory":
-            value = key
+            value = key if self.is_layer else key[..., : self.geometry.value_head_size]
         query = self.query if query is None else query
         value = self.value if value is None else value
         geometry = self.geometry.replace(

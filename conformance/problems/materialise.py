@@ -257,8 +257,9 @@ def _tokens(
     if mode == "self":
         return key, key, key
     query = recipe.query(shapes[0], generator).to(working)
-    value = key if mode == "memory" else recipe.value(shapes[2], generator).to(working)
-    return query, key, value
+    if mode == "memory":
+        return query, key, key if candidate.kind != "core" else key[..., : shapes[2][-1]]
+    return query, key, recipe.value(shapes[2], generator).to(working)
 
 
 def _alike(drawn: Inputs, problem: Problem) -> Inputs:
