@@ -22,7 +22,7 @@ LATENT: Final[dict[str, Any]] = {
 }
 
 
-@core("core.golden", **LATENT)
+@core("numerics.golden", **LATENT)
 class LastChannelsForTheValue(LatentCore):
     """The value is the last channels of the latent, as if the turned part came first."""
 
@@ -30,21 +30,21 @@ class LastChannelsForTheValue(LatentCore):
         return latent[..., -self.value_size :].unsqueeze(1)
 
 
-@core("core.golden", **LATENT)
+@core("numerics.golden", **LATENT)
 class ScaleOfTheWholeKey(LatentCore):
     """The scale is that of the latent's width, and not of the heads before their absorption."""
 
     scale = 1.0 / math.sqrt(20.0)
 
 
-@core("core.golden", **LATENT)
+@core("numerics.golden", **LATENT)
 class ScaleOfTheValue(LatentCore):
     """The scale is that of the value's channels."""
 
     scale = 1.0 / math.sqrt(16.0)
 
 
-@core("core.golden", **LATENT)
+@core("numerics.golden", **LATENT)
 class TurnedPartLeftOut(LatentCore):
     """The products are those of the value's channels, without the turned part behind them."""
 
@@ -53,7 +53,7 @@ class TurnedPartLeftOut(LatentCore):
         return super().scores(query[..., :size], key[..., :size], scale)
 
 
-@core("core.golden", **LATENT)
+@core("numerics.golden", **LATENT)
 class TurnedPartAlone(LatentCore):
     """The products are those of the turned part alone."""
 
@@ -62,7 +62,7 @@ class TurnedPartAlone(LatentCore):
         return super().scores(query[..., size:], key[..., size:], scale)
 
 
-@core("core.golden", **LATENT)
+@core("numerics.golden", **LATENT)
 class TurnedPartUnscaled(LatentCore):
     """The products of the turned part join those of the value's channels behind the scale."""
 
@@ -72,7 +72,7 @@ class TurnedPartUnscaled(LatentCore):
         return super().scores(query[..., :size], key[..., :size], scale) + turned
 
 
-@core("equivariance.heads", "core.golden", **LATENT)
+@core("numerics.golden", "equivariance.heads", **LATENT)
 class TurnedPartOfTheFirstHead(LatentCore):
     """Every head has the turned part of the first head's query, as they share that of the key."""
 
@@ -107,7 +107,7 @@ class TurnedPartWithoutGradient(LatentCore):
         return super().keys(torch.cat([latent[..., :size], latent[..., size:].detach()], dim=-1))
 
 
-@core("core.golden", **LATENT)
+@core("numerics.golden", **LATENT)
 class LatentOfTheFirstItem(LatentCore):
     """The latent without heads is taken for one without items: all read the first."""
 
@@ -118,7 +118,7 @@ class LatentOfTheFirstItem(LatentCore):
         return super().values(latent)[:1]
 
 
-@core("core.golden", **LATENT)
+@core("numerics.golden", **LATENT)
 class ValueOfTheTileBefore(LatentCore):
     """Keys and values share a buffer: the values of the last tile are those of the one before."""
 
@@ -129,7 +129,7 @@ class ValueOfTheTileBefore(LatentCore):
         return super().values(latent[:, torch.where(last & (rows >= tile), rows - tile, rows)])
 
 
-@core("causal.golden", **LATENT)
+@core("mask.causal-alignment", **LATENT)
 class NewTokensFromTheFirst(LatentCore):
     """Several new queries are causal from the first key on, as if nothing were cached."""
 

@@ -197,6 +197,12 @@ def _with_value_in_key(pins: Pins) -> Pins:
         given = pins.equal_to.get("num_kv_heads", list(kv_heads))
         msg = f"geometry pins num_kv_heads to {given}, but layout='latent' has one key for all heads"
         raise DeclarationError(msg)
+    if pins.build is None and "value_head_size" not in {*pins.sizes, *pins.equal_to}:
+        msg = (
+            "layout is 'latent', but nothing says how many channels of the latent are the value: "
+            "give geometry={'value_head_size': 512}, or how many there are"
+        )
+        raise DeclarationError(msg)
     widths, values = (pins.sizes.get(name) for name in ("head_size", "value_head_size"))
     if widths and values and min(values) > max(widths):
         msg = (

@@ -25,6 +25,7 @@ from .caches import CACHES, LOST_OPTIONS
 from .causality import CAUSALITY, OF_SEQUENCES
 from .fills import FILLED, ROWS
 from .given_positions import GIVEN_POSITIONS
+from .latent import LATENT
 from .layout import EXCHANGES, GROUPS, LAYOUT
 from .learned import LEARNED, LEARNED_BACKWARD
 from .masking import LENGTHS, MASKING, WINDOWS
@@ -63,6 +64,7 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *LOST_OPTIONS,
     *ROWS,
     *LAYOUT,
+    *LATENT,
     *GROUPS,
     *EXCHANGES,
     *PROJECTIONS,
