@@ -146,5 +146,7 @@ class LogSumExpOfTheValuesChannels(LatentCore):
         made = super().__call__(query, latent, **options)
         if not options.get("return_lse"):
             return made
-        query = torch.nn.functional.pad(query[..., : self.value_size], (0, query.shape[-1] - self.value_size))
+        query = torch.nn.functional.pad(
+            query[..., : self.value_size], (0, query.shape[-1] - self.value_size)
+        )
         return made[0], super().__call__(query, latent, **options)[1]

@@ -195,7 +195,9 @@ def _with_value_in_key(pins: Pins) -> Pins:
     kv_heads = pins.sizes.get("num_kv_heads", (1,))
     if 1 not in kv_heads or "num_kv_heads" in pins.equal_to:
         given = pins.equal_to.get("num_kv_heads", list(kv_heads))
-        msg = f"geometry pins num_kv_heads to {given}, but layout='latent' has one key for all heads"
+        msg = (
+            f"geometry pins num_kv_heads to {given}, but layout='latent' has one key for all heads"
+        )
         raise DeclarationError(msg)
     if pins.build is None and "value_head_size" not in {*pins.sizes, *pins.equal_to}:
         msg = (

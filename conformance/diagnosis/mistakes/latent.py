@@ -27,7 +27,9 @@ def _last_channels(value: Tensor, given_key: Tensor) -> Tensor:
 
 
 def _first_query(query: Tensor, sizes: golden.Sizes) -> Tensor:
-    first = query[..., :1, :, sizes.value_head_size :].expand_as(query[..., sizes.value_head_size :])
+    first = query[..., :1, :, sizes.value_head_size :].expand_as(
+        query[..., sizes.value_head_size :]
+    )
     return torch.cat([query[..., : sizes.value_head_size], first], dim=-1)
 
 
@@ -53,6 +55,7 @@ def _scaled_once(
 _named = fixing(
     "multiply all channels of the query with all channels of the latent, and scale the sum",
     primary=_PRIMARY,
+    needs="latent",
     where=_has_more_channels,
 )
 _MORE: Final = ("", "query", "key", "sizes")

@@ -246,8 +246,8 @@ class NamedMistake(Mistake):
         Whether a tensor or a part of it is lost or put in another's place, which nobody intends.
     needs
         What must be declared for the name to make sense: "mask", "causal", any way of "hiding"
-        keys, a dtype of "half" precision, or a layout: "packed", or "sequences" of different
-        lengths one after another.
+        keys, a dtype of "half" precision, or a layout: "packed", a "latent", or
+        "sequences" of different lengths one after another.
     base, fits
         Fields of the only declared points where the mistake can be made, such as rotary positions;
         or a function that accepts such points, ``base`` then being an example.
@@ -311,6 +311,7 @@ class NamedMistake(Mistake):
             "half": not {"float16", "bfloat16"}.isdisjoint(declared.dtypes),
             "packed": declared.head_layout.is_packed,
             "sequences": declared.head_layout.has_sequences,
+            "latent": declared.head_layout.value_in_key,
         }
         return promised[self.needs]
 
