@@ -172,11 +172,7 @@ def declare(
             "no call with a mask: declare no masks"
         )
         raise DeclarationError(msg)
-    if kind == "core" and inputs == "separate":
-        inputs = HEAD_LAYOUTS[layout].mode
-    if kind == "core" and inputs != HEAD_LAYOUTS[layout].mode:
-        msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
-        raise DeclarationError(msg)
+    inputs = _read_inputs(kind, inputs, layout)
     rotary_table_shape = _read_tables(
         rotary_tables, rotary_table_shape, point, layout, batched=batched, ranks=ranks
     )
@@ -240,6 +236,17 @@ def declare(
         lse_empty=lse.get("lse_empty"),
         alibi_slope_shape=alibi_slope_shape,
     )
+
+
+def _read_inputs(kind: str, inputs: str, layout: str) -> str:
+    """The inputs of a call; a core has those of its layout. Raises DeclarationError."""
+    if kind != "core":
+        return inputs
+    of_layout = HEAD_LAYOUTS[layout].mode
+    if inputs not in ("separate", of_layout):
+        msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
+        raise DeclarationError(msg)
+    return of_layout
 
 
 def _of_sequences(layout: object, ending: str, promise: str) -> str:

@@ -37,11 +37,11 @@ def _products(query: Tensor, key: Tensor, part: slice) -> Tensor:
     return query[..., part] @ key[..., part].mT
 
 
-def _of_values(products: Tensor, query: Tensor, key: Tensor, sizes: golden.Sizes) -> Tensor:
+def _of_values(query: Tensor, key: Tensor, sizes: golden.Sizes) -> Tensor:
     return _products(query, key, slice(0, sizes.value_head_size))
 
 
-def _behind_values(products: Tensor, query: Tensor, key: Tensor, sizes: golden.Sizes) -> Tensor:
+def _behind_values(query: Tensor, key: Tensor, sizes: golden.Sizes) -> Tensor:
     return _products(query, key, slice(sizes.value_head_size, None))
 
 
@@ -58,7 +58,7 @@ _named = fixing(
     needs="latent",
     where=_has_more_channels,
 )
-_MORE: Final = ("", "query", "key", "sizes")
+_HEADS: Final = ("query", "key", "sizes")
 LATENT: Final[tuple[NamedMistake, ...]] = (
     *_named("value-of-last-channels", fix="take the first channels of the latent for the value")(
         "the value is the last channels of the latent",
@@ -66,15 +66,15 @@ LATENT: Final[tuple[NamedMistake, ...]] = (
     ),
     *_named("products-of-value-channels")(
         "the products leave out the channels of the latent behind the value",
-        Edit("products", change=golden.Rewired(_of_values, _MORE)),
+        Edit("products", golden.Rewired(_of_values, _HEADS)),
     ),
     *_named("products-behind-value")(
         "the products leave out the channels of the latent that are the value",
-        Edit("products", change=golden.Rewired(_behind_values, _MORE)),
+        Edit("products", golden.Rewired(_behind_values, _HEADS)),
     ),
     *_named("products-behind-value-unscaled")(
         "the products of the channels behind the value are not scaled",
-        Edit("scores", change=golden.Rewired(_scaled_once, (*_MORE, "scale"))),
+        Edit("scores", change=golden.Rewired(_scaled_once, ("", *_HEADS, "scale"))),
     ),
     *_named("products-behind-value-of-first-head")(
         "the channels behind the value meet those of the first head's query in all heads",
