@@ -55,6 +55,10 @@ LEARNED_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "temperature": ("temperature",),
     "alibi_slopes": ("alibi_slopes",),
 }
+# Formats of keys and values, with the scales of each call.
+KV_FORMATS: Final = ("float8_e4m3fn", "float8_e5m2", "int8")
+KV_SCALES: Final = ("tensor", "head", "token")
+SCALE_KEYWORDS: Final = ("key_scale", "value_scale")
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
 # Ways to a row without keys, besides mask forms, that may have separate rules.
@@ -124,6 +128,7 @@ OWN_KEYWORDS: Final = frozenset(
         *(word for words in STRUCTURED_FORMS.values() for word in words),
         *(word for words in TABLE_KEYWORDS.values() for word in words),
         *(word for words in LEARNED_KEYWORDS.values() for word in words),
+        *SCALE_KEYWORDS,
         *(word for words in POSITION_KEYWORDS.values() for word in words),
         *(word for words in FEATURE_KEYWORDS.values() for word in words),
     }
@@ -178,7 +183,8 @@ class Declaration:
     "BH", None for either. ``lse_base``, ``lse_shape`` and ``lse_empty`` are base and axes of
     returned log-sum-exps, and their value in rows without keys; None without the feature "lse".
     ``cache`` is a module's own cache, ``padded_rows`` the promised answer of queries behind their
-    ``query_lengths``.
+    ``query_lengths``. ``kv_format`` is the format of keys and values in every call, with scales for
+    the whole tensor, for a head or for a token: ``kv_scales``.
     """
 
     kind: str
@@ -223,6 +229,8 @@ class Declaration:
     alibi_slope_shape: str | None = None
     cache: Cache | None = None
     padded_rows: str = "any"
+    kv_format: str | None = None
+    kv_scales: str | None = None
 
     def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
         """The promised rule for rows without keys, by a call's mask form, causality and weights.
@@ -287,6 +295,7 @@ class Declaration:
             *self.head_layout.sequence_keywords,
             *TABLE_KEYWORDS.get(self.rotary_tables or "", ()),
             *self.learned,
+            *(SCALE_KEYWORDS if self.kv_format is not None else ()),
             *(POSITION_KEYWORDS[self.inputs] if GIVEN_POSITIONS in self.features else ()),
         )
 
@@ -325,6 +334,7 @@ class Declaration:
         seldom = (
             *("ranks", "block_size", "rotary_tables", "rotary_table_shape", "cache"),
             *("alibi_slope_shape", "lse_base", "lse_shape", "lse_empty"),
+            *("kv_format", "kv_scales"),
         )
         rare = [name for name in seldom if getattr(self, name) is not None]
         rare += ["padded_rows"] if PADDED_QUERIES in self.masks else []

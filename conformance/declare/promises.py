@@ -36,6 +36,8 @@ from .declaration import (
     FEATURES,
     GIVEN_POSITIONS,
     INPUTS,
+    KV_FORMATS,
+    KV_SCALES,
     LEARNED_KEYWORDS,
     LSE_BASES,
     LSE_EMPTY,
@@ -121,6 +123,8 @@ def declare(
     causal_by: str | None = None,
     offsets: str = "each",
     padded: bool = False,
+    kv_format: str | None = None,
+    kv_scales: str | None = None,
     expected_failures: GivenExpectations = None,
 ) -> Declaration:
     """Check every promise and build the declaration; raises DeclarationError with a sentence."""
@@ -165,6 +169,9 @@ def declare(
     places = _some("devices", _devices(devices), "cpu")
     if arrays != "torch":
         offered = _read_arrays(arrays, chosen, places, offered, frozenset(named))
+    kv_scales, offered = _read_kv_format(
+        kv_format, kv_scales, kind, layout, offered, named, alone=ranks is None and mixed is None
+    )
     point = _read_semantics(semantics, causal, rules or common_rule, causal_by)
     if always_causal and forms and point.causal_combination == "refused":
         msg = (
@@ -235,7 +242,44 @@ def declare(
         lse_shape=lse.get("lse_shape"),
         lse_empty=lse.get("lse_empty"),
         alibi_slope_shape=alibi_slope_shape,
+        kv_format=kv_format,
+        kv_scales=kv_scales,
     )
+
+
+def _read_kv_format(
+    kv_format: str | None,
+    kv_scales: str | None,
+    kind: str,
+    layout: str,
+    offered: frozenset[str],
+    named: tuple[str, ...],
+    *,
+    alone: bool,
+) -> tuple[str | None, frozenset[str]]:
+    """The scales of quantised keys and values, and the features left; raises DeclarationError."""
+    if kv_format is None:
+        if kv_scales is not None:
+            msg = f"kv_scales is {kv_scales!r} without kv_format: declare it, or drop kv_scales"
+            raise DeclarationError(msg)
+        return None, offered
+    _choice("kv_format", kv_format, KV_FORMATS)
+    kv_scales = KV_SCALES[0] if kv_scales is None else kv_scales
+    _choice("kv_scales", kv_scales, KV_SCALES)
+    heads = HEAD_LAYOUTS[layout]
+    said = f"kv_format is {kv_format!r}"
+    if kind != "core" or heads.has_sequences or (heads.is_packed and not heads.value_in_key):
+        other = f"layout={layout!r}" if kind == "core" else f"a {kind}"
+        msg = f"{said} with {other}, which is judged without: drop one"
+        raise DeclarationError(msg)
+    if not alone:
+        msg = f"{said} with ranks, or with mixed, which are judged without: drop one"
+        raise DeclarationError(msg)
+    for feature in sorted((OF_TENSORS | {"kv_cache"}) & set(named)):
+        why = "codes have no gradients" if feature in OF_TENSORS else "which is judged without"
+        msg = f"features has {feature!r}, and {said}: {why}; drop one"
+        raise DeclarationError(msg)
+    return kv_scales, offered - OF_TENSORS
 
 
 def _read_inputs(kind: str, inputs: str, layout: str) -> str:

@@ -18,6 +18,7 @@ from ..declare.head_layouts import HEAD_LAYOUTS, HeadLayout
 from ..tolerance.visible_keys import owners
 from .learned import LearnedArguments
 from .positions import Positions
+from .quantised import Quantised
 from .rotary_tables import RotaryTables
 
 # The options of a call with None for an omission.
@@ -130,6 +131,9 @@ class Inputs(Replaceable):
         The learned arguments, if the call takes some; else None.
     positions
         The positions of all tokens, if the call takes positions; else None.
+    quantised
+        The format and the scales of keys and values, whose codes stand for ``exact_key`` and
+        ``exact_value``; None for keys and values in the dtype of the query.
     block_size
         The numbers of queries and keys in a block of a block mask.
     device, head_layout
@@ -171,9 +175,18 @@ class Inputs(Replaceable):
     tables: RotaryTables | None = None
     learned: LearnedArguments | None = None
     positions: Positions | None = None
+    quantised: Quantised | None = None
     device: str = "cpu"
     head_layout: HeadLayout = HEAD_LAYOUTS["BHSD"]
     block_size: tuple[int, int] = (1, 1)
+
+    @cached_property
+    def exact(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value; quantised ones as their codes and scales have them."""
+        if self.quantised is None:
+            return self.query, self.key, self.value
+        key, value = (self.quantised.exact(name, getattr(self, name)) for name in ("key", "value"))
+        return self.query, key, value
 
     @property
     def is_layer(self) -> bool:
