@@ -33,6 +33,7 @@ __conformance__ = [
     "numpy_attention",
     "public_signatures",
     "structured_attention",
+    "quantised_attention",
     "rotary_tables",
     "latent_attention",
     "learned",

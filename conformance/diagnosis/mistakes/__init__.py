@@ -40,6 +40,7 @@ from .named_mistake import (
     run_of_call,
 )
 from .projections import PROJECTIONS
+from .quantised import QUANTISED
 from .scaling import PREPARED, SCALING
 from .semantics_changes import POINTS, mistaken_conventions
 from .softmaxes import SINKS, SOFTCAPS, SOFTMAXES
@@ -72,6 +73,7 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *GIVEN_POSITIONS,
     *SINKS,
     *PREPARED,
+    *QUANTISED,
 )
 BACKWARD: Final[tuple[NamedMistake, ...]] = (
     *ATTENTION,

@@ -246,7 +246,7 @@ class NamedMistake(Mistake):
         Whether a tensor or a part of it is lost or put in another's place, which nobody intends.
     needs
         What must be declared for the name to make sense: "mask", "causal", any way of "hiding"
-        keys, a dtype of "half" precision, or a layout: "packed", a "latent", or
+        keys, "quantised" ones, a dtype of "half" precision, or a layout: "packed", a "latent", or
         "sequences" of different lengths one after another.
     base, fits
         Fields of the only declared points where the mistake can be made, such as rotary positions;
@@ -312,6 +312,7 @@ class NamedMistake(Mistake):
             "packed": declared.head_layout.is_packed,
             "sequences": declared.head_layout.has_sequences,
             "latent": declared.head_layout.value_in_key,
+            "quantised": declared.kv_format is not None,
         }
         return promised[self.needs]
 
