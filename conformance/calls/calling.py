@@ -28,6 +28,7 @@ from ..problems.arrangements import (
 from ..problems.caching import cached_heads, handed_over
 from ..problems.inputs import Inputs
 from ..problems.memory_layouts import MEMORY_LAYOUTS, MIXED, arrange_mask
+from ..problems.quantised import Quantised
 from ..problems.structured_masks import STRUCTURED_MASKS, Structure
 from . import integrity, torch_state
 from .arrays import Stranger, builder_of_tensors, of_tensors
@@ -189,6 +190,8 @@ def arguments(inputs: Inputs, *, copy: bool = True) -> Arguments:
 
 def _cpu_arguments(inputs: Inputs, *, copy: bool) -> Arguments:
     fresh = handed_over(inputs)
+    if inputs.quantised is not None:
+        return _quantised_arguments(fresh, inputs.quantised, copy=copy)
     if not inputs.head_layout.is_own:
         return arranged_tokens(fresh), keyword_arguments(inputs)
     query, key, value = _arranged(fresh) if copy else (fresh.query, fresh.key, fresh.value)
@@ -198,6 +201,16 @@ def _cpu_arguments(inputs: Inputs, *, copy: bool) -> Arguments:
     if not inputs.batched:
         tensors = tuple(tensor.squeeze(0) for tensor in tensors)
     return tensors, keyword_arguments(inputs)
+
+
+def _quantised_arguments(inputs: Inputs, quantised: Quantised, *, copy: bool) -> Arguments:
+    """The arguments of a call with codes for keys and values, placed in memory as bytes."""
+    codes = {name: quantised.codes(name, getattr(inputs, name)) for name in ("key", "value")}
+    as_bytes = {name: tensor.view(torch.uint8) for name, tensor in codes.items()}
+    (query, *others), _ = _cpu_arguments(inputs.replace(quantised=None, **as_bytes), copy=copy)
+    scales = quantised.keywords(inputs.key, inputs.value, batched=inputs.batched)
+    kept = (query, *(tensor.view(codes["key"].dtype) for tensor in others))
+    return kept, keyword_arguments(inputs) | scales
 
 
 def _arranged(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:

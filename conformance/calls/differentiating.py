@@ -178,7 +178,8 @@ class Taped:
         if "bias" in arrived:
             bias = arrived.pop("bias")
             by_name["bias"] = None if bias is None else bias.reshape(_like(self, "bias").shape)
-        if self.inputs.head_layout.is_own:
+        layout = self.inputs.head_layout
+        if layout.is_own or layout.value_in_key:
             names = INPUT_NAMES[self.inputs.mode]
             input_names = dict(zip(self.positional_names, names, strict=True))
             batched = {
@@ -219,7 +220,10 @@ class Taped:
         return self.inputs.head_layout.restored(tensor)
 
     def _batched(self, tensor: Tensor) -> Tensor:
-        return tensor if self.inputs.batched else tensor.unsqueeze(0)
+        if not self.inputs.batched:
+            return tensor.unsqueeze(0)
+        lacks_heads = not self.inputs.is_layer and tensor.dim() < self.inputs.key.dim()
+        return tensor.unsqueeze(1) if lacks_heads else tensor
 
 
 @contextmanager

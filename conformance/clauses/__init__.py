@@ -13,6 +13,7 @@ from . import (  # noqa: F401, I001 (importing registers; the order is that of t
     given_positions,
     sinks,
     log_sum_exp,
+    quantised,
     causal,
     equivariance,
     qk_norm_and_score_mod,

@@ -89,7 +89,8 @@ def constant_value(subject: Subject, problem: Problem) -> Finding:
     inputs = subject.inputs(problem)
     value = inputs.value[..., :1, :].expand(inputs.value.shape).contiguous()
     if inputs.mode == "memory":
-        constant = inputs.with_tokens(key=value)
+        key = inputs.key[..., :1, :].expand(inputs.key.shape).contiguous()
+        constant = inputs.with_tokens(key=key)
     else:
         constant = inputs.with_tokens(value=value)
     alone = constant.with_tokens(key=constant.key[..., :1, :], value=value[..., :1, :])

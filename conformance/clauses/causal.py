@@ -114,6 +114,12 @@ def _losses(inputs: Inputs) -> list[Inputs]:
     return [inputs.replace(**{name: None}) for name in names]
 
 
+_keys_grow = requires(
+    lambda candidate: candidate.declaration.kv_format is None,
+    "its keys are codes, of which none lies far below the others",
+)
+
+
 @clause(
     "mask.causal-first-key",
     sentence=(
@@ -124,7 +130,7 @@ def _losses(inputs: Inputs) -> list[Inputs]:
     space=Space(causal="always", square="always", values=("normal",), least=(("key_length", 2),)),
     needs_golden=True,
     counterfactual="a finite fill of half the logit's size",
-    applies=(logits_grow, attends_keys_alone, sees_by_place),
+    applies=(logits_grow, attends_keys_alone, sees_by_place, _keys_grow),
 )
 def causal_first_key(subject: Subject, problem: Problem) -> Finding:
     """The first key's logits far below the later ones; the first row sees that key alone."""

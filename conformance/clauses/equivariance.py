@@ -60,6 +60,7 @@ def tokens(subject: Subject, problem: Problem) -> Finding:
     moved = inputs.map_tokens(lambda tensor: tensor.index_select(-2, order)).replace(
         keep=take(take(inputs.keep, 3, order), 2, order),
         bias=take(take(inputs.bias, 3, order), 2, order),
+        quantised=inputs.quantised and inputs.quantised.taken(keys=order),
     )
     return same_answer(
         subject,

@@ -131,6 +131,7 @@ def _repeated(subject: Subject, inputs: Inputs) -> Inputs:
     equal = inputs.replace(
         geometry=sizes.replace(num_kv_heads=sizes.num_heads),
         learned=inputs.learned and inputs.learned.of_heads(torch.arange(sizes.num_heads), read),
+        quantised=inputs.quantised and inputs.quantised.taken(heads=read),
         generic=False,
     )
     if not inputs.is_layer:

@@ -211,6 +211,8 @@ def identical(tensor: Tensor, before: Tensor) -> bool:
         return False
     if tensor.is_complex():
         return identical(torch.view_as_real(tensor), torch.view_as_real(before))
+    if tensor.itemsize == 1:  # torch compares no formats of eight bits
+        return torch.equal(tensor.view(torch.uint8), before.view(torch.uint8))
     nan = tensor.isnan()
     return (
         torch.equal(nan, before.isnan())
@@ -423,6 +425,8 @@ def _alone(subject: Subject, inputs: Inputs, row: int) -> tuple[Inputs, View, Te
         keep=_cut(inputs.keep, rows, keys),
         bias=_cut(inputs.bias, rows, keys),
         tables=inputs.tables and inputs.tables.from_row(keys.start),
+        quantised=inputs.quantised
+        and inputs.quantised.taken(keys=torch.arange(keys.start, keys.stop)),
         positions=inputs.positions
         and inputs.positions.of_keys(torch.arange(keys.start, keys.stop)).of_queries(
             torch.arange(rows.start, rows.stop)

@@ -46,6 +46,8 @@ def takes_several(candidate: Candidate) -> str:
     declared = candidate.declaration
     if declared.inputs == "self" or len(declared.head_layout.inputs) == 1:
         return "its inputs are one tensor"
+    if declared.kv_format is not None:
+        return "its keys and values come in a format of their own"
     return promotes(candidate)
 
 

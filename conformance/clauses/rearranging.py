@@ -40,6 +40,7 @@ def reordered_items(inputs: Inputs, order: Tensor) -> Inputs:
         tables=inputs.tables and inputs.tables.of_items(order),
         learned=inputs.learned and inputs.learned.of_items(order),
         positions=inputs.positions and inputs.positions.of_items(order),
+        quantised=inputs.quantised and inputs.quantised.taken(items=order),
     )
 
 
@@ -62,6 +63,7 @@ def reordered_keys(inputs: Inputs, order: Tensor) -> Inputs:
         keep=take(inputs.keep, 3, order),
         bias=take(inputs.bias, 3, order),
         positions=inputs.positions and inputs.positions.of_keys(order),
+        quantised=inputs.quantised and inputs.quantised.taken(keys=order),
     )
 
 
@@ -104,6 +106,7 @@ def reordered_heads(inputs: Inputs, order: Tensor, groups: Tensor) -> Inputs:
         bias=take(inputs.bias, 1, order),
         sinks=None if inputs.sinks is None else inputs.sinks[order],
         learned=inputs.learned and inputs.learned.of_heads(order, groups),
+        quantised=inputs.quantised and inputs.quantised.taken(heads=groups),
     )
     if not inputs.is_layer:
         return moved.with_tokens(

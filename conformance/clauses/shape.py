@@ -9,6 +9,7 @@ from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
 from ..problems.arrangements import expressible, with_equal_sequences
 from ..problems.inputs import Inputs
+from ..problems.materialise import with_equal_scales
 from ..problems.memory_layouts import CANARIES, STRIDED
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
@@ -193,7 +194,7 @@ def expanded(subject: Subject, problem: Problem) -> Finding:
     def repeated(tensor: torch.Tensor) -> torch.Tensor:
         return (tensor[:, :1] if by_head else tensor[:1]).expand(tensor.shape).contiguous()
 
-    equal = inputs.map_tokens(repeated)
+    equal = with_equal_scales(inputs.map_tokens(repeated), layout)
     return same_answer(
         subject, equal, equal.replace(layout=layout), "an expanded input changes the answer"
     )

@@ -230,7 +230,7 @@ def _with_leaves(subject: Subject, inputs: Inputs) -> Tensor | None:
     Other clauses judge whether gradients can be computed.
     """
     tensors, keywords = arguments(inputs)
-    leaves = tuple(tensor.requires_grad_() for tensor in tensors)
+    leaves = tuple(tensor.requires_grad_(tensor.itemsize > 1) for tensor in tensors)
     try:
         return subject.call_with(subject.forward(inputs), (leaves, keywords), inputs).output
     except CandidateFailure as failure:

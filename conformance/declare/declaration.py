@@ -60,6 +60,10 @@ LEARNED_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "temperature": ("temperature",),
     "alibi_slopes": ("alibi_slopes",),
 }
+# Formats of keys and values, with the scales of each call.
+KV_FORMATS: Final = ("float8_e4m3fn", "float8_e5m2", "int8")
+KV_SCALES: Final = ("tensor", "head", "token")
+SCALE_KEYWORDS: Final = ("key_scale", "value_scale")
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
 # Ways to a row without keys, besides mask forms, that may have separate rules.
@@ -132,6 +136,7 @@ OWN_KEYWORDS: Final = frozenset(
         *(word for words in STRUCTURED_FORMS.values() for word in words),
         *(word for words in TABLE_KEYWORDS.values() for word in words),
         *(word for words in LEARNED_KEYWORDS.values() for word in words),
+        *SCALE_KEYWORDS,
         *(word for words in POSITION_KEYWORDS.values() for word in words),
         *(word for words in FEATURE_KEYWORDS.values() for word in words),
         *(word for layout in HEAD_LAYOUTS.values() for word in layout.sequence_keywords),
@@ -188,6 +193,8 @@ class Declaration:
     returned log-sum-exps, and their value in rows without keys; None without the feature "lse".
     ``cache`` is a module's own cache, ``padded_rows`` the promised answer of queries behind their
     ``query_lengths``. ``page_sizes`` are the slots of a page that a core with paged caches takes.
+    ``kv_format`` is the format of keys and values in every call, with scales for the whole tensor,
+    for a head or for a token: ``kv_scales``.
     """
 
     kind: str
@@ -233,6 +240,8 @@ class Declaration:
     cache: Cache | None = None
     padded_rows: str = "any"
     page_sizes: tuple[int, ...] = ()
+    kv_format: str | None = None
+    kv_scales: str | None = None
 
     def empty_rule(self, *, form: str | None, causal: bool, weights: bool) -> str:
         """The promised rule for rows without keys, by a call's mask form, causality and weights.
@@ -297,6 +306,7 @@ class Declaration:
             *self.head_layout.sequence_keywords,
             *TABLE_KEYWORDS.get(self.rotary_tables or "", ()),
             *self.learned,
+            *(SCALE_KEYWORDS if self.kv_format is not None else ()),
             *(POSITION_KEYWORDS[self.inputs] if GIVEN_POSITIONS in self.features else ()),
             *(NEW_KEYS if CACHE_WRITE in self.features else ()),
         )
@@ -312,7 +322,9 @@ class Declaration:
         """The names of the positional inputs."""
         if self.kind == "positions" or self.inputs == "self":
             return ("x",)
-        return ("query", "context") if self.inputs == "memory" else tuple(self.head_layout.inputs)
+        if self.inputs == "memory" and self.kind != "core":
+            return ("query", "context")
+        return tuple(self.head_layout.inputs)
 
     @property
     def head_layout(self) -> HeadLayout:
@@ -334,6 +346,7 @@ class Declaration:
         seldom = (
             *("ranks", "block_size", "rotary_tables", "rotary_table_shape", "cache"),
             *("alibi_slope_shape", "lse_base", "lse_shape", "lse_empty"),
+            *("kv_format", "kv_scales"),
         )
         rare = [name for name in seldom if getattr(self, name) is not None]
         rare += ["padded_rows"] if PADDED_QUERIES in self.masks else []

@@ -69,7 +69,10 @@ def _asks_where_cached_keys_stand(d: Declaration) -> bool:
 
 
 _SEQUENCES: Final = Promise("with layout={d.layout!r}", lambda d: d.head_layout.has_sequences)
-_LENGTHS: Final = Promise("with layout={d.layout!r}", lambda d: d.head_layout.has_lengths)
+_OWN_ROWS: Final = Promise(
+    "with layout={d.layout!r}",
+    lambda d: d.head_layout.has_lengths or d.head_layout.value_in_key,
+)
 _UNBATCHED: Final = Promise("with batched=False", lambda d: not d.batched)
 _RANKS: Final = Promise("with ranks", lambda d: d.ranks is not None)
 _ALWAYS_CAUSAL: Final = Promise("always_causal is True", lambda d: d.always_causal)
@@ -85,11 +88,6 @@ _SLOPES: Final = _feature("alibi_slopes")
 # The first row with both promises made is the refusal.
 EXCLUDING: Final = (
     # Kinds, layouts and arrays.
-    Excluding(
-        _field("inputs", "separate"),
-        (Promise("for a core", lambda d: d.kind == "core"),),
-        ": a core takes query, key and value; declare a layer",
-    ),
     Excluding(_field("layout", "BHSD"), (_kind("core"),), ": only a core takes heads; drop it"),
     Excluding(_field("layout", "BHSD"), (_UNBATCHED,), ": drop one"),
     Excluding(
@@ -141,7 +139,7 @@ EXCLUDING: Final = (
         ),
         ": give semantics=conformance.Semantics(rotary='halves') or 'interleaved'",
     ),
-    Excluding(_TABLES, (_LENGTHS, _RANKS)),
+    Excluding(_TABLES, (_OWN_ROWS, _RANKS)),
     # Norms, null keys and learned arguments.
     Excluding(
         _NORM_OVER_HEADS,

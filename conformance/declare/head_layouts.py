@@ -41,6 +41,9 @@ class HeadLayout:
         pages.
     cache_axes
         The axes of caches that hold the keys and values, ``P`` for pages; "" without caches.
+    value_in_key
+        Whether all heads share a key without an axis of heads, and its first channels are the
+        value.
     """
 
     axes: str = OWN_AXES
@@ -51,6 +54,12 @@ class HeadLayout:
     impossible: Mapping[str, str] = field(default_factory=dict)
     sequence_keywords: tuple[str, ...] = ()
     cache_axes: str = ""
+    value_in_key: bool = False
+
+    @property
+    def mode(self) -> str:
+        """The inputs of a call, as ``inputs=`` says it for layers."""
+        return "memory" if self.value_in_key else "separate"
 
     @property
     def is_own(self) -> bool:
@@ -123,6 +132,12 @@ _HEAD_LAYOUTS: Final[dict[str, HeadLayout]] = {
         inputs={"query": ("query",), "kv": ("key", "value")},
         ties={"value_head_size": "head_size"},
         impossible={"kv_cache": "keys and values of a cache are apart"},
+    ),
+    # Query [B, H, S, D], and one tensor [B, S, D] for all heads.
+    "latent": HeadLayout(
+        inputs={"query": ("query",), "latent": ("key", "value")},
+        impossible={"kv_cache": "one tensor holds keys and values, which a cache has apart"},
+        value_in_key=True,
     ),
     # [total, H, D] with cu_seqlens and max_seqlen, as FlashAttention takes it.
     "varlen": HeadLayout(axes="THD", impossible=_OF_SEQUENCES, sequence_keywords=SEQUENCE_KEYWORDS),
@@ -237,6 +252,8 @@ def tied_by_layout(layout: str, pins: Pins) -> Pins:
                 f"makes it equal to {other}"
             )
             raise DeclarationError(msg)
+    if HEAD_LAYOUTS[layout].value_in_key:
+        return _with_value_in_key(pins)
     build = pins.build
     if build is None:
         return possible(dataclasses.replace(pins, equal_to={**pins.equal_to, **ties}))
@@ -246,3 +263,40 @@ def tied_by_layout(layout: str, pins: Pins) -> Pins:
         return built.replace(**{name: getattr(built, other) for name, other in ties.items()})
 
     return dataclasses.replace(pins, build=tied)
+
+
+def _with_value_in_key(pins: Pins) -> Pins:
+    """The pins of a key for all heads that holds the value; raises DeclarationError."""
+    kv_heads = pins.sizes.get("num_kv_heads", (1,))
+    if 1 not in kv_heads or "num_kv_heads" in pins.equal_to:
+        given = pins.equal_to.get("num_kv_heads", list(kv_heads))
+        msg = (
+            f"geometry pins num_kv_heads to {given}, but layout='latent' has one key for all heads"
+        )
+        raise DeclarationError(msg)
+    if pins.build is None and "value_head_size" not in {*pins.sizes, *pins.equal_to}:
+        msg = (
+            "layout is 'latent', but nothing says how many channels of the latent are the value: "
+            "give geometry={'value_head_size': 512}, or how many there are"
+        )
+        raise DeclarationError(msg)
+    widths, values = (pins.sizes.get(name) for name in ("head_size", "value_head_size"))
+    if widths and values and min(values) > max(widths):
+        msg = (
+            f"geometry pins value_head_size to {list(values)} and head_size to {list(widths)}, but "
+            "with layout='latent' the value is the first channels of the key"
+        )
+        raise DeclarationError(msg)
+    build = pins.build
+
+    def fitted(geometry: Geometry) -> Geometry:
+        built = geometry if build is None else build(geometry)
+        width, value = built.head_size, built.value_head_size
+        if value > width:
+            within = [size for size in values or (width,) if size <= width]
+            value = max(within, default=value)
+            width = max(width, min(size for size in widths or (value,) if size >= value))
+        return built.replace(num_kv_heads=1, head_size=width, value_head_size=value)
+
+    sizes = {**pins.sizes, "num_kv_heads": (1,)}
+    return dataclasses.replace(possible(dataclasses.replace(pins, sizes=sizes)), build=fitted)

@@ -42,6 +42,8 @@ from .declaration import (
     EMPTY_ROWS,
     FEATURES,
     INPUTS,
+    KV_FORMATS,
+    KV_SCALES,
     LSE_BASES,
     LSE_EMPTY,
     LSE_SHAPES,
@@ -131,6 +133,8 @@ def declare(
     page_axes: str | None = None,
     page_index: str | None = None,
     page_sizes: Iterable[int] | None = None,
+    kv_format: str | None = None,
+    kv_scales: str | None = None,
     expected_failures: GivenExpectations = None,
 ) -> Declaration:
     """Check every promise and build the declaration; raises DeclarationError with a sentence."""
@@ -179,8 +183,12 @@ def declare(
     places = _some("devices", _devices(devices), "cpu")
     if arrays != "torch":
         offered = _read_arrays(arrays, places, offered, frozenset(named))
+    kv_scales, offered = _read_kv_format(
+        kv_format, kv_scales, kind, layout, offered, named, alone=ranks is None and mixed is None
+    )
     point = _read_semantics(semantics, causal, rules or common_rule, causal_by)
     check_caches(layout, offered, point.causal_alignment, arrays)
+    inputs = _read_inputs(kind, inputs, layout)
     rotary_table_shape = _read_tables(rotary_tables, rotary_table_shape, batched=batched)
     pins = _for_tables(rotary_tables, kind, point, pins)
     if "alibi_slopes" in offered:
@@ -233,9 +241,57 @@ def declare(
         lse_empty=lse.get("lse_empty"),
         alibi_slope_shape=alibi_slope_shape,
         page_sizes=read_page_sizes(page_sizes, layout),
+        kv_format=kv_format,
+        kv_scales=kv_scales,
     )
     check_exclusions(declaration)
     return declaration
+
+
+def _read_kv_format(
+    kv_format: str | None,
+    kv_scales: str | None,
+    kind: str,
+    layout: str,
+    offered: frozenset[str],
+    named: tuple[str, ...],
+    *,
+    alone: bool,
+) -> tuple[str | None, frozenset[str]]:
+    """The scales of quantised keys and values, and the features left; raises DeclarationError."""
+    if kv_format is None:
+        if kv_scales is not None:
+            msg = f"kv_scales is {kv_scales!r} without kv_format: declare it, or drop kv_scales"
+            raise DeclarationError(msg)
+        return None, offered
+    _choice("kv_format", kv_format, KV_FORMATS)
+    kv_scales = KV_SCALES[0] if kv_scales is None else kv_scales
+    _choice("kv_scales", kv_scales, KV_SCALES)
+    heads = HEAD_LAYOUTS[layout]
+    said = f"kv_format is {kv_format!r}"
+    if kind != "core" or heads.has_sequences or (heads.is_packed and not heads.value_in_key):
+        other = f"layout={layout!r}" if kind == "core" else f"a {kind}"
+        msg = f"{said} with {other}, which is judged without: drop one"
+        raise DeclarationError(msg)
+    if not alone:
+        msg = f"{said} with ranks, or with mixed, which are judged without: drop one"
+        raise DeclarationError(msg)
+    for feature in sorted((OF_TENSORS | {"kv_cache"}) & set(named)):
+        why = "codes have no gradients" if feature in OF_TENSORS else "which is judged without"
+        msg = f"features has {feature!r}, and {said}: {why}; drop one"
+        raise DeclarationError(msg)
+    return kv_scales, offered - OF_TENSORS
+
+
+def _read_inputs(kind: str, inputs: str, layout: str) -> str:
+    """The inputs of a call; a core has those of its layout. Raises DeclarationError."""
+    if kind != "core":
+        return inputs
+    of_layout = HEAD_LAYOUTS[layout].mode
+    if inputs not in ("separate", of_layout):
+        msg = f"inputs is {inputs!r} for a core: a core takes query, key and value; declare a layer"
+        raise DeclarationError(msg)
+    return of_layout
 
 
 def _of_sequences(layout: object, ending: str, promise: str) -> str:

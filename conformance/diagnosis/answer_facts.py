@@ -265,7 +265,7 @@ def _values_of_one(
 ) -> list[str]:
     plain = next((answer for answer in wrong if not answer.inputs.masked), None)
     ones = None if plain is None else with_values_of_one(subject, plain.inputs)
-    if ones is None or facts.get("repeats") is False:
+    if ones is None or ones.mode == "memory" or facts.get("repeats") is False:
         return []
     try:
         sums = subject.answer(ones).double()

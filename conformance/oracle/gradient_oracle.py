@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .._golden import golden
 from ..calls.differentiating import CACHED_NAMES, INPUT_NAMES
@@ -80,7 +81,7 @@ class GradientOracle:
         if unknown:
             raise LookupError(unknown)
         start = time.perf_counter()
-        answer = self._answer(inputs, upstream)
+        answer = self._by_input(self._answer(inputs, upstream), inputs)
         self._oracle.seconds += time.perf_counter() - start
         remembered.append((upstream, answer))
         return answer
@@ -115,7 +116,7 @@ class GradientOracle:
         )
         gradients = dict(answer.gradients)
         gradients["value"] = gradients["value"].of_channels(slice(0, width))
-        return dataclasses.replace(answer, gradients=gradients)
+        return self._by_input(dataclasses.replace(answer, gradients=gradients), inputs)
 
     def of_dropped(self, inputs: Inputs, upstream: Tensor, factors: Tensor) -> GradientAnswer:
         """The gradients of a core whose weights are multiplied by factors.
@@ -153,14 +154,27 @@ class GradientOracle:
             return stack_gradients(by_head, dim=1)
 
         own = factors.transpose(1, 2).flatten(0, 1).unsqueeze(-1)
-        return dataclasses.replace(
-            answer,
-            gradients={
-                "query": answer.gradients["query"].viewed(of_query),
-                "key": added(answer.gradients["key"]),
-                "value": added(answer.gradients["value"].viewed(lambda part: part * own)),
-            },
-        )
+        gradients = {
+            "query": answer.gradients["query"].viewed(of_query),
+            "key": added(answer.gradients["key"]),
+            "value": added(answer.gradients["value"].viewed(lambda part: part * own)),
+        }
+        return self._by_input(dataclasses.replace(answer, gradients=gradients), inputs)
+
+    def _by_input(self, answer: GradientAnswer, inputs: Inputs) -> GradientAnswer:
+        """The gradients of query, key and value, added where they are one input."""
+        if inputs.mode == "separate":
+            return answer
+        contract = self._oracle.contract(self._oracle.answer(inputs).core.scale)
+        gradients = dict(answer.gradients)
+        query, key, value = (gradients.pop(name) for name in INPUT_NAMES["separate"])
+        if inputs.mode == "self":
+            added = {"x": add_gradients([query, key, value], contract)}
+        else:
+            more = key.value.shape[-1] - value.value.shape[-1]
+            value = value.viewed(lambda part: pad(part, (0, more))) if more else value
+            added = {"query": query, "context": add_gradients([key, value], contract)}
+        return dataclasses.replace(answer, gradients={**added, **gradients})
 
     def _answer(
         self, inputs: Inputs, upstream: Tensor, carried: Tensor | None = None
@@ -188,15 +202,7 @@ class GradientOracle:
             gradients = layer_gradients(evaluation, upstream, contract)
             fits = layer_fits(evaluation, upstream, contract, golden_answer.limit)
             fits = fits and gradients_fit(gradients, golden_answer.limit)
-            by_input = {name: gradients.pop(name) for name in INPUT_NAMES["separate"]}
-            if inputs.mode == "self":
-                added = {"x": add_gradients(list(by_input.values()), contract)}
-            elif inputs.mode == "memory":
-                both = add_gradients([by_input["key"], by_input["value"]], contract)
-                added = {"query": by_input["query"], "context": both}
-            else:
-                added = by_input
-        return GradientAnswer(gradients={**added, **gradients}, representable=fits)
+        return GradientAnswer(gradients=gradients, representable=fits)
 
 
 def _each_query_alone(
@@ -235,7 +241,8 @@ def second_gradients(
     if inputs.mode == "self":
         named = dict.fromkeys(("query", "key", "value"), leaves["x"])
     elif inputs.mode == "memory":
-        named = {"query": leaves["query"], "key": leaves["context"], "value": leaves["context"]}
+        memory = inputs.replace(query=leaves["query"]).with_tokens(key=leaves["context"])
+        named = {name: getattr(memory, name) for name in INPUT_NAMES["separate"]}
     else:
         named = leaves
     point = oracle.point(inputs)

@@ -243,7 +243,7 @@ def evaluate(
 
 def run_of(inputs: Inputs, semantics: golden.Semantics, *, recorded: bool = False) -> golden.Run:
     """The golden's run on one example, with no result computed yet."""
-    tokens = (inputs.query, inputs.key, inputs.value)
+    tokens = inputs.exact
     if not inputs.is_layer:
         return golden.run_of_attention(*tokens, semantics, **inputs.options)
     weights = known_weights(inputs)

@@ -75,7 +75,8 @@ def in_memory(tensor: Tensor, name: str, axes: str, *, written: bool = False) ->
     What is ``written``, and pages of equal items, hold every entry.
     """
     letter, expected = _EXPANDED_AXES.get(name, ("", 0))
-    if letter and (written or (letter == "B" and "P" in axes)):
+    holds_all = written or (letter == "B" and "P" in axes)
+    if letter and (holds_all or (letter == "H" and tensor.dim() < len(axes))):  # a key of all heads
         return MEMORY_LAYOUTS["contiguous"](tensor)
     if not letter or letter not in axes:
         return MEMORY_LAYOUTS[name](tensor)
@@ -95,6 +96,8 @@ def present_tokens(tokens: Tensors, inputs: Inputs) -> Tensors:
             _joined(tensor, places(inputs, name, tensor), between=torch.nan)
             for name, tensor in zip(names, tokens, strict=True)
         )
+    if layout.value_in_key:
+        return tokens[0], tokens[1][:, 0]
     own = {name: layout.arranged(tensor) for name, tensor in zip(names, tokens, strict=True)}
     packed_axis = layout.axes.index("H")
     return tuple(
@@ -214,6 +217,8 @@ def expressible(inputs: Inputs) -> bool:
     if inputs.head_layout.cache_axes:  # one table is for keys and values
         batch = inputs.query.shape[0]
         return batch == inputs.key.shape[0] and inputs.key.shape[:3] == inputs.value.shape[:3]
+    if inputs.head_layout.value_in_key:
+        return inputs.key.shape[1] == 1
     return all(
         len({getattr(inputs, part).shape for part in parts}) == 1 for parts in token_names(inputs)
     )

@@ -19,6 +19,7 @@ from ..tolerance.visible_keys import owners
 from .learned import LearnedArguments
 from .paging import KeyStore
 from .positions import Positions
+from .quantised import Quantised
 from .rotary_tables import RotaryTables
 
 # The options of a call with None for an omission.
@@ -89,7 +90,8 @@ class Inputs(Replaceable):
     query, key, value
         Heads ``[B, H, Lq, D]``, ``[B, Hkv, Lk, D]``, ``[B, Hkv, Lk, Dv]`` for a core; tokens
         ``[B, L, width]`` for a layer; in the working dtype. With ``mode="self"`` the three are one
-        object, with ``mode="memory"`` key and value are.
+        object, with ``mode="memory"`` key and value are; the value of a core then is the first
+        channels of the key.
     keep, bias
         The mask: bool, True attends, and additive finite values, both with four axes, of size 1
         along constant axes. ``mask_form`` and ``mask_shape`` say how to hand the mask over.
@@ -132,6 +134,9 @@ class Inputs(Replaceable):
         The positions of all tokens, if the call takes positions; else None.
     store
         How keys and values lie in caches, if the layout has caches; else None.
+    quantised
+        The format and the scales of keys and values, whose codes stand for ``exact_key`` and
+        ``exact_value``; None for keys and values in the dtype of the query.
     block_size
         The numbers of queries and keys in a block of a block mask.
     device, head_layout
@@ -173,10 +178,19 @@ class Inputs(Replaceable):
     tables: RotaryTables | None = None
     learned: LearnedArguments | None = None
     positions: Positions | None = None
+    quantised: Quantised | None = None
     device: str = "cpu"
     head_layout: HeadLayout = HEAD_LAYOUTS["BHSD"]
     block_size: tuple[int, int] = (1, 1)
     store: KeyStore | None = None
+
+    @cached_property
+    def exact(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value; quantised ones as their codes and scales have them."""
+        if self.quantised is None:
+            return self.query, self.key, self.value
+        key, value = (self.quantised.exact(name, getattr(self, name)) for name in ("key", "value"))
+        return self.query, key, value
 
     @property
     def is_layer(self) -> bool:
@@ -280,7 +294,7 @@ class Inputs(Replaceable):
         if self.mode == "self":
             query, value = key[..., past:, :] if past else key, key
         elif self.mode == "memory":
-            value = key
+            value = key if self.is_layer else key[..., : self.geometry.value_head_size]
         query = self.query if query is None else query
         value = self.value if value is None else value
         geometry = self.geometry.replace(

@@ -22,6 +22,7 @@ from .mask_patterns import LENGTH_PATTERNS, PATTERNS
 from .paging import KeyStore, beginning_alike, draw_store
 from .positions import Positions, draw_positions
 from .problem import MaskPlan, Overrides, Problem
+from .quantised import draw_quantised, with_zeros
 from .recipes import RECIPES, normal
 from .rotary_tables import draw_tables
 from .structured_masks import STRUCTURED_MASKS, Structure
@@ -143,8 +144,9 @@ SINK_SPREAD: Final = 2.0
 TABLES: Final = 41
 LEARNED: Final = 42
 POSITIONS: Final = 43
-# The random stream of caches.
+# The random streams of caches, and of scales.
 CACHES: Final = 44
+SCALES: Final = 45
 
 
 def generator_for(problem: Problem, purpose: int = 0) -> Generator:
@@ -206,7 +208,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         store=_store(problem, candidate),
     )
     drawn = with_equal_beginnings(drawn)
-    drawn = _alike(overridden(drawn, problem), problem)
+    drawn = _quantised(_alike(overridden(drawn, problem), problem), problem, candidate)
     return without_key_bias(drawn, candidate) if drawn.past else drawn
 
 
@@ -222,6 +224,29 @@ def with_equal_beginnings(inputs: Inputs) -> Inputs:
     key, value = inputs.key.clone(), inputs.value.clone()
     beginning_alike(key, value, there(inputs, "key", key), inputs.store)
     return inputs.replace(key=key, value=value)
+
+
+def _quantised(drawn: Inputs, problem: Problem, candidate: Candidate) -> Inputs:
+    """The inputs with scales, some keys and values zero, and none that no code stands for."""
+    stream = generator_for(problem, SCALES)
+    made = draw_quantised(candidate.declaration, drawn.key, drawn.value, stream)
+    if made is None:
+        return drawn
+    if problem.overrides is None:
+        key = with_zeros(drawn.key, stream)
+        zeroed = drawn.with_tokens(key=key, value=with_zeros(drawn.value, stream))
+        drawn = _alike(zeroed.replace(generic=drawn.generic), problem)
+    given = with_equal_scales(drawn.replace(quantised=made), problem.layout)
+    return given.replace(key=given.exact[1], value=given.exact[2])
+
+
+def with_equal_scales(inputs: Inputs, layout: str) -> Inputs:
+    """Inputs whose items, or heads, share a scale where a memory layout makes them equal."""
+    if inputs.quantised is None or layout not in REPEATED:
+        return inputs
+    items, heads = (torch.zeros(size, dtype=torch.int64) for size in inputs.key.shape[:2])
+    equal = {"items": items} if layout == "expanded" else {"heads": heads}
+    return inputs.replace(quantised=inputs.quantised.taken(**equal))
 
 
 def _positions(problem: Problem, candidate: Candidate) -> Positions | None:
@@ -276,8 +301,9 @@ def _tokens(
     if mode == "self":
         return key, key, key
     query = recipe.query(shapes[0], generator).to(working)
-    value = key if mode == "memory" else recipe.value(shapes[2], generator).to(working)
-    return query, key, value
+    if mode == "memory":
+        return query, key, key if candidate.kind != "core" else key[..., : shapes[2][-1]]
+    return query, key, recipe.value(shapes[2], generator).to(working)
 
 
 def _alike(drawn: Inputs, problem: Problem) -> Inputs:

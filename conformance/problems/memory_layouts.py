@@ -15,6 +15,7 @@ from torch import Tensor
 
 MemoryLayout = Callable[[Tensor], Tensor]
 JUNK = 1e4
+LARGEST_CODE = 0x7F
 # Elements on each side of a tensor in a buffer: the largest overread of a kernel's tile.
 MARGIN = 128
 
@@ -37,8 +38,12 @@ def tokens_first(tensor: Tensor) -> Tensor:
 
 
 def _junk(shape: tuple[int, ...], like: Tensor, junk: float) -> Tensor:
-    """A buffer filled with junk: True for masks, a number out of range for integers."""
+    """A buffer filled with junk: True for masks, a number out of range for integers.
+
+    Bytes are the largest code in integers, and no number in formats of eight bits.
+    """
     filler = junk if like.is_floating_point() else JUNK
+    filler = LARGEST_CODE if like.dtype == torch.uint8 else filler
     return torch.full(shape, filler, dtype=like.dtype)
 
 

@@ -25,6 +25,7 @@ from .caches import CACHES, LOST_OPTIONS
 from .causality import CAUSALITY, OF_SEQUENCES
 from .fills import FILLED, ROWS
 from .given_positions import GIVEN_POSITIONS
+from .latent import LATENT
 from .layout import EXCHANGES, GROUPS, LAYOUT
 from .learned import LEARNED, LEARNED_BACKWARD
 from .masking import LENGTHS, MASKING, WINDOWS
@@ -40,6 +41,7 @@ from .named_mistake import (
 )
 from .paged import PAGED
 from .projections import PROJECTIONS
+from .quantised import QUANTISED
 from .scaling import PREPARED, SCALING
 from .semantics_changes import POINTS, mistaken_conventions
 from .softmaxes import SINKS, SOFTCAPS, SOFTMAXES
@@ -65,6 +67,7 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *LOST_OPTIONS,
     *ROWS,
     *LAYOUT,
+    *LATENT,
     *GROUPS,
     *EXCHANGES,
     *PROJECTIONS,
@@ -72,6 +75,7 @@ MISTAKES: Final[tuple[NamedMistake, ...]] = (
     *GIVEN_POSITIONS,
     *SINKS,
     *PREPARED,
+    *QUANTISED,
 )
 BACKWARD: Final[tuple[NamedMistake, ...]] = (
     *ATTENTION,

@@ -77,7 +77,9 @@ def gradients_of(run: golden.Run, inputs: Inputs) -> Gradients:
     if inputs.mode == "self":
         result["x"] = result.pop("query") + result.pop("key") + result.pop("value")
     elif inputs.mode == "memory":
-        result["context"] = result.pop("key") + result.pop("value")
+        context, value = result.pop("key").clone(), result.pop("value")
+        context[..., : value.shape[-1]] += value
+        result["context"] = context
     return result
 
 

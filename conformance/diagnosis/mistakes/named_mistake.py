@@ -246,8 +246,8 @@ class NamedMistake(Mistake):
         Whether a tensor or a part of it is lost or put in another's place, which nobody intends.
     needs
         What must be declared for the name to make sense: "mask", "causal", any way of "hiding"
-        keys, a dtype of "half" precision, or a layout: "packed", "sequences" of different
-        lengths one after another, or "caches" with lengths.
+        keys, "quantised" ones, a dtype of "half" precision, or a layout: "packed", a "latent",
+        "sequences" of different lengths one after another, or "caches" with lengths.
     base, fits
         Fields of the only declared points where the mistake can be made, such as rotary positions;
         or a function that accepts such points, ``base`` then being an example.
@@ -312,6 +312,8 @@ class NamedMistake(Mistake):
             "packed": declared.head_layout.is_packed,
             "sequences": declared.head_layout.has_sequences and not declared.head_layout.cache_axes,
             "caches": bool(declared.head_layout.cache_axes),
+            "latent": declared.head_layout.value_in_key,
+            "quantised": declared.kv_format is not None,
         }
         return promised[self.needs]
 

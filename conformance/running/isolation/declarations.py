@@ -25,7 +25,7 @@ _SAME: Final = (
     "causal always_causal inputs batched dtypes devices accumulate tf32 scores precision position "
     "max_length layout arrays operator mixed memory strides unchecked block_size "
     "rotary_tables rotary_table_shape alibi_slope_shape lse_base lse_shape lse_empty padded_rows "
-    "page_sizes"
+    "page_sizes kv_format kv_scales"
 ).split()
 Fit = Callable[[Geometry], Geometry]
 

@@ -134,7 +134,7 @@ def _mistakes(options: TeethOptions, tell: Tell) -> Iterator[CatalogueEntry]:
         return
     tell("loading", "the shipped mistakes")
     # Other layouts have broken candidates of their own, and acted ones are float32.
-    apart = ("packed", "sequences", "caches", "half")
+    apart = ("packed", "sequences", "caches", "latent", "quantised", "half")
     shown = (mistake for mistake in MISTAKES if mistake.needs not in apart)
     yield from (_entry(mistake, SHIPPED) for mistake in shown)
     for point in registered(MISTAKE_GROUP):

@@ -1,0 +1,178 @@
+"""Mistakes with quantised keys and values: other scales, and codes read in another format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from ...problems.inputs import Inputs
+from ...problems.quantised import FORMATS, Quantised
+from .named_mistake import DeclaredCall, InputsChange, NamedMistake, named
+
+# Another scale, from the scales of a call, the side and its heads.
+_Scale = Callable[[Quantised, str, Tensor], Tensor]
+_OTHER: Final = {"key": "value", "value": "key"}
+_PRIMARY: Final = "quantised.golden"
+_FIX: Final = (
+    "multiply each code once by the scale of its own side, item, token and head: key_scale for "
+    "keys, value_scale for values"
+)
+
+
+def is_quantised(inputs: Inputs) -> bool:
+    """Whether keys and values are codes."""
+    return inputs.quantised is not None
+
+
+def _own(made: Quantised, side: str, heads: Tensor) -> Tensor:
+    return made.scale_of(side, heads).expand(*heads.shape[:-1], 1)
+
+
+def _along(axis: int, order: Callable[[Tensor], Tensor]) -> _Scale:
+    """The scales in another order along an axis of heads."""
+
+    def scale(made: Quantised, side: str, heads: Tensor) -> Tensor:
+        own = _own(made, side, heads)
+        return own.index_select(axis, order(torch.arange(own.shape[axis])))
+
+    return scale
+
+
+def _first(places: Tensor) -> Tensor:
+    return places.clamp(max=0)
+
+
+def _before(places: Tensor) -> Tensor:
+    return places.roll(1)
+
+
+def _behind(places: Tensor) -> Tensor:
+    return places.roll(-1)
+
+
+def _last(places: Tensor) -> Tensor:
+    return places[-1:].expand(len(places))
+
+
+def _of_other_side(made: Quantised, side: str, heads: Tensor) -> Tensor:
+    return made.scale_of(_OTHER[side], heads)
+
+
+def _scales() -> Iterator[tuple[str, str, _Scale]]:
+    """The scales that may be taken in place of one's own: a slug, words and the scale."""
+    yield "of-other-side", "by the scale of the {other}", _of_other_side
+    yield (
+        "left-out",
+        "by no scale",
+        lambda made, side, heads: torch.ones_like(_own(made, side, heads)),
+    )
+    yield "twice", "by their scale twice", lambda *of: _own(*of).square()
+    yield "divided", "by the reciprocal of their scale", lambda *of: _own(*of).reciprocal()
+    yield "of-both", "by both scales", lambda *of: _own(*of) * _of_other_side(*of)
+    for axis, name in enumerate(("item", "head", "token")):
+        for slug, words, order in (
+            ("first", f"that of the first {name}", _first),
+            ("last", f"that of the last {name}", _last),
+            ("before", f"that of the {name} before", _before),
+            ("behind", f"that of the {name} behind", _behind),
+        ):
+            yield f"of-{slug}-{name}", f"by {words}", _along(axis, order)
+
+
+def _with(scale: _Scale, sides: tuple[str, ...]) -> InputsChange:
+    """The numbers that other scales make of the codes of some sides."""
+
+    def change(call: DeclaredCall) -> Inputs | None:
+        inputs, made = call.inputs, call.inputs.quantised
+        if made is None:
+            return None
+        changed = dict(zip(("key", "value"), inputs.exact[1:], strict=True))
+        for side in sides:
+            heads = changed[side]
+            ratio = scale(made, side, heads) / made.scale_of(side, heads)
+            if bool((ratio == 1.0).all()):
+                continue
+            changed[side] = (heads.double() * ratio).to(heads.dtype)
+        same = all(
+            torch.equal(heads, right)
+            for heads, right in zip(changed.values(), inputs.exact[1:], strict=True)
+        )
+        return None if same else inputs.replace(**changed, quantised=None)
+
+    return change
+
+
+def _read(numbers: Callable[[Tensor], Tensor]) -> InputsChange:
+    """What another reading makes of the codes, of both sides."""
+
+    def change(call: DeclaredCall) -> Inputs | None:
+        inputs, made = call.inputs, call.inputs.quantised
+        if made is None:
+            return None
+        changed = {}
+        for side in ("key", "value"):
+            heads = getattr(inputs, side)
+            read = numbers(made.codes(side, heads)).double() * made.scale_of(side, heads)
+            changed[side] = read.to(heads.dtype)
+        return inputs.replace(**changed, quantised=None)
+
+    return change
+
+
+def _viewed(name: str) -> Callable[[Tensor], Tensor]:
+    dtype = torch.float8_e4m3fnuz if name == "float8_e4m3fnuz" else FORMATS[name].dtype
+    return lambda codes: codes.view(dtype).float()
+
+
+def _unsigned(codes: Tensor) -> Tensor:
+    return codes.view(torch.uint8).float()
+
+
+def _of_format(*names: str) -> Callable[[Inputs], bool]:
+    return lambda inputs: inputs.quantised is not None and inputs.quantised.format in names
+
+
+def _of_sides() -> Iterator[NamedMistake]:
+    for slug, words, scale in _scales():
+        for side, other in _OTHER.items():
+            said = words.format(other=f"{other}s")
+            yield from named(
+                f"{side}-scale-{slug}", _PRIMARY, needs="quantised", where=is_quantised
+            )(
+                f"the codes of {side}s are multiplied {said}",
+                _FIX,
+                {"inputs": _with(scale, (side,))},
+            )
+        said = words.format(other="other side")
+        yield from named(f"scales-{slug}", _PRIMARY, needs="quantised", where=is_quantised)(
+            f"the codes of keys and values are multiplied {said}",
+            _FIX,
+            {"inputs": _with(scale, ("key", "value"))},
+        )
+
+
+def _of_codes() -> Iterator[NamedMistake]:
+    floats = ("float8_e4m3fn", "float8_e5m2")
+    for name in (*floats, "float8_e4m3fnuz"):
+        others = tuple(one for one in FORMATS if one != name)
+        yield from named(
+            f"codes-read-as-{name.replace('_', '-')}",
+            _PRIMARY,
+            needs="quantised",
+            where=_of_format(*others),
+        )(
+            f"the codes are read as {name}",
+            "read the codes in the dtype in which they arrive",
+            {"inputs": _read(_viewed(name))},
+        )
+    yield from named("codes-read-unsigned", _PRIMARY, needs="quantised", where=_of_format("int8"))(
+        "the codes are read without a sign",
+        "read the codes in the dtype in which they arrive",
+        {"inputs": _read(_unsigned)},
+    )
+
+
+QUANTISED: Final[tuple[NamedMistake, ...]] = (*_of_sides(), *_of_codes())
