@@ -35,6 +35,7 @@ __conformance__ = [
     "structured_attention",
     "rotary_tables",
     "learned",
+    "memory_keys",
     "given_positions",
     "module_caches",
     "onnx_attention",

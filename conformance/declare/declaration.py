@@ -54,6 +54,7 @@ LEARNED_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "norm_weight": ("query_norm_weight", "key_norm_weight"),
     "temperature": ("temperature",),
     "alibi_slopes": ("alibi_slopes",),
+    "bias_kv": ("bias_k", "bias_v"),
 }
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")
