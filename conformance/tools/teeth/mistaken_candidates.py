@@ -91,11 +91,13 @@ def acted(
 
     ``more`` are features beyond the common ones of acted candidates.
     """
+    remembers = "bias_kv" in more  # every row has a key, and weights have one more column
     decorate = (core if kind == "core" else layer)(
         name=name,
         masks=MASKS,
         causal=declared.causal_alignment,
-        empty_rows=declared.empty_rows,
+        empty_rows="any" if remembers else declared.empty_rows,
+        without=["weights"] if remembers else [],
         features=(*FEATURES, *more, *(() if kind == "layer" else ("kv_cache",))),
         semantics=declared,
     )
