@@ -38,6 +38,7 @@ __conformance__ = [
     "rotary_tables",
     "latent_attention",
     "learned",
+    "memory_keys",
     "given_positions",
     "module_caches",
     "onnx_attention",

@@ -8,6 +8,7 @@ from .alibi import alibi_bias, alibi_slopes, distances
 from .alignment import query_positions
 from .attention import (
     LEARNED,
+    MEMORY,
     RESULTS,
     Attention,
     attend,
@@ -22,13 +23,14 @@ from .backward import (
     BACKWARD,
     BOTH_PASSES,
     BOTH_PASSES_OF_LAYER,
+    of_memory,
     of_temperature,
     of_weight,
     outer,
     summed_groups,
 )
 from .choices import at_point, counts, edits_of, hide, modify, slope_of_function
-from .forward import FORWARD, Sizes, unread
+from .forward import FORWARD, Sizes, beside_memory, unread
 from .heads import merge_heads, project, split_heads
 from .layer import (
     LAYER,
@@ -73,6 +75,7 @@ __all__ = [
     "FORWARD",
     "LAYER",
     "LEARNED",
+    "MEMORY",
     "RESULTS",
     "STANDARD",
     "Attention",
@@ -93,6 +96,7 @@ __all__ = [
     "at_point",
     "attend",
     "attended_keys",
+    "beside_memory",
     "counts",
     "cut_heads",
     "distances",
@@ -108,6 +112,7 @@ __all__ = [
     "normalise_heads",
     "normalised_gradient",
     "norms",
+    "of_memory",
     "of_temperature",
     "of_weight",
     "outer",

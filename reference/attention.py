@@ -146,9 +146,11 @@ def scaled_dot_product_attention(
 
     ``learned`` has learned arguments by name: ``query_norm_weight`` and ``key_norm_weight``,
     ``[D]`` or a factor for each channel of all heads, multiply the heads behind their norm;
-    ``temperature [H]`` multiplies the dot products of each head, as ``scale`` does; and
-    ``alibi_slopes``, ``[H]`` or ``[B, H]``, replace the slopes at a point with ``alibi``. Returns
-    float64 ``[B, H, Lq, Dv]``.
+    ``temperature [H]`` multiplies the dot products of each head, as ``scale`` does;
+    ``alibi_slopes``, ``[H]`` or ``[B, H]``, replace the slopes at a point with ``alibi``; and
+    ``bias_k [Hkv, D]`` with ``bias_v [Hkv, Dv]`` are one more key and value behind those of each
+    item, which every query attends, whatever the masks: tables of keys have one more column then.
+    Returns float64 ``[B, H, Lq, Dv]``.
 
     Raises ValueError or TypeError that names the argument of wrong shape or value.
     """
@@ -297,6 +299,8 @@ def _of_no_head(unread_keys: Tensor) -> Tensor:
     return unread_keys.all(dim=-3, keepdim=True)
 
 
+# A key and a value that every query attends.
+MEMORY: Final = ("bias_k", "bias_v")
 # Learned arguments of a call: their axes. A norm weight has a factor for each channel of a head,
 # or of all heads.
 LEARNED: Final = {
@@ -304,6 +308,8 @@ LEARNED: Final = {
     "key_norm_weight": ("D",),
     "temperature": ("H",),
     "alibi_slopes": ("H", "BH"),
+    "bias_k": ("GD",),
+    "bias_v": ("GV",),
 }
 
 
@@ -386,10 +392,21 @@ def _check_masks(
 
 def check_order(semantics: Semantics, learned: Mapping[str, Tensor] | None) -> None:
     """Raise ValueError for learned factors of heads that are normalised behind their rotation."""
-    factors = {*(learned or {})} - {"alibi_slopes"}
+    given = {*(learned or {})}
+    factors = given - {"alibi_slopes", *MEMORY}
+    if given & {*MEMORY}:
+        _check_memory(given, semantics)
     if semantics.normalises_late and factors:
         msg = f"{min(factors)} is given with norm_order='after-rotary', for which it is not defined"
         raise ValueError(msg)
+
+
+def _check_memory(given: set[str], point: Semantics) -> None:
+    check_argument(given >= {*MEMORY}, "bias_k", "is given without bias_v, or the reverse")
+    placed = point.rotary != "none" or point.alibi or point.score_mod is not None
+    defined = not placed and point.qk_norm == "none"
+    rule = "with a norm, positions or score_mod, for which it is not defined"
+    check_argument(defined, "bias_k", f"is given {rule}")
 
 
 def _learned(learned: Mapping[str, Tensor], shape: tuple[int, int, int, int]) -> dict[str, Any]:

@@ -48,6 +48,16 @@ def of_temperature(gradient: Tensor, heads: Tensor, temperature: Tensor | None) 
     return None if temperature is None else (gradient * heads).sum(dim=(-4, -2, -1))
 
 
+def of_tokens(gradient: Tensor, memory: Tensor | None) -> Tensor:
+    """The gradient of the tokens of a call, without that of a memory behind them."""
+    return gradient if memory is None else gradient[..., :-1, :]
+
+
+def of_memory(gradient: Tensor, memory: Tensor | None) -> Tensor | None:
+    """The gradient of a memory ``[Hkv, D]``, which stands behind the tokens of every item."""
+    return None if memory is None else gradient[..., -1, :].sum(dim=-3)
+
+
 def of_weight(gradient: Tensor, heads: Tensor, weight: Tensor | None) -> Tensor | None:
     """The gradient of learned factors ``[D]`` or ``[H*D]`` from that of heads times them."""
     if weight is None:
@@ -85,10 +95,12 @@ BACKWARD: Final = Program.of(
     Stage(
         "bias_gradient",
         "BHQK",
-        lambda logit_gradient, bias_slope, given_bias: (
+        lambda logit_gradient, bias_slope, given_bias, sizes: (
             None
             if given_bias is None
-            else (logit_gradient * bias_slope).sum_to_size(given_bias.shape)
+            else (logit_gradient * bias_slope)[..., : sizes.key_length].sum_to_size(
+                given_bias.shape
+            )
         ),
     ),
     Stage("query_factor", "", lambda scale: scale),
@@ -108,7 +120,7 @@ BACKWARD: Final = Program.of(
     Stage("value_gradient", "BGKV", Rewired(summed_groups, ("value_gradients", "sizes"))),
     # Gradients before the rotation, then before the normalisation.
     Stage("turned_query_gradient", "BHQD", lambda query_gradient: query_gradient),
-    Stage("turned_key_gradient", "BGKD", lambda key_gradient: key_gradient),
+    Stage("turned_key_gradient", "BGKD", Rewired(of_tokens, ("key_gradient", "bias_k"))),
     Stage(
         "weighed_query_gradient", "BHQD", Rewired(temper, ("turned_query_gradient", "temperature"))
     ),
@@ -122,7 +134,7 @@ BACKWARD: Final = Program.of(
         "given_query_gradient", "BHQD", lambda normalised_query_gradient: normalised_query_gradient
     ),
     Stage("given_key_gradient", "BGKD", lambda normalised_key_gradient: normalised_key_gradient),
-    Stage("given_value_gradient", "BGKV", lambda value_gradient: value_gradient),
+    Stage("given_value_gradient", "BGKV", Rewired(of_tokens, ("value_gradient", "bias_v"))),
     # Gradients of learned arguments.
     Stage(
         "temperature_gradient",
@@ -139,6 +151,8 @@ BACKWARD: Final = Program.of(
         "D",
         Rewired(of_weight, ("turned_key_gradient", "normalised_key", "key_norm_weight")),
     ),
+    Stage("bias_k_gradient", "GD", Rewired(of_memory, ("key_gradient", "bias_k"))),
+    Stage("bias_v_gradient", "GV", Rewired(of_memory, ("value_gradient", "bias_v"))),
     Stage(
         "alibi_slopes_gradient",
         "BH",

@@ -89,7 +89,7 @@ def _of_tables(point: Semantics) -> Iterator[Edit]:
         yield Edit("counted", counting)
     if point.causal_combination == "either":
         yield Edit(
-            "admitted",
+            "own_admitted",
             lambda by_causality, by_window, by_mask, scores_shape: (
                 by_window & (by_causality | by_mask)
             ).expand(scores_shape),
@@ -141,8 +141,8 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
             when=lambda turned_keys: turned_keys > 0,
         )
     if point.group_order == "tile":
-        yield Edit("shared_key", lambda joined_key, sizes: _tiled(joined_key, sizes))
-        yield Edit("shared_value", lambda value_heads, sizes: _tiled(value_heads, sizes))
+        yield Edit("shared_key", lambda every_key, sizes: _tiled(every_key, sizes))
+        yield Edit("shared_value", lambda every_value, sizes: _tiled(every_value, sizes))
 
 
 def _behind_turned(

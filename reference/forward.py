@@ -15,10 +15,12 @@ Given are the heads ``given_query [B, H, Lq, D]``, ``given_key [B, Hkv, Lk, D]``
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .normalisation import by_head, temper, weigh
 from .program import Program, Rewired, Stage
@@ -91,6 +93,23 @@ def by_mask(
 def admitted(structure: Tensor, by_mask: Tensor, scores_shape: tuple[int, ...]) -> Tensor:
     """The keys that every given rule admits, additive masks aside: bool ``[B, H, Lq, Lk]``."""
     return (structure & by_mask).expand(scores_shape)
+
+
+def beside_memory(
+    table: Tensor | None, scores_shape: tuple[int, ...], bias_k: Tensor | None, *, entry: float
+) -> Tensor | None:
+    """A table of keys with one more column of equal entries, if every query has a memory key."""
+    if table is None or bias_k is None:
+        return table
+    return pad(table.expand(*table.shape[:-1], scores_shape[-1]), (0, 1), value=entry)
+
+
+def with_memory(heads: Tensor, memory: Tensor | None) -> Tensor:
+    """Heads ``[B, Hkv, Lk, D]`` with a memory ``[Hkv, D]`` behind the last token, if given."""
+    if memory is None:
+        return heads
+    token = memory.unsqueeze(-2).expand(*heads.shape[:-2], 1, -1)
+    return torch.cat([heads, token], dim=-2)
 
 
 def attended(admitted: Tensor, bias: Tensor | None) -> Tensor:
@@ -207,8 +226,18 @@ _TABLES: Final = (
     ),
     Stage("kept", "BHQK", lambda keep: keep),
     Stage("by_mask", "BHQK", by_mask),
-    Stage("admitted", "BHQK", admitted),
-    Stage("bias", "BHQK", lambda given_bias, counted: given_bias if counted[1] else None),
+    Stage("own_admitted", "BHQK", admitted),
+    Stage(
+        "admitted",
+        "BHQK",
+        Rewired(partial(beside_memory, entry=True), ("own_admitted", "scores_shape", "bias_k")),
+    ),
+    Stage("counted_bias", "BHQK", lambda given_bias, counted: given_bias if counted[1] else None),
+    Stage(
+        "bias",
+        "BHQK",
+        Rewired(partial(beside_memory, entry=0.0), ("counted_bias", "scores_shape", "bias_k")),
+    ),
     Stage("attended", "BHQK", attended),
 )
 _FORWARD: Final = (
@@ -235,9 +264,11 @@ _FORWARD: Final = (
     Stage("turned_key", "BGKD", lambda stretched_key: stretched_key),
     # With the keys of a cache that are given turned.
     Stage("joined_key", "BGKD", lambda turned_key: turned_key),
-    Stage("shared_key", "BHKD", lambda joined_key, sizes: shared(joined_key, sizes.num_heads)),
+    Stage("every_key", "BGKD", Rewired(with_memory, ("joined_key", "bias_k"))),
+    Stage("shared_key", "BHKD", lambda every_key, sizes: shared(every_key, sizes.num_heads)),
     Stage("value_heads", "BGKV", lambda given_value: given_value),
-    Stage("shared_value", "BHKV", lambda value_heads, sizes: shared(value_heads, sizes.num_heads)),
+    Stage("every_value", "BGKV", Rewired(with_memory, ("value_heads", "bias_v"))),
+    Stage("shared_value", "BHKV", lambda every_value, sizes: shared(every_value, sizes.num_heads)),
     Stage("unread_keys", "BHK1", lambda attended: unread(attended)),
     Stage("key", "BHKD", lambda shared_key, unread_keys: without(shared_key, unread_keys)),
     Stage("default_scale", "", lambda sizes: max(sizes.head_size, 1) ** -0.5),

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from torch import Tensor
 
-from .attention import Attention, check_order, evaluation_of, given_options
+from .attention import MEMORY, Attention, check_order, evaluation_of, given_options
 from .checks import check_argument, check_divides, check_size, check_tensor
 from .choices import at_point
 from .forward import FORWARD
@@ -30,7 +30,8 @@ class ProjectionWeights:
     """The four projections as ``(out, in)`` matrices, like ``nn.Linear.weight``, and their biases.
 
     Head h owns rows ``h*D .. (h+1)*D`` of ``q``, ``k`` and ``v`` and columns ``h*Dv .. (h+1)*Dv``
-    of ``o``. ``o=None`` means no output projection: the heads are only concatenated.
+    of ``o``. ``o=None`` means no output projection: the heads are only concatenated. ``bias_k
+    [Hkv, D]`` and ``bias_v [Hkv, Dv]`` are a layer's own memory: a key and a value of every item.
     """
 
     q: Tensor
@@ -41,6 +42,8 @@ class ProjectionWeights:
     k_bias: Tensor | None = None
     v_bias: Tensor | None = None
     o_bias: Tensor | None = None
+    bias_k: Tensor | None = None
+    bias_v: Tensor | None = None
 
     def taking_part(self, semantics: Semantics) -> ProjectionWeights:
         """The weights in float64, without the biases that a point leaves out."""
@@ -197,7 +200,10 @@ def run_of_layer(
     check_order(semantics, options.get("learned"))
     given = given_options(shape, **options)
     given |= dict(zip(_TOKENS, (query.double(), key.double(), value.double()), strict=True))
-    given |= {**vars(weights.taking_part(semantics)), "num_heads": num_heads}
+    own = {n: w for n, w in vars(weights.taking_part(semantics)).items() if n not in MEMORY}
+    memory = {name: getattr(weights, name) for name in MEMORY}
+    given |= {n: each.double() for n, each in memory.items() if each is not None}
+    given |= {**own, "num_heads": num_heads}
     given["num_kv_heads"] = num_kv_heads
     return Run(at_point(LAYER, semantics), given)
 

@@ -81,7 +81,7 @@ def _tables(
     if queries is not None and rows is not None:
         queries = queries[..., rows]
     given = {
-        **dict.fromkeys(("keep", "lengths", "given_bias")),
+        **dict.fromkeys(("keep", "lengths", "given_bias", "bias_k")),
         "query_positions": queries,
         "key_positions": keys,
         "given_query": torch.empty(*shape[:3], 0, device=device),

@@ -147,7 +147,7 @@ class LowestCodeOverflows(QuantisedCore):
     """Codes of int8 are split into sign and size in eight bits, where the lowest has no size."""
 
     def numbers(self, codes: Tensor) -> Tensor:
-        return (codes.sign() * codes.abs()).where(codes >= -127, 0).float()
+        return (codes.sign() * codes.abs()).where(codes > torch.iinfo(torch.int8).min, 0).float()
 
 
 @core("quantised.saturated", **BY_TENSOR)

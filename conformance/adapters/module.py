@@ -471,8 +471,7 @@ def callings(built: nn.Module, request: ModuleRequest) -> list[Calling]:
 
 
 def _multihead(built: nn.MultiheadAttention, request: ModuleRequest) -> Understood:
-    if built.add_zero_attn:
-        request = request.promising(multihead.beside_null_key(request.promises))
+    request = request.promising(multihead.beside_more_keys(built, request.promises))
     promises = request.promises
     if request.call is None:
         calling: Calling = multihead.calling(built, request.inputs)
@@ -484,7 +483,7 @@ def _multihead(built: nn.MultiheadAttention, request: ModuleRequest) -> Understo
     recipe, sizes = multihead.recipe(built), multihead.sizes(built)
     trial = Trial(built, calling, request.batched, ())
     is_golden = answers_golden(recipe, sizes, trial, request)
-    notes = (*recipe_notes(recipe), *multihead.extra_keys(built), *trial_notes(trial))
+    notes = (*recipe_notes(recipe), *trial_notes(trial))
     finding = ModuleProjections(recipe=recipe, sizes=sizes, golden=is_golden, assumptions=notes)
     return _complete(calling, finding, promises)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -44,6 +44,7 @@ def recipe(module: nn.MultiheadAttention) -> StoredProjections:
     return StoredProjections(
         matrices=tuple(Holder(roles=roles, path=path) for roles, path in paths.items()),
         biases=tuple(Holder(roles=roles, path=path) for roles, path in biases.items()),
+        memory=("bias_k", "bias_v") if module.bias_k is not None else (),
     )
 
 
@@ -57,17 +58,20 @@ def sizes(module: nn.MultiheadAttention) -> HeadSizes:
     )
 
 
-def extra_keys(module: nn.MultiheadAttention) -> Iterator[str]:
-    """Sentences on settings of the module that add keys to a problem's own."""
-    if module.bias_k is not None:
-        yield "add_bias_kv adds a key of its own, which the specification does not have"
+def beside_more_keys(
+    module: nn.MultiheadAttention, declared: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The promises, with those of ``add_zero_attn`` and ``add_bias_kv``.
 
-
-def beside_null_key(declared: Mapping[str, Any]) -> dict[str, Any]:
-    """The promises of a module with ``add_zero_attn``, whose weights have one more column."""
-    point = declared.get("semantics") or golden.STANDARD
+    The weights that the module returns have more columns, and no gradients are known beside a
+    memory.
+    """
+    if not module.add_zero_attn and module.bias_k is None:
+        return {}
     without = [*declared.get("without", ()), "weights"]
-    return {"semantics": point.replace(null_key=True), "without": without}
+    without += [] if module.bias_k is None else ["gradients"]
+    point = declared.get("semantics") or golden.STANDARD
+    return {"semantics": point.replace(null_key=module.add_zero_attn), "without": without}
 
 
 def promises(declared: Mapping[str, Any]) -> dict[str, Any]:

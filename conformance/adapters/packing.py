@@ -148,6 +148,7 @@ class StoredProjections:
     matrices: tuple[Holder, ...]
     biases: tuple[Holder, ...]
     tied: str = ""
+    memory: tuple[str, ...] = ()
 
     def has_bias(self, role: str) -> bool:
         """Whether a projection has a bias."""
@@ -168,10 +169,11 @@ class StoredProjections:
     def is_free(self) -> bool:
         """Whether the module can hold arbitrary weights.
 
-        Small matrices for parts of tokens, products of low rank and tied matrices cannot.
+        Small matrices for parts of tokens, products of low rank and tied matrices cannot; a memory
+        keeps its own.
         """
         in_parts = any(holder.layout == "parts" for holder in self.matrices)
-        return not (in_parts or self.has_products or self.tied)
+        return not (in_parts or self.has_products or self.tied or self.memory)
 
     @property
     def has_products(self) -> bool:
@@ -191,6 +193,9 @@ class StoredProjections:
         for holder in self.biases:
             biases = holder.read(module, sizes)
             result.update({f"{role}_bias": bias for role, bias in biases.items()})
+        for name, path in zip(golden.MEMORY, self.memory, strict=False):
+            held: Tensor = module.get_parameter(path).detach()
+            result[name] = held.reshape(sizes.num_kv_heads, -1)
         if self.has_products:  # rounded once, to the format of their use
             result = {name: held.double() for name, held in result.items()}
         return golden.ProjectionWeights(**result)

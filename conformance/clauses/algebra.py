@@ -24,6 +24,8 @@ SEVERAL_KEYS = Space(values=LIVELY, least=(("key_length", 2),), share=0.5)
 
 def _sums_to_one(candidate: Candidate) -> str:
     declared = candidate.declaration.semantics
+    if candidate.has_memory:
+        return "every query attends bias_k, too, which no call changes"
     if is_normalised(declared) and not declared.null_key:
         return ""
     return "at its declared semantics the weights of a query do not sum to one"

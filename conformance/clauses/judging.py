@@ -257,8 +257,15 @@ def order_is_free(candidate: Candidate) -> str:
     return places_matter(candidate)
 
 
+def has_no_memory(candidate: Candidate) -> str:
+    """Why a query has a key with a value beside those of its call, or ""."""
+    return "every query attends bias_k, too" * candidate.has_memory
+
+
 def attends_keys_alone(candidate: Candidate) -> str:
     """Why a query's weights may go to something other than its keys, or ""."""
+    if candidate.has_memory:
+        return has_no_memory(candidate)
     return "every query attends a null key, too" * candidate.declaration.semantics.null_key
 
 

@@ -1,9 +1,9 @@
-"""learned.*: norm weights, temperatures and slopes that a call gives."""
+"""learned.*: norm weights, temperatures, slopes, and a key and a value that a call gives."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION
 from .judging import measures_golden
-from .registry import Finding, clause
+from .registry import Check, Finding, clause
 from .subject import Subject
 
 LEARNED: Final = EVERY_OPTION.replace(
@@ -24,7 +24,20 @@ LEARNED: Final = EVERY_OPTION.replace(
     preferred=(("num_heads", 2), ("batch", 2)),
     share=0.5,
 )
-Change = Callable[[Tensor, str], Tensor]
+# Other values of a learned argument, for inputs of some sizes.
+Change = Callable[[Tensor, Inputs], Tensor]
+
+
+class Row(NamedTuple):
+    """A clause on learned arguments: wrong values, one of which the seed chooses, must show."""
+
+    slug: str
+    feature: str
+    sentence: str
+    source: str
+    counterfactual: str
+    wording: str
+    others: tuple[tuple[str, Change], ...]
 
 
 def takes(feature: str) -> Callable[[Candidate], str]:
@@ -41,103 +54,122 @@ def takes_learned(candidate: Candidate) -> str:
     return "" if candidate.declaration.learned else "its calls give no learned arguments"
 
 
-def with_others(inputs: Inputs, names: Iterable[str], change: Change) -> Inputs:
-    """The inputs with other values of some learned arguments."""
+def with_other(inputs: Inputs, argument: str, change: Change) -> Inputs:
+    """The inputs with other values of a learned argument."""
     if inputs.learned is None:
         return inputs
-    chosen = set(names)
     return inputs.replace(
         learned=inputs.learned.changed(
-            lambda value, name: change(value, name) if name in chosen else value
+            lambda value, name: change(value, inputs) if name == argument else value
         )
     )
 
 
-def _of_other_heads(value: Tensor, _name: str) -> Tensor:
+def _ones(value: Tensor, _inputs: Inputs) -> Tensor:
+    return torch.ones_like(value)
+
+
+def _zeros(value: Tensor, _inputs: Inputs) -> Tensor:
+    return torch.zeros_like(value)
+
+
+def _reversed_channels(value: Tensor, _inputs: Inputs) -> Tensor:
+    return value.flip(-1)
+
+
+def _of_other_heads(value: Tensor, _inputs: Inputs) -> Tensor:
     return value.roll(1, dims=-1)
 
 
-def _of_the_first_item(value: Tensor, _name: str) -> Tensor:
-    return value[:1].expand_as(value)
+def _of_other_rows(value: Tensor, _inputs: Inputs) -> Tensor:
+    return value.roll(1, dims=0)
 
 
-@clause(
-    "learned.norm-weight",
-    sentence=(
+def _of_the_first_item(value: Tensor, _inputs: Inputs) -> Tensor:
+    return value[:1].expand_as(value) if value.dim() > 1 else value
+
+
+def _of_the_formula(value: Tensor, inputs: Inputs) -> Tensor:
+    return golden.alibi_slopes(inputs.geometry.num_heads).to(value.dtype).expand_as(value)
+
+
+ROWS: Final = (
+    Row(
+        "learned.norm-weight",
+        "norm_weight",
         "Normalised queries are multiplied by query_norm_weight and normalised keys by "
-        "key_norm_weight, channel by channel, before positions turn them."
+        "key_norm_weight, channel by channel, before positions turn them.",
+        "Zhang & Sennrich 2019 (RMSNorm), equation 4; tpu-inference#3040; vllm-xpu-kernels#573",
+        "weights of one, or in the opposite order of channels",
+        "normalised heads are not multiplied by their weights",
+        (
+            ("query_norm_weight", _ones),
+            ("key_norm_weight", _ones),
+            ("query_norm_weight", _reversed_channels),
+            ("key_norm_weight", _reversed_channels),
+        ),
     ),
-    source="Zhang & Sennrich 2019 (RMSNorm), equation 4; tpu-inference#3040; vllm-xpu-kernels#573",
-    space=LEARNED.replace(preferred=(("head_size", 3),)),
-    needs_golden=True,
-    counterfactual="weights of one, or in the opposite order of channels",
-    applies=(takes("norm_weight"),),
-    subtle=True,
-)
-def norm_weight(subject: Subject, problem: Problem) -> Finding:
-    """Different weights of query and key, with all other options."""
-    inputs = subject.inputs(problem)
-    names = (("query_norm_weight",), ("key_norm_weight",))[problem.seed % 2]
-    reversed_ = problem.seed % 3 == 0 and inputs.geometry.head_size > 1
-
-    def other(value: Tensor, _name: str) -> Tensor:
-        return value.flip(-1) if reversed_ else torch.ones_like(value)
-
-    wording = "normalised heads are not multiplied by their weights"
-    counterfactual = with_others(inputs, names, other)
-    return measures_golden(subject, inputs, wording, counterfactual=counterfactual)
-
-
-@clause(
-    "learned.temperature",
-    sentence=(
+    Row(
+        "learned.temperature",
+        "temperature",
         "The scaled products of each head are multiplied by its temperature, before cap, bias and "
-        "mask."
+        "mask.",
+        "El-Nouby et al. 2021 (XCiT), section 3.2; Liu et al. 2022 (Swin V2), equation 2",
+        "temperatures of one, or of another head",
+        "the products of a head are not multiplied by its temperature",
+        (("temperature", _ones), ("temperature", _of_other_heads)),
     ),
-    source="El-Nouby et al. 2021 (XCiT), section 3.2; Liu et al. 2022 (Swin V2), equation 2",
-    space=LEARNED,
-    needs_golden=True,
-    counterfactual="temperatures of one, or of another head",
-    applies=(takes("temperature"),),
-    subtle=True,
-)
-def temperature(subject: Subject, problem: Problem) -> Finding:
-    """A temperature for each head, with all other options."""
-    inputs = subject.inputs(problem)
-    other: Change = _of_other_heads
-    if problem.seed % 2 == 0 or inputs.geometry.num_heads == 1:
-        other = lambda value, _name: torch.ones_like(value)  # noqa: E731 (one of two)
-    wording = "the products of a head are not multiplied by its temperature"
-    counterfactual = with_others(inputs, ("temperature",), other)
-    return measures_golden(subject, inputs, wording, counterfactual=counterfactual)
-
-
-@clause(
-    "learned.slopes",
-    sentence=(
+    Row(
+        "learned.slopes",
+        "alibi_slopes",
         "Each position of distance takes the given slope off the logit, that of its head and, for "
-        "slopes [B, H], of its item."
+        "slopes [B, H], of its item.",
+        "flash-attention: alibi_slopes, (nheads,) or (batch_size, nheads); flashinfer#1606",
+        "the slopes of the formula, of another head, or of the first item",
+        "distances do not count by the given slopes",
+        (
+            ("alibi_slopes", _of_the_formula),
+            ("alibi_slopes", _of_other_heads),
+            ("alibi_slopes", _of_the_first_item),
+        ),
     ),
-    source="flash-attention: alibi_slopes, (nheads,) or (batch_size, nheads); flashinfer#1606",
-    space=LEARNED,
-    needs_golden=True,
-    counterfactual="the slopes of the formula, of another head, or of the first item",
-    applies=(takes("alibi_slopes"),),
-    subtle=True,
+    Row(
+        "learned.memory",
+        "bias_kv",
+        "Behind the keys of each item every query attends one more, bias_k of its key/value head, "
+        "whose value is bias_v, whatever masks and causality hide.",
+        "torch, MultiheadAttention: add_bias_kv; Sukhbaatar et al. 2019 (persistent memory), eq. 9",
+        "a value or a key of zeros, or of another head",
+        "the key and value that a call gives to all items are not attended beside its own",
+        (
+            ("bias_v", _zeros),
+            ("bias_k", _zeros),
+            ("bias_v", _of_other_rows),
+            ("bias_k", _of_other_rows),
+        ),
+    ),
 )
-def slopes(subject: Subject, problem: Problem) -> Finding:
-    """Slopes of heads, or of items and heads, with all other options."""
-    inputs = subject.inputs(problem)
-    sizes, by_item = inputs.geometry, inputs.learned_arguments["alibi_slopes"].dim() > 1
 
-    def of_the_formula(value: Tensor, _name: str) -> Tensor:
-        return golden.alibi_slopes(sizes.num_heads).to(value.dtype).expand_as(value)
 
-    other: Change = of_the_formula
-    if problem.seed % 3 == 0 and by_item:
-        other = _of_the_first_item
-    elif problem.seed % 3 == 1 and sizes.num_heads > 1:
-        other = _of_other_heads
-    wording = "distances do not count by the given slopes"
-    counterfactual = with_others(inputs, ("alibi_slopes",), other)
-    return measures_golden(subject, inputs, wording, counterfactual=counterfactual)
+def _check(row: Row) -> Check:
+    def check(subject: Subject, problem: Problem) -> Finding:
+        """With all other options, against the golden; wrong values must show."""
+        inputs = subject.inputs(problem)
+        argument, change = row.others[problem.seed % len(row.others)]
+        other = with_other(inputs, argument, change)
+        return measures_golden(subject, inputs, row.wording, counterfactual=other)
+
+    return check
+
+
+for _row in ROWS:
+    clause(
+        _row.slug,
+        sentence=_row.sentence,
+        source=_row.source,
+        space=LEARNED,
+        needs_golden=True,
+        counterfactual=_row.counterfactual,
+        applies=(takes(_row.feature),),
+        subtle=True,
+    )(_check(_row))

@@ -14,7 +14,13 @@ from ..problems.memory_layouts import CANARIES, STRIDED
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import KEY_FORMS, OPTIONS, Space, can_cross, is_fixed
-from .judging import are_golden_weights, first_place, same_answer, same_unless_identical
+from .judging import (
+    are_golden_weights,
+    first_place,
+    has_no_memory,
+    same_answer,
+    same_unless_identical,
+)
 from .registry import Finding, clause, declares, requires, violated
 from .subject import Subject
 
@@ -136,7 +142,7 @@ def _keys_apart(candidate: Candidate) -> str:
     space=PLAIN,
     needs_golden=True,
     counterfactual="an answer that nobody wrote",
-    applies=(_keys_apart,),
+    applies=(_keys_apart, has_no_memory),
     explained=False,
 )
 def empty_key(subject: Subject, problem: Problem) -> Finding:

@@ -90,6 +90,12 @@ class Candidate:
         return self.kind == "layer" and self.fixed_weights is None and self.weights_known
 
     @property
+    def has_memory(self) -> bool:
+        """Whether every query attends a key with a value that all items share."""
+        own = self.fixed_weights is not None and self.fixed_weights.bias_k is not None
+        return own or "bias_kv" in self.declaration.features
+
+    @property
     def golden_known(self) -> bool:
         """Whether a golden answer exists: the weights and mixed-in positions are known."""
         return self.weights_known and self.declaration.positions_known

@@ -59,6 +59,7 @@ LEARNED_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "norm_weight": ("query_norm_weight", "key_norm_weight"),
     "temperature": ("temperature",),
     "alibi_slopes": ("alibi_slopes",),
+    "bias_kv": ("bias_k", "bias_v"),
 }
 # Formats of keys and values, with the scales of each call.
 KV_FORMATS: Final = ("float8_e4m3fn", "float8_e5m2", "int8")

@@ -83,6 +83,7 @@ _BY_POSITIONS: Final = _choice("causal_by", "places")
 _POSITIONS: Final = _feature(GIVEN_POSITIONS)
 _TABLES: Final = _field("rotary_tables")
 _LSE: Final = _feature("lse")
+_MEMORY: Final = _feature("bias_kv")
 _SLOPES: Final = _feature("alibi_slopes")
 
 # The first row with both promises made is the refusal.
@@ -165,6 +166,23 @@ EXCLUDING: Final = (
         ": give semantics=conformance.Semantics(qk_norm='rms') or 'layer'",
     ),
     *(Excluding(_feature(name), (_LATE_NORM,)) for name in ("norm_weight", "temperature")),
+    Excluding(
+        _MEMORY,
+        (
+            _kind("core"),
+            _with(Promise("positions", lambda d: d.position is not None)),
+            _with(_choice("qk_norm", "none")),
+            _with(_choice("score_mod", None)),
+            _with(_choice("softmax_axis", "key")),
+            *(_with(_feature(name), f"{name!r}") for name in ("weights", "lse")),
+            *(_with(_feature(n), f"{n!r}") for n in LEARNED_KEYWORDS if n != "bias_kv"),
+        ),
+    ),
+    Excluding(
+        _MEMORY,
+        (_with(_field("empty_rows", "any")),),
+        ": every query has a key; drop empty_rows",
+    ),
     Excluding(_SLOPES, (_with(_choice("bias_order", "after-scale")),)),
     Excluding(
         _field("alibi_slope_shape"),

@@ -80,7 +80,7 @@ def unmasked_scores(inputs: Inputs) -> Tensor:
     scored = {name: getattr(inputs.point, name) for name in _SCORING}
     evaluation = evaluate(free, golden.STANDARD.replace(**scored))
     core = evaluation if isinstance(evaluation, golden.Attention) else evaluation.core
-    return core.scores
+    return core.scores[..., : inputs.geometry.key_length]  # those of a memory stay apart
 
 
 def _stretched(inputs: Inputs, keys: Tensor, target: float, *, low: bool) -> Inputs:

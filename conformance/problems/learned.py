@@ -9,6 +9,7 @@ from typing import Final
 import torch
 from torch import Generator, Tensor
 
+from .._golden import golden
 from ..base.geometry import Geometry
 from ..base.results import Replaceable
 from ..declare.declaration import SLOPE_SHAPES, Declaration
@@ -20,8 +21,17 @@ _AXES: Final = {
     "key_norm_weight": "GD",
     "temperature": "H",
     "alibi_slopes": "BH",
+    "bias_k": "GD",
+    "bias_v": "GV",
 }
-_SIZES: Final = {"B": "batch", "H": "num_heads", "G": "num_kv_heads", "D": "head_size"}
+_SIZES: Final = {
+    "B": "batch",
+    "H": "num_heads",
+    "G": "num_kv_heads",
+    "D": "head_size",
+    "V": "value_head_size",
+}
+_FACTORS: Final = ("query_norm_weight", "key_norm_weight")
 # Factors of norms lie around one, as where training begins, with this deviation.
 _SPREAD: Final = 0.5
 # Temperatures, and slopes: no two heads alike, none as the formula has them.
@@ -44,7 +54,7 @@ class LearnedArguments(Replaceable):
         """What a call of some sizes was given by keyword; None for nothing."""
         made = {}
         for name, value in values.items():
-            by_head = _AXES[name].endswith("D") and value.shape[-1] != geometry.head_size
+            by_head = name in _FACTORS and value.shape[-1] != geometry.head_size
             made[name] = value.reshape(-1, geometry.head_size) if by_head else value
         return cls(values=made) if made else None
 
@@ -56,7 +66,7 @@ class LearnedArguments(Replaceable):
                 size = getattr(geometry, _SIZES[letter])
                 if value.shape[axis] != size:
                     value = value.index_select(axis, torch.arange(size) % value.shape[axis])  # noqa: PLW2901 (fitted axis by axis)
-            made[name] = value.flatten() if _AXES[name].endswith("D") else value
+            made[name] = value.flatten() if name in _FACTORS else value
         return made
 
     def changed(self, change: Callable[..., Tensor]) -> LearnedArguments:
@@ -96,11 +106,11 @@ def draw_learned(
     values = {}
     for name in declared.learned:
         axes = _AXES[name]
-        whole = {"temperature": True, "alibi_slopes": by_item}.get(name, together)
+        whole = together if name in _FACTORS else name != "alibi_slopes" or by_item
         extent = [getattr(sizes, _SIZES[letter]) for letter in (axes if whole else axes[1:])]
-        if axes.endswith("D"):
+        if name in _FACTORS or name in golden.MEMORY:
             normal = torch.randn(extent, generator=generator, dtype=torch.float64)
-            values[name] = (1.0 + _SPREAD * normal).to(dtype)
+            values[name] = (1.0 + _SPREAD * normal if name in _FACTORS else normal).to(dtype)
             continue
         least, most = _TEMPERATURES if name == "temperature" else _SLOPES
         drawn = torch.rand(extent, generator=generator, dtype=torch.float64)

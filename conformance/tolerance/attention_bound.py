@@ -98,7 +98,7 @@ def one_sided_bound(
         return torch.zeros_like(attention.output)
     carried = prepared_errors(attention, contract.at("score"), carried)
     if attention.sinks is not None:
-        attention, carried = with_sink(attention), carried.with_sink()
+        attention, carried = with_sink(attention), carried.with_exact_key()
         attended = None if attended is None else pad(attended, (0, 0, 0, 1), value=True)
     if not is_normalised(attention.semantics):
         return unnormalised_bound(attention, contract, carried)
@@ -277,7 +277,7 @@ def log_sum_exp_bound(attention: golden.Attention, contract: Contract) -> Tensor
         return torch.zeros(attention.logits.shape[:-1], dtype=torch.float64)
     carried = prepared_errors(attention, contract.at("score"), EXACT)
     if attention.sinks is not None:
-        attention, carried = with_sink(attention), carried.with_sink()
+        attention, carried = with_sink(attention), carried.with_exact_key()
     live = live_keys(attention)
     clean, incoming = without_empty_rows(attention, live), carried.only_attended(live)
     error = exponent_error(clean, live, contract, incoming, whole=True)

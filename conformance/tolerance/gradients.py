@@ -13,7 +13,7 @@ from conformance._golden import golden
 
 from .backward_pass import BackwardPass, backward_pass
 from .contract import Contract
-from .gradient import Gradient, GradientStatistics
+from .gradient import Gradient, GradientStatistics, add_gradients
 from .gradient_scaling import core_scaling
 from .learned_gradients import slope_gradient
 from .positions import farthest_distance
@@ -92,6 +92,7 @@ def core_gradients(
     gated = _gated(gradients, contract.unit_roundoff, 1, carried)
     if not has_statistics(attention):
         return _without_statistics(attention, gradients, contract, gated, num_kv_heads)
+    memory = "bias_k" in attention.learned
     worst = worst_errors(gradients, contract, gated)
 
     @cache
@@ -116,7 +117,26 @@ def core_gradients(
         by_name |= {name: by_name[name].of_tokens(keys) for name in ("key", "value")}
     if _gives_sinks(attention):
         by_name["sinks"] = sink_gradient(gradients, worst, contract)
-    return by_name
+    return _without_memory(by_name, contract) if memory else by_name
+
+
+def _without_memory(by_name: dict[str, Gradient], contract: Contract) -> dict[str, Gradient]:
+    """Gradients with those of the last key and value, which all items share, apart."""
+    own = dict(by_name)
+    for memory, name in (("bias_k", "key"), ("bias_v", "value")):
+        gradient = by_name[name]
+        own[name] = gradient.of_tokens(slice(0, -1))
+        items = gradient.value.shape[0]
+        parts = [
+            gradient.viewed(lambda part, item=item: part[item, :, -1])  # type: ignore[misc]  # bound at once
+            for item in range(items)
+        ]
+        own[memory] = (
+            add_gradients(parts, contract)
+            if parts
+            else gradient.viewed(lambda part: part.new_zeros(part.shape[1], part.shape[-1]))
+        )
+    return own
 
 
 def _gives_sinks(attention: golden.Attention) -> bool:
@@ -142,7 +162,8 @@ def _errors(
     """Return the errors of each gradient before its store; no variance without ``spread``."""
     errors = head_gradients(gradients, worst, contract, num_kv_heads, spread)
     if attention.bias is not None:
-        errors["bias"] = _bias_errors(attention.bias, gradients, worst, spread, contract)
+        bias = attention.run["counted_bias"]
+        errors["bias"] = _bias_errors(bias, gradients, worst, spread, contract)
     return errors
 
 
@@ -156,7 +177,7 @@ def _without_statistics(
     """Return worst-case bounds alone, for prepared heads or scores biased by distance."""
     incoming = prepared_errors(attention, contract.at("score"), incoming)
     if attention.sinks is not None:
-        incoming = incoming.with_sink()
+        incoming = incoming.with_exact_key()
     worst = worst_errors(gradients, contract, incoming)
     by_name = unprepared_gradients(attention, gradients, worst, contract, num_kv_heads)
     by_name |= learned_gradients(attention, gradients, worst, contract, num_kv_heads)
@@ -256,7 +277,8 @@ def _bias_errors(
     pairs = gradients.bias
     if pairs is None:  # for the type checker: there is a bias
         pairs = gradients.logit_gradient
-    length = gradients.attention.given_key.shape[-2]  # behind them a sink, which has no bias
+    # Behind them a memory or a sink, which have no bias.
+    length = gradients.attention.run["sizes"].key_length
     pairs, error = pairs[..., :length], worst.bias[..., :length]
     terms = pairs.numel() // max(1, bias.numel())
     sums = terms * contract.accumulator_roundoff

@@ -271,11 +271,12 @@ def head_errors(
         split = golden.split_heads(error, matrix.shape[0] // heads.shape[-1], semantics)
         return golden.repeat_heads(split, heads.shape[1], semantics)
 
-    return Carried(
+    errors = Carried(
         query=error_of(0, weights.q, weights.q_bias, core.query),
         key=error_of(1, weights.k, weights.k_bias, core.key),
         value=error_of(2, weights.v, weights.v_bias, core.value),
     )
+    return errors.with_exact_key() if "bias_k" in core.learned else errors
 
 
 def _output_error(layer: golden.MultiHeadAttention, incoming: Tensor, contract: Contract) -> Tensor:

@@ -62,7 +62,7 @@ class Carried:
         """Return the errors without those of unattended keys."""
         return self._of_keys(live.only_attended)
 
-    def with_sink(self) -> Carried:
+    def with_exact_key(self) -> Carried:
         """Return the errors with one more key, the last and exact."""
         return self._of_keys(more_keys)
 

@@ -159,12 +159,16 @@ def layer_spread(
     core, weights, semantics = restrict(layer.core, rows), layer.weights, layer.core.semantics
     query, key, value = layer.tokens
     chosen = None if rows.numel() == query.shape[1] else rows
-    heads = core.given_query
+    heads, memory = core.given_query, "bias_k" in core.learned
+    keys, values = (
+        each[..., : key.shape[1], :] if memory else each for each in (core.given_key, core.value)
+    )
     carried = Carried(
         query=_head_variance(query, weights.q, weights.q_bias, heads, semantics, contract, chosen),
-        key=_head_variance(key, weights.k, weights.k_bias, core.given_key, semantics, contract),
-        value=_head_variance(value, weights.v, weights.v_bias, core.value, semantics, contract),
+        key=_head_variance(key, weights.k, weights.k_bias, keys, semantics, contract),
+        value=_head_variance(value, weights.v, weights.v_bias, values, semantics, contract),
     )
+    carried = carried.with_exact_key() if memory else carried
     spread, saturated = core_spread(
         core, contract, deviations, carried, mixed=weights.o is not None
     )

@@ -141,7 +141,7 @@ def core_spread(
     shared = _shared_error(attention, contract, prepared)
     if attention.sinks is not None:
         attention = with_sink(attention)
-        carried = carried.with_sink()
+        carried = carried.with_exact_key()
         shared = None if shared is None else pad(shared, (0, 1))
     live = live_keys(attention)
     clean = without_empty_rows(attention, live)

@@ -147,12 +147,21 @@ def test_refused_promises() -> None:
         conformance.module(layer_of("batch-first"), causal="top-left")
 
 
-def test_extra_keys_are_said() -> None:
-    """Keys that the layer adds by itself are named, since no golden answer has them."""
-    layer = nn.MultiheadAttention(12, 3, add_bias_kv=True, batch_first=True)
+@pytest.mark.parametrize("with_zeros", [False, True])
+def test_keys_of_its_own_are_a_memory(*, with_zeros: bool) -> None:
+    """A layer with ``add_bias_kv`` answers like the golden, and another memory does not."""
+    layer = nn.MultiheadAttention(
+        12, 3, add_bias_kv=True, add_zero_attn=with_zeros, batch_first=True
+    )
     candidate = conformance.module(layer)
-    added = [text for text in candidate.declaration.assumptions if text.startswith("add_")]
-    assert [text.split()[0] for text in added] == ["add_bias_kv"]
+    assert candidate.has_memory
+    assert is_golden(candidate)
+    only = ["mask.golden", "mask.single-key", "shape.empty-key"]
+    report = conformance.check(candidate, profile="quick", only=only)
+    statuses = {clause.id: clause.status for clause in report.candidates[0].clauses}
+    assert statuses == dict(zip(only, ("passed", "passed", "not-applicable"), strict=True))
+    with torch.no_grad():
+        layer.bias_v.add_(1.0)  # type: ignore[union-attr]  # it has one
     assert not is_golden(candidate)
 
 

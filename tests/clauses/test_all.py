@@ -12,6 +12,7 @@ from candidates.learned import all_learned, null_key
 from candidates.legitimate import CANDIDATES as LEGITIMATE
 from candidates.legitimate.backward import by_autograd
 from candidates.log_sum_exp import log_sum_exp
+from candidates.memory_keys import memory_keys
 from candidates.module_caches import by_object
 from candidates.operator_attention import operator_attention
 from candidates.out_attention import out_attention
@@ -43,6 +44,7 @@ SOMEBODY = (
     tables_by_halves,
     all_learned,
     null_key,
+    memory_keys,
     log_sum_exp,
     placed_halves,
     by_object,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from examples import core, failing, run_clause
 
-from candidates import learned
+from candidates import learned, memory_keys
 from candidates.broken import learned as broken
+from candidates.broken import memory_keys as broken_memories
 from candidates.broken._kit import DECLARED
 from conformance import Mistake
 
@@ -14,10 +15,12 @@ SLUGS = {
     "learned.norm-weight": "norm_weights",
     "learned.temperature": "temperatures",
     "learned.slopes": "given_slopes",
+    "learned.memory": "memory_keys",
     "gradients.learned": "all_learned",
     "sinks.null-key": "null_key",
 }
-BROKEN = [one for one in DECLARED if one.name in vars(broken)]
+RIGHT = vars(learned) | vars(memory_keys)
+BROKEN = [one for one in DECLARED if one.name in vars(broken) | vars(broken_memories)]
 
 
 @pytest.mark.parametrize("slug", SLUGS)
@@ -36,14 +39,16 @@ def test_mistakes_with_learned_arguments_are_detected(mistake: Mistake) -> None:
 @pytest.mark.parametrize("slug", SLUGS)
 def test_right_uses_of_learned_arguments_pass(slug: str) -> None:
     """Each clause has examples that bind."""
-    result = run_clause(getattr(learned, SLUGS[slug]), slug, examples=12)
+    result = run_clause(RIGHT[SLUGS[slug]], slug, examples=12)
     assert result.status == "passed", result.reason
     assert result.binding > 0
 
 
-@pytest.mark.parametrize("name", ["norm_weights_of_all_heads", "tempered_queries"])
+@pytest.mark.parametrize(
+    "name", ["norm_weights_of_all_heads", "tempered_queries", "memory_in_the_sum"]
+)
 @pytest.mark.parametrize("slug", ["mask.no-leak", "gradients.golden", "cache.golden"])
 def test_learned_arguments_go_with_masks_gradients_and_caches(name: str, slug: str) -> None:
     """Norms over all heads read what other heads may not attend: nothing of that is a leak."""
-    result = run_clause(getattr(learned, name), slug, examples=12)
+    result = run_clause(RIGHT[name], slug, examples=12)
     assert result.status == "passed", result.reason

@@ -32,6 +32,7 @@ BATTERY = [
     Shape(keep_axes=ALL_AXES, head_size=4, kv_heads=3, causal=True, sinks=True, seed=5),
     Shape(query_length=1, causal=True, seed=6),
     Shape(keep_axes=ALL_AXES, causal=True, learned="by all heads", seed=7),
+    Shape(keep_axes=ALL_AXES, bias_axes=ALL_AXES, causal=True, learned="memory", seed=8),
     Shape(query_length=4, causal=True, window=(3, 2), positions=True, head_size=4, seed=7),
 ]
 # The point at which a choice shows, where that is not the standard one. Adding minus infinity is
@@ -54,14 +55,15 @@ NEVER_SHOWS = ("causal_combination", "refused")
 
 def core_disagreement(golden: Any, answer: second.Answer) -> str:
     """Compare every intermediate value; scores only where a key is attended (others may be 0)."""
-    shape = golden.weights.shape
-    scores = torch.where(golden.allowed, golden.scores, 0.0)
+    own = golden.run["sizes"].key_length  # without the column of a memory
+    shape = (*golden.weights.shape[:-1], own)
+    scores = torch.where(golden.allowed, golden.scores, 0.0)[..., :own]
     live = _where(answer.attended, answer.scores)
     return (
-        disagreement(golden.allowed.expand(shape), answer.attended, "allowed")
+        disagreement(golden.allowed[..., :own].expand(shape), answer.attended, "allowed")
         or disagreement(scores, live, "scores")
-        or disagreement(golden.logits.expand(shape), answer.logits, "logits")
-        or disagreement(golden.weights, answer.weights, "weights")
+        or disagreement(golden.logits[..., :own].expand(shape), answer.logits, "logits")
+        or disagreement(golden.weights[..., :own], answer.weights, "weights")
         or disagreement(golden.output, answer.output, "output")
     )
 

@@ -76,6 +76,15 @@ POINTS: Mapping[str, tuple[Semantics, dict[str, Any]]] = {
             }
         },
     ),
+    "learned, memory": (
+        Semantics(group_order="tile"),
+        {
+            "softcap": 1.5,
+            "causal": True,
+            "bias": drawn(1, 4, 3, 5, seed=16),
+            "learned": {"bias_k": drawn(2, 6, seed=12), "bias_v": drawn(2, 7, seed=13)},
+        },
+    ),
     "learned, of all heads": (
         Semantics(qk_norm="layer", qk_norm_over="all-heads", group_order="tile", alibi=True),
         {

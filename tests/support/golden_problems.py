@@ -59,6 +59,12 @@ CHOICES: Final[dict[str, tuple[Any, ...]]] = {
 }
 
 
+# Choices beside which a key that every query attends has no meaning, or is not compared.
+MEMORY_FREE: Final = frozenset(
+    "rotary qk_norm alibi score_mod softmax_axis mask_operation mask_fill softcap_order".split()
+)
+
+
 def points() -> st.SearchStrategy[Semantics]:
     """Points of Semantics that shrink to the standard one.
 
@@ -159,7 +165,7 @@ def shapes() -> st.SearchStrategy[Shape]:
         scale=st.sampled_from([None, None, 0.7, -0.2, 0.0]),
         softcap=st.sampled_from([None, None, 0.5, 30.0]),
         sinks=st.booleans(),
-        learned=st.sampled_from(["", "by head", "by all heads"]),
+        learned=st.sampled_from(["", "by head", "by all heads", "memory"]),
         positions=st.booleans(),
     )
 
@@ -189,6 +195,8 @@ class Case:
     def learned_at(self, point: Semantics) -> dict[str, Tensor]:
         """The learned arguments that a point defines."""
         learned = self.learned or {}
+        if "bias_k" in learned:
+            return learned if MEMORY_FREE.isdisjoint(Semantics().differences(point)) else {}
         defined = {"alibi_slopes"} if point.normalises_late else {*learned}
         return {name: value for name, value in learned.items() if name in defined}
 
@@ -312,6 +320,11 @@ def _learned(shape: Shape, generator: Generator) -> dict[str, Tensor] | None:
     if not shape.learned:
         return None
     unit, apart = shape.changed(magnitude=1.0), shape.learned == "by all heads"
+    if shape.learned == "memory":
+        return {
+            "bias_k": _normal(unit, generator, shape.kv_heads, shape.head_size),
+            "bias_v": _normal(unit, generator, shape.kv_heads, shape.value_head_size),
+        }
     counts = (shape.num_heads, shape.kv_heads) if apart else (1, 1)
     query, key = (_normal(unit, generator, count * shape.head_size) for count in counts)
     items = (shape.batch,) if apart else ()

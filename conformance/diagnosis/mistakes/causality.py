@@ -322,7 +322,7 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
     *_causal("causal-or-mask", "mask.causal-and-mask", where=_is_masked)(
         "a key is attended when causality or the mask admits it",
         "combine the two with and, not or",
-        Edit("admitted", _either),
+        Edit("own_admitted", _either),
     ),
 )
 

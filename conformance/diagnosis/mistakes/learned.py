@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -16,6 +17,7 @@ Edit = golden.Edit
 _WEIGHT: Final = "learned.norm-weight"
 _TEMPERATURE: Final = "learned.temperature"
 _SLOPES: Final = "learned.slopes"
+_MEMORY: Final = "learned.memory"
 _GRADIENT: Final = "gradients.learned"
 _RMS: Final = {"qk_norm": "rms"}
 _LINEAR: Final = {"alibi": True}
@@ -70,12 +72,20 @@ _tempered: Final = fixing(
     primary=_TEMPERATURE,
     where=_takes("temperature"),
 )
+_remembered: Final = fixing(
+    "append bias_k and bias_v of each key/value head behind the keys of every item, and a column "
+    "that hides nothing to every mask",
+    primary=_MEMORY,
+    where=_takes("bias_k"),
+)
 _sloped: Final = fixing(
     "take alibi_slopes[h], or alibi_slopes[b, h], times the distance off the scaled scores",
     primary=_SLOPES,
     base=_LINEAR,
     where=_takes("alibi_slopes"),
 )
+_hidden: Final = partial(golden.beside_memory, entry=False)
+_OF_TABLE: Final = ("own_admitted", "scores_shape", "bias_k")
 LEARNED: Final[tuple[NamedMistake, ...]] = (
     *_weighed("norm-weight-ignored")(
         "normalised queries and keys are not multiplied by their weights",
@@ -175,6 +185,44 @@ LEARNED: Final[tuple[NamedMistake, ...]] = (
         "the slopes are given to the heads in the opposite order",
         changed(lambda slopes: slopes.flip(-1), "slopes"),
     ),
+    *_remembered("memory-not-attended")(
+        "bias_k is not attended: the weights go to the keys of the call alone",
+        Edit("admitted", golden.Rewired(_hidden, _OF_TABLE)),
+    ),
+    *_remembered("memory-hidden-by-masks")(
+        "bias_k is hidden where the call has a mask",
+        Edit(
+            "admitted",
+            golden.Rewired(_hidden, _OF_TABLE),
+            when=lambda keep, lengths, given_bias: (
+                keep is not None or lengths is not None or given_bias is not None
+            ),
+        ),
+        Edit("admitted", golden.Rewired(_hidden, _OF_TABLE), when=lambda causal: causal),
+    ),
+    *_remembered("memory-without-value")(
+        "the value of bias_k is zeros, as that of a null key",
+        changed(torch.zeros_like, "bias_v"),
+    ),
+    *_remembered("memory-without-key")(
+        "the key beside the value bias_v is zeros",
+        changed(torch.zeros_like, "bias_k"),
+    ),
+    *_remembered("memory-of-the-first-head")(
+        "bias_k and bias_v of the first key/value head are those of every head",
+        changed(lambda memory: memory[..., :1, :].expand_as(memory), "bias_k", "bias_v"),
+    ),
+    *_remembered("memory-before-the-keys")(
+        "bias_k stands before the keys of the call, and masks have its column behind them",
+        (
+            Edit("admitted", change=lambda admitted: admitted.roll(-1, dims=-1)),
+            Edit(
+                "bias",
+                change=lambda bias: bias.roll(-1, dims=-1),
+                when=lambda counted_bias: counted_bias is not None,
+            ),
+        ),
+    ),
 )
 
 
@@ -258,6 +306,27 @@ LEARNED_BACKWARD: Final[tuple[NamedMistake, ...]] = (
                 lambda turned_query_gradient, weighed_query, temperature: golden.of_temperature(
                     turned_query_gradient[:1], weighed_query[:1], temperature
                 ),
+            ),
+        ),
+    ),
+    *_backward("gradient-of-memory-cut", "bias_k")(
+        "no gradient reaches bias_k and bias_v",
+        _CUT,
+        changed(torch.zeros_like, "bias_k_gradient", "bias_v_gradient"),
+        changed(torch.zeros_like, "bias_k_gradient"),
+        changed(torch.zeros_like, "bias_v_gradient"),
+    ),
+    *_backward("gradient-of-memory-of-one-item", "bias_k")(
+        "the gradients of bias_k and bias_v are those of the first item alone",
+        _ADD_UP,
+        (
+            Edit(
+                "bias_k_gradient",
+                lambda key_gradient, bias_k: golden.of_memory(key_gradient[:1], bias_k),
+            ),
+            Edit(
+                "bias_v_gradient",
+                lambda value_gradient, bias_v: golden.of_memory(value_gradient[:1], bias_v),
             ),
         ),
     ),

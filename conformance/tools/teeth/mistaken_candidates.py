@@ -91,11 +91,13 @@ def acted(
 
     ``more`` are features beyond the common ones of acted candidates.
     """
+    remembers = "bias_kv" in more  # every row has a key, and weights have one more column
     decorate = (core if kind == "core" else layer)(
         name=name,
         masks=MASKS,
         causal=declared.causal_alignment,
-        empty_rows=declared.empty_rows,
+        empty_rows="any" if remembers else declared.empty_rows,
+        without=["weights"] if remembers else [],
         features=(*FEATURES, *more, *(() if kind == "layer" else ("kv_cache",))),
         semantics=declared,
     )
@@ -282,6 +284,7 @@ _MORE: Final[dict[str, tuple[str, ...]]] = {
     "learned.norm-weight": ("norm_weight",),
     "learned.temperature": ("temperature",),
     "learned.slopes": ("alibi_slopes",),
+    "learned.memory": ("bias_kv",),
     **dict.fromkeys(
         ("position.given", "position.offset-invariant", "position.left-padding"),
         (GIVEN_POSITIONS,),
@@ -385,8 +388,16 @@ def _samples(kind: str, declared: golden.Semantics) -> tuple[tuple[DeclaredCall,
     return tuple(
         (DeclaredCall(inputs=inputs, semantics=declared), evaluate_at(inputs, declared).output)
         for inputs in _calls(kind)
-        if inputs.learned is None or not declared.normalises_late
+        if _defines(declared, inputs.learned)
     )
+
+
+def _defines(point: golden.Semantics, learned: LearnedArguments | None) -> bool:
+    """Whether a point defines learned arguments: a memory has no positions and no norm."""
+    if learned is None:
+        return True
+    free = point.rotary == "none" == point.qk_norm and not point.alibi and point.score_mod is None
+    return free if "bias_k" in learned.values else not point.normalises_late
 
 
 def _calls(kind: str) -> tuple[Inputs, ...]:
@@ -445,6 +456,12 @@ def _options(generator: torch.Generator, sizes: Geometry) -> Iterator[dict[str, 
         name: torch.linspace(0.5, 1.5, heads * sizes.head_size) for name, heads in of_each.items()
     }
     yield {"learned": LearnedArguments.given(learned, sizes), "softcap": 1.0}
+    memory = {
+        "bias_k": 2.0 * torch.randn(sizes.num_kv_heads, sizes.head_size, generator=generator),
+        "bias_v": 2.0 * torch.randn(sizes.num_kv_heads, sizes.value_head_size, generator=generator),
+    }
+    beside = LearnedArguments.given(memory, sizes)
+    yield from ({"learned": beside, **more} for more in ({}, by_length, {"causal": True}, bias))
     queries, keys = (
         torch.randint(9, (sizes.batch, length), generator=generator)
         for length in (sizes.query_length, sizes.key_length)

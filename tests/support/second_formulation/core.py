@@ -226,6 +226,10 @@ def _weights_over_attended_keys(
         row = [(b, h, i, j) for j in range(sizes.key_length)]
         live = [place for place in row if attended[place]]
         sinks = _sinks(problem, point, h)
+        memory = _memory_logit(problem, point, b, h, i)
+        if memory is not None:  # a last key of its own
+            live, logits = [*live, (b, h, i, sizes.key_length)], {**logits}
+            logits[live[-1]] = memory
         if live or sinks:
             softmax = _softmax([logits[place] for place in live], sinks)
             weights.update(zip(live, softmax, strict=True))
@@ -274,6 +278,18 @@ def _sinks(problem: Problem, point: Any, h: int) -> list[Number]:
     return [*given, ZERO] if point.null_key else given
 
 
+def _memory_logit(problem: Problem, point: Any, b: int, h: int, i: int) -> Number | None:
+    """The capped score of a key that every query attends, without any mask or bias."""
+    memory = (problem.learned or {}).get("bias_k")
+    if memory is None:
+        return None
+    key = memory[kv_head(problem, point, h)]
+    product = dot([number(c) for c in problem.query[b][h][i]], [number(c) for c in key])
+    if "temperature" in (problem.learned or {}):
+        product = product * number((problem.learned or {})["temperature"][h])
+    return _cap(problem, scale_of(problem, point) * product)
+
+
 def _softmax(logits: list[Number], sinks: list[Number]) -> list[Number]:
     """The weights of some logits; sinks are more of them whose weights are dropped."""
     entries = [*logits, *sinks]
@@ -291,4 +307,8 @@ def _output(problem: Problem, point: Any, weights: Table, b: int, h: int, i: int
     row = [weights[b, h, i, j] for j in range(problem.sizes.key_length)]
     # A weight of exactly zero must not let a NaN value through.
     read = [(w, number(v[c])) for w, v in zip(row, values, strict=True) if w != ZERO]
+    memory = (problem.learned or {}).get("bias_v")
+    if memory is not None:
+        own = weights[b, h, i, problem.sizes.key_length]
+        read.append((own, number(memory[kv_head(problem, point, h)][c])))
     return total(weight * value for weight, value in read)

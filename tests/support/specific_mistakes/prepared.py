@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .consequences import ANYTHING, NOTHING_ELSE, Specific, also
+from .consequences import NOTHING_ELSE, Specific, also
 
 # Whatever compares with the golden meets these points in every call.
 _COMPARED: Final = (
@@ -13,6 +13,14 @@ _COMPARED: Final = (
     "numerics.odd-scale numerics.scale numerics.scale-error numerics.subnormal "
     "numerics.typical-error state.unseen"
 )
+_CAPPED: Final = "softcap.after-scale softcap.golden softcap.large"
+# By positions of their own, in every call with the option.
+_PLACED: Final = (
+    f"{_COMPARED} {_CAPPED} cache.golden cache.position-offset position.rotary sinks.golden "
+    "sinks.large window.any-length window.golden"
+)
+_LEARNED: Final = f"{_COMPARED} {_CAPPED} gradients.learned"
+_BY_ITEM: Final = "equivariance.batch equivariance.batch-independent mask.per-item"
 _TURNED: Final = f"{_COMPARED} position.rotary position.rotary-shift"
 
 PREPARED: Final[Specific] = {
@@ -23,21 +31,37 @@ PREPARED: Final[Specific] = {
     ),
     "position.rotary-shift": ("PlacesOverLength", also(f"{_TURNED} shape.empty-query")),
     "position.rotary-partial": ("AllChannelsTurned", also(_TURNED)),
-    "position.scaling": ("ScalingForgotten", ANYTHING),
-    "position.tables": ("RowsOneLater", ANYTHING),
+    "position.scaling": ("ScalingForgotten", also(f"{_COMPARED} position.rotary")),
+    "position.tables": (
+        "RowsOneLater",
+        also(
+            f"{_TURNED} cache.golden cache.position-offset mask.padding-is-absence "
+            "mixed.undeclared-inputs"
+        ),
+    ),
     "lse.golden": ("SumOfLaterKeys", NOTHING_ELSE),
     "lse.aside": ("MaskLostWhenAsked", NOTHING_ELSE),
     "lse.empty-row": ("ZeroForNoKey", NOTHING_ELSE),
     "lse.merge": ("LargestLogitNotAdded", also("lse.golden")),
-    "position.given": ("PositionsOfTheFirstItem", ANYTHING),
-    "position.offset-invariant": ("PositionsClipped", ANYTHING),
-    "position.left-padding": ("PaddingCounted", ANYTHING),
+    "position.given": ("PositionsOfTheFirstItem", also(f"{_PLACED} {_BY_ITEM}")),
+    "position.offset-invariant": ("PositionsClipped", also(f"{_PLACED} position.given")),
+    "position.left-padding": (
+        "PaddingCounted",
+        also(f"{_PLACED} position.given position.offset-invariant"),
+    ),
     "qk-norm.golden": ("NormWithoutTheMean", also(_COMPARED)),
-    "sinks.null-key": ("OneBehindTheMaximum", ANYTHING),
-    "learned.norm-weight": ("KeysByTheQueriesWeight", ANYTHING),
-    "learned.temperature": ("TemperatureDivides", ANYTHING),
-    "learned.slopes": ("SlopesOfTheFirstItem", ANYTHING),
-    "gradients.learned": ("SlopesDetached", ANYTHING),
+    "sinks.null-key": (
+        "OneBehindTheMaximum",
+        also(f"{_COMPARED} mask.bias-counts mask.single-key"),
+    ),
+    "learned.norm-weight": ("KeysByTheQueriesWeight", also(f"{_LEARNED} qk-norm.golden")),
+    "learned.temperature": ("TemperatureDivides", also(_LEARNED)),
+    "learned.slopes": ("SlopesOfTheFirstItem", also(f"{_LEARNED} {_BY_ITEM} shape.empty-batch")),
+    "learned.memory": ("MemoryWithoutValue", also(_LEARNED)),
+    "gradients.learned": (
+        "SlopesDetached",
+        also("gradients.golden gradients.options gradients.any-length gradients.empty-row-finite"),
+    ),
     "score-mod.golden": ("NothingModified", also(_COMPARED)),
     "sinks.golden": ("SinkOfTheFirstHead", also(f"{_COMPARED} sinks.large")),
     "sinks.large": (
