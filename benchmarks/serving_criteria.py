@@ -1,13 +1,15 @@
 """What the criteria of serving libraries see of the mistakes of serving kernels.
 
 ``python benchmarks/serving_criteria.py [--workloads 10] [--markdown FILE]`` asks the broken
-candidates with caches, latents and quantised keys on workloads of ordinary sizes with normal values,
-and judges the answers against the golden by the rules of others:
+candidates with caches, latents and quantised keys on workloads of ordinary sizes with normal
+values, and judges their answers against the golden by the rules of others:
 
-- FlashInfer-Bench (its evaluators, seen 2026-04-30): an element is wrong where its absolute error is
-  above 1e-2 and its relative error above 1e-2; all elements must be right, of codes in 8 bits 95 %;
-- vLLM's tests of paged attention (answers alone, as for the others; no log-sum-exps, no caches): ``assert_close(atol=1e-3, rtol=1e-5)``, in float32.
+- FlashInfer-Bench (its evaluators, seen 2026-04-30): an element is wrong where its absolute error
+  is above 1e-2 and its relative error above 1e-2; all elements must be right, of codes in 8 bits
+  95 %;
+- vLLM's tests of paged attention: ``assert_close(atol=1e-3, rtol=1e-5)``, in float32.
 
+Answers alone are compared: no log-sum-exps, gradients or caches that were written.
 ``conformance teeth candidates.broken.paged --first`` says what this project sees of them.
 """
 
