@@ -293,9 +293,9 @@ def dense_sequences_used(
     query: Tensor, key: Tensor, value: Tensor, *, seqused_k: Tensor, **options: Any
 ) -> Tensor:
     """Keys ``[B, Hkv, S, D]`` of which only the first are in use."""
-    heads = (each.transpose(1, 2) for each in (query, key, value))
+    query, key, value = (each.transpose(1, 2) for each in (query, key, value))
     own = {"block_table": torch.arange(len(query))[:, None], "cache_lengths": seqused_k}
-    return PagedCore()(*heads, **own, **options).transpose(1, 2)
+    return PagedCore()(query, key, value, **own, **options).transpose(1, 2)
 
 
 @conformance.core(signature="flash_attn_kvcache", page_sizes=[4, 16])
