@@ -263,7 +263,7 @@ class ValuesOfAnotherPage(PagedCore):
 
 
 @core("paged.golden", **READING)
-class QueriesFromTheFirstKey(PagedCore):
+class QueriesAtTheFirstKeys(PagedCore):
     """Queries stand at the first keys of an item: the causal triangle begins at its start."""
 
     link = "https://github.com/sgl-project/sgl-kernel-xpu/issues/196"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...declare.declaration import mixed_in
-from ...problems.arrangements import slots_of
+from ...problems.arrangements import slots_of, there
 from ...problems.inputs import Inputs
 from ...problems.misreading import misread, read_whole_pages
 from ...problems.paging import Slots
@@ -66,6 +66,15 @@ def _whole_pages(call: DeclaredCall) -> Inputs | None:
         return None
     require(mixed_in(call.inputs.point) is None)
     return read_whole_pages(call.inputs)
+
+
+def _from_the_first_key(call: DeclaredCall) -> Inputs | None:
+    """Queries stand at the first keys of an item."""
+    inputs = call.inputs
+    if inputs.store is None:
+        return None
+    require(mixed_in(inputs.point) is None)
+    return misread(inputs, ends=there(inputs, "query", inputs.query).sum(dim=-1))
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -317,6 +326,11 @@ PAGED: Final[tuple[NamedMistake, ...]] = (
     *_of_lengths(_OF_LENGTHS, "paged.golden", _has_caches),
     *_of_lengths(_OF_PAGES, "paged.page-edges", _has_pages),
     *_of_lengths(_OF_WRITES, "paged.golden", lambda inputs: inputs.writes),
+    *named("queries-from-the-first-key", "paged.golden", needs="caches", where=_has_caches)(
+        "queries stand at the first keys of an item",
+        _BEHIND,
+        {"inputs": _from_the_first_key},
+    ),
     *named("queries-behind-the-longest", "paged.golden", needs="caches", where=_has_caches)(
         "queries stand at the end of the longest item, or where its new keys begin",
         _BEHIND,
