@@ -160,7 +160,8 @@ class SplitPagedCore(PagedCore):
 
     def merged(self, outputs: Tensor, sums: Tensor) -> Tensor:
         """The outputs ``[parts, H, Lq, D]``, weighted by the log-sum-exps ``[parts, H, Lq]``."""
-        shares = sums.softmax(dim=0).nan_to_num(0.0)
+        empty = (sums == -torch.inf).all(dim=0)
+        shares = sums.masked_fill(empty, 0.0).softmax(dim=0).masked_fill(empty, 0.0)
         return (shares[..., None] * outputs).sum(dim=0)
 
 
@@ -261,7 +262,8 @@ def paged_decoding(
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
     logits = logits.masked_fill(~seen[:, None, None], -torch.inf)
-    weights = logits.softmax(dim=-1).nan_to_num(0.0)
+    empty = ~seen.any(dim=-1)[:, None, None, None]
+    weights = logits.masked_fill(empty, 0.0).softmax(dim=-1).masked_fill(empty, 0.0)
     return torch.einsum("bhgk,bkhd->bhgd", weights, values).flatten(1, 2).to(query.dtype)
 
 
