@@ -351,7 +351,7 @@ def sequences(
         keys = torch.maximum(keys, queries.clamp(max=key_length))
     if pattern in OF_SEQUENCES:
         gone = _gone(batch, generator)
-        if writes and (dense or pattern != NO_QUERIES):
+        if writes and (dense or pattern == NO_KEYS):
             gone = torch.zeros_like(gone)
         kept = dense or (pattern == NO_KEYS and not tied)
         queries = queries if kept else queries.masked_fill(gone, 0)
