@@ -160,7 +160,8 @@ class SplitPagedCore(PagedCore):
 
     def merged(self, outputs: Tensor, sums: Tensor) -> Tensor:
         """The outputs ``[parts, H, Lq, D]``, weighted by the log-sum-exps ``[parts, H, Lq]``."""
-        shares = sums.softmax(dim=0).nan_to_num(0.0)
+        empty = (sums == -torch.inf).all(dim=0)
+        shares = sums.masked_fill(empty, 0.0).softmax(dim=0).masked_fill(empty, 0.0)
         return (shares[..., None] * outputs).sum(dim=0)
 
 
@@ -261,7 +262,8 @@ def paged_decoding(
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
     logits = logits.masked_fill(~seen[:, None, None], -torch.inf)
-    weights = logits.softmax(dim=-1).nan_to_num(0.0)
+    empty = ~seen.any(dim=-1)[:, None, None, None]
+    weights = logits.masked_fill(empty, 0.0).softmax(dim=-1).masked_fill(empty, 0.0)
     return torch.einsum("bhgk,bkhd->bhgd", weights, values).flatten(1, 2).to(query.dtype)
 
 
@@ -293,9 +295,9 @@ def dense_sequences_used(
     query: Tensor, key: Tensor, value: Tensor, *, seqused_k: Tensor, **options: Any
 ) -> Tensor:
     """Keys ``[B, Hkv, S, D]`` of which only the first are in use."""
-    heads = (each.transpose(1, 2) for each in (query, key, value))
+    query, key, value = (each.transpose(1, 2) for each in (query, key, value))
     own = {"block_table": torch.arange(len(query))[:, None], "cache_lengths": seqused_k}
-    return PagedCore()(*heads, **own, **options).transpose(1, 2)
+    return PagedCore()(query, key, value, **own, **options).transpose(1, 2)
 
 
 @conformance.core(signature="flash_attn_kvcache", page_sizes=[4, 16])

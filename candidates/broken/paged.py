@@ -27,7 +27,7 @@ class TableOfTheNextItem(PagedCore):
     link = "https://github.com/tenstorrent/vllm-tt-plugin/issues/43"
 
     def pages(self, table: Tensor, item: int, count: int) -> Tensor:
-        return super().pages(table.clamp(min=0), (item + 1) % len(table), count)
+        return super().pages(table, (item + 1) % len(table), count)
 
 
 @core("paged.any-batch", "paged.golden", **READING)
@@ -38,7 +38,7 @@ class TableOfTheFirstItem(PagedCore):
 
     def pages(self, table: Tensor, item: int, count: int) -> Tensor:
         del item
-        return super().pages(table.clamp(min=0), 0, count)
+        return super().pages(table, 0, count)
 
 
 @core("paged.golden", **READING)
@@ -100,7 +100,7 @@ class _MoreKeys(PagedCore):
         count = self.number(lengths[item], caches[0].shape[1], table.shape[1])
         others = [*lengths]
         others[item] = count
-        key, value, _ = super().read(caches, table.clamp(min=0), item, others)
+        key, value, _ = super().read(caches, table, item, others)
         return key, value, lengths[item]
 
     def number(self, count: int, size: int, most: int) -> int:
@@ -192,10 +192,11 @@ class PageSizeSixteen(PagedCore):
     link = "https://github.com/flashinfer-ai/flashinfer/issues/4347"
 
     def slots(self, caches: Pair, table: Tensor, item: int, places: Tensor) -> Pair:
-        size, assumed = caches[0].shape[1], 16
-        pages = super().pages(table.clamp(min=0), item, table.shape[1])
+        (count, size), assumed = caches[0].shape[:2], 16
+        pages = super().pages(table, item, table.shape[1])
         index = (places // assumed).clamp(max=len(pages) - 1)
-        return pages[index], (places % assumed) % size
+        slots = pages[index] * size + places % assumed
+        return slots // size % count, slots % size
 
 
 @core("paged.golden", **{**READING, "page_sizes": [8]})
@@ -262,7 +263,7 @@ class ValuesOfAnotherPage(PagedCore):
 
 
 @core("paged.golden", **READING)
-class QueriesFromTheFirstKey(PagedCore):
+class QueriesAtTheFirstKeys(PagedCore):
     """Queries stand at the first keys of an item: the causal triangle begins at its start."""
 
     link = "https://github.com/sgl-project/sgl-kernel-xpu/issues/196"
@@ -414,7 +415,8 @@ class NewKeysNotAttended(PagedCore):
     link = "https://github.com/harvard-edge/cs249r_book/pull/1953"
 
     def lengths(self, held: list[int], queries: list[Tensor]) -> list[int]:
-        return [max(count, 1) for count, _ in zip(held, queries, strict=True)]
+        del queries
+        return held
 
 
 @core("paged.golden", **WRITING)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..calls.differentiating import INPUT_NAMES, NotDifferentiable
 from ..declare.candidate import Candidate
-from ..declare.declaration import SEQUENCES
+from ..declare.declaration import CACHE_WRITE, SEQUENCES
 from ..oracle.comparison import compare, moves, with_relation
 from ..problems.inputs import Inputs
 from ..problems.mask_patterns import NO_KEYS, NO_QUERIES, NO_TOKENS
@@ -64,6 +64,11 @@ def _takes_sequences(candidate: Candidate) -> str:
 def _of_other_lengths(candidate: Candidate) -> str:
     tied = candidate.declaration.pins.ties_lengths
     return "its geometry gives each sequence as many keys as queries" if tied else ""
+
+
+def _may_lack_keys(candidate: Candidate) -> str:
+    writes = CACHE_WRITE in candidate.declaration.features
+    return "each query comes with a key that the call writes" if writes else ""
 
 
 @clause(
@@ -168,7 +173,7 @@ def varlen_no_queries(subject: Subject, problem: Problem) -> Finding:
     space=_space(patterns=(NO_KEYS,)),
     needs_golden=True,
     counterfactual="every sequence as long as the longest",
-    applies=(_takes_sequences, _of_other_lengths),
+    applies=(_takes_sequences, _of_other_lengths, _may_lack_keys),
 )
 def varlen_no_keys(subject: Subject, problem: Problem) -> Finding:
     """The other sequences against the golden, then the rows without keys against their rule."""
@@ -237,7 +242,7 @@ def varlen_no_keys_gradients(subject: Subject, problem: Problem) -> Finding:
     space=_space(patterns=(NO_KEYS,)),
     needs_golden=True,
     counterfactual="every sequence as long as the longest",
-    applies=(_takes_sequences, _of_other_lengths),
+    applies=(_takes_sequences, _of_other_lengths, _may_lack_keys),
 )
 def varlen_no_keys_neighbours(subject: Subject, problem: Problem) -> Finding:
     """Judge only sequences with keys, against the golden over their own keys."""

@@ -48,7 +48,10 @@ def core(
     ``"varlen"`` has two options: ``offsets="shared"`` gives queries and keys a common
     ``cu_seqlens`` and ``max_seqlen``; ``padded=True`` puts padding rows, which belong to no
     sequence, between sequences: ``cu_seqlens_q_padded`` and ``cu_seqlens_k_padded`` then hold the
-    first row of each sequence, and the answer has the query's rows. A function for contiguous
+    first row of each sequence, and the answer has the query's rows. ``"paged"`` hands over caches
+    in pages, with a table and the lengths of items; ``page_sizes``, ``page_axes``, ``page_index``
+    and ``queries`` say which (docs/kernels.md), and ``features=["cache_lengths"]`` dense caches
+    with lengths. A function for contiguous
     tensors alone declares ``strides="contiguous"``: it may raise for other tensors, but not answer
     wrongly.
 

@@ -13,6 +13,7 @@ diagonal starts at the first query and key.
 from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Generator, Tensor
@@ -128,8 +129,18 @@ def canonical_tokens(tensors: Tensors, inputs: Inputs) -> tuple[Tensor, Tensor, 
     return query, key, value
 
 
+_SLOTS: Final[WeakKeyDictionary[Inputs, Slots]] = WeakKeyDictionary()
+
+
 def slots_of(inputs: Inputs) -> Slots:
-    """Where the keys of a call lie in its caches."""
+    """Where the keys of a call lie in its caches; remembered, as each call asks twice."""
+    made = _SLOTS.get(inputs)
+    if made is None:
+        made = _SLOTS[inputs] = _slots_of(inputs)
+    return made
+
+
+def _slots_of(inputs: Inputs) -> Slots:
     store = inputs.store
     if store is None:
         msg = "a layout with caches has a store of keys"
@@ -345,7 +356,7 @@ def sequences(
         keys = torch.maximum(keys, queries.clamp(max=key_length))
     if pattern in OF_SEQUENCES:
         gone = _gone(batch, generator)
-        if writes and (dense or pattern != NO_QUERIES):
+        if writes and (dense or pattern == NO_KEYS):
             gone = torch.zeros_like(gone)
         kept = dense or (pattern == NO_KEYS and not tied)
         queries = queries if kept else queries.masked_fill(gone, 0)

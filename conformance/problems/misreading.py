@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -18,11 +20,13 @@ def misread(
     lengths: Tensor | None = None,
     slots: Tensor | None = None,
     ends: Tensor | None = None,
+    pages: Callable[[Tensor], Tensor] | None = None,
 ) -> Inputs:
     """The inputs for the golden with the keys that another ``table [B, N]`` of pages names.
 
     ``lengths [B]`` are how many keys are read, ``slots [B, N]`` where each lies; ``ends [B]`` are
-    the lengths by which queries find their places. None is as it should be.
+    the lengths by which queries find their places, and ``pages`` changes what the caches hold.
+    None is as it should be.
     """
     at = slots_of(inputs)
     lengths = at.lengths if lengths is None else lengths
@@ -31,10 +35,11 @@ def misread(
     if slots is None:
         slots = at.replace(table=at.table if table is None else table).places(rank)
     present = there(inputs, "key", inputs.key)
-    key, value = (
-        in_slots(heads, at, present, junk, after=True).flatten(0, 1)
+    held = (
+        in_slots(heads, at, present, junk, after=True)
         for heads, junk in zip((inputs.key, inputs.value), at.store.junk, strict=True)
     )
+    key, value = ((each if pages is None else pages(each)).flatten(0, 1) for each in held)
     places = slots % len(key)
     return _attending(
         inputs.replace(

@@ -178,7 +178,7 @@ def in_slots(heads: Tensor, at: Slots, present: Tensor, junk: float, *, after: b
     number = at.count if store.page_size else len(heads)
     pool = tokens.new_full((number * size, *tokens.shape[2:]), junk)
     pool[at.places(rank.clamp(min=0))[there]] = tokens[there]
-    return pool.unflatten(0, (number, size))
+    return pool.reshape(number, size, *tokens.shape[2:])
 
 
 def new_tokens(heads: Tensor, at: Slots, present: Tensor, queries: int) -> Tensor:

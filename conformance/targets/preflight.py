@@ -62,7 +62,7 @@ def unchecked_options(
     if candidate.kind == WHOLE_MODEL:
         return _unchecked_of_model(candidate.function, accepted)
     declaration = candidate.declaration
-    passed = {*declaration.keywords, *declaration.positional}
+    passed = {*declaration.keywords}
     called = (candidate.eager or candidate).function if candidate.kind == "core" else forward
     chosen = OWN_KEYWORDS
     if isinstance(called, AdaptedModule):
@@ -74,6 +74,8 @@ def unchecked_options(
         return ()
     for name in declaration.unchecked:
         _check_unchecked(candidate, signature, passed, name)
+    if declaration.head_layout.cache_axes:  # caches are inputs there, whatever their names
+        passed |= {*list(signature.parameters)[: len(declaration.positional)]}
     expected = passed | chosen
     # An adapted module's call says itself which parameters take its tokens.
     inputs = 0 if isinstance(forward, AdaptedModule) else len("qkv")

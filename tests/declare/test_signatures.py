@@ -11,6 +11,7 @@ from refusals import refused
 from torch import Tensor
 
 import conformance
+from candidates.paged_attention import batch_decode, flash_attn_varlen_func
 from candidates.public_signatures import flash_attn_func
 from conformance.declare.signatures import SIGNATURES, signature_by_parameters
 
@@ -146,3 +147,27 @@ def test_unknown_signatures_are_refused() -> None:
         conformance.core(signature="flash_att")
     with refused("signature is 'jax' for a layer: only a core has one; drop it"):
         conformance.layer(signature="jax")
+
+
+def test_signatures_of_serving_follow_what_a_function_takes() -> None:
+    """Pages where it takes a table, offsets where it takes those, writes where it can."""
+
+    def dense(q: Tensor, k_cache: Tensor, v_cache: Tensor, cache_seqlens: Tensor) -> Tensor:
+        return q + k_cache + v_cache + cache_seqlens
+
+    def table(q: Tensor, k_cache: Tensor, v_cache: Tensor, *rows: Tensor, **more: Tensor) -> Tensor:
+        return q + k_cache + v_cache + rows[0] + more["block_table"]
+
+    one = conformance.core(signature="flash_attn_kvcache")(dense).declaration
+    assert (one.layout, one.features, one.page_sizes) == (
+        "BSHD-lengths",
+        frozenset({"cache_lengths", "gqa"}),
+        (),
+    )
+    other = conformance.core(signature="flash_attn_kvcache", page_sizes=[16])(table).declaration
+    assert (other.layout, other.page_sizes) == ("paged", (16,))
+    assert "cache_write" in other.features
+    assert batch_decode.declaration.layout == "paged-csr-single"
+    longest = flash_attn_varlen_func.declaration
+    assert longest.layout == "paged-varlen"
+    assert "max_seqlen_q" not in longest.required

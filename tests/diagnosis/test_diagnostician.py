@@ -110,6 +110,9 @@ def test_a_law_that_breaks_by_rounding_has_the_cause_of_the_wrong_answers(
         ("PaddingIgnored", "varlen.causal", "sequences-cut-without-rows-between"),
         ("PaddingAttended", "varlen.golden", "rows-between-attended"),
         ("AnswersMovedUp", "varlen.golden", "answers-without-rows-between"),
+        ("TableOfTheNextItem", "paged.golden", "pages-of-another-item"),
+        ("LastPageReadWhole", "paged.unused-unseen", "last-page-read-whole"),
+        ("PageSizeSixteen", "paged.golden", "page-size-assumed"),
     ],
 )
 def test_mistakes_of_the_catalogue_have_names(mistake: str, clause: str, name: str) -> None:

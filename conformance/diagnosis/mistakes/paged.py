@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...declare.declaration import mixed_in
-from ...problems.arrangements import slots_of
+from ...problems.arrangements import slots_of, there
 from ...problems.inputs import Inputs
 from ...problems.misreading import misread, read_whole_pages
 from ...problems.paging import Slots
@@ -66,6 +66,15 @@ def _whole_pages(call: DeclaredCall) -> Inputs | None:
         return None
     require(mixed_in(call.inputs.point) is None)
     return read_whole_pages(call.inputs)
+
+
+def _from_the_first_key(call: DeclaredCall) -> Inputs | None:
+    """Queries stand at the first keys of an item."""
+    inputs = call.inputs
+    if inputs.store is None:
+        return None
+    require(mixed_in(inputs.point) is None)
+    return misread(inputs, ends=there(inputs, "query", inputs.query).sum(dim=-1))
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -125,7 +134,22 @@ _OF_TABLES: Final[tuple[tuple[str, str, tuple[Reading, ...]], ...]] = (
             _table(lambda table: table.roll(1, 1)),
         ),
     ),
+    (
+        "page-number-off",
+        "each page is taken to lie behind, or before, where it lies in memory",
+        (_table(lambda table: table + 1), _table(lambda table: table - 1)),
+    ),
 )
+
+
+def _heads_outside(pages: Tensor) -> Tensor:
+    """Pages ``[N, slots, H, D]`` in memory, read as ``[N, H, slots, D]``."""
+    return pages.reshape(pages.transpose(1, 2).shape).transpose(1, 2)
+
+
+def _slots_outside(pages: Tensor) -> Tensor:
+    """Pages that lie as ``[N, H, slots, D]`` in memory, read as ``[N, slots, H, D]``."""
+    return pages.transpose(1, 2).reshape(pages.shape)
 
 
 # -- sizes of pages -------------------------------------------------------------------------------
@@ -167,6 +191,21 @@ def _size(at: Slots) -> int:
     return at.store.page_size or at.count
 
 
+def _ends_with_a_page(at: Slots) -> Tensor:
+    return (at.lengths > 0) & (at.lengths % _size(at) == 0)
+
+
+def _whole(at: Slots) -> Tensor:
+    return -(-at.lengths // _size(at)) * _size(at)
+
+
+def _without_empty_items(at: Slots) -> dict[str, Any]:
+    """Items without keys are dropped, and the next ones move up."""
+    order = torch.argsort((at.lengths == 0).long(), stable=True)
+    lengths = at.lengths[order]
+    return {"table": at.table[order], "lengths": lengths, "ends": lengths}
+
+
 _OF_LENGTHS: Final[tuple[tuple[str, str, Callable[[Slots], Tensor]], ...]] = (
     ("length-off", "an item loses its last key", lambda at: at.lengths - (at.lengths > 1)),
     ("length-off", "an item has a key more than its length says", lambda at: at.lengths + 1),
@@ -202,12 +241,12 @@ _OF_PAGES: Final[tuple[tuple[str, str, Callable[[Slots], Tensor]], ...]] = (
     (
         "last-page-lost",
         "a full last page counts as empty",
-        lambda at: at.lengths - _size(at) * (at.lengths % _size(at) == 0),
+        lambda at: at.lengths - _size(at) * _ends_with_a_page(at),
     ),
     (
         "page-too-many",
         "where an item ends with a page the page behind it is attended, too",
-        lambda at: at.lengths + _size(at) * (at.lengths % _size(at) == 0),
+        lambda at: at.lengths + _size(at) * _ends_with_a_page(at),
     ),
 )
 _OF_WRITES: Final[tuple[tuple[str, str, Callable[[Slots], Tensor]], ...]] = (
@@ -220,6 +259,10 @@ _OF_WRITES: Final[tuple[tuple[str, str, Callable[[Slots], Tensor]], ...]] = (
 )
 
 
+# Where the slots behind an item end with its last page, that explains as much.
+_GENERAL: Final = {"lengths-ignored": "last-page-read-whole"}
+
+
 def _of_lengths(
     entries: Iterable[tuple[str, str, Callable[[Slots], Tensor]]],
     clause: str,
@@ -228,9 +271,9 @@ def _of_lengths(
     return [
         mistake
         for name, sentence, change in entries
-        for mistake in named(name, clause, needs="caches", where=where)(
-            sentence, _BY_LENGTH, *map(_as_read, _lengths(change))
-        )
+        for mistake in named(
+            name, clause, needs="caches", where=where, special_of=_GENERAL.get(name, "")
+        )(sentence, _BY_LENGTH, *map(_as_read, _lengths(change)))
     ]
 
 
@@ -267,10 +310,27 @@ PAGED: Final[tuple[NamedMistake, ...]] = (
         "the last page of an item, or its cache, is attended to its end",
         "hide the slots behind the last key",
         {"inputs": _whole_pages},
+        *map(_as_read, _lengths(_whole)),
+    ),
+    *named("empty-items-shift-others", "paged.empty-sequence", needs="caches", where=_has_pages)(
+        "items without keys are dropped from the table, and the next ones move up",
+        "keep the row of each item, with keys or without",
+        _as_read(_without_empty_items),
+    ),
+    *_paged("slots-for-heads")(
+        "the heads of a page are read as its slots",
+        "page_axes says whether slots or heads come first",
+        _as_read(lambda _at: {"pages": _heads_outside}),
+        _as_read(lambda _at: {"pages": _slots_outside}),
     ),
     *_of_lengths(_OF_LENGTHS, "paged.golden", _has_caches),
     *_of_lengths(_OF_PAGES, "paged.page-edges", _has_pages),
     *_of_lengths(_OF_WRITES, "paged.golden", lambda inputs: inputs.writes),
+    *named("queries-from-the-first-key", "paged.golden", needs="caches", where=_has_caches)(
+        "queries stand at the first keys of an item",
+        _BEHIND,
+        {"inputs": _from_the_first_key},
+    ),
     *named("queries-behind-the-longest", "paged.golden", needs="caches", where=_has_caches)(
         "queries stand at the end of the longest item, or where its new keys begin",
         _BEHIND,

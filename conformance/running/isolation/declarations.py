@@ -150,7 +150,8 @@ def _of_kind(hint: Any, value: Any, name: str) -> Any:
         kinds = [type(word) for word in get_args(hint)] if origin is Literal else get_args(hint)
         fits = any(value is None if kind is type(None) else _is(kind, value) for kind in kinds)
     elif origin is tuple:
-        fits = isinstance(value, list) and all(type(entry) is str for entry in value)
+        kind = get_args(hint)[0]
+        fits = isinstance(value, list) and all(type(entry) is kind for entry in value)
     else:
         fits = _is(hint, value)
     if not fits:
