@@ -10,6 +10,7 @@ from torch import Tensor
 from ..quantised_attention import PROMISES, QuantisedCore
 from ._kit import core
 
+LOWEST: Final = -128
 BY_TENSOR: Final[dict[str, Any]] = {
     **PROMISES,
     "masks": ["keep"],
@@ -147,7 +148,7 @@ class LowestCodeOverflows(QuantisedCore):
     """Codes of int8 are split into sign and size in eight bits, where the lowest has no size."""
 
     def numbers(self, codes: Tensor) -> Tensor:
-        return (codes.sign() * codes.abs()).where(codes >= -127, 0).float()
+        return (codes.sign() * codes.abs()).where(codes != LOWEST, 0).float()
 
 
 @core("quantised.saturated", **BY_TENSOR)
