@@ -15,6 +15,7 @@ from candidates.log_sum_exp import log_sum_exp
 from candidates.module_caches import by_object
 from candidates.operator_attention import operator_attention
 from candidates.out_attention import out_attention
+from candidates.quantised_attention import quantised_by_tensor
 from candidates.rotary_tables import tables_by_halves
 from candidates.structured_attention import structured_attention
 from candidates.torch_scaled_dot_product import torch_scaled_dot_product
@@ -43,6 +44,7 @@ SOMEBODY = (
     all_learned,
     null_key,
     log_sum_exp,
+    quantised_by_tensor,
     placed_halves,
     by_object,
     structured_attention,
