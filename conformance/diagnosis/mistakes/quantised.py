@@ -22,9 +22,9 @@ _FIX: Final = (
 )
 
 
-# The largest number of float8_e4m3fnuz, and the smallest normal one of float8_e4m3fn.
+_FLOATS: Final = ("float8_e4m3fn", "float8_e5m2")
+# The largest number of float8_e4m3fnuz.
 _OF_OTHER_BIAS: Final = 240.0
-_SMALLEST_NORMAL: Final = 2.0**-6
 
 
 def is_quantised(inputs: Inputs) -> bool:
@@ -152,11 +152,13 @@ def _ends() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
         "the lowest code is taken for zero",
         lambda numbers: numbers.masked_fill(numbers == lowest, 0.0),
     )
-    yield (
-        "finest-codes-flushed",
-        "codes whose numbers are subnormal in their format are taken for zero",
-        lambda numbers: numbers.masked_fill(numbers.abs() < _SMALLEST_NORMAL, 0.0),
-    )
+    for name in _FLOATS:
+        normal = torch.finfo(FORMATS[name].dtype).smallest_normal
+        yield (
+            "finest-codes-flushed",
+            "codes whose numbers are subnormal in their format are taken for zero",
+            lambda numbers, normal=normal: numbers.masked_fill(numbers.abs() < normal, 0.0),  # type: ignore[misc]  # bound at once
+        )
 
 
 def _of_sides() -> Iterator[NamedMistake]:
@@ -179,8 +181,7 @@ def _of_sides() -> Iterator[NamedMistake]:
 
 
 def _of_codes() -> Iterator[NamedMistake]:
-    floats = ("float8_e4m3fn", "float8_e5m2")
-    for name in (*floats, "float8_e4m3fnuz"):
+    for name in (*_FLOATS, "float8_e4m3fnuz"):
         others = tuple(one for one in FORMATS if one != name)
         yield from named(
             f"codes-read-as-{name.replace('_', '-')}",
