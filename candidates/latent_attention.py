@@ -49,7 +49,7 @@ class LatentCore:
         return table.tril(columns - rows) if causal else table
 
     def mix(self, weights: Tensor, value: Tensor) -> Tensor:
-        """The weighted sum of values; those without any weight do not count."""
+        """The weighted sum of values."""
         return weights @ value
 
     def __call__(

@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 import conformance
+from conformance import Semantics
+
+from .latent_attention import PROMISES as OF_LATENTS
+from .latent_attention import SCALE, LatentCore
 
 PROMISES: dict[str, Any] = {
     "masks": ["keep", "bias"],
@@ -28,16 +32,24 @@ class QuantisedCore:
     def by_head(self, scale: Tensor) -> Tensor:
         """A scale ``[]``, ``[Hkv]`` or ``[B, Lk, Hkv]``, beside heads ``[B, Hkv, Lk, D]``."""
         if scale.dim() < len("BLH"):
-            return scale.reshape(-1, 1, 1)
+            return scale.reshape(1, -1, 1, 1)
         return scale.transpose(1, 2).unsqueeze(-1)
 
     def numbers(self, codes: Tensor) -> Tensor:
         """The numbers that codes stand for."""
         return codes.float()
 
-    def heads(self, name: str, codes: Tensor, scales: dict[str, Tensor]) -> Tensor:
-        """Key or value: codes times scales, in float32."""
-        return self.numbers(codes) * self.by_head(self.scale_of(name, scales))
+    def scaled(self, heads: Tensor, scale: Tensor) -> Tensor:
+        """Numbers of codes times their scale."""
+        return heads * scale
+
+    def logits(self, query: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
+        """The products of query and keys."""
+        return query @ self.scaled(keys, scale).mT
+
+    def mix(self, weights: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+        """The weighted sums of values."""
+        return weights @ self.scaled(values, scale)
 
     def __call__(
         self,
@@ -56,66 +68,48 @@ class QuantisedCore:
         if key.shape[2] != value.shape[2] or key.shape[3] != query.shape[3]:
             msg = f"the shapes {query.shape}, {key.shape}, {value.shape} do not fit"
             raise ValueError(msg)
-        scales = {"key": key_scale, "value": value_scale}
-        keys, values = self.heads("key", key, scales), self.heads("value", value, scales)
-        group = query.shape[1] // key.shape[1]
-        keys, values = (part.repeat_interleave(group, dim=1) for part in (keys, values))
+        scales, kv_heads = {"key": key_scale, "value": value_scale}, key.shape[1]
+        group = query.shape[1] // kv_heads
+        keys, values = (self.numbers(codes).repeat_interleave(group, 1) for codes in (key, value))
+        of_keys, of_values = (
+            self.by_head(self.scale_of(name, scales)).expand(-1, kv_heads, -1, -1)
+            for name in ("key", "value")
+        )
+        of_keys, of_values = (each.repeat_interleave(group, 1) for each in (of_keys, of_values))
         rows, columns = query.shape[2], key.shape[2]
         seen = torch.ones(rows, columns, dtype=torch.bool, device=query.device)
         seen = seen.tril(columns - rows) if causal else seen
         factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        logits = query.float() @ keys.mT * factor
+        logits = self.logits(query.float(), keys, of_keys) * factor
         if bias is not None:
             logits, seen = logits + bias, seen & ~torch.isneginf(bias)
         seen = seen if keep is None else seen & keep
         weights = logits.masked_fill(~seen, -math.inf).softmax(dim=-1).masked_fill(~seen, 0.0)
-        return (weights @ values).to(query.dtype)
+        return self.mix(weights, values, of_values).to(query.dtype)
 
 
 class ScalesBesides(QuantisedCore):
     """The scale of a key joins its logits, and that of a value the weights, as kernels do."""
 
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        key_scale: Tensor,
-        value_scale: Tensor,
-        keep: Tensor | None = None,
-        bias: Tensor | None = None,
-        causal: bool = False,
-        scale: float | None = None,
-    ) -> Tensor:
-        """Attend to codes, with scales on both sides of the softmax."""
-        if key.shape[2] != value.shape[2] or key.shape[3] != query.shape[3]:
-            msg = f"the shapes {query.shape}, {key.shape}, {value.shape} do not fit"
-            raise ValueError(msg)
-        group = query.shape[1] // key.shape[1]
-        keys, values, of_keys, of_values = (
-            part.expand(part.shape[0], key.shape[1], *part.shape[2:]).repeat_interleave(group, 1)
-            for part in (
-                key.float(),
-                value.float(),
-                self.by_head(key_scale).expand(1, -1, -1, -1).mT
-                if key_scale.dim() < len("BLH")
-                else self.by_head(key_scale).mT,
-                self.by_head(value_scale).expand(1, -1, -1, -1).mT
-                if value_scale.dim() < len("BLH")
-                else self.by_head(value_scale).mT,
-            )
-        )
-        rows, columns = query.shape[2], key.shape[2]
-        seen = torch.ones(rows, columns, dtype=torch.bool, device=query.device)
-        seen = seen.tril(columns - rows) if causal else seen
-        factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        logits = query.float() @ keys.mT * of_keys * factor
-        if bias is not None:
-            logits, seen = logits + bias, seen & ~torch.isneginf(bias)
-        seen = seen if keep is None else seen & keep
-        weights = logits.masked_fill(~seen, -math.inf).softmax(dim=-1).masked_fill(~seen, 0.0)
-        return ((weights * of_values) @ values).to(query.dtype)
+    def logits(self, query: Tensor, keys: Tensor, scale: Tensor) -> Tensor:
+        """Products of codes, scaled a key."""
+        return query @ keys.mT * scale.mT
+
+    def mix(self, weights: Tensor, values: Tensor, scale: Tensor) -> Tensor:
+        """Sums of codes, with the scale in the weights."""
+        return (weights * scale.mT) @ values
+
+
+class QuantisedLatent(LatentCore):
+    """A latent of codes: its value has the scale of its key."""
+
+    def __call__(  # type: ignore[override]  # scales are no options
+        self, query: Tensor, latent: Tensor, *, key_scale: Tensor, value_scale: Tensor, **more: Any
+    ) -> Any:
+        """Attend to codes times scales ``[B, Lk, 1]``."""
+        del value_scale
+        made = super().__call__(query.float(), latent.float() * key_scale, **more)
+        return made.to(query.dtype) if isinstance(made, Tensor) else made
 
 
 quantised_by_tensor = conformance.core(
@@ -133,4 +127,12 @@ quantised_by_token = conformance.core(
     kv_scales="token",
     dtypes=["float32", "float16"],
     **PROMISES,
-)(QuantisedCore())
+)(ScalesBesides())
+quantised_latent = conformance.core(
+    name="quantised_latent",
+    kv_format="float8_e4m3fn",
+    kv_scales="token",
+    **{**OF_LATENTS, "features": ["scale"]},
+    semantics=Semantics(scale=SCALE),
+    geometry={"head_size": 20, "value_head_size": 16},
+)(QuantisedLatent())

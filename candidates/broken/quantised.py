@@ -10,6 +10,7 @@ from torch import Tensor
 from ..quantised_attention import PROMISES, QuantisedCore
 from ._kit import core
 
+LOWEST: Final = -128
 BY_TENSOR: Final[dict[str, Any]] = {
     **PROMISES,
     "masks": ["keep"],
@@ -147,7 +148,7 @@ class LowestCodeOverflows(QuantisedCore):
     """Codes of int8 are split into sign and size in eight bits, where the lowest has no size."""
 
     def numbers(self, codes: Tensor) -> Tensor:
-        return (codes.sign() * codes.abs()).where(codes > torch.iinfo(torch.int8).min, 0).float()
+        return (codes.sign() * codes.abs()).where(codes != LOWEST, 0).float()
 
 
 @core("quantised.saturated", **BY_TENSOR)
@@ -165,3 +166,14 @@ class LargestCodesOfHalfTheRange(QuantisedCore):
 
     def numbers(self, codes: Tensor) -> Tensor:
         return codes.float().clamp(-240.0, 240.0)
+
+
+@core("quantised.scales", "quantised.golden", **BY_TENSOR)
+class ScalesRemembered(QuantisedCore):
+    """Scales are calibrated once: those of the first call count in all later ones."""
+
+    def __init__(self) -> None:
+        self.first: dict[str, Tensor] = {}
+
+    def scale_of(self, name: str, scales: dict[str, Tensor]) -> Tensor:
+        return self.first.setdefault(name, scales[name].clone())

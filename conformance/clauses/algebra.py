@@ -16,7 +16,7 @@ from ..problems.space import Space, admits_lengths, can_cross, is_fixed
 from ..tolerance.attention_bound import is_normalised
 from .judging import first_place, same_answer
 from .rearranging import read_heads
-from .registry import Finding, clause
+from .registry import Finding, clause, requires
 from .subject import Subject
 
 SEVERAL_KEYS = Space(values=LIVELY, least=(("key_length", 2),), share=0.5)
@@ -29,6 +29,12 @@ def _sums_to_one(candidate: Candidate) -> str:
     if is_normalised(declared) and not declared.null_key:
         return ""
     return "at its declared semantics the weights of a query do not sum to one"
+
+
+_sums_are_keys = requires(
+    lambda candidate: candidate.declaration.kv_format is None,
+    "its keys and values are codes, and sums of codes are none",
+)
 
 
 def _own_values(candidate: Candidate) -> str:
@@ -56,7 +62,7 @@ def _shift_cancels(candidate: Candidate) -> str:
     source="by definition: softmax(s + c) = softmax(s), and the shift adds one c to a row's logits",
     space=SEVERAL_KEYS,
     counterfactual="the vector added to one key only",
-    applies=(_own_values, _shift_cancels, _sums_to_one),
+    applies=(_own_values, _sums_are_keys, _shift_cancels, _sums_to_one),
 )
 def key_shift(subject: Subject, problem: Problem) -> Finding:
     """Add one random vector to all keys of an item and compare the answers."""
@@ -84,7 +90,7 @@ def _can_shorten(candidate: Candidate) -> str:
     source="the weights of a row sum to one: Vaswani et al. 2017, equation 1",
     space=SEVERAL_KEYS.replace(share=1.0),
     counterfactual="weights that do not sum to one",
-    applies=(_can_shorten, _sums_to_one),
+    applies=(_can_shorten, _sums_are_keys, _sums_to_one),
 )
 def constant_value(subject: Subject, problem: Problem) -> Finding:
     """Equal values under many keys against the first key alone, whose weight can only be one."""
@@ -110,7 +116,7 @@ def constant_value(subject: Subject, problem: Problem) -> Finding:
     source="Vaswani et al. 2017, equation 1: the values enter by a weighted sum",
     space=Space(values=("normal", "integers"), share=0.5),
     counterfactual="an answer of zero",
-    applies=(_own_values,),
+    applies=(_own_values, _sums_are_keys),
 )
 def value_linear(subject: Subject, problem: Problem) -> Finding:
     """f(v) + f(w) = f(v + w) + f(0), with the exactness of v + w left to the golden answers."""

@@ -104,7 +104,11 @@ def bias_counts(subject: Subject, problem: Problem) -> Finding:
 
     repeated = inputs.with_tokens(
         key=inputs.key.index_select(-2, index), value=inputs.value.index_select(-2, index)
-    ).replace(keep=spread(inputs.keep), bias=spread(inputs.bias))
+    ).replace(
+        keep=spread(inputs.keep),
+        bias=spread(inputs.bias),
+        quantised=inputs.quantised and inputs.quantised.taken(keys=index),
+    )
     if not admits_lengths(subject.candidate, repeated.geometry):
         return Finding(binding=False)
     wording = f"a bias of log {copies} does not count a key {copies} times"
@@ -190,8 +194,10 @@ def bias_lowest(subject: Subject, problem: Problem) -> Finding:
     if drawn.bias is None or drawn.keep is None:
         return Finding(binding=False)
     lowest = torch.finfo(drawn.bias.dtype).min
-    value = drawn.value.abs() + 1.0  # so that zeros lie outside
-    inputs = drawn.with_tokens(value=value).replace(bias=torch.full_like(drawn.bias, lowest))
+    name = "key" if drawn.mode == "memory" else "value"
+    above_zero = {name: getattr(drawn, name).abs() + 1.0}  # so that zeros lie outside
+    inputs = drawn.with_tokens(**above_zero).replace(bias=torch.full_like(drawn.bias, lowest))
+    value = inputs.exact[2]
     rows = _in_range(subject, inputs)
     allowed = inputs.allowed(subject.declaration.semantics).unsqueeze(-1)
     attended = value.double()[:, read_heads(subject, inputs)].unsqueeze(2)

@@ -247,6 +247,8 @@ def column(bound: Tensor) -> Tensor:
 def can_hold_nan(candidate: Candidate) -> str:
     """Why NaN cannot be passed on, or ""."""
     precision = candidate.declaration.precision
+    if candidate.declaration.kv_format == "int8":
+        return "the integers of its keys and values have no NaN"
     return f"the integers of its precision {precision} have no NaN" if precision else ""
 
 

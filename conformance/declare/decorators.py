@@ -44,7 +44,8 @@ def core(
     query's dtype. Calls pass the declared keywords that a problem uses. A function that is causal
     in every call declares ``causal`` (its alignment) and ``always_causal=True``: no flag is passed,
     and every problem is causal. ``layout`` declares another layout of heads: ``"BSHD"``,
-    ``"packed-qkv"``, ``"packed-kv"`` or ``"varlen"`` (:mod:`conformance.declare.head_layouts`).
+    ``"packed-qkv"``, ``"packed-kv"``, ``"varlen"`` or ``"latent"``
+    (:mod:`conformance.declare.head_layouts`).
     ``"varlen"`` has two options: ``offsets="shared"`` gives queries and keys a common
     ``cu_seqlens`` and ``max_seqlen``; ``padded=True`` puts padding rows, which belong to no
     sequence, between sequences: ``cu_seqlens_q_padded`` and ``cu_seqlens_k_padded`` then hold the

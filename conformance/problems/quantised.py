@@ -130,11 +130,11 @@ def draw_quantised(
             largest = heads.double().abs().amax(dim=axes, keepdim=True)
         needed = (torch.where(largest > 0.0, largest, 1.0) / made.largest).log2().ceil()
         room = torch.randint(_ROOM[0], _ROOM[1], sizes, generator=generator)
-        return (needed + room).clamp(least, most)
+        return (needed.clamp(min=least) + room).clamp(least, most)
 
     of_key, of_value = drawn(key), drawn(value)
-    if torch.equal(of_key, of_value) and bool((of_value > least).all()):
-        of_value = of_value - 1.0
+    if torch.equal(of_key, of_value):
+        of_value = of_value + 1.0
     if declared.head_layout.value_in_key:
         of_value = of_key
     return Quantised(

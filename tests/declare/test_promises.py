@@ -37,7 +37,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"layout": np.zeros(2)},
         (
-            "layout is array([0., 0.]), which is unknown; known: BHSD, BSHD, packed-kv, "
+            "layout is array([0., 0.]), which is unknown; known: BHSD, BSHD, latent, packed-kv, "
             "packed-qkv, paged, varlen, varlen-padded, varlen-shared, varlen-shared-padded"
         ),
     ),

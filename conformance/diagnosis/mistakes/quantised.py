@@ -22,6 +22,11 @@ _FIX: Final = (
 )
 
 
+_FLOATS: Final = ("float8_e4m3fn", "float8_e5m2")
+# The largest number of float8_e4m3fnuz.
+_OF_OTHER_BIAS: Final = 240.0
+
+
 def is_quantised(inputs: Inputs) -> bool:
     """Whether keys and values are codes."""
     return inputs.quantised is not None
@@ -74,10 +79,10 @@ def _scales() -> Iterator[tuple[str, str, _Scale]]:
     yield "of-both", "by both scales", lambda *of: _own(*of) * _of_other_side(*of)
     for axis, name in enumerate(("item", "head", "token")):
         for slug, words, order in (
-            ("first", f"that of the first {name}", _first),
-            ("last", f"that of the last {name}", _last),
-            ("before", f"that of the {name} before", _before),
-            ("behind", f"that of the {name} behind", _behind),
+            ("first", f"the scale of the first {name}", _first),
+            ("last", f"the scale of the last {name}", _last),
+            ("before", f"the scale of the {name} before", _before),
+            ("behind", f"the scale of the {name} behind", _behind),
         ):
             yield f"of-{slug}-{name}", f"by {words}", _along(axis, order)
 
@@ -135,6 +140,27 @@ def _of_format(*names: str) -> Callable[[Inputs], bool]:
     return lambda inputs: inputs.quantised is not None and inputs.quantised.format in names
 
 
+def _ends() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
+    """What may become of numbers at the ends of a format: a slug, words and the change."""
+    clipped, lost = "codes-clipped", "the largest codes are taken for smaller ones"
+    for most in (-1.0 - FORMATS["int8"].lowest, *(made.largest / 2.0 for made in FORMATS.values())):
+        yield clipped, lost, lambda numbers, most=most: numbers.clamp(-most, most)  # type: ignore[misc]  # bound at once
+    yield clipped, lost, lambda numbers: numbers.clamp(-_OF_OTHER_BIAS, _OF_OTHER_BIAS)
+    lowest = FORMATS["int8"].lowest
+    yield (
+        "lowest-code-lost",
+        "the lowest code is taken for zero",
+        lambda numbers: numbers.masked_fill(numbers == lowest, 0.0),
+    )
+    for name in _FLOATS:
+        normal = torch.finfo(FORMATS[name].dtype).smallest_normal
+        yield (
+            "finest-codes-flushed",
+            "codes whose numbers are subnormal in their format are taken for zero",
+            lambda numbers, normal=normal: numbers.masked_fill(numbers.abs() < normal, 0.0),  # type: ignore[misc]  # bound at once
+        )
+
+
 def _of_sides() -> Iterator[NamedMistake]:
     for slug, words, scale in _scales():
         for side, other in _OTHER.items():
@@ -155,8 +181,7 @@ def _of_sides() -> Iterator[NamedMistake]:
 
 
 def _of_codes() -> Iterator[NamedMistake]:
-    floats = ("float8_e4m3fn", "float8_e5m2")
-    for name in (*floats, "float8_e4m3fnuz"):
+    for name in (*_FLOATS, "float8_e4m3fnuz"):
         others = tuple(one for one in FORMATS if one != name)
         yield from named(
             f"codes-read-as-{name.replace('_', '-')}",
@@ -167,6 +192,12 @@ def _of_codes() -> Iterator[NamedMistake]:
             f"the codes are read as {name}",
             "read the codes in the dtype in which they arrive",
             {"inputs": _read(_viewed(name))},
+        )
+    for slug, words, change in _ends():
+        yield from named(slug, "quantised.saturated", needs="quantised", where=is_quantised)(
+            words,
+            "take every code for the number that its format has for it",
+            {"inputs": _read(lambda codes, change=change: change(codes.float()))},  # type: ignore[misc]  # bound at once
         )
     yield from named("codes-read-unsigned", _PRIMARY, needs="quantised", where=_of_format("int8"))(
         "the codes are read without a sign",

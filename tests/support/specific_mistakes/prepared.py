@@ -43,6 +43,9 @@ PREPARED: Final[Specific] = {
     "lse.aside": ("MaskLostWhenAsked", NOTHING_ELSE),
     "lse.empty-row": ("ZeroForNoKey", NOTHING_ELSE),
     "lse.merge": ("LargestLogitNotAdded", also("lse.golden")),
+    "quantised.golden": ("KeyScaleForBoth", ANYTHING),
+    "quantised.scales": ("ScalesRemembered", ANYTHING),
+    "quantised.saturated": ("LowestCodeClipped", ANYTHING),
     "position.given": ("PositionsOfTheFirstItem", also(f"{_PLACED} {_BY_ITEM}")),
     "position.offset-invariant": ("PositionsClipped", also(f"{_PLACED} position.given")),
     "position.left-padding": (
