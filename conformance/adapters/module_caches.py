@@ -21,7 +21,7 @@ from .calling import Calling
 from .multihead import is_multihead
 from .projection_search import ModuleProjections, ModuleRequest
 from .sequences import Sequence
-from .trial import duplicate, is_same
+from .trial import MOST_ITEMS, duplicate, is_same
 
 # Tokens of a trial: those of the first two calls, and those behind them.
 _BEFORE: Final = 3
@@ -29,7 +29,6 @@ _BEHIND: Final = 2
 # The tokens of a longer trial, whose last one is asked behind the others.
 _LONG: Final = 12
 # The most items that are asked for: problems have fewer.
-_MOST_ITEMS: Final = 33
 # Forms of places tried for a parameter, the likeliest first.
 _FORMS: Final = ("L", "1L", "BL", "start", "B", "length")
 _STARTS: Final = ("start", "offset", "step", "len", "length")
@@ -128,7 +127,7 @@ class CacheTrial:
     def most_items(self, cache: Cache) -> int | None:
         """The most items that buffers of the module hold; None for any number that is tried."""
         token = self.tokens[:1, :1]
-        asked = range(2, _MOST_ITEMS + 1)
+        asked = range(2, MOST_ITEMS + 1)
         return next((count - 1 for count in asked if not self._answers(cache, token, count)), None)
 
     def _answers(self, cache: Cache, token: Tensor, count: int) -> bool:
