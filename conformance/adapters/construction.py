@@ -300,11 +300,13 @@ def _smaller_defaults(
     numbers = {one.name: one.default for one in named if type(one.default) is int}
     heads = next((numbers[name] for name in numbers if name.lower() in HEAD_NAMES), sizes.heads)
     small: dict[str, Any] = {}
+    # As many channels as heads would make the root of all heads' width the size of one.
+    own = sizes.head_size + HEAD_SIZE // 2 * (heads == sizes.head_size)
     for name, number in numbers.items():
         if number > _LARGE_HEAD and sizes.is_of_a_head(name):
-            small[name] = sizes.head_size
+            small[name] = own
         elif number > _LARGE_HEAD * heads and sizes.value(name) == sizes.width:
-            small[name] = heads * HEAD_SIZE
+            small[name] = heads * own
         elif number > _LAYERS and sizes.counts_layers(name):
             small[name] = _LAYERS
     for one in named:
