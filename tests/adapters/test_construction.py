@@ -223,7 +223,7 @@ def test_a_width_that_is_large_by_default_is_made_small() -> None:
     """It has no more places for a mistake than a small one, and takes long."""
     built, how = instance_of(LargeWidth, None)
     assert how == "constructed as LargeWidth(d_model=96)"
-    assert built(torch.randn(1, 4, 64)).shape == (1, 4, 64)
+    assert built(torch.randn(1, 4, 96)).shape == (1, 4, 96)
 
 
 @pytest.mark.parametrize(
