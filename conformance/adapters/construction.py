@@ -400,7 +400,7 @@ def _sized_settings(settings: type, num_heads: int | None, divisor: int) -> tupl
     said = {
         name: sizes.value(name)
         for name, default in given.items()
-        if default is inspect.Parameter.empty or type(default) is int
+        if default is inspect.Parameter.empty or type(default) is int or _says_shared(name)
     }
     sized = {name: value for name, value in said.items() if value is not _UNKNOWN}
     made = []

@@ -169,9 +169,9 @@ class ModuleProjections:
 
     ``golden`` says whether the module's answer on a trial problem was golden; otherwise
     ``warnings`` say so. ``longest`` is the largest accepted number of tokens, ``only`` the single
-    accepted number, and ``most_items`` the largest batch. ``point`` holds the semantics of the golden answers, ``always`` the alignment
-    of their causality. ``calling`` is the way of calling; ``answered`` means that outputs had a row
-    per query, and every input mattered.
+    accepted number, and ``most_items`` the largest batch. ``point`` holds the semantics of the
+    golden answers, ``always`` the alignment of their causality. ``calling`` is the way of calling;
+    ``answered`` means that outputs had a row per query, and every input mattered.
     """
 
     recipe: StoredProjections
