@@ -21,7 +21,7 @@ from .calling import Calling
 from .multihead import is_multihead
 from .projection_search import ModuleProjections, ModuleRequest
 from .sequences import Sequence
-from .trial import MOST_ITEMS, duplicate, is_same
+from .trial import duplicate, is_same
 
 # Tokens of a trial: those of the first two calls, and those behind them.
 _BEFORE: Final = 3
@@ -123,21 +123,6 @@ class CacheTrial:
     def of(self, cache: Cache) -> str:
         """Whether the later tokens are answered right; "matters" where earlier ones do count."""
         return self._found(cache, self.tokens, _BEFORE, {"past_calls": 2})
-
-    def most_items(self, cache: Cache) -> int | None:
-        """The most items that buffers of the module hold; None for any number that is tried."""
-        token = self.tokens[:1, :1]
-        asked = range(2, MOST_ITEMS + 1)
-        return next((count - 1 for count in asked if not self._answers(cache, token, count)), None)
-
-    def _answers(self, cache: Cache, token: Tensor, count: int) -> bool:
-        tokens = token.expand(count, -1, -1)
-        try:
-            with torch.no_grad():
-                self.calling.keeping(cache)(self.module, (tokens,), self.keywords(1))
-        except Exception:  # noqa: BLE001 (the user's code may raise anything)
-            return False
-        return True
 
     def holds(self, cache: Cache) -> bool:
         """Whether it is right one by one, in a long sequence, and in turn with another."""

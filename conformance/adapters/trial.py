@@ -134,7 +134,7 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 LENGTHS: Final = ((5, 7), (6, 6))
 _BATCH: Final = 2
 # More items than clauses ask.
-MOST_ITEMS: Final = 33
+_MOST_ITEMS: Final = 33
 # Fewer tokens than the items of a batch.
 _FEW: Final = 2
 # How many tensors of tokens a call is given; elsewhere three.
@@ -379,9 +379,9 @@ class Trial:
         def takes(count: int) -> bool:
             return self._call(widths, lengths, answer.inputs[0].dtype, batch=count) is not None
 
-        if takes(MOST_ITEMS):
+        if takes(_MOST_ITEMS):
             return None
-        return next((count - 1 for count in range(2, MOST_ITEMS + 1) if not takes(count)), None)
+        return next((count - 1 for count in range(2, _MOST_ITEMS + 1) if not takes(count)), None)
 
     def why_causal(self, widths: tuple[int, int, int]) -> str:
         """Evidence that a self-attention module is meant to be causal; "" without evidence.
