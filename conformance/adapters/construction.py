@@ -698,12 +698,15 @@ def _of_settings(
     """
     guesses: dict[str, Any] = {}
     seen: list[str] = []
+
+    def of_class(read: Collection[str]) -> tuple[nn.Module, str] | None:
+        beside = _settings_beside(kind, read, num_heads, divisor) if read else []
+        return _answering_of(kind, [{**others, name: one} for one in beside])
+
     first = _Settings(Sizes(num_heads, seen, divisor), guesses, [])
     with contextlib.suppress(Exception):  # a user's constructor may raise anything
         kind(**{**others, name: first})
-    read = vars(first)["_own"].read
-    beside = _settings_beside(kind, read, num_heads, divisor) if read else []
-    if (made := _answering_of(kind, [{**others, name: one} for one in beside])) is not None:
+    if (made := of_class(vars(first)["_own"].read)) is not None:
         return made
     words = sorted({text for _, text in _compared(kind) if text.isidentifier()})
     failure: Exception | None = None
@@ -725,6 +728,8 @@ def _of_settings(
             continue
         if not own.read:
             break
+        if (made := of_class(own.read)) is not None:
+            return made
         try:
             return _constructed(kind, {**others, name: own.values()})
         except ConstructionError as error:

@@ -450,6 +450,7 @@ class OfProjections(nn.Module):
 def test_projections_that_a_constructor_takes_are_made() -> None:
     """By their roles; an optional part, such as a cache, is left out."""
     built, how = instance_of(OfProjections, None)
+    assert isinstance(built, OfProjections)
     assert (built.k_proj.out_features, built.output_proj.out_features) == (16, 48)
     assert built.cache is None
     assert "k_proj=torch.nn.Linear(48, 16)" in how
