@@ -698,15 +698,11 @@ def _of_settings(
     """
     guesses: dict[str, Any] = {}
     seen: list[str] = []
-
-    def of_class(read: Collection[str]) -> tuple[nn.Module, str] | None:
-        beside = _settings_beside(kind, read, num_heads, divisor) if read else []
-        return _answering_of(kind, [{**others, name: one} for one in beside])
-
     first = _Settings(Sizes(num_heads, seen, divisor), guesses, [])
     with contextlib.suppress(Exception):  # a user's constructor may raise anything
         kind(**{**others, name: first})
-    if (made := of_class(vars(first)["_own"].read)) is not None:
+    read = vars(first)["_own"].read
+    if (made := _of_class_beside(kind, name, read, num_heads, divisor, others)) is not None:
         return made
     words = sorted({text for _, text in _compared(kind) if text.isidentifier()})
     failure: Exception | None = None
@@ -728,7 +724,8 @@ def _of_settings(
             continue
         if not own.read:
             break
-        if (made := of_class(own.read)) is not None:
+        made = _of_class_beside(kind, name, own.read, num_heads, divisor, others)
+        if made is not None:
             return made
         try:
             return _constructed(kind, {**others, name: own.values()})
@@ -737,6 +734,18 @@ def _of_settings(
                 raise ConstructionError(error.why, error.call, list(_settled(guesses))) from error
     why = f"{kind.__name__} needs {name} to be constructed, and that name says no size"
     raise ConstructionError(why, f"{kind.__name__}({name}=None)", [name]) from failure
+
+
+def _of_class_beside(
+    kind: type[nn.Module],
+    name: str,
+    read: Collection[str],
+    num_heads: int | None,
+    divisor: int,
+    others: Mapping[str, Any],
+) -> tuple[nn.Module, str] | None:
+    beside = _settings_beside(kind, read, num_heads, divisor) if read else []
+    return _answering_of(kind, [{**others, name: one} for one in beside])
 
 
 def _guess(log: list[_Reading], failure: Exception, words: list[str]) -> bool:
