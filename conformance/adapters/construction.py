@@ -300,11 +300,13 @@ def _smaller_defaults(
     numbers = {one.name: one.default for one in named if type(one.default) is int}
     heads = next((numbers[name] for name in numbers if name.lower() in HEAD_NAMES), sizes.heads)
     small: dict[str, Any] = {}
+    # As many channels as heads would make the root of all heads' width the size of one.
+    own = sizes.head_size + HEAD_SIZE // 2 * (heads == sizes.head_size)
     for name, number in numbers.items():
         if number > _LARGE_HEAD and sizes.is_of_a_head(name):
-            small[name] = sizes.head_size
+            small[name] = own
         elif number > _LARGE_HEAD * heads and sizes.value(name) == sizes.width:
-            small[name] = heads * HEAD_SIZE
+            small[name] = heads * own
         elif number > _LAYERS and sizes.counts_layers(name):
             small[name] = _LAYERS
     for one in named:
@@ -398,7 +400,7 @@ def _sized_settings(settings: type, num_heads: int | None, divisor: int) -> tupl
     said = {
         name: sizes.value(name)
         for name, default in given.items()
-        if default is inspect.Parameter.empty or type(default) is int
+        if default is inspect.Parameter.empty or type(default) is int or _says_shared(name)
     }
     sized = {name: value for name, value in said.items() if value is not _UNKNOWN}
     made = []
@@ -700,8 +702,7 @@ def _of_settings(
     with contextlib.suppress(Exception):  # a user's constructor may raise anything
         kind(**{**others, name: first})
     read = vars(first)["_own"].read
-    beside = _settings_beside(kind, read, num_heads, divisor) if read else []
-    if (made := _answering_of(kind, [{**others, name: one} for one in beside])) is not None:
+    if (made := _of_class_beside(kind, name, read, num_heads, divisor, others)) is not None:
         return made
     words = sorted({text for _, text in _compared(kind) if text.isidentifier()})
     failure: Exception | None = None
@@ -723,6 +724,9 @@ def _of_settings(
             continue
         if not own.read:
             break
+        made = _of_class_beside(kind, name, own.read, num_heads, divisor, others)
+        if made is not None:
+            return made
         try:
             return _constructed(kind, {**others, name: own.values()})
         except ConstructionError as error:
@@ -730,6 +734,18 @@ def _of_settings(
                 raise ConstructionError(error.why, error.call, list(_settled(guesses))) from error
     why = f"{kind.__name__} needs {name} to be constructed, and that name says no size"
     raise ConstructionError(why, f"{kind.__name__}({name}=None)", [name]) from failure
+
+
+def _of_class_beside(
+    kind: type[nn.Module],
+    name: str,
+    read: Collection[str],
+    num_heads: int | None,
+    divisor: int,
+    others: Mapping[str, Any],
+) -> tuple[nn.Module, str] | None:
+    beside = _settings_beside(kind, read, num_heads, divisor) if read else []
+    return _answering_of(kind, [{**others, name: one} for one in beside])
 
 
 def _guess(log: list[_Reading], failure: Exception, words: list[str]) -> bool:

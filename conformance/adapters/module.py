@@ -502,8 +502,13 @@ def _complete(
         notes.append(f"besides its tokens it gets {', '.join(given)}")
     finding = dataclasses.replace(finding, assumptions=tuple(notes))
     limits: dict[str, Any] = {} if finding.longest is None else {"max_length": finding.longest}
-    if finding.only is not None and not promises.get("geometry"):
-        limits["geometry"] = {"query_length": finding.only, "key_length": finding.only}
+    pins: dict[str, Any] = {}
+    if finding.only is not None:
+        pins |= {"query_length": finding.only, "key_length": finding.only}
+    if finding.most_items is not None:
+        pins["batch"] = [*range(1, finding.most_items + 1)]
+    if pins and not promises.get("geometry"):
+        limits["geometry"] = pins
     return calling, finding, {**promises, **limits, "inputs": calling.inputs}
 
 

@@ -29,7 +29,6 @@ _BEHIND: Final = 2
 # The tokens of a longer trial, whose last one is asked behind the others.
 _LONG: Final = 12
 # The most items that are asked for: problems have fewer.
-_MOST_ITEMS: Final = 33
 # Forms of places tried for a parameter, the likeliest first.
 _FORMS: Final = ("L", "1L", "BL", "start", "B", "length")
 _STARTS: Final = ("start", "offset", "step", "len", "length")
@@ -139,21 +138,6 @@ class CacheTrial:
     def of(self, cache: Cache) -> str:
         """Whether the later tokens are answered right; "matters" where earlier ones do count."""
         return self._found(cache, self.tokens, _BEFORE, {"past_calls": 2})
-
-    def most_items(self, cache: Cache) -> int | None:
-        """The most items that buffers of the module hold; None for any number that is tried."""
-        token = self.tokens[:1, :1]
-        asked = range(2, _MOST_ITEMS + 1)
-        return next((count - 1 for count in asked if not self._answers(cache, token, count)), None)
-
-    def _answers(self, cache: Cache, token: Tensor, count: int) -> bool:
-        tokens = token.expand(count, -1, -1)
-        try:
-            with torch.no_grad():
-                self.calling.keeping(cache)(self.module, (tokens,), self.keywords(1))
-        except Exception:  # noqa: BLE001 (the user's code may raise anything)
-            return False
-        return True
 
     def holds(self, cache: Cache) -> bool:
         """Whether it is right one by one, in a long sequence, and in turn with another."""

@@ -169,9 +169,9 @@ class ModuleProjections:
 
     ``golden`` says whether the module's answer on a trial problem was golden; otherwise
     ``warnings`` say so. ``longest`` is the largest accepted number of tokens, ``only`` the single
-    accepted number. ``point`` holds the semantics of the golden answers, ``always`` the alignment
-    of their causality. ``calling`` is the way of calling; ``answered`` means that outputs had a row
-    per query, and every input mattered.
+    accepted number, and ``most_items`` the largest batch. ``point`` holds the semantics of the
+    golden answers, ``always`` the alignment of their causality. ``calling`` is the way of calling;
+    ``answered`` means that outputs had a row per query, and every input mattered.
     """
 
     recipe: StoredProjections
@@ -181,6 +181,7 @@ class ModuleProjections:
     warnings: tuple[str, ...] = ()
     longest: int | None = None
     only: int | None = None
+    most_items: int | None = None
     calling: Calling | None = None
     answered: bool = False
     point: Semantics | None = None
@@ -247,6 +248,9 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
     only = search.trial.only
     if only is not None:
         notes.append(f"it takes {only} tokens alone")
+    most = search.trial.most_items(widths) if search.trial.answered else None
+    if most is not None:
+        notes.append(f"it takes at most {most} items")
     notes.extend(trial_notes(search.trial))
     return ModuleProjections(
         recipe=recipe,
@@ -256,6 +260,7 @@ def find(module: nn.Module, request: ModuleRequest, calling: Calling) -> ModuleP
         longest=None if longest is None else longest[0],
         warnings=() if is_golden or not search.trial.answered else (_OTHER_ANSWERS,),
         only=only,
+        most_items=most,
         point=request.semantics if is_golden else None,
         always=request.semantics.causal_alignment if request.always_causal else None,
         calling=search.trial.calling,

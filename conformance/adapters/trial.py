@@ -133,6 +133,8 @@ _ASKED: Final = 1100
 Inputs = tuple[Tensor, Tensor, Tensor]
 LENGTHS: Final = ((5, 7), (6, 6))
 _BATCH: Final = 2
+# More items than clauses ask.
+_MOST_ITEMS: Final = 33
 # Fewer tokens than the items of a batch.
 _FEW: Final = 2
 # How many tensors of tokens a call is given; elsewhere three.
@@ -366,6 +368,20 @@ class Trial:
 
     def _takes(self, widths: tuple[int, int, int], length: int) -> bool:
         return self._call(widths, (length, length), torch.float32) is not None
+
+    def most_items(self, widths: tuple[int, int, int]) -> int | None:
+        """The most items that a module's buffers hold; None for any number that is tried."""
+        answer = self.answer(widths)
+        if answer is None or not self.batched:
+            return None
+        lengths = answer.inputs[0].shape[1], answer.inputs[1].shape[1]
+
+        def takes(count: int) -> bool:
+            return self._call(widths, lengths, answer.inputs[0].dtype, batch=count) is not None
+
+        if takes(_MOST_ITEMS):
+            return None
+        return next((count - 1 for count in range(2, _MOST_ITEMS + 1) if not takes(count)), None)
 
     def why_causal(self, widths: tuple[int, int, int]) -> str:
         """Evidence that a self-attention module is meant to be causal; "" without evidence.

@@ -34,7 +34,6 @@ def find_cache(implementation: Implementation, case: Investigation, convention: 
     trial = CacheTrial(built, calling, sizes.query_size, keywords)
     case.cache = next(proposed(trial), None)
     if case.cache is not None:
-        case.most_items = trial.most_items(case.cache) if case.cache.is_within else None
         case.findings.add(
             "cache",
             f"a cache of its own: {case.cache.in_words}",

@@ -211,8 +211,8 @@ class Caller:
         Draws a probe's projections from geometry, dtype and seed; returns None for a core.
     draws
         Whether a layer accepts any projections; False if it brings its own.
-    longest
-        The largest accepted number of tokens, if known.
+    longest, most_items
+        The largest accepted numbers of tokens and of items, if known.
     arrays
         The array library: torch or NumPy.
     hint
@@ -227,6 +227,7 @@ class Caller:
     draws: bool = True
     dtype: str = "float32"
     longest: int | None = None
+    most_items: int | None = None
     arrays: str = "torch"
     hint: tuple[golden.Semantics, str | None] | None = None
 

@@ -384,6 +384,7 @@ def module_callers(reading: Understood) -> Iterator[Caller]:
         biases=biases,
         draws=recipe.is_free,
         longest=reading.finding.longest,
+        most_items=reading.finding.most_items,
         hint=None if point is None else (point, always),
     )
     ways = plain_options(read_parameters(reading.built), reading.calling.fills)

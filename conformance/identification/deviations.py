@@ -84,8 +84,7 @@ class Investigation(Probed):
     ``idle_flag`` a causal flag without effect. ``as_observed``: probable mistakes are promised,
     too. ``held`` are fields of ``point`` that count as mistakes if the catalogue has a mistake with
     their value. ``promises_idle``: an idle mask and an idle flag are promised to work as their
-    names say. ``cache`` is a module's own cache, as far as it is
-    found, ``most_items`` the batch that its buffers hold.
+    names say. ``cache`` is a module's own cache, as far as it is found.
     """
 
     parameters: Parameters
@@ -104,7 +103,6 @@ class Investigation(Probed):
     held: frozenset[str] = frozenset()
     promises_idle: bool = True
     cache: Cache | None = None
-    most_items: int | None = None
 
 
 def without_effect(name: str, text: str, fix: str) -> Deviation:

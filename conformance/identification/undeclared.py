@@ -516,7 +516,7 @@ def _of_case(
     if unread:
         idle = f"no answer changes with the tables that {' and '.join(unread)} takes"
         read = dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, idle))))
-    if size is None:
+    if size is None or _is_built_for(implementation.value, size):
         return read
     alone = f"its scale is that of heads of {size} channels whatever their size: it was asked there"
     return dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, alone))))
@@ -530,6 +530,14 @@ def _size_of_scale(case: Investigation) -> int | None:
     size = round(scale**-2)
     fits = 1 < size <= _LARGEST_HEAD and abs(size * scale**2 - 1.0) <= SAME_FACTOR
     return size if fits and case.caller.draw().geometry.head_size != size else None
+
+
+def _is_built_for(value: Any, size: int) -> bool:
+    """Whether a module stores the root of a head size, or its inverse."""
+    parts = value.modules() if isinstance(value, nn.Module) else ()
+    held = [own for part in parts for own in vars(part).values() if type(own) is float and own > 0]
+    squares = (square for own in held for square in (own**2, own**-2))
+    return any(abs(square - size) <= SAME_FACTOR * size for square in squares)
 
 
 def _is_meant(point: golden.Semantics) -> bool:

@@ -148,8 +148,8 @@ def _lengths(case: Investigation) -> dict[str, str]:
     named = {} if longest is None or geometry else {"max_length": str(longest)}
     if sizes.get("key_length") == "g.query_length":
         geometry = {"key_length": "query_length"}
-    if case.most_items is not None:
-        geometry["batch"] = [*range(1, case.most_items + 1)]
+    if case.caller.most_items is not None:
+        geometry["batch"] = [*range(1, case.caller.most_items + 1)]
     return {**named, "geometry": repr(geometry)} if geometry else named
 
 

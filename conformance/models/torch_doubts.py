@@ -226,6 +226,8 @@ def _width_meant(engine: TorchEngine, site: TorchSite) -> str:
     if len(matrices) != 1:
         return ""
     rows = {len(matrices[0]) // parts for parts in (1, 2, 3)}
+    if site.heads is not None:  # of the parts of a fused matrix only one is the heads'
+        rows &= {site.heads * site.head_size}
     for what, widths in (("all heads", rows), ("the tokens", {matrices[0][0].numel()})):
         if any(is_standard(site.scale or 1.0, one) for one in widths - {0, site.head_size}):
             return what

@@ -222,8 +222,8 @@ def test_classes_are_constructed(kind: type[nn.Module], shown: str) -> None:
 def test_a_width_that_is_large_by_default_is_made_small() -> None:
     """It has no more places for a mistake than a small one, and takes long."""
     built, how = instance_of(LargeWidth, None)
-    assert how == "constructed as LargeWidth(d_model=64)"
-    assert built(torch.randn(1, 4, 64)).shape == (1, 4, 64)
+    assert how == "constructed as LargeWidth(d_model=96)"
+    assert built(torch.randn(1, 4, 96)).shape == (1, 4, 96)
 
 
 @pytest.mark.parametrize(
@@ -450,6 +450,7 @@ class OfProjections(nn.Module):
 def test_projections_that_a_constructor_takes_are_made() -> None:
     """By their roles; an optional part, such as a cache, is left out."""
     built, how = instance_of(OfProjections, None)
+    assert isinstance(built, OfProjections)
     assert (built.k_proj.out_features, built.output_proj.out_features) == (16, 48)
     assert built.cache is None
     assert "k_proj=torch.nn.Linear(48, 16)" in how

@@ -252,9 +252,9 @@ class CausalWithMask(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """Of tokens."""
-        parts = (part(x).unflatten(-1, (3, -1)).transpose(1, 2) for part in self._parts())
+        q, k, v = (part(x).unflatten(-1, (3, -1)).transpose(1, 2) for part in self._parts())
         causal = mask is not None
-        merged = nn.functional.scaled_dot_product_attention(*parts, is_causal=causal)
+        merged = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
         answer: Tensor = self.out(merged.transpose(1, 2).flatten(2))
         return answer
 
