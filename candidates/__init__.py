@@ -36,6 +36,7 @@ __conformance__ = [
     "rotary_tables",
     "learned",
     "memory_keys",
+    "relative_tables",
     "given_positions",
     "module_caches",
     "onnx_attention",

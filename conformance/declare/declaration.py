@@ -54,6 +54,7 @@ LEARNED_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "norm_weight": ("query_norm_weight", "key_norm_weight"),
     "temperature": ("temperature",),
     "alibi_slopes": ("alibi_slopes",),
+    "relative_table": ("relative_table",),
     "bias_kv": ("bias_k", "bias_v"),
 }
 ALIGNMENTS: Final = ("bottom-right", "top-left")
@@ -339,4 +340,6 @@ def mixed_in(point: golden.Semantics) -> str | None:
     """The kind of positions (of ``POSITIONS``) that a point mixes in, else None."""
     if point.rotary != "none":
         return "rotary"
+    if point.relative != "none":
+        return "relative"
     return "alibi" if point.alibi else None

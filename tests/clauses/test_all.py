@@ -16,6 +16,7 @@ from candidates.memory_keys import memory_keys
 from candidates.module_caches import by_object
 from candidates.operator_attention import operator_attention
 from candidates.out_attention import out_attention
+from candidates.relative_tables import relative_table
 from candidates.rotary_tables import tables_by_halves
 from candidates.structured_attention import structured_attention
 from candidates.torch_scaled_dot_product import torch_scaled_dot_product
@@ -44,6 +45,7 @@ SOMEBODY = (
     all_learned,
     null_key,
     memory_keys,
+    relative_table,
     log_sum_exp,
     placed_halves,
     by_object,

@@ -57,6 +57,7 @@ PREPARED: Final[Specific] = {
     "learned.norm-weight": ("KeysByTheQueriesWeight", also(f"{_LEARNED} qk-norm.golden")),
     "learned.temperature": ("TemperatureDivides", also(_LEARNED)),
     "learned.slopes": ("SlopesOfTheFirstItem", also(f"{_LEARNED} {_BY_ITEM} shape.empty-batch")),
+    "learned.relative-table": ("ColumnsReversed", also(_LEARNED)),
     "learned.memory": ("MemoryWithoutValue", also(_LEARNED)),
     "gradients.learned": (
         "SlopesDetached",
