@@ -289,7 +289,10 @@ _MORE: Final[dict[str, tuple[str, ...]]] = {
     "learned.memory": ("bias_kv",),
     "learned.relative-table": (),  # of their points
     **dict.fromkeys(
-        ("position.given", "position.offset-invariant", "position.left-padding"),
+        (
+            *("position.given", "position.offset-invariant", "position.left-padding"),
+            *("position.ring", "position.evicted"),
+        ),
         (GIVEN_POSITIONS,),
     ),
 }

@@ -49,6 +49,8 @@ PREPARED: Final[Specific] = {
         "PaddingCounted",
         also(f"{_PLACED} position.given position.offset-invariant"),
     ),
+    "position.ring": ("RingReadInOrder", also(f"{_PLACED} {_BY_ITEM} position.given")),
+    "position.evicted": ("GapsClosed", also(f"{_PLACED} {_BY_ITEM} position.given")),
     "qk-norm.golden": ("NormWithoutTheMean", also(_COMPARED)),
     "sinks.null-key": (
         "OneBehindTheMaximum",
