@@ -65,7 +65,8 @@ def of_table(gradient: Tensor, buckets: Tensor | None, table: Tensor | None) -> 
     rows, heads = table.shape
     owners = buckets.expand(gradient.shape) + rows * torch.arange(heads)[:, None, None]
     sums = torch.bincount(owners.flatten(), gradient.flatten(), minlength=rows * heads)
-    return sums.unflatten(0, (heads, rows)).mT
+    by_head: Tensor = sums.unflatten(0, (heads, rows))
+    return by_head.mT
 
 
 def of_weight(gradient: Tensor, heads: Tensor, weight: Tensor | None) -> Tensor | None:

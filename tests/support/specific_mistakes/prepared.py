@@ -50,7 +50,10 @@ PREPARED: Final[Specific] = {
         also(f"{_PLACED} position.given position.offset-invariant"),
     ),
     "position.ring": ("RingReadInOrder", also(f"{_PLACED} {_BY_ITEM} position.given")),
-    "position.evicted": ("GapsClosed", also(f"{_PLACED} {_BY_ITEM} position.given")),
+    "position.evicted": (
+        "GapsClosed",
+        also(f"{_PLACED} {_BY_ITEM} position.given position.offset-invariant position.ring"),
+    ),
     "qk-norm.golden": ("NormWithoutTheMean", also(_COMPARED)),
     "sinks.null-key": (
         "OneBehindTheMaximum",
@@ -60,7 +63,10 @@ PREPARED: Final[Specific] = {
     "learned.temperature": ("TemperatureDivides", also(_LEARNED)),
     "learned.slopes": ("SlopesOfTheFirstItem", also(f"{_LEARNED} {_BY_ITEM} shape.empty-batch")),
     "learned.relative-table": ("ColumnsReversed", also(_LEARNED)),
-    "learned.memory": ("MemoryWithoutValue", also(_LEARNED)),
+    "learned.memory": (
+        "MemoryWithoutValue",
+        also(f"{_LEARNED} mask.empty-row-isolated mask.single-key mixed.undeclared-inputs"),
+    ),
     "gradients.learned": (
         "SlopesDetached",
         also("gradients.golden gradients.options gradients.any-length gradients.empty-row-finite"),
