@@ -39,6 +39,7 @@ __conformance__ = [
     "latent_attention",
     "learned",
     "memory_keys",
+    "relative_tables",
     "given_positions",
     "module_caches",
     "onnx_attention",

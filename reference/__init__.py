@@ -24,6 +24,7 @@ from .backward import (
     BOTH_PASSES,
     BOTH_PASSES_OF_LAYER,
     of_memory,
+    of_table,
     of_temperature,
     of_weight,
     outer,
@@ -55,6 +56,7 @@ from .normalisation import (
 )
 from .positions import frequencies, rotate, sinusoidal_positions
 from .program import Edit, Program, Rewired, Run, Stage, always, reads, reads_besides
+from .relative import relative_bias, relative_buckets
 from .rotary import (
     angles_at,
     prepare_heads,
@@ -113,6 +115,7 @@ __all__ = [
     "normalised_gradient",
     "norms",
     "of_memory",
+    "of_table",
     "of_temperature",
     "of_weight",
     "outer",
@@ -125,6 +128,8 @@ __all__ = [
     "query_positions",
     "reads",
     "reads_besides",
+    "relative_bias",
+    "relative_buckets",
     "repeat_heads",
     "rotary_angles",
     "rotary_frequencies",

@@ -27,6 +27,7 @@ from .checks import (
 from .choices import at_point
 from .forward import FORWARD, SOFTMAX, shared
 from .program import Edit, Run
+from .relative import check_table
 from .rotary import prepare_heads
 from .semantics import STANDARD, Semantics
 
@@ -147,7 +148,8 @@ def scaled_dot_product_attention(
     ``learned`` has learned arguments by name: ``query_norm_weight`` and ``key_norm_weight``,
     ``[D]`` or a factor for each channel of all heads, multiply the heads behind their norm;
     ``temperature [H]`` multiplies the dot products of each head, as ``scale`` does;
-    ``alibi_slopes``, ``[H]`` or ``[B, H]``, replace the slopes at a point with ``alibi``; and
+    ``alibi_slopes``, ``[H]`` or ``[B, H]``, replace the slopes at a point with ``alibi``;
+    ``relative_table [N, H]`` has a bias for each bucket at a point with ``relative``; and
     ``bias_k [Hkv, D]`` with ``bias_v [Hkv, Dv]`` are one more key and value behind those of each
     item, which every query attends, whatever the masks: tables of keys have one more column then.
     Returns float64 ``[B, H, Lq, Dv]``.
@@ -308,6 +310,7 @@ LEARNED: Final = {
     "key_norm_weight": ("D",),
     "temperature": ("H",),
     "alibi_slopes": ("H", "BH"),
+    "relative_table": ("NH",),
     "bias_k": ("GD",),
     "bias_v": ("GV",),
 }
@@ -393,7 +396,9 @@ def _check_masks(
 def check_order(semantics: Semantics, learned: Mapping[str, Tensor] | None) -> None:
     """Raise ValueError for learned factors of heads that are normalised behind their rotation."""
     given = {*(learned or {})}
-    factors = given - {"alibi_slopes", *MEMORY}
+    factors = given - {"alibi_slopes", "relative_table", *MEMORY}
+    if learned is not None and "relative_table" in learned:
+        check_table(learned["relative_table"], semantics)
     if given & {*MEMORY}:
         _check_memory(given, semantics)
     if semantics.normalises_late and factors:
@@ -403,7 +408,12 @@ def check_order(semantics: Semantics, learned: Mapping[str, Tensor] | None) -> N
 
 def _check_memory(given: set[str], point: Semantics) -> None:
     check_argument(given >= {*MEMORY}, "bias_k", "is given without bias_v, or the reverse")
-    placed = point.rotary != "none" or point.alibi or point.score_mod is not None
+    placed = (
+        point.rotary != "none"
+        or point.alibi
+        or point.relative != "none"
+        or point.score_mod is not None
+    )
     defined = not placed and point.qk_norm == "none"
     rule = "with a norm, positions or score_mod, for which it is not defined"
     check_argument(defined, "bias_k", f"is given {rule}")

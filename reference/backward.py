@@ -58,6 +58,17 @@ def of_memory(gradient: Tensor, memory: Tensor | None) -> Tensor | None:
     return None if memory is None else gradient[..., -1, :].sum(dim=-3)
 
 
+def of_table(gradient: Tensor, buckets: Tensor | None, table: Tensor | None) -> Tensor | None:
+    """The gradient of a table ``[N, H]`` from that of the logits ``[B, H, Lq, Lk]``."""
+    if table is None or buckets is None:
+        return None
+    rows, heads = table.shape
+    owners = buckets.expand(gradient.shape) + rows * torch.arange(heads)[:, None, None]
+    sums = torch.bincount(owners.flatten(), gradient.flatten(), minlength=rows * heads)
+    by_head: Tensor = sums.unflatten(0, (heads, rows))
+    return by_head.mT
+
+
 def of_weight(gradient: Tensor, heads: Tensor, weight: Tensor | None) -> Tensor | None:
     """The gradient of learned factors ``[D]`` or ``[H*D]`` from that of heads times them."""
     if weight is None:
@@ -150,6 +161,13 @@ BACKWARD: Final = Program.of(
         "key_norm_weight_gradient",
         "D",
         Rewired(of_weight, ("turned_key_gradient", "normalised_key", "key_norm_weight")),
+    ),
+    Stage(
+        "relative_table_gradient",
+        "NH",
+        lambda logit_gradient, bias_slope, buckets, relative_table: of_table(
+            logit_gradient * bias_slope, buckets, relative_table
+        ),
     ),
     Stage("bias_k_gradient", "GD", Rewired(of_memory, ("key_gradient", "bias_k"))),
     Stage("bias_v_gradient", "GV", Rewired(of_memory, ("value_gradient", "bias_v"))),

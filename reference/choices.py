@@ -17,6 +17,7 @@ from .forward import Sizes, by_causality, by_window, cap, places_of_keys
 from .heads import merge_heads, split_heads
 from .normalisation import normalise_heads, normalised_gradient
 from .program import Edit, Program, Rewired, always
+from .relative import relative_bias, relative_buckets
 from .rotary import prepare_heads, rotary_frequencies, stretch_heads, turn_heads
 from .semantics import STANDARD, Semantics, scale_value
 
@@ -213,6 +214,24 @@ def _of_scores(point: Semantics) -> Iterator[Edit]:
                 sizes.num_heads, query_places, key_places, slopes
             ),
         )
+    if point.relative != "none":
+
+        def buckets(query_places: Tensor, key_places: Tensor, relative_table: Tensor) -> Tensor:
+            ahead = key_places[..., None, :] - query_places[..., None]
+            return relative_buckets(ahead, relative_table.shape[-2], point)
+
+        known = lambda relative_table: relative_table is not None  # noqa: E731 (of both edits)
+        yield Edit("buckets", buckets, when=known)
+        if point.alibi:  # an edit that changes a result reads it
+            yield Edit("distance_bias", change=_and_relative, when=known)
+        else:
+            yield Edit(
+                "distance_bias", Rewired(relative_bias, ("buckets", "relative_table")), when=known
+            )
+
+
+def _and_relative(distance_bias: Tensor, buckets: Tensor, relative_table: Tensor) -> Tensor:
+    return distance_bias + relative_bias(buckets, relative_table)
 
 
 def _finite(bias: Tensor) -> Tensor:

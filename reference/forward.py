@@ -283,6 +283,7 @@ _FORWARD: Final = (
     Stage("capped", "BHQK", rescale),
     Stage("modified", "BHQK", lambda capped: capped),
     Stage("slopes", "BH", lambda: None),
+    Stage("buckets", "QK", lambda: None),
     Stage("distance_bias", "BHQK", lambda: None),
     Stage("biased", "BHQK", biased),
     Stage("masked", "BHQK", lambda biased, admitted: biased.masked_fill(~admitted, -math.inf)),

@@ -40,6 +40,7 @@ Rotary = Literal["none", "halves", "interleaved"]
 QueryKeyNorm = Literal["none", "rms", "l2", "layer"]
 QueryKeyNormOver = Literal["head", "all-heads"]
 NormOrder = Literal["before-rotary", "after-rotary"]
+Relative = Literal["none", "clipped", "t5", "t5-causal"]
 
 # Capped by each order besides the scaled products: the bias (and the result of ``score_mod``), and
 # the logits that a mask fills in.
@@ -149,6 +150,11 @@ class Semantics:
         like rotary positions) times the slope of the head is subtracted from the logits, whatever
         the scale. Slopes of n heads, n a power of two: ``2 ** (-8 (h + 1) / n)``; otherwise the
         slopes of the next lower power of two, then every second slope of twice that power.
+    relative, relative_distance
+        The buckets of distances for a ``relative_table [N, H]`` that a call gives, whose entries
+        are added to the logits, whatever the scale: one for each distance up to a largest
+        ("clipped"), or those of T5 (Raffel et al. 2020) up to ``relative_distance``, for keys on
+        both sides of a query ("t5") or on one ("t5-causal").
     score_mod
         A function ``(score, batch, head, query_index, key_index) -> score`` of tensors that
         broadcast to ``[B, H, Lq, Lk]``, applied to the scaled and capped scores before bias and
@@ -187,6 +193,8 @@ class Semantics:
     rotary_scaling: tuple[str | float, ...] | None = None
     rotary_amplitude: float = 1.0
     alibi: bool = False
+    relative: Relative = "none"
+    relative_distance: int = 128
     score_mod: Callable[..., Any] | None = None
     query_bias: bool = True
     key_bias: bool = True
@@ -224,6 +232,8 @@ class Semantics:
         check_argument(base > 1 or not ramped, "rotary_base", f"is {base}, which makes no ramp")
         positive = 0 <= epsilon < math.inf
         check_argument(positive, "qk_norm_epsilon", f"is {epsilon}, negative or not finite")
+        distance = self.relative_distance
+        check_argument(distance > 0, "relative_distance", f"is {distance}, not positive")
         known = self.score_mod is None or callable(self.score_mod)
         check_argument(known, "score_mod", f"is {self.score_mod!r}, not a function")
 

@@ -116,6 +116,36 @@ class PaddingCounted(PlacedCore):
         return queries + padding.clamp_min(0)
 
 
+@core("position.ring", "position.given", **PLACED)
+class RingReadInOrder(PlacedCore):
+    """The keys of a ring stand in the order of their slots: their positions are sorted."""
+
+    def of_keys(self, keys: Tensor, queries: Tensor, past: int) -> Tensor:
+        del queries, past
+        return keys.sort(dim=1).values
+
+
+@core("position.ring", "position.given", **PLACED)
+class RingOfTheFirstItem(PlacedCore):
+    """The rings of all items are turned as that of the first."""
+
+    def of_keys(self, keys: Tensor, queries: Tensor, past: int) -> Tensor:
+        del queries, past
+        return keys.sort(dim=1).values.gather(
+            1, keys[:1].argsort(dim=1).argsort(dim=1).expand_as(keys)
+        )
+
+
+@core("position.evicted", "position.given", **PLACED)
+class GapsClosed(PlacedCore):
+    """Keys are counted back from the last one, as if none had been evicted."""
+
+    def of_keys(self, keys: Tensor, queries: Tensor, past: int) -> Tensor:
+        del queries, past
+        count = keys.shape[1]
+        return (keys[:, -1:] + torch.arange(count) - count + 1).clamp_min(0) if count else keys
+
+
 @core("position.given", "bias.alibi", **APART)
 class DistancesInMemory(PlacedCore):
     """Linear biases go by places in memory, not by the positions of the call."""

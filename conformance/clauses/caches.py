@@ -134,7 +134,7 @@ def position_offset(subject: Subject, problem: Problem) -> Finding:
     sizes, point = problem.geometry, subject.declaration.semantics
     before = sizes.key_length - sizes.query_length
     inputs = with_cache(subject, problem, before if before > 0 else None)
-    other = point.replace(rotary="none", alibi=False)
+    other = point.replace(rotary="none", alibi=False, relative="none")
     if inputs.causal and other == point:
         other = point.replace(causal_alignment="top-left")
     wording = f"new tokens do not stand behind the {inputs.past} cached ones"

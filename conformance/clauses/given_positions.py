@@ -1,6 +1,9 @@
-"""position.given, position.offset-invariant, position.left-padding: positions of the caller."""
+"""position.given, .offset-invariant, .left-padding, .ring, .evicted: positions of the caller."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -8,7 +11,7 @@ from torch import Tensor
 from ..declare.declaration import GIVEN_POSITIONS, mixed_in
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
-from ..problems.positions import Positions, from_zero
+from ..problems.positions import Positions, evicted, from_zero, in_a_ring
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import EVERY_OPTION, KEY_FORMS, Space, admits_lengths
@@ -20,6 +23,7 @@ from .subject import Subject
 _is_given_positions = requires(
     lambda c: GIVEN_POSITIONS in c.declaration.features, "its calls give no positions"
 )
+Made = Callable[..., tuple[Positions, Positions]]
 _SOURCE = "transformers: position_ids, cache_position; vLLM: positions; gpt-fast: input_pos"
 
 
@@ -175,6 +179,67 @@ def left_padding(subject: Subject, problem: Problem) -> Finding:
             moved.replace(positions=_with_queries(counted, padded))
         )[..., first:, :],
     )
+
+
+def _by_cache(subject: Subject, problem: Problem, made: Made, wording: str) -> Finding:
+    """Positions that a cache leaves, against the golden; the other ones must show."""
+    drawn = subject.inputs(problem.replace(past=0))
+    if drawn.positions is None:
+        return Finding(binding=False)
+    right, wrong = made(drawn.geometry, same=drawn.positions.queries is None)
+    longest = subject.declaration.max_length
+    inputs = drawn.replace(positions=right)
+    reach = max(int(each.max()) for each in inputs.given_positions or () if each.numel())
+    if longest is not None and reach >= longest:
+        return Finding(binding=False)
+    other = drawn.replace(positions=wrong)
+    return measures_golden(subject, inputs, wording, counterfactual=other, signal=False)
+
+
+_CACHED: Final = EVERY_OPTION.replace(
+    values=("normal", "decisive"),
+    least=(("key_length", 3), ("head_size", 2)),
+    preferred=(("batch", 2), ("key_length", 6), ("head_size", 4)),
+    share=0.5,
+)
+
+
+@clause(
+    "position.ring",
+    sentence=(
+        "Keys of a ring, the newest written over the oldest, stand at the positions that the call "
+        "gives to their slots, each item's ring turned by its own number of slots."
+    ),
+    source="mistral-inference: RotatingBufferCache; mlx-lm: RotatingKVCache; vLLM: sliding windows",
+    space=_CACHED,
+    needs_golden=True,
+    counterfactual="the positions of the keys in the order of their slots",
+    applies=(_is_given_positions,),
+    subtle=True,
+)
+def ring(subject: Subject, problem: Problem) -> Finding:
+    """Consecutive positions, written round, with all other options."""
+    wording = "the keys of a ring do not stand where the call says"
+    return _by_cache(subject, problem, in_a_ring, wording)
+
+
+@clause(
+    "position.evicted",
+    sentence=(
+        "Where keys between the first and the newest were evicted, those that stay keep the "
+        "positions that the call gives: the gap counts."
+    ),
+    source="Zhang et al. 2023 (H2O); otherwise: Xiao et al. 2023 (StreamingLLM), section 3.2",
+    space=_CACHED,
+    needs_golden=True,
+    counterfactual="positions without the gap",
+    applies=(_is_given_positions,),
+    subtle=True,
+)
+def of_evicted(subject: Subject, problem: Problem) -> Finding:
+    """A gap of its own for each item, with all other options."""
+    wording = "beside evicted keys the others do not stand where the call says"
+    return _by_cache(subject, problem, evicted, wording)
 
 
 def _behind(table: Tensor, count: int) -> Tensor:

@@ -296,7 +296,9 @@ def axes_of(name: str, inputs: Inputs) -> tuple[str, ...]:
         return ("head",)
     if name in LEARNED_NAMES:
         given = inputs.learned_arguments[name].dim()
-        return ("batch", "head")[-given:] if name == "alibi_slopes" else ("channel",)
+        names = {"alibi_slopes": ("batch", "head"), "relative_table": ("bucket", "head")}
+        names |= dict.fromkeys(golden.MEMORY, ("head", "channel"))
+        return names.get(name, ("channel",))[-given:]
     return ("row",) if name.endswith("_bias") else ("row", "column")
 
 

@@ -1,4 +1,4 @@
-"""learned.*: norm weights, temperatures, slopes, and a key and a value that a call gives."""
+"""learned.*: norm weights, temperatures, slopes, tables, and a key and value that a call gives."""
 
 from __future__ import annotations
 
@@ -131,6 +131,21 @@ ROWS: Final = (
             ("alibi_slopes", _of_the_formula),
             ("alibi_slopes", _of_other_heads),
             ("alibi_slopes", _of_the_first_item),
+        ),
+    ),
+    Row(
+        "learned.relative-table",
+        "relative_table",
+        "The entry of relative_table for the bucket of the places from query to key, in the column "
+        "of the head, is added to the logit, whatever the scale.",
+        "Raffel et al. 2020 (T5), section 2.1, and the authors' code; Shaw et al. 2018, section 3",
+        "a table of zeros, of another head, of the bucket beside, or of the other direction",
+        "distances do not count by the given table",
+        (
+            ("relative_table", _zeros),
+            ("relative_table", _of_other_heads),
+            ("relative_table", _of_other_rows),
+            ("relative_table", lambda value, _inputs: value.flip(0)),
         ),
     ),
     Row(

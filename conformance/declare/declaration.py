@@ -59,6 +59,7 @@ LEARNED_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "norm_weight": ("query_norm_weight", "key_norm_weight"),
     "temperature": ("temperature",),
     "alibi_slopes": ("alibi_slopes",),
+    "relative_table": ("relative_table",),
     "bias_kv": ("bias_k", "bias_v"),
 }
 # Formats of keys and values, with the scales of each call.
@@ -364,4 +365,6 @@ def mixed_in(point: golden.Semantics) -> str | None:
     """The kind of positions (of ``POSITIONS``) that a point mixes in, else None."""
     if point.rotary != "none":
         return "rotary"
+    if point.relative != "none":
+        return "relative"
     return "alibi" if point.alibi else None

@@ -83,6 +83,7 @@ _BY_POSITIONS: Final = _choice("causal_by", "places")
 _POSITIONS: Final = _feature(GIVEN_POSITIONS)
 _TABLES: Final = _field("rotary_tables")
 _LSE: Final = _feature("lse")
+_TABLE: Final = _feature("relative_table")
 _MEMORY: Final = _feature("bias_kv")
 _SLOPES: Final = _feature("alibi_slopes")
 
@@ -182,6 +183,31 @@ EXCLUDING: Final = (
         _MEMORY,
         (_with(_field("empty_rows", "any")),),
         ": every query has a key; drop empty_rows",
+    ),
+    Excluding(
+        _TABLE,
+        (
+            Promise(
+                "but semantics says no buckets of distances",
+                lambda d: d.semantics.relative == "none",
+            ),
+        ),
+        ": give semantics=conformance.Semantics(relative='t5'), 't5-causal' or 'clipped'",
+    ),
+    Excluding(
+        _choice("relative", "none"),
+        (_without(_TABLE, "features=['relative_table']"),),
+        ": declare it, or drop one",
+    ),
+    Excluding(
+        _TABLE,
+        (
+            _with(_choice("alibi", False)),  # noqa: FBT003 (a value of the choice)
+            _with(_choice("rotary", "none")),
+            _with(_choice("qk_norm", "none")),
+            _with(_choice("bias_order", "after-scale")),
+            _with(_choice("score_mod", None)),
+        ),
     ),
     Excluding(_SLOPES, (_with(_choice("bias_order", "after-scale")),)),
     Excluding(

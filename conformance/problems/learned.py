@@ -9,7 +9,6 @@ from typing import Final
 import torch
 from torch import Generator, Tensor
 
-from .._golden import golden
 from ..base.geometry import Geometry
 from ..base.results import Replaceable
 from ..declare.declaration import SLOPE_SHAPES, Declaration
@@ -21,6 +20,7 @@ _AXES: Final = {
     "key_norm_weight": "GD",
     "temperature": "H",
     "alibi_slopes": "BH",
+    "relative_table": "NH",
     "bias_k": "GD",
     "bias_v": "GV",
 }
@@ -31,6 +31,8 @@ _SIZES: Final = {
     "D": "head_size",
     "V": "value_head_size",
 }
+# Numbers of buckets: short distances and long ones share buckets.
+_ROWS: Final = {"clipped": (3, 7, 17), "t5": (8, 16, 32), "t5-causal": (4, 8, 32)}
 _FACTORS: Final = ("query_norm_weight", "key_norm_weight")
 # Factors of norms lie around one, as where training begins, with this deviation.
 _SPREAD: Final = 0.5
@@ -63,6 +65,8 @@ class LearnedArguments(Replaceable):
         made = {}
         for name, value in self.values.items():
             for axis, letter in enumerate(_axes(name, value)):
+                if letter not in _SIZES:
+                    continue
                 size = getattr(geometry, _SIZES[letter])
                 if value.shape[axis] != size:
                     value = value.index_select(axis, torch.arange(size) % value.shape[axis])  # noqa: PLW2901 (fitted axis by axis)
@@ -107,8 +111,13 @@ def draw_learned(
     for name in declared.learned:
         axes = _AXES[name]
         whole = together if name in _FACTORS else name != "alibi_slopes" or by_item
-        extent = [getattr(sizes, _SIZES[letter]) for letter in (axes if whole else axes[1:])]
-        if name in _FACTORS or name in golden.MEMORY:
+        if name == "relative_table":
+            choices = _ROWS[declared.semantics.relative]
+            rows = choices[int(torch.randint(len(choices), (1,), generator=generator))]
+            extent = [rows, sizes.num_heads]
+        else:
+            extent = [getattr(sizes, _SIZES[letter]) for letter in (axes if whole else axes[1:])]
+        if axes != "H" and name != "alibi_slopes":
             normal = torch.randn(extent, generator=generator, dtype=torch.float64)
             values[name] = (1.0 + _SPREAD * normal if name in _FACTORS else normal).to(dtype)
             continue

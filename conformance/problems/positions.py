@@ -86,6 +86,22 @@ def from_zero(sizes: Geometry, *, same: bool) -> Positions:
     return Positions(queries=None if same else _of_last(keys, sizes), keys=keys)
 
 
+def in_a_ring(sizes: Geometry, *, same: bool) -> tuple[Positions, Positions]:
+    """Positions of a ring whose newest keys are written over the oldest; and of one in order."""
+    straight = from_zero(sizes, same=same)
+    return straight.replace(keys=_as_ring(straight.keys, sizes)), straight
+
+
+def evicted(sizes: Geometry, *, same: bool) -> tuple[Positions, Positions]:
+    """Positions of first and newest keys, those between them evicted; and as if none were."""
+    first = sizes.key_length // 2
+    lost = _WIDEST_GAP + torch.arange(sizes.batch)[:, None]
+    straight = from_zero(sizes, same=False)
+    keys = straight.keys + lost * (straight.keys >= first)
+    straight = straight.replace(queries=None if same else straight.queries)
+    return Positions(queries=None if same else _of_last(keys, sizes), keys=keys), straight
+
+
 def draw_positions(
     declared: Declaration, sizes: Geometry, generator: Generator
 ) -> Positions | None:

@@ -15,7 +15,7 @@ from .backward_pass import BackwardPass, backward_pass
 from .contract import Contract
 from .gradient import Gradient, GradientStatistics, add_gradients
 from .gradient_scaling import core_scaling
-from .learned_gradients import slope_gradient
+from .learned_gradients import slope_gradient, table_gradient
 from .positions import farthest_distance
 from .prepared import prepared_errors
 from .prepared_gradients import (
@@ -186,6 +186,9 @@ def _without_statistics(
         by_name["alibi_slopes"] = slope_gradient(
             attention, biased, farthest_distance(attention), contract
         )
+    if "relative_table" in attention.learned:
+        biased = gradients.logit_gradient * gradients.bias_slope, worst.bias
+        by_name["relative_table"] = table_gradient(attention, biased, contract)
     if _gives_sinks(attention):
         by_name["sinks"] = sink_gradient(gradients, worst, contract)
     if attention.bias is not None:

@@ -41,7 +41,7 @@ def factors_of(attention: golden.Attention, role: str) -> list[Tensor]:
 
 def has_factors(attention: golden.Attention) -> bool:
     """Whether query or key has learned factors."""
-    return any(not each.startswith(("alibi", "bias")) for each in attention.learned)
+    return any(not each.startswith(("alibi", "bias", "relative")) for each in attention.learned)
 
 
 def is_tempered(attention: golden.Attention) -> bool:

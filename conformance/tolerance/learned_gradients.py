@@ -102,6 +102,31 @@ def temperature_gradient(
     return stored(UnstoredGradient(value=by_channel.value, worst=worst), contract)
 
 
+def table_gradient(
+    attention: golden.Attention, pairs: tuple[Tensor, Tensor], contract: Contract
+) -> Gradient:
+    """The gradient of a relative table ``[N, H]``, with its bound.
+
+    ``pairs`` is the gradient of the biased scores with its error. The terms of a bucket may be
+    added up one by one in the working dtype, as gathering does on its way back.
+    """
+    gradient, wrong = (each[..., : attention.given_key.shape[-2]] for each in pairs)
+    buckets, table = attention.run["buckets"], attention.learned["relative_table"]
+
+    def total(terms: Tensor) -> Tensor:
+        summed = golden.of_table(terms.contiguous(), buckets, table)
+        return torch.zeros_like(table) if summed is None else summed
+
+    sizes, error = total(gradient.abs() + wrong), total(wrong)
+    count = int(total(torch.ones_like(gradient)).amax()) if gradient.numel() else 0
+    relative = gamma(count + model.SUM_ROUNDINGS, contract.accumulator_roundoff)
+    stores = 1 + count + gradient.shape[0]
+    worst = error + relative * sizes + worst_of_stores(sizes, stores, contract)
+    worst = worst + contract.unit_roundoff * sizes
+    worst = worst + (contract.accumulator_underflow + contract.underflow) * (count + 1)
+    return stored(UnstoredGradient(value=total(gradient), worst=worst), contract)
+
+
 def slope_gradient(
     attention: golden.Attention,
     pairs: tuple[Tensor, Tensor],

@@ -37,8 +37,10 @@ def distance_size(attention: golden.Attention) -> Tensor:
     Behind a causal mask ``slope * j``, counted from the first key, and ``slope * (j - Lk + 1)``,
     counted from the last, equal it but for what a row has in common: Press et al.'s own code, BLOOM
     and MPT store these. What stands for no key (a sink) has none. Positions that a call gives may
-    be multiplied by the slope before they are subtracted.
+    be multiplied by the slope before they are subtracted. Entries of a table are what they are.
     """
+    if attention.semantics.relative != "none" and attention.alibi is not None:
+        return attention.alibi.abs()
     length = attention.given_key.shape[-2]
     slopes = golden.alibi_slopes(attention.query.shape[1]).unsqueeze(0)
     slopes = slopes if attention.slopes is None else attention.slopes.abs()

@@ -67,7 +67,8 @@ def as_prepared(attention: golden.Attention) -> golden.Attention:
 def has_statistics(attention: golden.Attention) -> bool:
     """Whether a statistical bound is derived, too: heads and scores as given, no distances."""
     point = attention.semantics
-    return not is_prepared(attention) and not point.alibi and point.score_mod is None
+    free = not point.alibi and point.relative == "none" and point.score_mod is None
+    return not is_prepared(attention) and free
 
 
 def unprepared_gradients(

@@ -18,6 +18,7 @@ from candidates.operator_attention import operator_attention
 from candidates.out_attention import out_attention
 from candidates.paged_attention import paged, paged_written
 from candidates.quantised_attention import quantised_by_tensor
+from candidates.relative_tables import relative_table
 from candidates.rotary_tables import tables_by_halves
 from candidates.structured_attention import structured_attention
 from candidates.torch_scaled_dot_product import torch_scaled_dot_product
@@ -46,6 +47,7 @@ SOMEBODY = (
     all_learned,
     null_key,
     memory_keys,
+    relative_table,
     log_sum_exp,
     quantised_by_tensor,
     placed_halves,

@@ -1,4 +1,4 @@
-"""position.given, position.offset-invariant, position.left-padding: what they see and let pass."""
+"""position.given, .offset-invariant, .left-padding, .ring, .evicted: what they see, let pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from candidates.broken import given_positions as broken
 from candidates.broken._kit import DECLARED
 from conformance import Mistake
 
-SLUGS = ("position.given", "position.offset-invariant", "position.left-padding")
+SLUGS = (
+    *("position.given", "position.offset-invariant", "position.left-padding"),
+    *("position.ring", "position.evicted"),
+)
 MISTAKES = [one for one in DECLARED if one.name in vars(broken)]
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from examples import core, failing, run_clause
 
-from candidates import learned, memory_keys
+from candidates import learned, memory_keys, relative_tables
 from candidates.broken import learned as broken
 from candidates.broken import memory_keys as broken_memories
+from candidates.broken import relative_tables as broken_tables
 from candidates.broken._kit import DECLARED
 from conformance import Mistake
 
@@ -16,11 +17,13 @@ SLUGS = {
     "learned.temperature": "temperatures",
     "learned.slopes": "given_slopes",
     "learned.memory": "memory_keys",
+    "learned.relative-table": "t5_table",
     "gradients.learned": "all_learned",
     "sinks.null-key": "null_key",
 }
-RIGHT = vars(learned) | vars(memory_keys)
-BROKEN = [one for one in DECLARED if one.name in vars(broken) | vars(broken_memories)]
+RIGHT = vars(learned) | vars(memory_keys) | vars(relative_tables)
+OF_THESE = vars(broken) | vars(broken_memories) | vars(broken_tables)
+BROKEN = [one for one in DECLARED if one.name in OF_THESE]
 
 
 @pytest.mark.parametrize("slug", SLUGS)
@@ -45,7 +48,7 @@ def test_right_uses_of_learned_arguments_pass(slug: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["norm_weights_of_all_heads", "tempered_queries", "memory_in_the_sum"]
+    "name", ["norm_weights_of_all_heads", "tempered_queries", "memory_in_the_sum", "relative_table"]
 )
 @pytest.mark.parametrize("slug", ["mask.no-leak", "gradients.golden", "cache.golden"])
 def test_learned_arguments_go_with_masks_gradients_and_caches(name: str, slug: str) -> None:

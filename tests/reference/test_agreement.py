@@ -33,7 +33,15 @@ BATTERY = [
     Shape(query_length=1, causal=True, seed=6),
     Shape(keep_axes=ALL_AXES, causal=True, learned="by all heads", seed=7),
     Shape(keep_axes=ALL_AXES, bias_axes=ALL_AXES, causal=True, learned="memory", seed=8),
-    Shape(query_length=4, causal=True, window=(3, 2), positions=True, head_size=4, seed=7),
+    Shape(
+        query_length=4,
+        causal=True,
+        window=(3, 2),
+        positions=True,
+        head_size=4,
+        seed=7,
+        learned="by head",
+    ),
 ]
 # The point at which a choice shows, where that is not the standard one. Adding minus infinity is
 # replacing by it, so mask operations are told apart at a finite fill. The last of the keys hides
@@ -48,6 +56,7 @@ BASES: dict[str, dict[str, Any]] = {
     "rotary_scaling": {"rotary": "halves"},
     "rotary_amplitude": {"rotary": "interleaved"},
     "rotary_fraction": {"rotary": "interleaved"},
+    "relative_distance": {"relative": "t5-causal"},
 }
 # A refused call has no answer: the golden one is that of both, as the choice is documented to give.
 NEVER_SHOWS = ("causal_combination", "refused")

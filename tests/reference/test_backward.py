@@ -76,6 +76,13 @@ POINTS: Mapping[str, tuple[Semantics, dict[str, Any]]] = {
             }
         },
     ),
+    "learned, relative table": (
+        Semantics(relative="t5"),
+        {
+            "causal": True,
+            "learned": {"relative_table": drawn(8, 4, seed=12)},
+        },
+    ),
     "learned, memory": (
         Semantics(group_order="tile"),
         {

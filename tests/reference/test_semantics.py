@@ -44,6 +44,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("qk_norm_over", "heads", "qk_norm_over is 'heads', not one of head, all-heads"),
     ("qk_norm_epsilon", -1e-6, "qk_norm_epsilon is -1e-06, negative or not finite"),
     ("qk_norm_epsilon", math.inf, "qk_norm_epsilon is inf, negative or not finite"),
+    ("relative", "t6", "relative is 't6', not one of none, clipped, t5, t5-causal"),
+    ("relative_distance", 0, "relative_distance is 0, not positive"),
     ("norm_order", "after", "norm_order is 'after', not one of before-rotary, after-rotary"),
     ("rotary", "half", "rotary is 'half', not one of none, halves, interleaved"),
     (

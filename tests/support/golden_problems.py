@@ -51,6 +51,8 @@ CHOICES: Final[dict[str, tuple[Any, ...]]] = {
     "rotary_amplitude": (1.0, 1.2),
     "rotary_fraction": (1.0, 0.5),
     "alibi": (False, True),
+    "relative": get_args(choices.Relative),
+    "relative_distance": (128, 5),
     "score_mod": (None, second.relative_positions, second.leaning),
     "query_bias": (True, False),
     "key_bias": (True, False),
@@ -61,7 +63,10 @@ CHOICES: Final[dict[str, tuple[Any, ...]]] = {
 
 # Choices beside which a key that every query attends has no meaning, or is not compared.
 MEMORY_FREE: Final = frozenset(
-    "rotary qk_norm alibi score_mod softmax_axis mask_operation mask_fill softcap_order".split()
+    (
+        "rotary qk_norm alibi relative score_mod softmax_axis "
+        "mask_operation mask_fill softcap_order"
+    ).split()
 )
 
 
@@ -197,8 +202,13 @@ class Case:
         learned = self.learned or {}
         if "bias_k" in learned:
             return learned if MEMORY_FREE.isdisjoint(Semantics().differences(point)) else {}
-        defined = {"alibi_slopes"} if point.normalises_late else {*learned}
-        return {name: value for name, value in learned.items() if name in defined}
+        by_distance = {"alibi_slopes", "relative_table"}
+        defined = by_distance if point.normalises_late else {*learned}
+        made = {name: value for name, value in learned.items() if name in defined}
+        if "relative_table" in made:  # an odd number of rows, or half of them a side
+            rows = {"none": 0, "clipped": 5}.get(point.relative, 4)
+            made["relative_table"] = made["relative_table"][:rows]
+        return made
 
     def golden(self, point: Semantics) -> Any:
         """The golden's evaluation, with its intermediate values."""
@@ -332,6 +342,7 @@ def _learned(shape: Shape, generator: Generator) -> dict[str, Tensor] | None:
         "query_norm_weight": query,
         "key_norm_weight": key,
         "temperature": _normal(unit, generator, shape.num_heads),
+        "relative_table": _normal(unit, generator, 5, shape.num_heads),
         "alibi_slopes": _normal(unit, generator, *items, shape.num_heads),
     }
 

@@ -55,6 +55,15 @@ def _from_zero(at: Tensor) -> Tensor:
     return torch.arange(at.shape[-1]).expand_as(at)
 
 
+def _in_order(at: Tensor) -> Tensor:
+    return at.sort(dim=-1).values
+
+
+def _without_gaps(at: Tensor) -> Tensor:
+    back = torch.arange(at.shape[-1]) - at.shape[-1] + 1
+    return (at[..., -1:] + back).clamp_min(0)
+
+
 _QUERIES_IN_MEMORY: Final = _changed(_QUERIES, _like, "positions")
 _KEYS_IN_MEMORY: Final = _changed(_KEYS, _from_zero)
 
@@ -183,6 +192,22 @@ GIVEN_POSITIONS: Final[tuple[NamedMistake, ...]] = (
     )("positions-clipped")(
         "positions past the end of a table are taken for its last",
         *(edits for rows in _ROWS for edits in _each(partial(_no_further, rows=rows))),
+    ),
+    *fixing(
+        "place the key of each slot by its own position, whatever the order of the slots",
+        primary="position.ring",
+        **_COUNTED,
+    )("positions-of-a-ring-in-order")(
+        "the positions of the keys are put in order, though the keys are those of a ring",
+        _changed(_KEYS, _in_order),
+    ),
+    *fixing(
+        "keep the positions of the call: keys that were evicted leave a gap",
+        primary="position.evicted",
+        **_COUNTED,
+    )("positions-without-gaps")(
+        "positions of keys are counted back from the last, without the gaps of evicted keys",
+        _changed(_KEYS, _without_gaps),
     ),
     *fixing(
         "count positions from the first token of an item, not from its padding",

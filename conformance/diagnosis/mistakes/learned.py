@@ -72,6 +72,22 @@ _tempered: Final = fixing(
     primary=_TEMPERATURE,
     where=_takes("temperature"),
 )
+_OF_BUCKETS: Final = ("relative_table", "point")
+
+
+def _turned(queries: Tensor, keys: Tensor, table: Tensor, point: golden.Semantics) -> Tensor:
+    """Buckets by the places from key to query."""
+    behind = queries[..., None] - keys[..., None, :]
+    return golden.relative_buckets(behind, table.shape[-2], point)
+
+
+_by_table: Final = fixing(
+    "add relative_table[bucket, h] of the places from query to key to the scaled and capped scores",
+    primary="learned.relative-table",
+    base={"relative": "clipped"},
+    fits=lambda point: point.relative != "none",
+    where=_takes("relative_table"),
+)
 _remembered: Final = fixing(
     "append bias_k and bias_v of each key/value head behind the keys of every item, and a column "
     "that hides nothing to every mask",
@@ -185,6 +201,40 @@ LEARNED: Final[tuple[NamedMistake, ...]] = (
         "the slopes are given to the heads in the opposite order",
         changed(lambda slopes: slopes.flip(-1), "slopes"),
     ),
+    *_by_table("relative-table-ignored")(
+        "distances do not count, whatever the relative table",
+        changed(torch.zeros_like, "relative_table"),
+    ),
+    *_by_table("relative-table-of-the-other-direction")(
+        "the relative table is read by the places from key to query",
+        Edit("buckets", golden.Rewired(_turned, ("query_places", "key_places", *_OF_BUCKETS))),
+    ),
+    *_by_table("relative-table-one-bucket-off")(
+        "the relative table is read one bucket off",
+        changed(lambda table: table.roll(1, dims=-2), "relative_table"),
+        changed(lambda table: table.roll(-1, dims=-2), "relative_table"),
+    ),
+    *_by_table("relative-table-of-the-first-head")(
+        "the first column of the relative table is that of every head",
+        changed(lambda table: table[..., :1].expand_as(table), "relative_table"),
+    ),
+    *_by_table("relative-table-heads-reversed")(
+        "the columns of the relative table are given to the heads in the opposite order",
+        changed(lambda table: table.flip(-1), "relative_table"),
+    ),
+    *_by_table("relative-table-scaled")(
+        "the entries of the relative table are scaled as the products are",
+        Edit("relative_table", change=lambda relative_table, scale: relative_table * scale),
+    ),
+    *_by_table("relative-table-of-other-buckets")(
+        "distances are sorted into buckets by another rule",
+        {"base": {"relative": "t5"}, "changes": {"relative": "t5-causal"}},
+        {"base": {"relative": "t5-causal"}, "changes": {"relative": "t5"}},
+    ),
+    *_by_table("relative-table-from-the-first-key")(
+        "the queries are counted from the first key, whatever comes before them",
+        Edit("query_places", lambda given_query: torch.arange(given_query.shape[-2])),
+    ),
     *_remembered("memory-not-attended")(
         "bias_k is not attended: the weights go to the keys of the call alone",
         Edit("admitted", golden.Rewired(_hidden, _OF_TABLE)),
@@ -207,6 +257,10 @@ LEARNED: Final[tuple[NamedMistake, ...]] = (
     *_remembered("memory-without-key")(
         "the key beside the value bias_v is zeros",
         changed(torch.zeros_like, "bias_k"),
+    ),
+    *_remembered("memory-unscaled")(
+        "the product with bias_k is not scaled, as those with other keys are",
+        Edit("bias_k", change=lambda bias_k, scale: bias_k / (scale or 1.0)),
     ),
     *_remembered("memory-of-the-first-head")(
         "bias_k and bias_v of the first key/value head are those of every head",
@@ -238,6 +292,15 @@ def _of(part: str) -> Callable[..., Any]:
     return rule
 
 
+def _of_the_first_item(
+    logit_gradient: Tensor, bias_slope: Tensor, buckets: Tensor | None, relative_table: Tensor
+) -> Tensor | None:
+    """The gradient of a relative table from the first item alone."""
+    if buckets is not None and buckets.dim() > len("QK"):
+        buckets = buckets[:1]
+    return golden.of_table((logit_gradient * bias_slope)[:1], buckets, relative_table)
+
+
 _BEHIND: Final = {"query": "weighed_query_gradient", "key": "turned_key_gradient"}
 
 
@@ -252,7 +315,11 @@ def _weights_by(rule: Callable[..., Any]) -> Edits:
 
 
 def _backward(name: str, argument: str, **more: Any) -> Any:
-    bases = {"query_norm_weight": _RMS, "alibi_slopes": _LINEAR}
+    bases = {
+        "query_norm_weight": _RMS,
+        "alibi_slopes": _LINEAR,
+        "relative_table": {"relative": "clipped"},
+    }
     head = named(name, _GRADIENT, base=bases.get(argument, {}), where=_takes(argument), **more)
     return lambda sentence, fix, *ways: head(sentence, fix, *({"backward": way} for way in ways))
 
@@ -308,6 +375,16 @@ LEARNED_BACKWARD: Final[tuple[NamedMistake, ...]] = (
                 ),
             ),
         ),
+    ),
+    *_backward("gradient-of-relative-table-cut", "relative_table")(
+        "no gradient reaches the relative table",
+        _CUT,
+        changed(torch.zeros_like, "relative_table_gradient"),
+    ),
+    *_backward("gradient-of-relative-table-of-one-item", "relative_table")(
+        "the gradient of the relative table is that of the first item alone",
+        _ADD_UP,
+        (Edit("relative_table_gradient", _of_the_first_item),),
     ),
     *_backward("gradient-of-memory-cut", "bias_k")(
         "no gradient reaches bias_k and bias_v",

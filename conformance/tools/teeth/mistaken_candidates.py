@@ -91,6 +91,8 @@ def acted(
 
     ``more`` are features beyond the common ones of acted candidates.
     """
+    if declared.relative != "none":  # which goes by a table alone
+        more = (*more, "relative_table")
     remembers = "bias_kv" in more  # every row has a key, and weights have one more column
     decorate = (core if kind == "core" else layer)(
         name=name,
@@ -285,8 +287,12 @@ _MORE: Final[dict[str, tuple[str, ...]]] = {
     "learned.temperature": ("temperature",),
     "learned.slopes": ("alibi_slopes",),
     "learned.memory": ("bias_kv",),
+    "learned.relative-table": (),  # of their points
     **dict.fromkeys(
-        ("position.given", "position.offset-invariant", "position.left-padding"),
+        (
+            *("position.given", "position.offset-invariant", "position.left-padding"),
+            *("position.ring", "position.evicted"),
+        ),
         (GIVEN_POSITIONS,),
     ),
 }
@@ -397,7 +403,12 @@ def _defines(point: golden.Semantics, learned: LearnedArguments | None) -> bool:
     if learned is None:
         return True
     free = point.rotary == "none" == point.qk_norm and not point.alibi and point.score_mod is None
-    return free if "bias_k" in learned.values else not point.normalises_late
+    if (table := learned.values.get("relative_table")) is not None:
+        kinds = ("clipped",) if len(table) % 2 else ("t5", "t5-causal")
+        return free and point.relative in kinds
+    if "bias_k" in learned.values:
+        return free and point.relative == "none"
+    return not point.normalises_late
 
 
 def _calls(kind: str) -> tuple[Inputs, ...]:
@@ -461,6 +472,10 @@ def _options(generator: torch.Generator, sizes: Geometry) -> Iterator[dict[str, 
         "bias_v": 2.0 * torch.randn(sizes.num_kv_heads, sizes.value_head_size, generator=generator),
     }
     beside = LearnedArguments.given(memory, sizes)
+    by_distance = {"relative_table": torch.randn(8, sizes.num_heads, generator=generator)}
+    yield {"learned": LearnedArguments.given(by_distance, sizes)}
+    by_distance = {"relative_table": torch.randn(7, sizes.num_heads, generator=generator)}
+    yield {"learned": LearnedArguments.given(by_distance, sizes)}
     yield from ({"learned": beside, **more} for more in ({}, by_length, {"causal": True}, bias))
     queries, keys = (
         torch.randint(9, (sizes.batch, length), generator=generator)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .heads import distance_bias, position, position_of_key, prepared
+from .heads import distance_bias, position, position_of_key, prepared, relative_entry
 from .masks import admits, broadcast_entry, masks_lost, structure_admits
 from .numbers import (
     MINUS_INFINITY,
@@ -180,6 +180,8 @@ def _logit(problem: Problem, point: Any, score: Number, place: Place) -> Number:
         logit = point.score_mod(logit, *place)
     if point.alibi:
         logit = logit + distance_bias(problem, point, *place)
+    if point.relative != "none" and "relative_table" in (problem.learned or {}):
+        logit = logit + relative_entry(problem, point, *place)
     bias = _bias(problem, point, place)
     if bias.is_minus_infinity:
         logit = MINUS_INFINITY

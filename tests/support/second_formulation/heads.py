@@ -135,6 +135,32 @@ def distance_bias(problem: Any, point: Any, b: int, h: int, i: int, j: int) -> N
     return number(-apart) * number(given[b][h] if isinstance(given[0], list) else given[h])
 
 
+def relative_entry(problem: Any, point: Any, b: int, h: int, i: int, j: int) -> Number:
+    """What a table of biases adds to a logit: the entry for how far the key is ahead."""
+    table = problem.learned["relative_table"]
+    ahead = position_of_key(problem, b, j) - position(problem, point, b, i)
+    if point.relative == "clipped":
+        farthest = (len(table) - 1) // 2
+        return number(table[max(-farthest, min(farthest, ahead)) + farthest][h])
+    if point.relative == "t5":
+        rows = table[len(table) // 2 :] if ahead > 0 else table[: len(table) // 2]
+        return number(rows[_t5_bucket(abs(ahead), len(rows), point.relative_distance)][h])
+    return number(table[_t5_bucket(max(-ahead, 0), len(table), point.relative_distance)][h])
+
+
+def _t5_bucket(distance: int, rows: int, farthest: int) -> int:
+    """One bucket a distance in the first half, then one for each equal ratio up to the last."""
+    alone = rows // 2
+    if distance < alone:
+        return distance
+    steps = rows - alone
+    ratio = (farthest / alone) ** (1.0 / steps)
+    bucket = alone
+    while bucket < rows - 1 and distance >= alone * ratio ** (bucket - alone + 1):
+        bucket += 1
+    return bucket
+
+
 def relative_positions(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
     """A ``score_mod`` for tensors and for single numbers: a bias of every index, and a factor."""
     return _of(score, 2.0) * score + _of(score, 0.25) * _of(score, query - key + 2 * head - batch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .consequences import NOTHING_ELSE, Specific, also
+from .consequences import ANYTHING, NOTHING_ELSE, Specific, also
 
 # Whatever compares with the golden meets these points in every call.
 _COMPARED: Final = (
@@ -52,6 +52,11 @@ PREPARED: Final[Specific] = {
         "PaddingCounted",
         also(f"{_PLACED} position.given position.offset-invariant"),
     ),
+    "position.ring": ("RingReadInOrder", also(f"{_PLACED} {_BY_ITEM} position.given")),
+    "position.evicted": (
+        "GapsClosed",
+        also(f"{_PLACED} {_BY_ITEM} position.given position.offset-invariant position.ring"),
+    ),
     "qk-norm.golden": ("NormWithoutTheMean", also(_COMPARED)),
     "sinks.null-key": (
         "OneBehindTheMaximum",
@@ -60,7 +65,11 @@ PREPARED: Final[Specific] = {
     "learned.norm-weight": ("KeysByTheQueriesWeight", also(f"{_LEARNED} qk-norm.golden")),
     "learned.temperature": ("TemperatureDivides", also(_LEARNED)),
     "learned.slopes": ("SlopesOfTheFirstItem", also(f"{_LEARNED} {_BY_ITEM} shape.empty-batch")),
-    "learned.memory": ("MemoryWithoutValue", also(_LEARNED)),
+    "learned.relative-table": ("ColumnsReversed", also(_LEARNED)),
+    "learned.memory": (
+        "MemoryWithoutValue",
+        also(f"{_LEARNED} mask.empty-row-isolated mask.single-key mixed.undeclared-inputs"),
+    ),
     "gradients.learned": (
         "SlopesDetached",
         also("gradients.golden gradients.options gradients.any-length gradients.empty-row-finite"),
