@@ -61,14 +61,6 @@ def test_what_was_told_wrongly_is_told_rightly(handwritten: Handwritten) -> None
     assert len(found(handwritten)) <= len(handwritten.right), found(handwritten)
 
 
-@pytest.mark.one_in(12)
-@each(PAIRS)
-@pytest.mark.nightly
-def test_pair_of_mistakes_is_named_in_full(handwritten: Handwritten) -> None:
-    """Two mistakes made together are both named, or stated as they were read."""
-    assert is_right(handwritten) or is_stated(handwritten), found(handwritten)
-
-
 @pytest.mark.one_in(15)
 @each(OUTSIDE)
 def test_mistake_without_a_name_gets_none(handwritten: Handwritten) -> None:

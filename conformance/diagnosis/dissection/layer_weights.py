@@ -98,7 +98,7 @@ class LayerCalls:
     ) -> Reading | None:
         """Return the weights besides known mistakes; None if they cannot be read.
 
-        ``point`` replaces the declared one; with ``explained`` only what explains the answers counts.
+        ``point`` replaces the declared one. With ``explained``, None for other answers as well.
         """
         inputs, declared = self.inputs, point or self.subject.declaration.semantics
         if inputs is None or not self._answers:
