@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
+from pathlib import Path
+
 import pytest
 import torch
-from examples import core, problem
+from examples import CLAUSES, core, problem
 
 from candidates.ranks.mistakes import MISTAKES, NAMES
 from conformance import Ranks
@@ -13,7 +16,7 @@ from conformance.calls.ranks import spanning
 from conformance.clauses.subject import Subject
 from conformance.diagnosis.rank_mistakes import MISTAKES as NAMED
 from conformance.diagnosis.rank_parts import Parts, RankMistake
-from conformance.diagnosis.ranks import acted_out, diagnostician
+from conformance.diagnosis.ranks import RankDiagnostician, acted_out, diagnostician
 from conformance.identification.opening import resolve_one
 from conformance.problems.inputs import Inputs
 
@@ -79,3 +82,58 @@ def test_a_mistake_is_named(name: str) -> None:
     entries = diagnostician(loaded(f"mistakes:{name}")).explain()
     assert [entry["name"] for entry in entries] == [NAMES[name]]
     assert entries[0]["confidence"] == 1.0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "place",
+    [
+        "ring:ring_attention",
+        "ring:zigzag_ring",
+        "split_keys:split_keys",
+        "all_gather:all_gather_attention",
+        "ulysses:all_to_all_attention",
+        "tensor_parallel:tensor_parallel_layer",
+        "tensor_parallel:own_heads",
+        "torch_parallel:parallelized_module",
+    ],
+)
+def test_a_correct_candidate_has_no_mistake(place: str) -> None:
+    """Nothing of what is observed of a correct candidate is wrong, and nothing is named."""
+    named = diagnostician(loaded(place))
+    assert isinstance(named, RankDiagnostician)
+    assert named.rank_mistakes == []
+    assert named.explain() == []
+
+
+OTHER = """
+    from candidates.ranks.ring import PROMISES, Ring, on_ring
+    import conformance
+
+    class Scaled(Ring):
+        def attend(self, call, query, key, value):
+            output, lse = super().attend(call, query * 1.25, key, value)
+            return output, lse
+
+    scaled = conformance.core(name="scaled", ranks=on_ring("sequence"), **PROMISES)(Scaled())
+"""
+
+
+@pytest.mark.nightly
+def test_a_mistake_of_one_process_has_no_name_of_ranks(tmp_path: Path) -> None:
+    """A scale that is off on every rank is no mistake between parts."""
+    file = tmp_path / "scaled.py"
+    file.write_text(textwrap.dedent(OTHER), encoding="utf-8")
+    subject = Subject(spanning(resolve_one(f"{file}:scaled")[0]), "float32")
+    named = diagnostician(subject)
+    assert isinstance(named, RankDiagnostician)
+    assert named.rank_mistakes == []
+
+
+@pytest.mark.nightly
+def test_a_failing_clause_has_the_name() -> None:
+    """What a clause about ranks shows is named, although the plain answer is right."""
+    subject = loaded("mistakes:TwoRanksWrittenDown")
+    shown = problem(causal=False)
+    (entry,) = diagnostician(subject).explain(CLAUSES["ranks.any-count"], shown)
+    assert entry["name"] == "number-of-ranks-written-down"
