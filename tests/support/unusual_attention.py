@@ -172,9 +172,6 @@ def leaning_by_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (scores_of(q, k) - slopes * apart(q, k).abs()).softmax(-1) @ v
 
 
-MIXTURE = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, -0.5], [0.25, 0.0, 1.0]])
-
-
 def table_of_distances(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """A bias that a table holds for each distance."""
     table = torch.sin(torch.arange(3.0 * 41)).reshape(3, 41)
