@@ -84,6 +84,7 @@ def test_the_order_of_two_mistakes_may_count() -> None:
     assert names_of(diagnostician.ways._pairs.confirmed(search, pairs)) == [set(both)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "both"),
     [
@@ -315,6 +316,7 @@ def inverted_and_top_left(
     return scores.softmax(-1) @ value
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("first", ["shape.strided", "gradients.repeated"])
 def test_two_mistakes_are_two_whichever_clause_fails_first(first: str) -> None:
     """Rows that one of them leaves without keys, NaN, and what compares those, hide neither."""
