@@ -34,6 +34,11 @@ def call(query: float = 1.0, **more: Any) -> dict[str, Any]:
     return {"arguments": {"query": tensor([[[[query]]]], 1, 1, 1, 1)}, "keywords": {}, **more}
 
 
+def given(query: dict[str, Any]) -> dict[str, Any]:
+    """A call of a core with a query."""
+    return call(arguments={"query": query})
+
+
 def failed(slug: str = "mask.golden", **more: Any) -> ClauseResult:
     """A failure whose counterexample has what is given besides the problem."""
     data = {"problem": PROBLEM, **more.pop("data", {})}
@@ -96,6 +101,36 @@ MORE: Final[dict[str, dict[str, Any]]] = {
             "mask.d",
             data={
                 "calls": [{**call(), "arguments": {"query": {"shape": [9], "dtype": "float32"}}}]
+            },
+        ),
+    ),
+    "layers": of(
+        failed(data={"layers": [{"weights": {"q": WEIGHTS}}], "calls": [call(layer=0)] * 2}),
+        failed(
+            "mask.a",
+            data={
+                "layers": [{"weights": {"q": WEIGHTS}}, {"weights": {"q": ANSWER}}],
+                "calls": [call(layer=0), call(layer=1)],
+            },
+        ),
+        failed("mask.b", data={"calls": [call(), given({**ANSWER, "same_as": [0, "query"]})]}),
+        failed(
+            "mask.c",
+            data={
+                "calls": [given({**ANSWER, "stride": [4, 2, 2, 1], "offset": 1, "after": ANSWER})]
+            },
+        ),
+        failed(
+            "mask.d",
+            data={
+                "calls": [call(output=ANSWER, right=None), call(5.0, output=ANSWER)],
+                "relation": {
+                    "expected": [{"call": 0, "elements": [0]}],
+                    "got": [{"call": 1}],
+                },
+                "expected": tensor([-0.266261160373], 1),
+                "got": tensor([-0.266260892152], 1),
+                "bound": tensor([2.5e-7], 1),
             },
         ),
     ),
