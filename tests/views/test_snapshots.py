@@ -41,7 +41,7 @@ def given(query: dict[str, Any]) -> dict[str, Any]:
 
 def failed(slug: str = "mask.golden", **more: Any) -> ClauseResult:
     """A failure whose counterexample has what is given besides the problem."""
-    data = {"problem": PROBLEM, **more.pop("data", {})}
+    data = {"problem": PROBLEM, "calls": [call()], **more.pop("data", {})}
     return result("failed", slug, counterexample=data, **more)
 
 
