@@ -16,6 +16,7 @@ from reference import (
     STANDARD,
     Attention,
     attend,
+    repeat_heads,
     scaled_dot_product_attention,
     softmax,
 )
@@ -66,6 +67,18 @@ def test_printed_figures_tell_the_scale() -> None:
     query, key = head(PRINTED_QUERY), head(PRINTED_KEY_TRANSPOSED).transpose(-1, -2)
     assert printed_steps(attend(query, key, key).scores, PRINTED_SCORES) > 1
     assert printed_steps(attend(query, key, key).weights, PRINTED_WEIGHTS) > 1
+
+
+@given(shape=shapes())
+def test_rows_sum_to_one(shape: Shape) -> None:
+    """A row's weights are no less than 0 and sum to 1, or to 0 where the row has no key."""
+    evaluation: Attention = core_case(shape.changed(sinks=False)).golden(STANDARD)
+    steps = (shape.key_length + 1) * UNIT_ROUNDOFF  # the roundings of a sum and of a division
+    assert bool((evaluation.weights >= 0).all())
+    for weights, empty in zip(
+        evaluation.weights.flatten(0, 2).tolist(), evaluation.empty.flatten().tolist(), strict=True
+    ):
+        assert abs(math.fsum(weights) - (not empty)) <= steps / (1 - steps)
 
 
 @given(shape=shapes())
@@ -179,6 +192,25 @@ def test_structurally_empty_rows() -> None:
         assert evaluation.output[0, 0, :3, 0].tolist() == [first, first, 1.0]
 
 
+def test_mean_of_one_valid_key() -> None:
+    """Where causality admits one key, and the mask hides it, the mean of the valid is its value."""
+    inputs = torch.randn(1, 1, 2, 3), torch.randn(1, 1, 2, 3), head([[5.0], [3.0]])
+    keep = torch.tensor([[False, True], [True, True]])[None, None]
+    point = STANDARD.replace(empty_rows="mean-of-valid")
+    answer = scaled_dot_product_attention(*inputs, causal=True, keep=keep, semantics=point)
+    assert answer[0, 0, 0].tolist() == [5.0]
+
+
+def test_rules_leave_other_rows_alone() -> None:
+    """The rule for empty rows changes nothing in rows that have a key."""
+    case = core_case(Shape(keep_axes=(True, True, True, True), seed=1))
+    zeros = case.golden(STANDARD)
+    assert bool(zeros.empty.any())
+    for rule in ("nan", "mean-of-all", "mean-of-valid"):
+        other = case.golden(STANDARD.replace(empty_rows=rule))
+        assert torch.equal(other.output[~zeros.empty], zeros.output[~zeros.empty])
+
+
 def test_adding_minus_infinity_is_replacing_by_it() -> None:
     """Both ways of excluding a key exactly share every bit, the rule for empty rows included."""
     case = core_case(Shape(keep_axes=(True, True, True, True), seed=1))
@@ -186,6 +218,14 @@ def test_adding_minus_infinity_is_replacing_by_it() -> None:
         point = STANDARD.replace(empty_rows=rule)
         added = case.golden(point.replace(mask_operation="add")).output
         assert torch.equal(added, case.golden(point).output)
+
+
+def test_late_softcap_without_softcap_changes_nothing() -> None:
+    """The order of a cap that is not there does not touch the rule for empty rows."""
+    case = core_case(Shape(keep_axes=(True, True, True, True), seed=1))
+    point = STANDARD.replace(empty_rows="mean-of-all")
+    late = case.golden(point.replace(softcap_order="after-mask"))
+    assert torch.equal(late.output, case.golden(point).output)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +245,18 @@ def test_empty_axes(empty: str, shape: tuple[int, ...]) -> None:
     assert empty != "key_length" or not answer.any()
 
 
+def test_explicit_scale() -> None:
+    """A scale that the call gives replaces the rule and its factor."""
+    inputs = generated()
+    other = STANDARD.replace(scale="none", scale_factor=7.0)
+    assert torch.equal(
+        scaled_dot_product_attention(*inputs, scale=0.5),
+        scaled_dot_product_attention(*inputs, scale=0.5, semantics=other),
+    )
+    assert attend(*inputs, scale=0.5).scale == 0.5
+    assert attend(*inputs).scale == 3.0**-0.5
+
+
 def test_mask_forms_agree() -> None:
     """A boolean mask, its opposite under "drop", and a bias of 0 and -inf give the same bits."""
     inputs = generated()
@@ -216,6 +268,14 @@ def test_mask_forms_agree() -> None:
     assert torch.equal(answer, scaled_dot_product_attention(*inputs, bias=bias))
 
 
+def test_softcap_bounds_the_logits() -> None:
+    """Capped scores stay within the cap however large the products are."""
+    query, key, value = generated(magnitude=1e3)
+    evaluation = attend(query, key, value, softcap=5.0)
+    assert bool((evaluation.scores.abs() > 5).any())
+    assert bool((evaluation.capped.abs() <= 5).all())
+
+
 def test_inputs_are_left_alone() -> None:
     """No input is changed in place, whatever the masks."""
     case = core_case(Shape(keep_axes=(True,) * 4, bias_axes=(True,) * 4, length_form="BQ"))
@@ -223,6 +283,13 @@ def test_inputs_are_left_alone() -> None:
     before = [tensor.clone() for tensor in tensors]
     case.golden(STANDARD)
     assert all(torch.equal(one, two) for one, two in zip(tensors, before, strict=True))
+
+
+@pytest.mark.parametrize(("axis", "dim"), [("batch", 0), ("head", 1), ("query", 2), ("key", 3)])
+def test_softmax_axes(axis: str, dim: int) -> None:
+    """Along its axis, and along no other, a softmax over n equal logits is 1/n."""
+    logits = torch.zeros(2, 4, 5, 8, dtype=torch.float64)
+    assert bool((softmax(logits, axis) == 1.0 / logits.shape[dim]).all())
 
 
 def test_softmax_extremes() -> None:
@@ -235,6 +302,18 @@ def test_softmax_extremes() -> None:
         softmax(rows, "row")
     with refused("logits has shape [3]: it needs 4 axes [B, H, Lq, Lk]"):
         softmax(torch.zeros(3))
+
+
+def test_repeat_heads() -> None:
+    """Heads share key/value heads in runs, or in turns under "tile"."""
+    heads = torch.arange(2.0).reshape(1, 2, 1, 1)
+    assert repeat_heads(heads, 4).flatten().tolist() == [0, 0, 1, 1]
+    tile = STANDARD.replace(group_order="tile")
+    assert repeat_heads(heads, 4, tile).flatten().tolist() == [0, 1, 0, 1]
+    with refused("heads has 2 heads, which does not divide 3"):
+        repeat_heads(heads, 3)
+    with refused("heads has shape [2]: it needs 4 axes [B, Hkv, L, D]"):
+        repeat_heads(torch.zeros(2), 4)
 
 
 def zeros(*axes: int) -> Tensor:

@@ -15,6 +15,31 @@ from reference import STANDARD, attend, modify
 SCORES = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0)).double()
 
 
+def test_indices_of_score_mod() -> None:
+    """Each index counts along its own axis, from zero."""
+    point = STANDARD.replace(
+        score_mod=lambda s, b, h, q, k: 0 * s + 1000 * b + 100 * h + 10 * q + k
+    )
+    modified = modify(SCORES, point)
+    assert float(modified[1, 2, 3, 4]) == 1234.0
+    assert modified.shape == SCORES.shape
+
+
+def test_without_score_mod_nothing_changes() -> None:
+    """The standard point hands the scores on as they are."""
+    assert modify(SCORES, STANDARD) is SCORES
+
+
+def test_score_mod_comes_after_the_cap_and_before_the_bias() -> None:
+    """Doubling it doubles the capped scores, and leaves the bias as it is."""
+    inputs = core_case(Shape()).inputs
+    bias = torch.randn(2, 4, 3, 4, dtype=torch.float64)
+    point = STANDARD.replace(score_mod=lambda score, *_: 2.0 * score)
+    found = attend(*inputs, bias=bias, softcap=0.5, semantics=point)
+    assert torch.equal(found.modified, 2.0 * found.capped)
+    assert torch.equal(found.logits, 2.0 * found.capped + bias)
+
+
 def test_score_mod_can_hide_keys() -> None:
     """Minus infinity from it is a hidden key: causality written as one is causality."""
     inputs = core_case(Shape(query_length=4)).inputs

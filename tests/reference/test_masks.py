@@ -6,9 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from refusals import refused
 
-from reference import STANDARD, Semantics, attend, structural_mask
+from reference import STANDARD, Semantics, attend, counts, structural_mask
+
+TOP_LEFT = STANDARD.replace(causal_alignment="top-left")
+LENGTHS = st.integers(0, 7)
 
 
 def structure(
@@ -37,6 +42,55 @@ def rows(mask: torch.Tensor) -> list[str]:
     return ["".join("x" if entry else "." for entry in row) for row in mask.tolist()]
 
 
+def test_bottom_right_triangles() -> None:
+    """Under bottom-right alignment the last query sees the last key, whichever length is larger."""
+    assert rows(structure(2, 4, causal=True)) == ["xxx.", "xxxx"]
+    assert rows(structure(4, 2, causal=True)) == ["..", "..", "x.", "xx"]
+    assert rows(structure(3, 3, causal=True)) == ["x..", "xx.", "xxx"]
+
+
+def test_top_left_triangles() -> None:
+    """Under top-left alignment the first query sees the first key only."""
+    assert rows(structure(2, 4, causal=True, semantics=TOP_LEFT)) == ["x...", "xx.."]
+    assert rows(structure(4, 2, causal=True, semantics=TOP_LEFT)) == ["x.", "xx", "xx", "xx"]
+
+
+@given(queries=LENGTHS, keys=LENGTHS)
+def test_causal_is_a_triangle(queries: int, keys: int) -> None:
+    """Both alignments are lower triangles, on the diagonal that ends or starts in a corner."""
+    full = torch.ones(queries, keys, dtype=torch.bool)
+    assert torch.equal(structure(queries, keys, causal=True), full.tril(keys - queries))
+    assert torch.equal(structure(queries, keys, causal=True, semantics=TOP_LEFT), full.tril())
+
+
+@given(queries=LENGTHS, keys=LENGTHS, offset=st.integers(-3, 3))
+def test_causal_offset_moves_the_diagonal(queries: int, keys: int, offset: int) -> None:
+    """The offset shows that many keys beyond the diagonal."""
+    full = torch.ones(queries, keys, dtype=torch.bool)
+    moved = structure(queries, keys, causal=True, semantics=STANDARD.replace(causal_offset=offset))
+    assert torch.equal(moved, full.tril(keys - queries + offset))
+
+
+def test_windows() -> None:
+    """A window counts keys before and after the query's position, -1 meaning no limit."""
+    assert rows(structure(3, 3, window=(0, 0))) == ["x..", ".x.", "..x"]
+    assert rows(structure(3, 3, window=(1, 0))) == ["x..", "xx.", ".xx"]
+    assert rows(structure(3, 3, window=(-1, 0))) == ["x..", "xx.", "xxx"]
+    assert rows(structure(3, 3, window=(0, -1))) == ["xxx", ".xx", "..x"]
+    assert rows(structure(2, 4, window=(1, 0))) == [".xx.", "..xx"]
+    assert rows(structure(2, 4, window=(1, 0), semantics=TOP_LEFT)) == ["x...", "xx.."]
+    wider = STANDARD.replace(window_offset=1)
+    assert rows(structure(4, 4, window=(1, 0), semantics=wider)) == ["xx..", "xxx.", "xxxx", ".xxx"]
+
+
+@given(queries=LENGTHS, keys=LENGTHS)
+def test_causal_is_a_window(queries: int, keys: int) -> None:
+    """Causality is the window without a left limit, and the open window is no mask at all."""
+    causal = structure(queries, keys, causal=True)
+    assert torch.equal(causal, structure(queries, keys, window=(-1, 0)))
+    assert bool(structure(queries, keys, window=(-1, -1)).all())
+
+
 def test_lengths() -> None:
     """Lengths admit the keys before them, one number an item or one a query."""
     shape = (2, 1, 2, 3)
@@ -62,6 +116,48 @@ def test_empty_batch_with_lengths() -> None:
         assert table.shape[0] == 0
 
 
+@pytest.mark.parametrize(
+    ("rule", "wanted"),
+    [
+        ("both", "..x"),
+        ("refused", "..x"),
+        ("either", "xxx"),
+        ("causal-only", "xxx"),
+        ("mask-only", "..x"),
+    ],
+)
+def test_combination(rule: Any, wanted: str) -> None:
+    """Each rule of combination is its own truth table, for the last of three queries."""
+    keep = torch.tensor([False, False, True]).reshape(1, 1, 1, 3)
+    point = STANDARD.replace(causal_combination=rule)
+    heads = torch.ones(1, 1, 3, 2)
+    allowed = attend(heads, heads, heads, keep=keep, causal=True, semantics=point).allowed
+    assert rows(allowed[0, 0])[2] == wanted
+
+
+@pytest.mark.parametrize(
+    ("rule", "together"),
+    [("both", "..."), ("either", "xxx"), ("causal-only", "xx."), ("mask-only", "..x")],
+)
+@pytest.mark.parametrize("given", ["causal", "mask", "bias", "all"])
+def test_a_rule_of_combination_speaks_of_both_only(rule: Any, together: str, given: str) -> None:
+    """Alone, the flag or a mask counts whatever the rule; a window always does."""
+    keep = torch.tensor([False, False, True, True]).reshape(1, 1, 1, 4)
+    bias = torch.where(keep, 0.0, float("-inf"))
+    point = STANDARD.replace(causal_combination=rule, causal_alignment="top-left")
+    heads = torch.ones(1, 1, 4, 2)
+    calls: dict[str, dict[str, Any]] = {
+        "causal": {"causal": True},
+        "mask": {"keep": keep},
+        "bias": {"bias": bias},
+        "all": {"causal": True, "keep": keep, "window": (1, 1)},
+    }
+    allowed = attend(heads, heads, heads, semantics=point, **calls[given]).allowed
+    # Of keys 0 to 3 query 1 sees 0 to 2 through the window.
+    alone = {"causal": "xx..", "mask": "..xx", "bias": "..xx", "all": f"{together}."}
+    assert rows(allowed[0, 0])[1] == alone[given]
+
+
 @pytest.mark.parametrize("rule", ["both", "either"])
 def test_what_a_bias_hides_stays_hidden(rule: Any) -> None:
     """The flag shows no key whose bias is minus infinity, whatever admits a key."""
@@ -70,6 +166,15 @@ def test_what_a_bias_hides_stays_hidden(rule: Any) -> None:
     heads = torch.ones(1, 1, 3, 2)
     allowed = attend(heads, heads, heads, bias=bias, causal=True, semantics=point).allowed
     assert rows(allowed[0, 0]) == ["x..", "x..", "x.x"]
+
+
+def test_a_single_query_need_not_be_causal() -> None:
+    """Where one query is never causal, it sees every key; two queries are causal as ever."""
+    point = TOP_LEFT.replace(one_query_causal=False)
+    assert rows(structure(1, 3, causal=True, semantics=TOP_LEFT)) == ["x.."]
+    assert rows(structure(1, 3, causal=True, semantics=point)) == ["xxx"]
+    assert rows(structure(2, 3, causal=True, semantics=point)) == ["x..", "xx."]
+    assert counts(point, causal=True, masked=True, query_length=1) == (False, True)
 
 
 @pytest.mark.parametrize(

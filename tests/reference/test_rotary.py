@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from agreement import disagreement
 from golden_problems import Case, Shape, core_case
 from torch import Tensor
 
-from reference import STANDARD, attend, rotary_angles, rotate_heads
+from reference import STANDARD, attend, rotary_angles, rotary_pairs, rotary_size, rotate_heads
 
 PAIRINGS = ["halves", "interleaved"]
 # A rotation makes a few roundings; angles below 100 err by at most 100 units.
@@ -45,10 +47,65 @@ def test_position_zero_turns_nothing(pairing: str) -> None:
     assert torch.equal(turned, tokens)
 
 
+def test_pairs() -> None:
+    """Halves pair channel i with i + R/2, interleaved pairs neighbours."""
+    first, second = rotary_pairs(6, STANDARD.replace(rotary="halves"))
+    assert (first.tolist(), second.tolist()) == ([0, 1, 2], [3, 4, 5])
+    first, second = rotary_pairs(6, STANDARD.replace(rotary="interleaved"))
+    assert (first.tolist(), second.tolist()) == ([0, 2, 4], [1, 3, 5])
+    assert rotary_pairs(6, STANDARD)[0].numel() == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "fraction", "turned"),
+    [(8, 1.0, 8), (7, 1.0, 6), (1, 1.0, 0), (8, 0.5, 4), (10, 0.3, 2), (64, 0.25, 16), (2, 0.4, 0)],
+)
+def test_size_of_the_turned_part(size: int, fraction: float, turned: int) -> None:
+    """The turned channels are the largest even number within the fraction."""
+    assert rotary_size(size, STANDARD.replace(rotary="halves", rotary_fraction=fraction)) == turned
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+def test_other_channels_stay(pairing: str) -> None:
+    """Channels beyond the turned part are the same bits, and those within are others."""
+    tokens, point = heads(), STANDARD.replace(rotary=pairing, rotary_fraction=0.7)
+    turned = rotate_heads(tokens, torch.arange(1, 6), point)
+    assert torch.equal(turned[..., 4:], tokens[..., 4:])
+    assert not bool((turned[..., :4] == tokens[..., :4]).any())
+
+
 def test_angles() -> None:
     """The first pair turns by one radian a position, the last of two by base ** -1/2."""
     angles = rotary_angles(torch.tensor([3, -2]), 4, STANDARD.replace(rotary="halves"))
     assert torch.equal(angles, torch.tensor([[3.0, 0.03], [-2.0, -0.02]], dtype=torch.float64))
+
+
+def test_direction() -> None:
+    """A quarter turn takes the first channel of a pair to the second one (RoFormer, eq. 34)."""
+    point = STANDARD.replace(rotary="halves")
+    quarter = torch.tensor([math.pi / 2], dtype=torch.float64)
+    turned = rotate_heads(torch.tensor([[[[1.0, 0.0]]]]), quarter, point)
+    assert float(turned[..., 1]) == 1.0
+    assert abs(float(turned[..., 0])) < ROUNDING
+
+
+@pytest.mark.parametrize("pairing", PAIRINGS)
+@pytest.mark.parametrize("alignment", ["bottom-right", "top-left"])
+def test_alignment(pairing: str, alignment: Any) -> None:
+    """The last queries of a sequence, asked alone, answer as in the whole at bottom-right only."""
+    point = STANDARD.replace(rotary=pairing, causal_alignment=alignment)
+    query, key, value = core_case(Shape(query_length=4, key_length=4, head_size=4)).inputs
+    whole = attend(query, key, value, semantics=point).output
+    last = attend(query[:, :, 2:], key, value, semantics=point).output
+    close = bool(((last - whole[:, :, 2:]).abs() <= ROUNDING * 10).all())
+    assert close == (alignment == "bottom-right")
+
+
+def test_values_are_not_turned() -> None:
+    """The answer at a single key is its value."""
+    query, key, value = core_case(Shape(key_length=1, head_size=4)).inputs
+    output = attend(query, key, value, semantics=STANDARD.replace(rotary="halves")).output
+    assert torch.equal(output, value.repeat_interleave(2, dim=1).expand(output.shape))
 
 
 TABLES = torch.complex(

@@ -10,9 +10,24 @@ import torch
 from golden_problems import Shape, core_case
 from refusals import refused
 
-from reference import STANDARD, attend
+from reference import STANDARD, attend, softmax
 
 SINKS = torch.tensor([-1.0, 0.5, 2.0, 0.0], dtype=torch.float64)
+ROUNDING = 50 * 2.0**-53
+
+
+def test_a_sink_is_a_key_without_a_value() -> None:
+    """One more key of zeros with a value of zeros, whose bias is the sink, gives the same."""
+    query, key, value = core_case(Shape()).inputs
+    found = attend(query, key, value, sinks=SINKS)
+    more_key, more_value = (
+        torch.cat([tokens, torch.zeros_like(tokens[:, :, :1])], dim=2) for tokens in (key, value)
+    )
+    bias = torch.zeros(1, 4, 1, 5, dtype=torch.float64)
+    bias[0, :, 0, 4] = SINKS
+    expected = attend(query, more_key, more_value, bias=bias)
+    assert bool(((found.output - expected.output).abs() <= ROUNDING).all())
+    assert bool(((found.weights - expected.weights[..., :4]).abs() <= ROUNDING).all())
 
 
 @pytest.mark.parametrize("rule", ["zeros", "nan", "mean-of-all", "mean-of-valid"])
@@ -25,6 +40,13 @@ def test_rows_without_keys(rule: Any) -> None:
     assert not found.output[found.empty].any()
 
 
+def test_sinks_of_minus_infinity_change_nothing() -> None:
+    """A sink that counts for nothing leaves the bits as they are."""
+    inputs = core_case(Shape()).inputs
+    none = torch.full((4,), -math.inf)
+    assert torch.equal(attend(*inputs, sinks=none).output, attend(*inputs).output)
+
+
 @pytest.mark.parametrize("size", [1e4, -1e4])
 def test_large_sinks(size: float) -> None:
     """A large sink takes all the weight, a very negative one none; neither overflows."""
@@ -32,6 +54,21 @@ def test_large_sinks(size: float) -> None:
     output = attend(*inputs, sinks=torch.full((4,), size)).output
     expected = torch.zeros_like(output) if size > 0 else attend(*inputs).output
     assert torch.equal(output, expected)
+
+
+def test_each_head_has_its_own() -> None:
+    """A sink lowers the weights of its head alone, in every row and item."""
+    inputs = core_case(Shape()).inputs
+    one = torch.tensor([-math.inf, 1.0, -math.inf, -math.inf])
+    sums = attend(*inputs, sinks=one).weights.sum(dim=-1)
+    assert bool((sums[:, 1] < 0.99).all())
+    assert bool(((sums[:, [0, 2, 3]] - 1.0).abs() <= ROUNDING).all())
+
+
+def test_other_axes_know_no_sink() -> None:
+    """A softmax over another axis than the keys leaves the sinks out."""
+    logits = torch.randn(2, 4, 3, 5, dtype=torch.float64)
+    assert torch.equal(softmax(logits, "query", sinks=SINKS), softmax(logits, "query"))
 
 
 @pytest.mark.parametrize(
