@@ -42,6 +42,7 @@ def verdict(value: Any, *, explain: bool = False) -> tuple[str, str]:
     return worst.verdict, worst.reason
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -95,6 +96,7 @@ def test_a_function_is_read() -> None:
     assert verdict(bare_modules.kernel)[0].startswith("conforms")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -346,6 +348,7 @@ def test_keys_may_have_an_order_of_their_own(function: Any, shared: int) -> None
     assert verdict(function)[0].startswith("conforms")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
@@ -367,6 +370,7 @@ def test_a_class_that_no_call_answers_is_refused_by_its_own_fault() -> None:
         conformance.check(bare_modules.Refusing, profile="quick", only=FEW)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "kind", [bare_modules.InWindows, bare_modules.OfPlaces, bare_modules.OfPixels]
 )
