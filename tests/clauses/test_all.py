@@ -55,8 +55,8 @@ LEAST_SHARE = 0.75
 
 # Graphs, models, devices and ranks have their own tests: test_export_*.py, test_whole_models.py,
 # test_device.py, test_fake_device.py, test_ranks.py.
-# What applies to one of EVERYBODY is passed by `conformance check candidates` of each CI run, and here
-# at night.
+# What applies to one of EVERYBODY is passed by `conformance check candidates` of each CI run, and
+# here at night.
 OF_ALL = [
     pytest.param(slug, marks=pytest.mark.nightly)
     if slug not in (*IN_FLOAT16, *IN_FLOAT64)
