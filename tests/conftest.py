@@ -18,11 +18,11 @@ from opened_pages import chromium, opener  # noqa: F401 (fixtures of the tests o
 from workspaces import forget_modules, working_in
 
 # No deadlines: a first call into torch takes as long as a hundred others.
-settings.register_profile("local", deadline=None, max_examples=50)
+settings.register_profile("local", deadline=None, max_examples=30)
 settings.register_profile(
     "gate",
     deadline=None,
-    max_examples=50,
+    max_examples=30,
     derandomize=True,
     database=None,
     print_blob=True,

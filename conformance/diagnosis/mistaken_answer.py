@@ -26,7 +26,7 @@ from ..clauses.subject import Differentiator, Subject
 from ..declare.candidate import like_nobody
 from ..declare.declaration import Declaration
 from ..oracle import headroom
-from ..oracle.oracle import Golden, Oracle, core_of, evaluate
+from ..oracle.oracle import Golden, Oracle, core_of, evaluate, run_of
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..tolerance import largest_size, model
@@ -450,6 +450,17 @@ def mistaken_attention(
         if mistake.core is not None:
             core = mistake.core(call, core) or core
     return before, core
+
+
+def mistaken_run(call: DeclaredCall, made: Combination) -> golden.Run:
+    """Return the run behind the attention proper, its results computed on demand if possible.
+
+    ``call`` comes from :func:`mistaken_call`.
+    """
+    in_steps = any(mistake.heads or mistake.core for mistake in made)
+    if in_steps or not all(map(is_of_call, _edits_of(made))):
+        return mistaken_attention(call, made, every_key=True)[1].run
+    return run_of(call.inputs, call.semantics)
 
 
 def _in_its_rows(

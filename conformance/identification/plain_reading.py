@@ -260,8 +260,8 @@ class Weights:
                 return
             if made and _changes(steps) > _BEHIND_A_NORM:
                 continue
-            reading = calls.reading(made, point=steps)
-            if reading is not None and reading.explained:
+            reading = calls.reading(made, point=steps, explained=True)
+            if reading is not None:
                 if made:  # the reading is of the tokens behind the norm
                     self.made = made
                     reading = replace(reading, given=reading.call.inputs)

@@ -474,6 +474,7 @@ def test_the_gain_of_a_norm_is_no_bias() -> None:
     assert not assumed(candidate, "gamma")
 
 
+@pytest.mark.nightly
 def test_heads_that_nothing_says() -> None:
     """A named module that is never golden and does not say its heads needs ``num_heads=``."""
     roles = {"q": "c", "k": "a", "v": "d", "o": "b"}

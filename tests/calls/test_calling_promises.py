@@ -68,7 +68,7 @@ def declared(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 
 
 @settings(
-    max_examples=settings().max_examples // 15,  # more at night, where the profile has more
+    max_examples=settings().max_examples // 10,  # more at night, where the profile has more
     derandomize=True,
     deadline=None,
     database=None,

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
 import pytest
-from examples import SMALL, bare, core, layer, run_clause
+from examples import bare, core, run_clause
 from torch import Tensor
 
-from candidates.eager import EagerLayer
 from conformance import Semantics
-from conformance.running.runner import CandidateRun
 
 PROMISES: dict[str, Any] = {"masks": [], "causal": None, "features": [], "empty_rows": "any"}
 
@@ -47,25 +44,6 @@ def shifted(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def test_broken_law_fails(broken: Any, slug: str) -> None:
     """Each law is broken by its own mistake."""
     assert run_clause(core(broken, **PROMISES), slug).status == "failed"
-
-
-class WithoutKeyBias(EagerLayer):
-    """A layer that leaves its key bias out."""
-
-    def __init__(self, geometry: Any, weights: Any) -> None:
-        super().__init__(geometry, dataclasses.replace(weights, k_bias=None))
-
-
-@pytest.mark.nightly  # each clause is asked of correct layers in each run
-def test_missing_key_bias_breaks_nothing() -> None:
-    """Softmax does not see a key bias: nothing fails without it, unless logits are capped."""
-    uncapped = ["scale", "gqa", "window", "weights"]
-    run = CandidateRun(layer(WithoutKeyBias, features=uncapped), profile=SMALL, dtypes=("float32",))
-    named = ("numerics", "equivariance", "gradients")  # what a bias of the keys could change
-    relevant = [planned for planned in run.planned() if planned.id.startswith(named)]
-    assert {run.run(planned).status for planned in relevant} == {"passed", "not-applicable"}
-    capped = layer(WithoutKeyBias, features=["softcap"])
-    assert run_clause(capped, "numerics.golden").status == "failed"
 
 
 @pytest.mark.parametrize(

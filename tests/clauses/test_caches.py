@@ -9,7 +9,6 @@ from torch import Tensor
 
 import conformance
 from candidates.eager import Answer, Call, EagerCore, EagerLayer
-from candidates.module_caches import by_input_positions, by_tuples, in_buffers
 from conformance.clauses import caches
 from conformance.clauses.caches import ragged, with_cache
 from conformance.clauses.registry import all_clauses
@@ -56,14 +55,6 @@ def test_seven_clauses() -> None:
 )
 def test_correct_caches_pass(slug: str, candidate: conformance.Candidate) -> None:
     """Cores, layers that cross and layers that attend to themselves pass, and examples bind."""
-    result = run_clause(candidate, slug)
-    assert (result.status, result.binding > 0) == ("passed", True)
-
-
-@pytest.mark.parametrize("slug", [slug for slug in SLUGS if slug != "cache.untouched-tail"])
-@pytest.mark.parametrize("candidate", [by_tuples, in_buffers, by_input_positions])
-def test_caches_of_modules_pass(slug: str, candidate: conformance.Candidate) -> None:
-    """A returned cache, buffers and slots: earlier tokens act as if they were given now."""
     result = run_clause(candidate, slug)
     assert (result.status, result.binding > 0) == ("passed", True)
 

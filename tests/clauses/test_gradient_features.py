@@ -22,16 +22,7 @@ from candidates.eager import Call
 from candidates.legitimate.backward import backward_in_blocks
 from candidates.legitimate.caches import (
     cross_layer_with_cache,
-    everything_at_once,
     joined,
-    joined_before_all,
-    old_and_new_apart,
-)
-from candidates.legitimate.sinks import (
-    sink_as_a_column,
-    sink_as_a_key,
-    sink_behind_the_attention,
-    sink_first,
 )
 from conformance.base.profile import PROFILES
 from conformance.declare.candidate import Candidate
@@ -45,14 +36,6 @@ def status(candidate: Candidate, slug: str, dtype: str = "float32") -> str:
     """The status of one clause, with its reason."""
     result = run_clause(candidate, slug, examples=QUICK, dtype=dtype)
     return f"{result.status}: {result.reason}".removesuffix(": ")
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("candidate", [joined_before_all, old_and_new_apart, everything_at_once])
-@pytest.mark.parametrize("slug", ["gradients.cache", "gradients.golden", "gradients.options"])
-def test_correct_caches_pass(candidate: Candidate, slug: str) -> None:
-    """Joined before all, attended apart, with every option: gradients reach the cache as well."""
-    assert status(candidate, slug) == "passed"
 
 
 def test_a_diagonal_from_the_first_cached_key_is_detected() -> None:
@@ -193,16 +176,6 @@ def test_channels_past_every_tile_are_judged(role: str, tile: int) -> None:
 
     assert f"the gradient of {role} is wrong" in messages_of_edges(core(Tiled()))
     assert messages_of_edges(core(HandWritten())) == ""
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize(
-    "candidate", [sink_as_a_column, sink_first, sink_behind_the_attention, sink_as_a_key]
-)
-@pytest.mark.parametrize("slug", ["gradients.sinks", "gradients.golden"])
-def test_correct_sinks_pass(candidate: Candidate, slug: str) -> None:
-    """A column, an online softmax, a gate and one more key give back the same."""
-    assert status(candidate, slug) == "passed"
 
 
 def test_weights_recomputed_without_the_sink_are_detected() -> None:

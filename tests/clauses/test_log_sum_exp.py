@@ -80,6 +80,7 @@ def test_promises_that_exclude_each_other(promises: dict[str, Any], said: str) -
         _declared(**promises)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("candidate", "said"),
     [

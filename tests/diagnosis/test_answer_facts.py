@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,22 +30,6 @@ def facts_of(function: Callable[..., Tensor], **promises: Any) -> tuple[dict[str
     return entry["facts"], entry["text"]
 
 
-@pytest.mark.nightly
-def test_constant_factor_is_told() -> None:
-    """Where a part of the answer is three quarters of what is expected, it is said to be that."""
-
-    def less(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        output = scaled_dot_product_attention(query, key, value)
-        output[..., ::2] *= 0.75
-        return output
-
-    facts, text = facts_of(less)
-    assert facts["ratio"] == pytest.approx(0.75, rel=1e-5)
-    assert "0.75 times what is expected" in text
-    assert facts["ones_stay"] is False
-    assert facts["ones_become"] == pytest.approx([0.75, 1.0])
-
-
 def test_what_the_weights_of_a_layer_sum_to_is_told() -> None:
     """A second softmax that is subtracted leaves a half of values that are all one."""
 
@@ -66,56 +49,6 @@ def test_what_the_weights_of_a_layer_sum_to_is_told() -> None:
     assert "values that are all one become 0.5" in entry["text"]
 
 
-@pytest.mark.nightly
-def test_constant_difference_is_told() -> None:
-    """Where a part of the answer is too large by a quarter, it is said to be that."""
-
-    def more(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        output = scaled_dot_product_attention(query, key, value)
-        output[..., ::2] += 0.25
-        return output
-
-    facts, text = facts_of(more)
-    assert facts["difference"] == pytest.approx(0.25, rel=1e-4)
-    assert "ratio" not in facts
-    assert "+0.25 throughout" in text
-
-
-@pytest.mark.nightly
-def test_affected_head_is_told() -> None:
-    """Where one head alone is wrong, that one is named, and where its answer is zero."""
-
-    def second_head_zero(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        output = scaled_dot_product_attention(query, key, value)
-        output[:, 1:2, :, ::3] = 0.0
-        return output
-
-    facts, text = facts_of(second_head_zero)
-    assert facts["affected"]["head"] == [1]
-    assert facts["affected"]["batch"] == "all"
-    assert facts["answer"] == "zero"
-    assert "goes wrong only at head 1 (of 0 to " in text
-    assert "stay so" not in text  # beside "the answer is zero there"
-
-
-@pytest.mark.nightly
-def test_what_wrong_problems_share_is_told() -> None:
-    """A mistake that shows only with a mask is said to."""
-
-    def some_rows(
-        query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None
-    ) -> Tensor:
-        if keep is not None:
-            some = torch.isin(torch.arange(query.shape[2]), torch.tensor([1, 2, 4, 7, 11]))
-            keep = keep | some[:, None]
-        return scaled_dot_product_attention(query, key, value, attn_mask=keep)
-
-    facts, text = facts_of(some_rows, masks=["keep"])
-    assert "mask" in facts["only_with"]
-    assert facts["affected"]["query"] == [1, 2, 4]
-    assert "only those with a mask" in text
-
-
 def test_answers_at_random_are_told() -> None:
     """A second call that gives another answer is a fact."""
 
@@ -126,21 +59,6 @@ def test_answers_at_random_are_told() -> None:
     facts, text = facts_of(noisy)
     assert facts["repeats"] is False
     assert "a second call" in text
-
-
-@pytest.mark.nightly
-def test_nan_is_told() -> None:
-    """How many elements are not finite is counted."""
-
-    def broken(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        output = scaled_dot_product_attention(query, key, value)
-        output[..., -1, 0] = math.nan
-        return output
-
-    facts, text = facts_of(broken)
-    assert facts["not_finite"] > 0
-    assert facts["affected"]["channel"] == [0]
-    assert "not finite" in text
 
 
 def test_failing_clause_gets_the_name_with_the_remedy() -> None:
@@ -167,55 +85,6 @@ def test_failure_that_a_name_does_not_explain_is_unknown() -> None:
     convex = CLAUSES["numerics.convex"]  # which attention without a scale obeys
     (entry,) = known.explain(convex, problem())
     assert entry["name"] == "unknown-mistake"
-
-
-PROMISES = {
-    "masks": ["bias"],
-    "causal": None,
-    "features": [],
-    "empty_rows": "any",
-    "dtypes": ["float32"],
-}
-
-
-def strange_where(holds: Callable[[Tensor, Tensor], bool]) -> Callable[..., Tensor]:
-    """A core whose weights are no function that is known where sizes meet a condition."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None = None) -> Tensor:
-        scores = query @ key.mT / math.sqrt(query.shape[-1])
-        weights = (scores if bias is None else scores + bias).softmax(-1)
-        if holds(query, key):
-            weights = weights.pow(1.3) + 0.01 * torch.arange(key.shape[2])
-        return weights @ value
-
-    return attend
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize(
-    ("holds", "words"),
-    [
-        (lambda _query, key: key.shape[2] % 2 == 1, "where the number of keys is odd"),
-        (lambda query, _key: query.shape[2] % 2 == 0, "where the number of queries is even"),
-        (lambda query, _key: query.shape[3] % 4 != 0, "where 4 does not divide the head size"),
-    ],
-)
-@pytest.mark.nightly
-def test_plain_sizes_that_decide_are_said(
-    holds: Callable[[Tensor, Tensor], bool], words: str
-) -> None:
-    """What tells all wrong problems from right ones is said, and no coincidence beside it."""
-    (entry,) = diagnose(Subject(core(strange_where(holds), **PROMISES), "float32"))
-    assert f"problems go wrong, only those {words};" in entry["text"]
-    assert entry["facts"]["never_with"] == []
-
-
-@pytest.mark.nightly
-def test_the_size_from_which_on_an_answer_is_wrong_is_said() -> None:
-    """What no name explains, and one wrong problem shows alone, is told with its number of keys."""
-    strange = strange_where(lambda _query, key: key.shape[2] > 100)
-    (entry,) = diagnose(Subject(core(strange, **PROMISES), "float32"))
-    assert "the plainest goes right with 100 keys, and wrong with 101" in entry["text"]
 
 
 def _scaled_in_place(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

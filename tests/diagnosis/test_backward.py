@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from typing import Any
 
@@ -10,12 +9,10 @@ import pytest
 import torch
 from examples import BARE_FLOAT32, CLAUSES, core, layer, problem
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 import conformance
 from candidates.broken import gradients, modified_gradients, threes, weight_gradients
-from candidates.broken._backward import HandWritten, HandWrittenLayer, Steps
-from candidates.eager import EagerLayer
+from candidates.broken._backward import HandWritten, HandWrittenLayer
 from conformance._golden import golden
 from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
@@ -151,111 +148,6 @@ def test_what_is_cut_off_in_a_layer_is_read_at_once(candidate: Candidate, name: 
     assert entry["name"] == name
 
 
-@pytest.mark.nightly
-def test_what_no_name_explains_is_told_by_facts() -> None:
-    """An unknown mistake comes with the gradients that it makes wrong."""
-
-    class NanInEverySecondRow(HandWritten):
-        """Every second query gets the gradient NaN where there are more than four keys."""
-
-        def query_gradient(self, steps: Steps, scores: Tensor) -> Tensor:
-            found = super().query_gradient(steps, scores)
-            if scores.shape[-1] > 4:
-                found[:, :, ::2] = math.nan
-            return found
-
-    subject = Subject(core(NanInEverySecondRow()), "float32")
-    (entry,) = BackwardDiagnostician(subject).explain("gradients.golden", problem())
-    assert entry["name"] == "unknown-mistake"
-    assert entry["facts"]["gradients"] == ["query"]
-    assert entry["facts"]["finite"] is False
-
-
-@pytest.mark.nightly
-def test_gradients_that_are_no_numbers_are_said_to_be_behind_whole_tiles() -> None:
-    """What a short tile leaves is NaN: by the size of the tile, and only where a whole one is."""
-    name = "gradient of query: tokens behind the last whole tile of 16 are NaN"
-    assert names(gradients.NanBehindTheLastTile) == [name]
-
-
-@pytest.mark.nightly
-def test_weights_that_pass_a_softmax_in_each_tile_are_read() -> None:
-    """The gradient of the value alone is made of them."""
-
-    class SoftmaxOfTiles(HandWritten):
-        """The weights of each tile of 16 keys meet what flows back through a softmax."""
-
-        def value_gradient(self, steps: Steps, weights: Tensor) -> Tensor:
-            tiles = [tile.softmax(-1) for tile in weights.split(16, -1)]
-            return super().value_gradient(steps, torch.cat(tiles, -1))
-
-    name = "gradient of value: the weights of each tile of 16 keys go through a softmax once more"
-    assert names(core(SoftmaxOfTiles())) == [name]
-
-
-@pytest.mark.nightly
-def test_gradients_that_are_rounded_are_said_to_be() -> None:
-    """The format of gradients is said where the right ones, rounded to it, are all there is."""
-    name = "gradients of query, key, value, bias: rounded to bfloat16"
-    assert names(gradients.GradientsInBfloat16) == [name]
-
-
-class StoredLogSumExp(torch.autograd.Function):
-    """Weights made anew behind the forward pass, of a log-sum-exp in the precision of the query."""
-
-    @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> Tensor:
-        """Attend in float32."""
-        query, key, value = (tensor.float() for tensor in tensors)
-        scores = query @ key.mT * query.shape[-1] ** -0.5
-        output = (scores.softmax(-1) @ value).to(tensors[0].dtype)
-        total = scores.logsumexp(-1, keepdim=True).to(output.dtype)
-        ctx.save_for_backward(*tensors, output, total)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, ...]:
-        """The gradients of query, key and value."""
-        query, key, value, output, total = (tensor.float() for tensor in ctx.saved_tensors)
-        scale = query.shape[-1] ** -0.5
-        weights = (query @ key.mT * scale - total).exp()
-        row = (upstream * output).sum(-1, keepdim=True)
-        scores = weights * (upstream.float() @ value.mT - row)
-        found = scores @ key * scale, scores.mT @ query * scale, weights.mT @ upstream.float()
-        return tuple(each.to(upstream.dtype) for each in found)
-
-
-@pytest.mark.nightly
-def test_numbers_of_their_own_dtype_are_not_said_to_be_rounded_to_it() -> None:
-    """Every gradient of half precision is a number of it: that explains nothing."""
-    promises = {**BARE_FLOAT32, "dtypes": ["bfloat16"], "features": ["gradients"]}
-    made = core(StoredLogSumExp.apply, scores="fused", **promises)
-    one = {"num_heads": 1, "num_kv_heads": 1, "query_length": 1, "head_size": 1}
-    sizes = {**one, "batch": 2, "value_head_size": 1, "key_length": 33}
-    subject = Subject(made, "bfloat16")
-    shown = problem(**sizes, dtype="bfloat16", values="normal", seed=59)
-    (entry,) = BackwardDiagnostician(subject).explain("gradients.golden", shown)
-    assert "rounded to bfloat16" not in entry["name"]
-    assert entry["facts"]["gradients"] == ["value"]
-
-
-@pytest.mark.nightly  # those of answers are asked in each run, by the same code
-def test_conditions_of_gradients_hold_at_sizes_that_nobody_saw() -> None:
-    """Of three heads alone, not of any odd number of them."""
-
-    def three(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        factor = 1.5 if query.shape[1] == 3 else 1.0
-        grown = value * factor + (value * (1.0 - factor)).detach()
-        return torch.softmax(query @ key.mT * query.shape[-1] ** -0.5, dim=-1) @ grown
-
-    promises = {**BARE_FLOAT32, "features": ["gradients"]}
-    sizes = {"batch": 1, "head_size": 4, "value_head_size": 4, "query_length": 7, "key_length": 5}
-    subject = Subject(core(three, **promises, geometry=sizes), "float32")
-    (entry,) = BackwardDiagnostician(subject).explain("gradients.golden", problem())
-    assert entry["text"].startswith("the gradient of the value is 1.5 times what it must be")
-    assert "(only with exactly 3 heads)" in entry["text"]
-
-
 @pytest.mark.parametrize(("order", "name"), [(-1, "unknown-mistake"), (1, "sinks-wrong-backward")])
 def test_an_answer_that_is_wrong_with_sinks_does_not_blame_the_backward_pass(
     order: int, name: str
@@ -365,72 +257,6 @@ def test_gradients_where_values_are_zero_have_the_cause_of_the_answers() -> None
     run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
     names = [[one["name"] for one in run.run(planned).diagnosis] for planned in run.planned()]
     assert names == [["mask-adds-100-before-scale"]] * len(only)
-
-
-@pytest.mark.nightly
-def test_gradients_of_the_one_wrong_answer_have_its_cause() -> None:
-    """Single queries, which no problem of the battery has beside a mask, lose their mask."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
-        return scaled_dot_product_attention(
-            query, key, value, attn_mask=keep if query.shape[2] > 1 else None
-        )
-
-    candidate = core(attend, masks=["keep"], features=["gradients"], causal=None, empty_rows="any")
-    only = ("gradients.options",)
-    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
-    (result,) = [run.run(planned) for planned in run.planned()]
-    assert [entry["name"] for entry in result.diagnosis] == ["mask-ignored"]
-
-
-@pytest.mark.nightly
-def test_gradients_of_what_two_options_make_wrong_have_the_cause_of_the_answers() -> None:
-    """The battery has no call with both, and the failing problem's own answer is right."""
-
-    def attend(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        softcap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
-        logits = query @ key.mT * query.shape[-1] ** -0.5
-        if sinks is not None:
-            logits = torch.cat([logits, sinks.view(1, -1, 1, 1).expand_as(logits[..., :1])], -1)
-        if softcap is not None:
-            logits = softcap * torch.tanh(logits / softcap)
-        return logits.softmax(-1)[..., : key.shape[2]] @ value
-
-    features = ["gradients", "softcap", "sinks"]
-    candidate = core(attend, masks=[], features=features, causal=None)
-    only = ("gradients.golden", "gradients.sinks")
-    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
-    results = [run.run(planned) for planned in run.planned()]
-    texts = {one["text"] for result in results for one in result.diagnosis}
-    (text,) = texts
-    assert text.startswith("the sinks are under the softcap")
-
-
-@pytest.mark.nightly
-def test_a_gradient_of_what_is_not_read_is_no_second_cause() -> None:
-    """The keys of a layer that reads queries in their place alone require none."""
-
-    def builder(*given: Any) -> Any:
-        right = EagerLayer(*given)
-
-        def forward(query: Tensor, key: Tensor, value: Tensor) -> Any:
-            return right(query, query if query.shape == key.shape else key, value)
-
-        return forward
-
-    only = ("numerics.golden", "gradients.alone")
-    wrong = conformance.layer()(builder)
-    run = CandidateRun(wrong, profile=PROFILES["quick"], only=only, dtypes=("float32",))
-    alone, shown = sorted((run.run(one) for one in run.planned()), key=lambda one: one.id)
-    assert "though key alone requires one" in alone.reason
-    name = shown.diagnosis[0]["name"]
-    assert (name, run.explained_by(alone)) == ("query-used-for-key", name)
 
 
 def test_what_cannot_be_copied_passes_nothing_anew() -> None:

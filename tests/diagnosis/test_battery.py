@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from examples import CLAUSES, core, layer, plan, problem
+from examples import core, layer
 from torch import Tensor
 
 import conformance
 from candidates.eager import EagerCore, EagerLayer
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import Diagnostician, diagnose, names
+from conformance.diagnosis import Diagnostician, diagnose
 from conformance.diagnosis.battery import Observation, battery
 
 
@@ -83,24 +83,6 @@ def test_the_first_answers_of_a_long_battery_have_every_feature() -> None:
     assert forms == {None, "keep", "drop", "keep_int", "bias", "lengths"}
     for option in ("scale", "softcap", "window"):
         assert any(getattr(one.inputs, option) is not None for one in first)
-
-
-@pytest.mark.nightly  # it takes two searches
-def test_a_name_that_explains_the_first_answers_is_not_given_to_another_failure() -> None:
-    """Values reversed everywhere, and one more mistake in calls that no search makes."""
-
-    def two(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-        answer: Any = RIGHT(query, key, value.flip(-2), **options)
-        several = {"scale", "softcap", "keep"} <= set(options) and options.get("window") == (3, 2)
-        return answer + 1.0 if several else answer
-
-    diagnostician = Diagnostician(Subject(core(two), "float32"))
-    plain = diagnostician.explain(CLAUSES["numerics.golden"], problem())
-    assert names(plain) == ["values-reversed"]
-    mask = plan(pattern="dense")
-    several = problem(mask=mask, causal=True, scale=0.3, softcap=1.5, window=(3, 2))
-    other = diagnostician.explain(CLAUSES["numerics.options"], several)
-    assert "values-reversed" not in names(other)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import math
-import weakref
 from collections.abc import Callable
 from unittest.mock import patch
 
@@ -12,32 +10,23 @@ import pytest
 import torch
 from examples import BARE_FLOAT32, CLAUSES, core, problem
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.functional import elu, scaled_dot_product_attention
 
 import conformance
 from candidates.broken import MISTAKES
-from conformance._golden import golden
-from conformance.base.geometry import Geometry
 from conformance.base.mistake import UNKNOWN
 from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.agreement import fails_alike
-from conformance.diagnosis.battery import Observation
 from conformance.diagnosis.diagnostician import Diagnostician
-from conformance.diagnosis.mistaken_answer import MOST_KEPT_LOGITS, act
-from conformance.diagnosis.mistakes import named_mistakes
-from conformance.diagnosis.statement_search import StatementSearch
 from conformance.problems.problem import Problem
 from conformance.running.runner import CandidateRun
-from conformance.tools.teeth.mistaken_candidates import act_out_named
 
 SLUG = "equivariance.keys"
 # Where the value head has so many channels, one of the candidates makes a mistake of its own.
 OWN = 29
-SMALL_EPSILON = 1e-8
 
 
 def tiled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -124,17 +113,6 @@ def test_mistakes_of_the_catalogue_have_names(mistake: str, clause: str, name: s
     assert [entry["name"] for entry in result.diagnosis] == [name]
 
 
-@pytest.mark.nightly
-def test_the_way_of_a_name_that_breaks_the_clause_is_looked_for() -> None:
-    """Ways of one mistake explain the same answers, and one of them alone breaks a law."""
-    for mistake in (one for one in named_mistakes() if one.name == "bias-of-first-item"):
-        run = CandidateRun(
-            act_out_named(mistake), profile=PROFILES["quick"], only=("mask.bias-counts",)
-        )
-        (result,) = [run.run(planned) for planned in run.planned()]
-        assert [entry["name"] for entry in result.diagnosis] == ["bias-of-first-item"]
-
-
 def inverted(query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None) -> Tensor:
     """What the mask hides is attended."""
     scores = query @ key.mT * query.shape[-1] ** -0.5
@@ -154,41 +132,6 @@ def test_rows_that_a_mistake_leaves_without_keys_speak_against_no_name() -> None
     assert result.violation is not None
     assert math.isnan(float(result.violation.got))
     assert [entry["name"] for entry in result.diagnosis] == ["mask-inverted"]
-
-
-def unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The scores are not scaled."""
-    return (query @ key.mT).softmax(-1) @ value
-
-
-@pytest.mark.nightly
-def test_candidates_of_one_declaration_share_what_follows_from_it() -> None:
-    """Inputs, goldens and acted answers are made once; each candidate has its own name.
-
-    Another dtype has others, and no candidate is kept alive.
-    """
-    promises = {"masks": [], "causal": None, "features": ["gqa"], "empty_rows": "any"}
-
-    def scaled_wrongly(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return unscaled(query, key.repeat_interleave(2, 1)[:, : query.shape[1]], value)
-
-    subjects = [
-        Subject(core(function, **promises), dtype)  # type: ignore[arg-type]  # by name
-        for function, dtype in ((tiled, "float32"), (scaled_wrongly, "float32"), (tiled, "float64"))
-    ]
-    one, two, other = (Diagnostician(subject) for subject in subjects)
-    assert [explanation.entry["name"] for explanation in one.explanations] == ["groups-tiled"]
-    with patch("conformance.diagnosis.mistaken_answer.act", wraps=act) as acted:
-        (again,) = Diagnostician(subjects[0]).explanations
-    assert again.entry["name"] == "groups-tiled"
-    large = [call.args[-1].geometry.logits > MOST_KEPT_LOGITS for call in acted.call_args_list]
-    assert all(large), "only what is too large to be remembered is acted out again"
-    assert two.subject.oracle is one.subject.oracle is not other.subject.oracle
-    assert "groups-tiled" not in [explanation.entry["name"] for explanation in two.explanations]
-    alive = weakref.ref(subjects[0].candidate)
-    del subjects, one, two, other
-    gc.collect()
-    assert alive() is None
 
 
 def test_what_has_no_golden_answer_is_not_searched() -> None:
@@ -279,27 +222,6 @@ def test_rows_that_a_mistake_leaves_without_keys_are_no_second_cause() -> None:
     assert not law.diagnosis
     names = [entry["name"] for entry in golden.diagnosis]
     assert run.explained_by(law) in names
-
-
-@pytest.mark.nightly
-def test_what_is_gross_near_a_failing_problem_is_named_before_precision_is_tried() -> None:
-    """Where the battery shows small errors alone, a mistake that explains those and the gross ones.
-
-    That another epsilon is added says nothing of rounding, which is dear to act out.
-    """
-    epsilons = [one for one in named_mistakes() if one.name == "qk-norm-epsilon"]
-    (made,) = [one for one in epsilons if one.changes["qk_norm_epsilon"] == SMALL_EPSILON]
-    only = ("mask.causal-combined",)
-    run = CandidateRun(
-        act_out_named(made), profile=PROFILES["quick"], only=only, dtypes=("float32",)
-    )
-    (planned,) = run.planned()
-    with patch("conformance.diagnosis.ways.precision_entry") as tried:
-        (entry,) = run.run(planned).diagnosis
-    assert entry["name"] == "qk-norm-epsilon"
-    assert not tried.called
-    (diagnostician,) = run._explainer().causes.diagnosticians.values()
-    assert "whole" not in vars(diagnostician._observation)
 
 
 def banded(
@@ -408,43 +330,6 @@ def test_by_which_rule_heads_are_normalised_is_said_with_what_to_change() -> Non
         "the root of the sum of its squares, not by the root of the mean of its squares"
     )
     assert entry["fix"].endswith("by the root of the mean of its squares")
-
-
-@pytest.mark.nightly
-def test_a_name_holds_where_options_meet_of_few_answers_too() -> None:
-    """A mask that is joined by exclusive or is inverted by itself, and not beside causality."""
-
-    def build(geometry: Geometry, weights: golden.ProjectionWeights) -> Callable[..., Tensor]:
-        def forward(x: Tensor, *, causal: bool = False, keep: Tensor | None = None) -> Tensor:
-            heads = (
-                functional.linear(x, *pair).unflatten(-1, (geometry.num_heads, -1)).transpose(1, 2)
-                for pair in (
-                    (weights.q, weights.q_bias),
-                    (weights.k, weights.k_bias),
-                    (weights.v, weights.v_bias),
-                )
-            )
-            seen = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
-            seen = seen.tril() if causal else seen
-            seen = seen if keep is None else seen ^ keep
-            answer = scaled_dot_product_attention(*heads, attn_mask=seen)
-            merged = answer.transpose(1, 2).flatten(2)
-            return (
-                merged
-                if weights.o is None
-                else functional.linear(merged, weights.o, weights.o_bias)
-            )
-
-        return forward
-
-    made = conformance.layer(inputs="self", causal="top-left", masks=["keep"])(build)
-    subject = Subject(made, "float32")
-    assert not Observation(subject).is_long
-    inverted = [one for one in named_mistakes() if one.name == "mask-inverted"]
-    nothing = {"in_every_call": lambda _: iter(()), "under_conditions": lambda _: iter(())}
-    with patch.multiple(StatementSearch, **nothing):
-        explanations = Diagnostician(subject, inverted).explanations
-    assert "mask-inverted" not in [one.entry["name"] for one in explanations]
 
 
 def test_small_errors_are_not_looked_into_where_nobody_asks() -> None:

@@ -66,6 +66,7 @@ MISTAKES: dict[str, tuple[str, Callable[..., Tensor]]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("said", MISTAKES)
 def test_what_is_read_otherwise_is_named(said: str) -> None:
     """The sentence says which structure is read how, though five others are read rightly."""

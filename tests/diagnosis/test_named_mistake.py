@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from handwritten_mistakes.at_first_sight import SECOND
 from handwritten_mistakes.cores import CORES
 from handwritten_mistakes.handwritten import Handwritten
-from handwritten_mistakes.layers import LAYERS
 from handwritten_mistakes.mended import MENDED
 from handwritten_mistakes.outside import OUTSIDE
-from handwritten_mistakes.pairs import PAIRS
 
-SINGLES = [*CORES, *LAYERS]
 UNKNOWN = ["unknown-mistake"]
 
 
@@ -46,8 +42,8 @@ def each(collection: list[Handwritten]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("handwritten", collection, ids=lambda one: one.name)
 
 
-@pytest.mark.one_in(24)
-@each([*SINGLES, *SECOND])
+@pytest.mark.one_in(10)
+@each(CORES)
 def test_single_mistake_is_named(handwritten: Handwritten) -> None:
     """What is wrong with a hand-written implementation is named, alone or among equivalents."""
     assert is_right(handwritten), found(handwritten)
@@ -61,14 +57,6 @@ def test_what_was_told_wrongly_is_told_rightly(handwritten: Handwritten) -> None
     assert len(found(handwritten)) <= len(handwritten.right), found(handwritten)
 
 
-@pytest.mark.one_in(12)
-@each(PAIRS)
-@pytest.mark.nightly
-def test_pair_of_mistakes_is_named_in_full(handwritten: Handwritten) -> None:
-    """Two mistakes made together are both named, or stated as they were read."""
-    assert is_right(handwritten) or is_stated(handwritten), found(handwritten)
-
-
 @pytest.mark.one_in(15)
 @each(OUTSIDE)
 def test_mistake_without_a_name_gets_none(handwritten: Handwritten) -> None:
@@ -78,10 +66,8 @@ def test_mistake_without_a_name_gets_none(handwritten: Handwritten) -> None:
 
 def test_there_are_enough_of_them() -> None:
     """The collections are as large as is claimed, and nothing is listed twice."""
-    assert len(SINGLES) >= 45
-    assert len(PAIRS) >= 20
+    assert len(CORES) >= 45
     assert len(OUTSIDE) >= 12
-    assert len(SECOND) >= 25
-    for collection in (SINGLES, PAIRS, OUTSIDE, SECOND):
+    for collection in (CORES, OUTSIDE):
         names = [one.name for one in collection]
         assert len(names) == len(set(names))

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
 import torch
 from examples import BARE_FLOAT32, core, problem
 from torch import Tensor
 
 from conformance.clauses.subject import Subject
-from conformance.diagnosis import diagnose
 from conformance.diagnosis.agreement import RowComparison
 from conformance.diagnosis.battery import Observation, answers_to
 from conformance.diagnosis.conditions import FINER, size_limit
@@ -89,21 +85,3 @@ def test_sizes_that_are_next_to_each_other_are_said_as_such() -> None:
     assert in_words([*widths, most]) == f"where values are as wide as keys and {most.words}"
     assert in_words(widths[:1]) == "where values are no wider than keys"
     assert in_words([above]) == above.words
-
-
-@pytest.mark.nightly
-def test_rows_at_a_regular_step_and_in_every_second_tile_are_told() -> None:
-    """The widest step at which all wrong queries lie; tiles of which every second one is wrong."""
-
-    def words(wrong: Callable[[Tensor], Tensor]) -> str:
-        def halved(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            scores = query @ key.mT * query.shape[-1] ** -0.5
-            rows = wrong(torch.arange(query.shape[2]))[:, None]
-            return torch.where(rows, scores / 2.0, scores).softmax(-1) @ value
-
-        (entry,) = diagnose(Subject(core(halved, **BARE_FLOAT32), "float32"))
-        assert entry["name"] == "scores: halved"
-        return str(entry["text"])
-
-    assert "(only for queries 2, 5, 8, …)" in words(lambda index: index % 3 == 2)
-    assert "the second, fourth, … tile of 2" in words(lambda i: i // 2 % 2 == 1)

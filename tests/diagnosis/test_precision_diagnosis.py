@@ -132,12 +132,6 @@ def test_numbers_of_few_bits_are_told() -> None:
     assert entry["name"] == "rounded-to-17-bits"
 
 
-@pytest.mark.nightly
-def test_another_mistake_of_precision_gets_no_name() -> None:
-    """No rounding makes exponentials rough: none is named rather than the nearest."""
-    assert unnamed(subject_of("RoughExponentials", "float32"))
-
-
 def test_weights_that_are_cut_off_are_told_from_what_is_rounded() -> None:
     """The limit is read off: exp(-9.2) is 0.000101."""
     (name,) = names(diagnose(subject_of("SmallWeightsCutOff", "float32")))
@@ -153,18 +147,6 @@ def test_the_innocent_are_not_named(candidate: Candidate, dtype: str) -> None:
     assert diagnose(subject) == []
     assert scale_entry(subject, []) is None
     assert precision_entry(subject, []) is None
-
-
-@pytest.mark.nightly
-def test_each_wrong_answer_must_be_explained() -> None:
-    """Lost keys look like a coarse sum where terms are alike; where they are not, nothing does."""
-
-    @conformance.core
-    def of_a_thousand_keys(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scores = query @ key[:, :, :1000].mT / query.shape[-1] ** 0.5
-        return torch.softmax(scores, -1) @ value[:, :, :1000]
-
-    assert precision_entry(Subject(of_a_thousand_keys, "float32"), ()) is None
 
 
 def test_exact_numbers_do_not_look_coarse() -> None:
@@ -342,17 +324,6 @@ def test_other_sums_are_no_epsilon(epsilon: float) -> None:
     said = names(diagnose(Subject(core(epsilon_core(epsilon)), "float32")))
     less = "sums of the exponentials: -0.001 times the exponential of the row's largest logit added"
     assert said == ([less] if epsilon else [])
-
-
-def test_answers_too_large_by_a_factor_are_no_epsilon() -> None:
-    """A factor of every answer is not what an epsilon does."""
-
-    class Larger(EagerCore):
-        def mix(self, weights: Tensor, value: Tensor) -> Tensor:
-            return super().mix(weights, value) * 0.999
-
-    (name,) = names(diagnose(Subject(core(Larger()), "float32")))
-    assert name == "outputs of the heads: 0.999 times what they should be"
 
 
 @pytest.mark.one_in(3)

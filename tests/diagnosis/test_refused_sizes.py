@@ -127,18 +127,3 @@ def test_a_lost_transposition_is_named_by_its_answers() -> None:
     )
     assert "raise: where the number of keys is not the head size" in entry["text"]
     assert "transpose the last two axes of the second operand" in entry["fix"]
-
-
-def _axis_lost(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    weights = (query @ key.mT / query.shape[-1] ** 0.5).exp()
-    return weights / weights.sum(-1) @ value
-
-
-@pytest.mark.nightly
-def test_what_no_condition_separates_is_counted() -> None:
-    """A lost axis raises unless several sizes meet by chance: nothing is said of single ones."""
-    entry = _explained(_axis_lost)
-    assert "calls raise" in entry["name"]
-    assert "where" not in entry["text"].rpartition(" of other sizes raise")[2]
-    assert "lacks the axis of keys: keepdim=True" in entry["fix"]
-    assert "geometry=" not in entry["fix"]

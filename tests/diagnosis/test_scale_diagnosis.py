@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import torch
 from examples import BARE_FLOAT32, core, problem
 from torch import Tensor
 
@@ -76,37 +75,6 @@ def test_answers_of_another_shape_get_no_name() -> None:
     cut = [(inputs, output[..., :-1]) for inputs, output in observed]
     assert precision_entry(subject, cut) is None
     assert scale_entry(subject, cut) is None
-
-
-@pytest.mark.nightly  # the next one asks as much of fewer problems
-def test_scale_of_one_head_size_says_which() -> None:
-    """Where one head size is all that could be asked for, the number is said to be its own."""
-
-    class Constant(EagerCore):
-        def scale(self, call: Call) -> float:
-            return float(torch.tensor(super().scale(call)).bfloat16())
-
-    (entry,) = diagnose(Subject(core(Constant(), geometry={"head_size": 3}), "float32"))
-    assert entry["name"] == "scale-off"
-    assert "(seen at head size 3 only)" in entry["text"]
-
-
-@pytest.mark.nightly
-def test_where_a_scale_is_right_is_said_with_what_to_do() -> None:
-    """Off at head sizes that three divides, and by more than any rounding."""
-
-    def by_three(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        factor = 1.3 if query.shape[-1] % 3 == 0 else 1.0
-        scores = query @ key.mT * (factor * query.shape[-1] ** -0.5)
-        return torch.softmax(scores, dim=-1) @ value
-
-    (entry,) = diagnose(Subject(core(by_three, **BARE_FLOAT32), "float32"))
-    assert entry["name"] == "scale-off"
-    assert entry["scale_error"] == pytest.approx(0.3, rel=1e-4)
-    off, right = entry["text"].split("; it is right at head sizes ")
-    assert off.endswith("is +0.3 at head sizes 6, 9 and 72")
-    assert right == "4, 5, 7 and 8"
-    assert "1/sqrt(head size)" in entry["fix"]
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import groupby
 from typing import Any
 
 import pytest
 import torch
-from examples import CLAUSES, core, layer, plan, problem
+from examples import core, layer, plan, problem
 from torch import Tensor
 from torch.nn import functional
 
 import conformance
-from candidates.broken._prepared import Prepared
-from candidates.eager import Answer, Call, EagerCore, EagerLayer
+from candidates.eager import EagerCore, EagerLayer
 from conformance.clauses.subject import Subject
 from conformance.diagnosis.diagnostician import Diagnostician
 from conformance.diagnosis.mistakes.named_mistake import with_every_key
@@ -92,108 +91,6 @@ def test_a_stage_with_an_operator_is_named(candidate: conformance.Candidate, tex
     entry, *others = Diagnostician(Subject(candidate, "float32")).explain()
     assert (entry["text"], others) == (text, [])
     assert entry["fix"].startswith(("take the ", "make the "))
-
-
-class PaddingReadFromKeys(EagerCore):
-    """Keys whose channels add up to zero are taken for padding, as keys of zeros would be."""
-
-    def tables(self, call: Call) -> Iterator[Tensor]:
-        """As declared, and what the keys seem to say."""
-        yield from super().tables(call)
-        empty = self.share(call.key, call.query.shape[1]).sum(dim=-1) == 0.0
-        yield ~empty[:, :, None]
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.nightly
-def test_what_decides_is_read_from_values_that_tell_it_apart() -> None:
-    """Integers have keys that add up to zero and are not zero: other values would not tell."""
-    candidate = core(PaddingReadFromKeys(), masks=[], dtypes=["float32"], features=[])
-    shown = problem(key_length=4, query_length=4, head_size=3, values="integers")
-    told = Diagnostician(Subject(candidate, "float32"))
-    entry, *others = told.explain(CLAUSES["numerics.golden"], shown)
-    said = "false for keys whose channels add up to zero"
-    assert entry["text"].endswith(said), entry["text"]
-    assert not others
-
-
-class ItemsOffsetByHeads(EagerCore):
-    """The offset of an item of an additive mask counts heads that the mask lacks."""
-
-    def attend(self, call: Call) -> Answer:
-        """Past the end of the mask are zeros."""
-        bias, heads = call.bias, call.query.shape[1]
-        if bias is not None and bias.shape[0] > 1 and bias.shape[1] == 1:
-            memory = torch.cat([bias, torch.zeros_like(bias[:1])])
-            items = (torch.arange(len(bias)) * heads).clamp_max(len(bias))
-            call = call.replace(bias=memory[items])
-        return super().attend(call)
-
-
-class FrequenciesReversed(Prepared):
-    """The first pair of channels has the slowest angle."""
-
-    pairing = "halves"
-
-    def angles(self, place: Tensor, size: int) -> Tensor:
-        """The angle of each pair of channels at each place."""
-        return super().angles(place, size).flip(-1)
-
-
-@pytest.mark.parametrize(
-    ("candidate", "text"),
-    [
-        (
-            core(ItemsOffsetByHeads(), masks=["bias"], dtypes=["float32"], features=[]),
-            (
-                "the mask is read in memory as if it had all heads, of the first head; "
-                "past its end comes what keeps keys"
-            ),
-        ),
-        (
-            conformance.core(
-                masks=["keep"],
-                dtypes=["float32"],
-                features=["scale"],
-                semantics=conformance.Semantics(rotary="halves"),
-            )(FrequenciesReversed()),
-            "the angles are those of the channel pair counted from the end",
-        ),
-    ],
-    ids=["offsets", "angles"],
-)
-@pytest.mark.nightly
-def test_what_is_read_elsewhere_is_named(candidate: conformance.Candidate, text: str) -> None:
-    """Masks by a wrong offset, angles of another pair of channels."""
-    entry, *others = Diagnostician(Subject(candidate, "float32")).explain()
-    assert (entry["text"], others) == (text, [])
-
-
-class PaddedWithTheCap(EagerCore):
-    """Keys that fill up the last tile of 16 have minus the softcap as their logit, and no value."""
-
-    def attend(self, call: Call) -> Answer:
-        """Right without a softcap, and where keys are hidden."""
-        if call.softcap is None or self.allowed(call) is not None:
-            return super().attend(call)
-        heads, length = call.query.shape[1], call.key.shape[2]
-        logits = self.logits(call, self.share(call.key, heads))
-        padded = functional.pad(logits, (0, -length % 16), value=-call.softcap)
-        weights = padded.softmax(-1)[..., :length]
-        output = weights @ self.share(call.value, heads)
-        return (output, weights) if call.return_weights else output
-
-
-@pytest.mark.nightly
-def test_returned_weights_are_those_of_the_mistake() -> None:
-    """A clause that judges them fails as the candidate does, so that it gets the name."""
-    candidate = core(PaddedWithTheCap(), causal=None, features=["softcap", "weights"])
-    diagnostician = Diagnostician(Subject(candidate, "float32"))
-    (entry,) = diagnostician.explain(CLAUSES["shape.weights"], problem(softcap=1.5))
-    assert entry["text"] == (
-        "the sums of the exponentials are made with a logit of minus the softcap for each key that "
-        "fills up the last tile of 16 (only without a mask and with a softcap)"
-    )
 
 
 def test_pairs_of_item_and_head_are_counted_as_kernels_count_their_blocks() -> None:

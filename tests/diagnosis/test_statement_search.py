@@ -7,11 +7,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from examples import BARE_FLOAT32, CLAUSES, core, plan, problem
+from examples import BARE_FLOAT32, core, plan, problem
 from torch import Tensor
 
-from candidates.eager import EagerCore
-from conformance.base.mistake import UNKNOWN
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
 from conformance.diagnosis.battery import answer_from
@@ -41,93 +39,6 @@ def test_a_mistake_made_wherever_it_can_be_is_named_before_anything_is_read(
     (entry,) = diagnose(Subject(core(keys_for_values, **BARE_FLOAT32), "float32"))
     assert entry["name"] == "key-used-for-value"
     assert "(only where values are as wide as keys)" in entry["text"]
-
-
-@pytest.mark.nightly
-def test_the_number_at_which_a_size_decides_is_asked_for() -> None:
-    """A limit between the sizes that are looked at is said exactly: the candidate is asked."""
-
-    def long(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scale = query.shape[-1] ** -0.5
-        return attend(query, key, value, 2.0 * scale if key.shape[2] > 100 else scale)
-
-    (entry,) = diagnose(Subject(core(long, **BARE_FLOAT32), "float32"))
-    assert "(only with more than 100 keys)" in entry["text"]
-
-
-@pytest.mark.nightly
-def test_a_condition_on_sizes_is_asked_at_sizes_that_nobody_saw() -> None:
-    """Of sixteen keys alone: the next multiples of 16 that 32 does not divide are right."""
-
-    def sixteen(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        scale = query.shape[-1] ** -0.5
-        return attend(query, key, value, 1.0 if key.shape[2] == 16 else scale)
-
-    (entry,) = diagnose(Subject(core(sixteen, **BARE_FLOAT32), "float32"))
-    assert entry["name"] == "scale-missing"
-    assert "(only with exactly 16 keys)" in entry["text"]
-
-
-@pytest.mark.nightly
-def test_what_is_true_of_one_option_alone_is_not_said() -> None:
-    """Queries past a tile that lose the scale of the call: no factor that holds for one scale."""
-
-    def later_unscaled(
-        query: Tensor, key: Tensor, value: Tensor, *, scale: float | None = None
-    ) -> Tensor:
-        given = query.shape[-1] ** -0.5 if scale is None else scale
-        by_query = torch.full((query.shape[2], 1), given)
-        by_query[16:] = 1.0
-        return attend(query, key, value, by_query)
-
-    subject = Subject(core(later_unscaled, **{**BARE_FLOAT32, "features": ["scale"]}), "float32")
-    failing = problem(query_length=18, scale=1.7)
-    (entry,) = Diagnostician(subject).explain(CLAUSES["numerics.scale"], failing)
-    assert "are divided by the scale " in entry["text"]
-    assert "(only for queries from index 16 on)" in entry["text"]
-
-
-@pytest.mark.nightly
-def test_what_one_key_with_a_mask_refutes_is_not_said() -> None:
-    """Masks inverted, the first of several keys seen nonetheless, and it alone without a mask.
-
-    "Keys past the first are lost, hidden ones seen" is true of every call but those with a mask and
-    one key: of neither alone.
-    """
-
-    def first_or_inverted(
-        query: Tensor, key: Tensor, value: Tensor, *, keep: Tensor | None = None
-    ) -> Tensor:
-        first = torch.arange(key.shape[2]) == 0
-        seen = first if keep is None else ~keep | (first & (key.shape[2] > 1))
-        logits = (query @ key.mT * query.shape[-1] ** -0.5).masked_fill(~seen, -torch.inf)
-        return torch.softmax(logits, dim=-1).nan_to_num() @ value
-
-    candidate = core(
-        first_or_inverted, **{**BARE_FLOAT32, "masks": ["keep"], "empty_rows": "zeros"}
-    )
-    (entry,) = diagnose(Subject(candidate, "float32"))
-    assert entry["name"] == UNKNOWN
-
-
-RIGHT = EagerCore()
-
-
-@pytest.mark.nightly
-def test_a_condition_is_learnt_before_much_is_read() -> None:
-    """A known mistake under one condition: one answer is read, and few are asked for."""
-
-    def reversed_items(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
-        if options.get("window") is not None:
-            key, value = key.flip(0), value.flip(0)
-        return RIGHT(query, key, value, **options)
-
-    diagnostician = Diagnostician(Subject(core(reversed_items), "float32"))
-    (entry,) = diagnostician.explain()
-    assert entry["name"] == "items-reversed"
-    assert entry["text"].endswith("(only with a window)")
-    assert len(diagnostician.ways._reader._said) == 1
-    assert "whole" not in vars(diagnostician._observation)
 
 
 def test_a_row_that_is_no_number_is_another_answer() -> None:

@@ -89,18 +89,6 @@ def test_pasted_declaration_conforms(target: str, workspace: Path) -> None:
     assert entry["warnings"] == []
 
 
-@pytest.mark.nightly  # the command page of identification shows the rest of it
-def test_torch_refuses_flag_and_mask_at_some_sizes_alone(workspace: Path) -> None:
-    """Torch's function refuses both where probes were made, and ``check`` finds where it does not.
-
-    With one item, one head and a bias of zeros it answers (torch 2.13 on a CPU): all else conforms.
-    """
-    target = "torch.nn.functional:scaled_dot_product_attention"
-    identification = identify(target, as_observed=True)
-    entry = checked(identification["declaration"], "scaled_dot_product_attention", workspace)
-    assert entry["verdict_reason"] == "MUST clauses failed: mask.causal-and-mask"
-
-
 def checked(declaration: str, name: str, workspace: Path) -> dict[str, Any]:
     """The entry of the record for a declaration that is pasted into a file."""
     (workspace / "pasted.py").write_text(declaration, encoding="utf-8")

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from functools import lru_cache
 from typing import Any
 
 import pytest
 import unusual_attention
-from unusual_attention import MIXTURE
 
 from conformance.identification.implementation import implementation_of
 from conformance.identification.job import identify
-from conformance.views.tool_texts import show_identification
 
 
 @lru_cache
@@ -63,44 +60,6 @@ def test_the_rest_is_found_beside_a_statement() -> None:
     )
 
 
-@pytest.mark.nightly  # a layer takes seconds: below the nearest one is that of a function
-def test_the_nearest_point_is_named() -> None:
-    """What is missing is told beside the point that explains all else."""
-    near = record("layer_temperatures")["nearest"]
-    assert (near["semantics"], near["always_causal"]) == ({"qk_norm": "l2"}, None)
-    shown = io.StringIO()
-    show_identification(record("layer_temperatures"), shown)
-    assert "nearest to it that can be declared: the specification with qk_norm=l2\n" in (
-        shown.getvalue()
-    )
-
-
-@pytest.mark.nightly
-def test_numbers_of_heads_that_may_be_others() -> None:
-    """A function of any number of heads is stated for the number that was read."""
-    result = record("leaning_without_rule")
-    assert not result["identified"]
-    assert "with 3 heads the logits have one more term" in result["reason"]
-    assert "-0.8415 in head 0, -0.9093 in head 1, 0.9589 in head 2" in result["reason"]
-
-
-@pytest.mark.nightly
-def test_a_rule_for_numbers_of_heads() -> None:
-    """Where one rule gives the numbers of all heads, it is stated for any number of them."""
-    (stated,) = record("leaning_by_head")["statements"]
-    assert stated["heads"] is None
-    assert "the distance from query to key times -0.5 times 2^-h in head h" in stated["text"]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["layer_talking", "layer_talking_weights"])
-def test_heads_that_read_each_other(name: str) -> None:
-    """The table of the sums over heads is the one that they are made with."""
-    row = ", ".join(f"{number:.4g}" for number in MIXTURE[1].tolist())
-    text = record(name)["statements"][0]["text"]
-    assert f"head 1: {row}" in text.replace("-0,", "0,").replace("e-", "")
-
-
 def test_the_largest_weights_alone() -> None:
     """What no declaration says is stated with its number: so many of a row's weights count."""
     result = record("top_three")
@@ -110,15 +69,6 @@ def test_the_largest_weights_alone() -> None:
         "sum to one"
     )
     assert result["nearest"]["words"] == "the specification"
-
-
-@pytest.mark.nightly  # its search tries all there is
-def test_what_is_not_confirmed_is_not_said() -> None:
-    """Where nothing explains the answers only what was seen of the weights is told."""
-    result = record("of_channels")
-    assert (result["identified"], result["statements"]) == (False, [])
-    assert "is that of no reading of attention that is known" in result["reason"]
-    assert result["reason"].endswith("and the weights of a query sum to one")
 
 
 def test_random_answers_are_called_random() -> None:

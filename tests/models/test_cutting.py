@@ -11,7 +11,6 @@ import onnxruntime
 import pytest
 from little_graphs import node, saved, tensor
 from onnx import NodeProto, numpy_helper
-from onnxruntime.capi.onnxruntime_pybind11_state import Fail
 from whole_models import HEADS, WORDS, token_graph, written
 
 from conformance._golden import golden
@@ -102,41 +101,6 @@ def test_what_was_cut_out_answers_as_it_does_in_its_model(
         onnx.checker.check_model(made.model, full_check=True)
         expected, answer = answers(sites, site, made, ids(name))
         assert np.array_equal(expected, answer)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("name", "opset"),
-    [
-        *((name, "20") for name in ("encoder", "encoder-written", "decoder", "encoder-decoder")),
-        ("encoder-written", "23"),
-        ("decoder", "23"),
-    ],
-)
-def test_so_does_what_was_cut_out_of_the_newer_exporters_graph(
-    name: str, opset: str, export_of: Callable[..., Path]
-) -> None:
-    """With the attention operator of opset 23, and without it."""
-    sites = find_sites(export_of(name, opset))
-    for site in sites.sites:
-        expected, answer = answers(sites, site, cut(sites.graph, site), ids(name))
-        assert np.array_equal(expected, answer)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["encoder", "encoder-decoder"])
-def test_a_mask_of_keys_alone_is_refused_in_the_model_and_in_its_cut(
-    name: str, export_of: Callable[..., Path]
-) -> None:
-    """The operator of onnxruntime takes no mask [B, 1, 1, K], which its standard admits."""
-    sites = find_sites(export_of(name, "23"))
-    with pytest.raises(Fail, match="attn_mask"):
-        inside(sites.graph.path, ids(name), [sites.sites[0].output])
-    made = cut(sites.graph, sites.sites[0])
-    assert made.inputs["mask"]["axes"] == "B11K"
-    feeds = {part: np.ones((2, 4, 3, 4), np.float32) for part in ("query", "key", "value")}
-    with pytest.raises(Fail, match="attn_mask"):
-        session(made.model).run(["output"], {**feeds, "mask": np.ones((2, 1, 1, 3), bool)})
 
 
 LAST = node("Softmax", "logits", "weights", axis=-1)

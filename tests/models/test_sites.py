@@ -17,10 +17,8 @@ from conformance.graphs.protocol import GraphRefused
 from conformance.models.cutting import cut
 from conformance.models.mask_facts import mask_facts
 from conformance.models.recognition import is_model
-from conformance.models.site import Site
 from conformance.models.sites import find_sites
 
-SOFTMAX = node("Softmax", "logits", "weights", axis=-1)
 HALF = 0.5
 
 
@@ -47,22 +45,6 @@ def test_every_attention_of_a_traced_model_is_read(
     assert sorted({mask.axes for site in found.sites for mask in site.masks}) == axes
     assert len({site.scope for site in found.sites}) == count
     assert all("layers." in site.scope for site in found.sites)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("opset", ["20", "23"])
-@pytest.mark.parametrize("name", ["encoder", "encoder-written", "decoder", "encoder-decoder"])
-def test_both_exporters_give_the_same_attentions(
-    name: str, opset: str, export_of: Callable[..., Path]
-) -> None:
-    """The newer exporter's graph, with an operator or without, says the same of each attention."""
-    traced, newer = (find_sites(export_of(name, exporter)) for exporter in ("traced", opset))
-    assert not newer.uncut
-
-    def said(site: Site) -> tuple[object, ...]:
-        return site.heads, site.kv_heads, site.head_size, round(site.scale or 0, 5), site.scope
-
-    assert list(map(said, newer.sites)) == list(map(said, traced.sites))
 
 
 def chosen(inner: list[NodeProto], result: str, first: int, last: int) -> ModelProto:

@@ -112,11 +112,6 @@ def top_three(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return logits.masked_fill(logits < least, -math.inf).softmax(-1) @ v
 
 
-def of_channels(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """A softmax over the channels of each query, and one over the keys for each channel."""
-    return q.softmax(-1) @ (k.softmax(-2).mT @ v)
-
-
 def noisy(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Adds random numbers."""
     return scores_of(q, k).softmax(-1) @ v + 0.01 * torch.randn(v.shape[-1])
@@ -177,25 +172,6 @@ def leaning_by_head(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return (scores_of(q, k) - slopes * apart(q, k).abs()).softmax(-1) @ v
 
 
-def leaning_without_rule(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """A slope by distance for each head that none of its neighbours tells."""
-    slopes = torch.sin(torch.arange(q.shape[-3]).square() + 1.0)[:, None, None]
-    return (scores_of(q, k) - slopes * apart(q, k).abs()).softmax(-1) @ v
-
-
-MIXTURE = torch.tensor([[1.0, 0.5, 0.0], [0.0, 1.0, -0.5], [0.25, 0.0, 1.0]])
-
-
-def talking_heads(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Logits that are sums over the heads."""
-    return torch.einsum("gh,bhqk->bgqk", MIXTURE, scores_of(q, k)).softmax(-1) @ v
-
-
-def talking_weights(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Weights that are sums over the heads."""
-    return torch.einsum("gh,bhqk->bgqk", MIXTURE, scores_of(q, k).softmax(-1)) @ v
-
-
 def table_of_distances(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """A bias that a table holds for each distance."""
     table = torch.sin(torch.arange(3.0 * 41)).reshape(3, 41)
@@ -213,8 +189,6 @@ layer_leaning = OfCore(leaning_by_head)
 layer_sinks = OfCore(sinks)
 layer_of_normalised = OfCore(layer_normalised)
 layer_temperatures = OfCore(temperatures)
-layer_talking = OfCore(talking_heads)
-layer_talking_weights = OfCore(talking_weights)
 layer_table = OfCore(table_of_distances)
 layer_window = OfCore(of_nine_places)
 layer_normed = Normed(odd_scale)

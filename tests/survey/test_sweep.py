@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -214,19 +213,6 @@ def test_a_declared_candidate_is_judged(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert str(tmp_path) not in row["reason"]
 
 
-@pytest.mark.nightly
-def test_a_library_from_the_index(tmp_path: Path) -> None:
-    """An environment is made, the library installed, judged, kept, and the environment removed."""
-    one = library.read("local_attention")
-    kept: list[records.Record] = []
-    record = sweep.survey(one, tmp_path, only=["both_sides"], save=kept.append)
-    assert [len(each["candidates"]) for each in kept] == [1]
-    assert record["status"] == "judged"
-    assert f"local-attention=={record['version']}" in record["requirements"]
-    assert record["candidates"][0]["identified"]
-    assert not (tmp_path / "local_attention" / "environment").exists()
-
-
 REFUSED = {
     ("--per-worker", "num_cpus=1"): "give --cluster, too",
     ("--cluster", "garbage"): "is no address of Ray",
@@ -251,25 +237,3 @@ def test_what_cannot_be_spread_is_refused(
     error = capsys.readouterr().err
     assert REFUSED[arguments] in error
     assert len(error.splitlines()) == 1
-
-
-@pytest.mark.nightly
-def test_libraries_are_judged_on_a_cluster(tmp_path: Path) -> None:
-    """A task makes the environment and judges; progress and the record arrive here."""
-    pytest.importorskip("ray", reason="ray is not installed")
-    folders = ("--work", str(tmp_path / "work"), "--records", str(tmp_path / "records"))
-    arguments = ("local_attention", "--only", "both_sides", "--cluster", "local", *folders)
-    done = subprocess.run(
-        [sys.executable, "-m", "survey", *arguments],
-        cwd=Path(library.__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    first, last = done.stdout.splitlines()
-    made = records.load(tmp_path / "records")["local_attention"]
-    assert first == f"local_attention both_sides: {made['candidates'][0]['verdict']}"
-    assert last == f"local_attention {made['version']}: judged"
-    assert len(made["candidates"]) == 1
-    assert not (tmp_path / "work" / "local_attention" / "environment").exists()

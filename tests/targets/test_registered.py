@@ -78,14 +78,6 @@ def test_it_is_checked_and_selected(installed: Path) -> None:
     assert entry["text"] == "The scale is half of what it should be."
 
 
-@pytest.mark.nightly
-def test_it_stands_in_the_generated_document(installed: Path) -> None:
-    """The generator of docs/specification.md has a section for it."""
-    document = run(installed, sys.executable, "-m", "conformance.tools.specification").stdout
-    assert f"### `{SLUG}`: MUST" in document
-    assert "- Comes from: thirdparty" in document
-
-
 def test_teeth_runs_clause_and_mistakes(installed: Path) -> None:
     """The catalogue has the mistakes, and the clause is judged by whether it catches one."""
     done = run(installed, *COMMAND, "teeth", "--first", "--only", "house-*", "--json", "out.json")
@@ -173,29 +165,6 @@ def assert_refused(done: subprocess.CompletedProcess[str], why: str) -> None:
     assert why in done.stderr
 
 
-@pytest.mark.nightly
-def test_every_command_refuses_a_broken_distribution(tmp_path: Path) -> None:
-    """What only the worker loads is refused alike, and by the generator of the document."""
-    folder = distribution(tmp_path, "1 / 0\n", {CLAUSES: "house = thirdparty"})
-    write(tmp_path / "work", {"attn.py": KERNEL})
-    checked = run(folder, *COMMAND, "check", "attn.py")
-    assert_refused(checked, "ZeroDivisionError: division by zero")
-    document = run(folder, sys.executable, "-m", "conformance.tools.specification")
-    assert_refused(document, "ZeroDivisionError: division by zero")
-
-
-@pytest.mark.nightly
-def test_a_broken_distribution_under_pytest(tmp_path: Path) -> None:
-    """Under pytest it is an error of collection in the same words."""
-    folder = distribution(tmp_path, "1 / 0\n", {CLAUSES: "house = thirdparty"})
-    write(tmp_path / "work", {"attn.py": KERNEL})
-    target = ("--pyargs", "conformance", "--candidate", "attn.py:my_kernel")
-    done = run(folder, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *target)
-    assert done.returncode == 2
-    assert "the clauses 'house' that thirdparty 1.0 registers" in done.stdout
-    assert "Traceback" not in done.stdout
-
-
 MISTAKE = "import conformance\nM = conformance.Mistake(name='m', sentence='Wrong.', {})\n"
 BROKEN_MISTAKES = {
     "no clause of that name": (
@@ -221,15 +190,3 @@ def test_a_broken_mistake_is_one_sentence(tmp_path: Path, module: str, why: str)
     assert done.stderr.count("\n") == 1
     assert "the mistakes 'house' that thirdparty 1.0 registers (thirdparty:M)" in done.stderr
     assert why in done.stderr
-
-
-@pytest.mark.nightly
-def test_a_broken_mistake_stops_a_check(tmp_path: Path) -> None:
-    """``check``, which would name failures after it, refuses it in the same words."""
-    module = BROKEN_MISTAKES["no point"][0]
-    folder = distribution(tmp_path, module, {MISTAKES: "house = thirdparty:M"})
-    write(tmp_path / "work", {"attn.py": KERNEL})
-    done = run(folder, *COMMAND, "check", "attn.py")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "the mistakes 'house' that thirdparty 1.0 registers (thirdparty:M)" in done.stderr
-    assert "scael" in done.stderr

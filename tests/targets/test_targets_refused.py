@@ -12,6 +12,8 @@ from conformance.errors import TO_CHECK, UsageError
 from conformance.identification.opening import resolve
 from conformance.targets.resolving import load, object_of
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 
 def refusal(target: str) -> str:
     """The sentence with which a target is refused."""

@@ -210,27 +210,6 @@ def test_suite_of_a_candidate_object(pytester: pytest.Pytester) -> None:
     assert result.parseoutcomes() == {"passed": 2}
 
 
-@pytest.mark.nightly
-def test_runs_inside_one_process(pytester: pytest.Pytester) -> None:
-    """Whoever tests a plugin with pytester may check candidates in one process again and again."""
-    pytester.makepyfile(
-        attn=KERNEL,
-        test_outer=f"""
-import pytest, torch  # torch cannot be imported twice
-
-pytest_plugins = ["pytester"]
-ATTN = open("attn.py").read()
-
-@pytest.mark.parametrize("time", [1, 2])
-def test_inner(pytester, time):
-    pytester.makepyfile(attn=ATTN, test_inner={suite()!r})
-    assert pytester.runpytest_inprocess().parseoutcomes() == {{"passed": 1}}
-""",
-    )
-    result = pytester.runpytest_subprocess("test_outer.py")
-    assert result.parseoutcomes() == {"passed": 2}
-
-
 def test_suite_under_xdist(pytester: pytest.Pytester) -> None:
     """Ids are the same in every process, so that tests spread over two."""
     pytester.makepyfile(attn=KERNEL, test_mine=suite(only="['shape.output', 'shape.dtype']"))

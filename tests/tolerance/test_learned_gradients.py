@@ -46,26 +46,6 @@ def problem(point: Any, dtype: torch.dtype) -> tuple[list[Tensor], dict[str, Ten
 
 
 @pytest.mark.parametrize("name", POINTS)
-@pytest.mark.parametrize("sinks", [False, True])
-def test_they_are_what_autograd_finds(name: str, *, sinks: bool) -> None:
-    """Of the golden itself, with groups of heads, a cap and a causal rule; no bound is zero."""
-    point = POINTS[name]
-    heads, learned = problem(point, torch.float64)
-    options: dict[str, Any] = {"causal": True, "softcap": 2.0}
-    options |= {"sinks": drawn(HEADS, seed=8)} if sinks else {}
-    leaves = {n: value.clone().requires_grad_() for n, value in learned.items()}
-    attention = golden.attend(*heads, learned=leaves, semantics=point, **options)
-    upstream = drawn(*attention.output.shape, seed=9)
-    found = torch.autograd.grad(attention.output, list(leaves.values()), upstream)
-    plain = golden.attend(*heads, learned=learned, semantics=point, **options)
-    contract = contract_for(declare("core"), "float32", plain.scale)
-    made = core_gradients(plain, upstream, contract, num_kv_heads=GROUPS)
-    for argument, expected in zip(learned, found, strict=True):
-        torch.testing.assert_close(made[argument].value, expected)
-        assert bool((made[argument].worst > 0.0).all())
-
-
-@pytest.mark.parametrize("name", POINTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounded_gradients_are_within_their_bounds(name: str, dtype: torch.dtype) -> None:
     """Autograd in the working dtype, through an attention that stores every step."""

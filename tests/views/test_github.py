@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from records import result
-from view_records import EVERY, FAILED, LOCATED, RECORDS, SHOULD_FAILED, candidate, of, record
+from view_records import FAILED, LOCATED, RECORDS, SHOULD_FAILED, candidate, record
 
 from conformance.views.github import render_annotations
 
@@ -62,20 +62,6 @@ def test_what_is_not_shown_is_counted() -> None:
     assert "title=yours%3A mask.number-0::" in lines[1]
     assert lines[-1].startswith("::error title=15 more failures::15 more failures are not shown")
     assert len(commands(record(candidate(many[:10])))) == 10
-
-
-def test_green_runs_are_silent() -> None:
-    """Expected failures and tolerated clauses that were not tested leave no marks."""
-    assert not render_annotations(of(result(), result("expected-failure", "mask.strided")))
-
-
-def test_everything_red_is_told() -> None:
-    """Untestable and unexpected results, an interrupt and a run of nothing are errors."""
-    titles = "\n".join(commands(of(*EVERY)))
-    for slug in ("mask.causal", "mask.window", "numerics.golden", "mask.golden"):
-        assert f"title=mine%3A {slug}::" in titles
-    assert "::error title=run.empty::nothing was checked" in commands(record())
-    assert any("run.interrupted" in line for line in commands(RECORDS["interrupted"]))
 
 
 def test_one_annotation_a_cause() -> None:

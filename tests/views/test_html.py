@@ -1,30 +1,24 @@
 from __future__ import annotations
 
-import copy
-import math
 import re
 from html.parser import HTMLParser
 from typing import Any
 
-import pytest
 from failing_records import failing
 from records import result
 from view_records import (
-    EVERY,
     FAILED,
     NASTY,
     RECORDS,
     SHOULD_FAILED,
-    STALE,
     candidate,
-    cut,
     of,
     record,
     site,
 )
 
 from conformance.base.results import Violation
-from conformance.views.html import SHAPES, axis, columns, plots, render_html, shapes_of
+from conformance.views.html import axis, columns, plots, render_html
 from conformance.views.html_words import complete
 
 MEGABYTE = 1_000_000
@@ -61,15 +55,6 @@ class Parsed(HTMLParser):
 def page(report: dict[str, Any]) -> Parsed:
     """The page of a record."""
     return Parsed(render_html(report))
-
-
-def test_the_verdict_comes_first() -> None:
-    """Verdict, candidate, reason, profile, seed, versions and duration stand before the clauses."""
-    text = page(of(*EVERY)).text
-    top = text[: text.index("Clauses")]
-    for said in ("error", "mine", "profile quick", "seed 3", "torch 2.6", "0123456789ab", "1.5 s"):
-        assert said in top
-    assert top.index("error") < top.index("Failures")
 
 
 def test_a_failure_is_told_in_full() -> None:
@@ -114,60 +99,6 @@ def test_many_clauses_of_a_cause_are_folded_away() -> None:
     assert "<dd><details><summary>mask.* 30</summary>" in links_of(30)
     assert "mask.n29" in links_of(30)
     assert "<details><summary>" not in links_of(3).partition("</dl>")[0]
-
-
-def test_a_replay_names_the_dtype_where_a_clause_ran_in_several() -> None:
-    """One clause failed in two dtypes: each replay says which."""
-    text = page(of(*EVERY)).text
-    assert "REPORT.json#mine/mask.golden' --dtype float32" in text
-
-
-def test_every_status_has_its_reason() -> None:
-    """Expected failures, stale expectations, untestable and n/a clauses come with their reasons."""
-    report = record(candidate(EVERY), stale=[STALE])
-    text = page(report).text
-    for said in ("it takes no bias", "no example bound", "known", "it passed, but was expected to",
-                 "no candidate is called 'gone'", "the golden is ill"):  # fmt: skip
-        assert said in text
-
-
-@pytest.mark.parametrize("name", RECORDS)
-def test_every_record_has_a_page(name: str) -> None:
-    """Old, empty, interrupted and hostile records render, alike twice, and stay as they were."""
-    report = copy.deepcopy(RECORDS[name])
-    text = render_html(report)
-    assert text == render_html(report)
-    assert report == RECORDS[name]
-    assert text.startswith("<!DOCTYPE html>")
-    assert text.rstrip().endswith("</html>")
-
-
-def test_an_interrupted_run_says_so() -> None:
-    """A page of what was done before cannot be taken for that of a whole run."""
-    text = page(RECORDS["interrupted"]).text
-    assert "interrupted" in text
-    assert "this page shows what was done before" in text
-
-
-def test_a_single_candidate_has_its_own_reason() -> None:
-    """Of one candidate the reason of its verdict is told, not how many have which."""
-    assert "every applicable MUST clause passed" in page(of(result())).text
-
-
-def test_a_run_that_ran_out_of_time_says_so() -> None:
-    """What was left over stands beside the verdict, not only in the table."""
-    for report in (cut(result("untestable")), cut(result()), cut(FAILED)):
-        text = page(report).text
-        top = text[: text.index("profile quick")]
-        assert top.count("7 clauses were not run, 1 not to the end") == 1
-        assert "conforms" not in top.replace("attention-conformance", "")
-
-
-def test_no_candidates_are_no_success() -> None:
-    """Where nothing was checked the page says so, and has no table."""
-    parsed = page(RECORDS["no candidates"])
-    assert "nothing was checked" in parsed.text
-    assert parsed.named("table") == []
 
 
 def test_nothing_comes_from_elsewhere() -> None:
@@ -270,61 +201,6 @@ def run(*margins: float | None, **more: Any) -> dict[str, Any]:
     """A completed record of one candidate with these margins, a clause each."""
     clauses = [result(slug=f"mask.c{n}", margin=margin, **more) for n, margin in enumerate(margins)]
     return complete(record(candidate(clauses)))
-
-
-def test_the_axis_holds_the_bound_and_every_margin() -> None:
-    """Powers of ten from the least to the largest margin, zero and infinity beside them."""
-    scale = axis(run(1e-5, 3e4))
-    assert (scale.low, scale.high) == (-5, 5)
-    places = [scale.at(margin) for margin in (0.0, 1e-5, 1.0, 3e4, math.inf, math.nan)]
-    assert places == sorted(places)
-    assert len(set(places)) == len(places) - 1
-    assert scale.at(1.0) == scale.bound
-
-
-@pytest.mark.parametrize("margins", [[], [None], [0.0], [math.inf, math.nan], [0.5]])
-def test_there_is_always_an_axis(margins: list[float | None]) -> None:
-    """Without a positive finite margin the axis is a plain one, with the bound on it."""
-    scale = axis(run(*margins))
-    assert scale.low < 0 < scale.high
-    assert 0 in [power for _, power in scale.ticks]
-
-
-def test_an_axis_is_never_endless() -> None:
-    """Margins of 1e36 stand with infinity instead of pressing all others together."""
-    scale = axis(run(1e-30, 1e36))
-    assert (scale.low, scale.high) == (-8, 8)
-    assert scale.at(1e36) == scale.at(math.inf)
-    assert scale.at(1e-30) == scale.at(1e-8)
-    assert len(scale.ticks) <= 9
-
-
-def test_lines_are_sorted_the_worst_first() -> None:
-    """NaN and infinity lead; clauses that compare no numbers have no line."""
-    report = run(0.5, None, math.inf, 2.0, math.nan)
-    (plot,) = plots(report, axis(report), {})
-    assert {lane.slug for lane in plot.lanes[:2]} == {"mask.c2", "mask.c4"}
-    assert [lane.slug for lane in plot.lanes[2:]] == ["mask.c3", "mask.c0"]
-    assert [lane.beyond for lane in plot.lanes] == [True, True, True, False]
-
-
-def test_dtypes_share_a_line_and_differ_in_shape() -> None:
-    """One mark a dtype, each told in words, too."""
-    clauses = [result(margin=0.1), result(margin=0.4, dtype="float16")]
-    report = complete(record(candidate(clauses)))
-    (plot,) = plots(report, axis(report), {(0, 1): "f0-1"})
-    (lane,) = plot.lanes
-    assert [mark.label for mark in lane.marks] == ["float32 0.1", "float16 0.4"]
-    assert len({mark.shape for mark in lane.marks}) == 2
-    assert plot.shapes == [(0, "float32"), (1, "float16")]
-    assert (lane.worst, lane.anchor) == (0.4, "f0-1")
-
-
-def test_shapes_repeat_after_the_last() -> None:
-    """A fifth dtype or device has the first shape again."""
-    clauses = [result(dtype="float32", device=f"cuda:{n}") for n in range(SHAPES + 1)]
-    shapes = list(shapes_of(complete(record(candidate(clauses)))).values())
-    assert shapes == [*range(SHAPES), 0]
 
 
 def test_very_many_lines_are_cut_and_counted() -> None:

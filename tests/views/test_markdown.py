@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from records import result
 from rendered import html, rendered
-from view_records import EVERY, FAILED, RECORDS, SHOULD_FAILED, STALE, candidate, cut, of, record
+from view_records import EVERY, FAILED, RECORDS, candidate, cut, of, record
 
 from conformance.base.results import Violation
 from conformance.views.markdown import COMMENT_LIMIT, render_markdown
@@ -50,15 +50,6 @@ def test_what_is_said_of_a_failure() -> None:
     assert "### yours" not in text
 
 
-def test_a_green_run_is_short() -> None:
-    """A table, and no more: recommendations that are not followed are counted in it."""
-    text = render_markdown(of(result(), SHOULD_FAILED))
-    assert "| SHOULD failed |" in text
-    assert text.startswith("## ✅ Attention conformance: conforms\n")
-    assert "###" not in text
-    assert "<details>" not in text
-
-
 def test_what_a_limit_cut_is_told_before_anything_else() -> None:
     """The sentence on what was not run stands once, right below the verdict, and before tables."""
     for report in (cut(result("untestable")), cut(result()), cut(FAILED)):
@@ -66,15 +57,6 @@ def test_what_a_limit_cut_is_told_before_anything_else() -> None:
         top = text[: text.index("profile")]
         assert top.count("7 clauses were not run, 1 not to the end") == 1
         assert "✅ Attention" not in top
-
-
-def test_what_is_red_beside_the_clauses() -> None:
-    """Stale expectations are told, and the title is red."""
-    text = render_markdown(record(candidate([result()]), stale=[STALE]))
-    assert text.startswith("## ❌ Attention conformance: fails\n")
-    assert "no candidate is called 'gone'" in text
-    strict = render_markdown({**of(result(), SHOULD_FAILED), "fail_on": "should"})
-    assert strict.startswith("## ❌ Attention conformance: fails\n")
 
 
 @pytest.mark.one_in(3)

@@ -114,21 +114,6 @@ def test_why_nothing_was_tested_is_said_before_names() -> None:
     assert f"untestable: 9 clauses ({reason})" in lines(results)
 
 
-def test_recommendations_are_counted() -> None:
-    """What decides no verdict is a number, with the option that lists it."""
-    shown = lines([result(), failure("mask.no-leak", "leaks", level="SHOULD")])
-    assert not any("mask.no-leak" in line for line in shown)
-    assert shown[-1] == "1 recommendation not followed (-v shows it)"
-
-
-def test_a_should_is_one_line() -> None:
-    """Asked for, what decides no verdict takes a line, with its clause."""
-    shown = lines([result(), failure("mask.no-leak", "leaks", level="SHOULD")], advised=True)
-    assert [line for line in shown if "mask.no-leak" in line] == [
-        "SHOULD failed: mask.no-leak: leaks: leaks is wrong"
-    ]
-
-
 def test_a_should_without_a_known_mistake_says_what_was_found() -> None:
     """Its one line is the clause's own reason, and not that no mistake is known."""
     shown = lines([result(), failure("mask.no-leak", UNKNOWN, level="SHOULD")], advised=True)

@@ -6,10 +6,8 @@ from typing import Any
 import pytest
 from records import PROBLEM, READY, loaded, result
 
-from conformance.base.expected import ExpectedFailure
 from conformance.base.results import ClauseResult, Violation
 from conformance.running.workers.messages import RunOptions
-from conformance.session.expectations import Stale
 from conformance.session.report import build_report, candidate_entry
 from conformance.views.summary import WIDTH
 from conformance.views.terminal import EVERYTHING, SUMMARY, show
@@ -42,16 +40,6 @@ def shown(*candidates: list[ClauseResult], verbosity: int = EVERYTHING, **more: 
     file = io.StringIO()
     show(build_report(READY, OPTIONS, entries, seconds=1.5, **more), file, verbosity)
     return file.getvalue()
-
-
-def test_one_candidate_clause_by_clause() -> None:
-    """A single candidate is shown with every clause that ran, and its verdict."""
-    text = shown([result(examples=40, binding=31, margin=0.125), result(slug="shape.output")])
-    assert text.splitlines()[1].split() == [
-        "mask.golden", "MUST", "passed", "40", "31", "0.12", "0.50",
-    ]  # fmt: skip
-    assert "mine (core, attn.py:mine): conforms, every applicable MUST clause passed" in text
-    assert text.endswith("1 candidate: 1 conforms (profile quick, seed 0, 1.5 s)\n")
 
 
 def test_a_failure_is_explained() -> None:
@@ -104,18 +92,6 @@ def test_a_failed_should_among_several_is_one_line() -> None:
     assert "SHOULD failed" in text
 
 
-def test_what_shares_a_reason_stands_together() -> None:
-    """Clauses that are not applicable, or untestable, for one reason are one line."""
-    text = shown(
-        [
-            result(slug="shape.output"),
-            result("not-applicable", reason="no mask is declared"),
-            result("not-applicable", "mask.no-leak", reason="no mask is declared"),
-        ]
-    )
-    assert "not applicable: mask.golden, mask.no-leak (no mask is declared)" in text
-
-
 def test_a_note_on_the_run_is_broken_into_lines() -> None:
     """What isolation keeps apart is a long list, and a summary is a hundred columns wide."""
     isolated = ", ".join(["a process of its own"] * 9)
@@ -123,22 +99,6 @@ def test_a_note_on_the_run_is_broken_into_lines() -> None:
     lines = shown([result()], verbosity=SUMMARY, more=more).splitlines()
     assert any(line.startswith("isolated: a process") for line in lines)
     assert max(map(len, lines)) <= WIDTH
-
-
-def test_stale_and_interrupted_are_said() -> None:
-    """Stale expectations and an interrupt cannot be overlooked."""
-    entry = ExpectedFailure(clause="mask.*", reason="leaks", candidate="mine")
-    stale = Stale(expectation=entry, why="nothing that it covers failed")
-    text = shown([result()], stale=[stale], interrupted=True)
-    assert "stale expectation mask.* of mine (leaks): nothing that it covers failed" in text
-    assert "interrupted: the rest was not done" in text
-
-
-def test_several_dtypes_are_told_apart() -> None:
-    """With more than one dtype every line says which."""
-    text = shown([result(), result("failed", dtype="float64")])
-    assert "failed mask.golden [MUST float64, value]" in text
-    assert "float32" in text
 
 
 def test_a_pipe_gets_plain_text() -> None:

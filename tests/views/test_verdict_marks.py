@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from records import result
-from view_records import EVERY, FAILED, RECORDS, SHOULD_FAILED, STALE, candidate, of, record
+from view_records import FAILED, RECORDS, SHOULD_FAILED, candidate, of, record
 
 from conformance.base.expected import ExpectedFailure
 from conformance.base.record import exit_code
@@ -14,7 +14,6 @@ from conformance.session.expectations import Stale
 from conformance.views import View
 from conformance.views.complete import complete
 from conformance.views.verdict_marks import (
-    case_id,
     is_strict,
     mark,
     problems,
@@ -77,15 +76,6 @@ def ids(report: dict[str, Any]) -> list[tuple[str, str]]:
     return [(problem.id, problem.candidate) for problem in problems(complete(report))]
 
 
-def test_problems_beside_the_clauses() -> None:
-    """Stale expectations, an interrupt, and runs without clauses or candidates are told."""
-    assert ids(record(candidate([result()]), stale=[STALE])) == [("expectation.stale", "")]
-    assert ids(of()) == [("verdict", "mine")]
-    assert ids(record()) == [("run.empty", "")]
-    assert ("run.interrupted", "") in ids(of(result(), interrupted=True))
-    assert ids(of(FAILED)) == []
-
-
 @pytest.mark.parametrize(
     ("problem", "words"),
     [
@@ -110,27 +100,6 @@ def test_every_view_says_why_an_expectation_does_not_hold(problem: Any, words: s
         told = " ".join(re.sub(r"<(?!/?failure)[^>]*>", "", text).split())
         assert said.lower() in told.lower(), renderer
     assert said.replace("_", "") in View("x", "markdown:render_markdown", "").render(whole)
-
-
-def test_cases_are_told_apart() -> None:
-    """No two results of a candidate have one name, and the CPU is not named."""
-    names = [case_id(outcome.as_json()) for outcome in EVERY]
-    assert len(set(names)) == len(names)
-    assert names[0] == "mask.golden[float32]"
-    assert names[-1] == "mask.golden[bfloat16-cuda:0]"
-
-
-def test_sentences_say_what_a_result_is() -> None:
-    """One that is tolerated says why, one that could not be tested says that."""
-    sentences = [summary_sentence(outcome.as_json()) for outcome in EVERY]
-    assert sentences[:5] == [
-        "scale-missing (no scale): off by 1 at [0, 0]",
-        "",
-        "not applicable: it takes no bias",
-        "expected failure: known",
-        "MUST could not be tested: no example bound",
-    ]
-    assert sentences[7] == "SHOULD failed: off by 1"
 
 
 def test_a_cause_comes_first() -> None:

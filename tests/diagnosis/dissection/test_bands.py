@@ -10,10 +10,8 @@ import torch
 from examples import BARE_FLOAT32, core
 from torch import Tensor
 
-from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
-from conformance.running.runner import CandidateRun
 
 Window = tuple[int, int] | None
 
@@ -87,21 +85,6 @@ def test_what_a_window_shows_instead_is_stated(wrong: str) -> None:
     (entry,) = diagnose(Subject(candidate, "float32"))
     assert name in entry["name"]
     assert entry["fix"]
-
-
-@pytest.mark.nightly
-def test_tiles_of_queries_that_lose_a_place_each() -> None:
-    """With more queries than a tile has, each tile stands one key too early."""
-    of_tiles = banded(
-        distance=lambda before, _keys: before - torch.arange(len(before))[:, None] // 16
-    )
-    promises = {"masks": [], "features": ["window"], "empty_rows": "zeros", "dtypes": ["float32"]}
-    candidate = core(of_tiles, causal="bottom-right", **promises)
-    only = ("numerics.any-length",)
-    run = CandidateRun(candidate, profile=PROFILES["quick"], only=only, dtypes=("float32",))
-    (result,) = (run.run(planned) for planned in run.planned())
-    (entry,) = result.diagnosis
-    assert entry["name"].endswith("counted one less for each tile of 16 queries before")
 
 
 def literal(*, before: bool, after: bool) -> Callable[..., Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from examples import BARE_FLOAT32, core
+from examples import core
 from torch import Tensor
 
 from conformance.clauses.subject import Subject
@@ -29,38 +29,6 @@ def test_a_mask_of_exchanged_axes_is_told_with_the_masks_that_show_it() -> None:
     (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
     assert entry["name"] == "mask: read with batch items and heads exchanged"
     assert "differs between heads" in entry["text"]
-
-
-@pytest.mark.nightly
-def test_a_window_that_hides_no_cached_key_is_told() -> None:
-    """As where it is laid over the new keys alone; its other side hides what it should."""
-
-    def attend(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        window: tuple[int, int] | None = None,
-        past_key: Tensor | None = None,
-        past_value: Tensor | None = None,
-    ) -> Tensor:
-        past = 0 if past_key is None else past_key.shape[2]
-        if past_key is not None and past_value is not None:
-            key, value = torch.cat([past_key, key], 2), torch.cat([past_value, value], 2)
-        logits = query @ key.mT * query.shape[-1] ** -0.5
-        indices = torch.arange(key.shape[2])
-        ahead = indices - torch.arange(query.shape[2])[:, None] - (key.shape[2] - query.shape[2])
-        left, right = (
-            math.inf if window is None or side < 0 else side for side in window or (0, 0)
-        )
-        seen = ((ahead >= -left) | (indices < past)) & (ahead <= right)
-        return logits.masked_fill(~seen, -math.inf).softmax(-1).nan_to_num(0.0) @ value
-
-    promises = {"masks": [], "causal": None, "features": ["kv_cache", "window"]}
-    (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
-    assert entry["name"] == (
-        "table of the window: made without a limit before the query for cached keys"
-    )
 
 
 def every_second(logits: Tensor, _keep: Tensor | None) -> Tensor:
@@ -123,21 +91,3 @@ def test_places_of_rows_that_are_folded_heads_are_told(
     promises = {"masks": [], "causal": "bottom-right", "features": ["gqa"]}
     (entry,) = diagnose(Subject(core(attend, dtypes=["float32"], **promises), "float32"))
     assert entry["name"].endswith(f"where a group's heads are folded into rows {said}")
-
-
-@pytest.mark.nightly
-def test_keys_before_the_tile_of_the_query_are_told_by_its_place() -> None:
-    """Of a causal call with more keys than queries: the query stands at one of the last keys."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, *, causal: bool = False) -> Tensor:
-        logits = query @ key.mT * query.shape[-1] ** -0.5
-        keys = torch.arange(key.shape[2])
-        places = torch.arange(query.shape[2])[:, None] + key.shape[2] - query.shape[2]
-        if causal:
-            shown = (keys <= places) & (keys // 8 == places // 8)
-            logits = logits.masked_fill(~shown, -torch.inf)
-        return logits.softmax(-1).nan_to_num(0.0) @ value
-
-    declared = {**BARE_FLOAT32, "causal": "bottom-right", "empty_rows": "any"}
-    (entry,) = diagnose(Subject(core(attend, **declared), "float32"))
-    assert "zero for keys in a tile of 8 before the query's own (only" in entry["text"]

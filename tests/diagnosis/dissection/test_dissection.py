@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -22,17 +21,6 @@ from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import observe
 from conformance.diagnosis.dissection.reading import read, readable
 from conformance.diagnosis.statement_reader import statements
-
-Weights = Callable[[Tensor], Tensor]
-
-
-def by_logits(change: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """A core that makes its logits of query and key in another way."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return torch.softmax(change(query, key), dim=-1) @ value
-
-    return attend
 
 
 def scores(query: Tensor, key: Tensor) -> Tensor:
@@ -66,19 +54,6 @@ def test_the_number_of_a_statement_is_the_one_that_was_computed() -> None:
     assert entry["text"] == "the outputs of the heads are 0.37 times what they should be"
 
 
-@pytest.mark.nightly
-def test_a_statement_says_for_which_calls_it_holds() -> None:
-    """What goes wrong for many keys alone is told with that condition."""
-
-    def many(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        factor = 1.5 if key.shape[2] > 64 else 1.0
-        return factor * scaled_dot_product_attention(query, key, value)
-
-    (entry,) = diagnose(Subject(core(many, **BARE_FLOAT32), "float32"))
-    assert entry["name"].endswith("outputs of the heads: 1.5 times what they should be")
-    assert "only with more than 64 keys" in entry["text"]
-
-
 def test_a_statement_says_for_which_rows_it_holds() -> None:
     """A named mistake that is made for some batch items alone is told with them."""
 
@@ -90,17 +65,6 @@ def test_a_statement_says_for_which_rows_it_holds() -> None:
     (entry,) = diagnose(Subject(core(first_item_unscaled, **BARE_FLOAT32), "float32"))
     assert entry["name"] == "scale-missing"
     assert "only for the first batch item" in entry["text"]
-
-
-@pytest.mark.nightly  # its search tries all there is
-def test_what_cannot_be_confirmed_is_not_said() -> None:
-    """A mistake that depends on the numbers themselves stays unknown instead of getting a name."""
-
-    def by_size(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return scaled_dot_product_attention(query * (1.0 + query.abs()), key, value)
-
-    (entry,) = diagnose(Subject(core(by_size, **BARE_FLOAT32), "float32"))
-    assert entry["name"] == "unknown-mistake"
 
 
 def test_a_correct_core_is_read_as_it_is() -> None:
@@ -146,16 +110,6 @@ GRAPHS: Final[dict[str, tuple[Parts, str]]] = {
         "the scores are under a softcap of 0.7",
     ),
 }
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("which", GRAPHS)
-@pytest.mark.nightly
-def test_a_wrong_graph_is_stated_with_its_numbers(which: str, tmp_path: Path) -> None:
-    """What a node of a layer's graph does otherwise is read as from a function."""
-    parts, said = GRAPHS[which]
-    texts = texts_of(put_together(parts), tmp_path, source=Eager())
-    assert any(said in text for text in texts), texts
 
 
 # A head's own scale: its rows are made of both heads.

@@ -76,24 +76,6 @@ def test_a_mistake_of_equal_sizes(
     assert entry["text"].endswith(condition)
 
 
-@pytest.mark.parametrize("form", ["keep", "bias"])
-@pytest.mark.nightly
-def test_a_mask_of_items_that_meets_as_many_queries(form: str) -> None:
-    """A mask ``[B, K]`` that is broadcast as ``[Q, K]`` is told by the axes that are exchanged."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, **masks: Tensor) -> Tensor:
-        table = masks.get(form)
-        if table is None:
-            return weights_of(query, key) @ value
-        bias = table if form == "bias" else torch.zeros(table.shape).masked_fill(~table, -math.inf)
-        own = bias if len(bias) == query.shape[2] else bias[:, None, None]
-        return weights_of(query, key, own).nan_to_num(0.0) @ value
-
-    promises = {**PLAIN, "masks": [form], "mask_shapes": ["BK"], "empty_rows": "zeros"}
-    (entry,) = diagnose(Subject(core(attend, **promises), "float32"))
-    assert "mask is with batch items and as many queries exchanged" in entry["text"]
-
-
 class OfEqualLengths(torch.autograd.Function):
     """Gradients of which one is transposed where the lengths are equal."""
 

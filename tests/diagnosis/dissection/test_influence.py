@@ -12,13 +12,11 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention as attend
 
 from candidates.eager import EagerCore
-from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
 from conformance.diagnosis.battery import plain_problem
 from conformance.diagnosis.dissection.influence import influence_facts, tile_sizes
 from conformance.diagnosis.dissection.reading import read
-from conformance.running.runner import CandidateRun
 
 
 def subject(function: Callable[..., Tensor]) -> Subject:
@@ -110,60 +108,6 @@ def test_where_one_tile_ends_is_no_size_of_tiles() -> None:
     assert reading is not None
     assert tile_sizes(reading) == [5]
     assert influence_facts(made, inputs) == []
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    ("left", "name"),
-    [
-        (lambda past, _new: slice(0, past - 1), "cache: all but the last key and value"),
-        (
-            lambda past, _new: slice(max(past - 3, 0), past),
-            "cache: the last 3 keys and values alone",
-        ),
-        (
-            lambda past, new: slice(max(past + new - 5, 0), past),
-            "cache: as many of the last keys and values as make 5 with new ones",
-        ),
-        (
-            lambda past, _new: slice(0, max(past - 1, 1)),
-            "cache: all but the last key and value, only with several cached keys",
-        ),
-    ],
-    ids=["last", "ring", "window", "several"],
-)
-@pytest.mark.nightly
-def test_the_part_of_a_cache_that_is_used_is_stated(
-    left: Callable[[int, int], slice], name: str
-) -> None:
-    """Lost at one end, by a number that is the same in every call, whatever else is cached."""
-
-    def attending(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        causal: bool = False,
-        past_key: Tensor | None = None,
-        past_value: Tensor | None = None,
-    ) -> Tensor:
-        if past_key is not None and past_value is not None:
-            part = left(past_key.shape[2], key.shape[2])
-            key = torch.cat([past_key[:, :, part], key], 2)
-            value = torch.cat([past_value[:, :, part], value], 2)
-        scores = query @ key.mT / math.sqrt(query.shape[-1])
-        if causal:
-            ones = torch.ones(scores.shape[-2:], dtype=torch.bool)
-            scores = scores.masked_fill(ones.triu(key.shape[2] - query.shape[2] + 1), -math.inf)
-        return scores.softmax(-1).nan_to_num() @ value
-
-    promises = {"masks": [], "causal": "bottom-right", "features": ["kv_cache"]}
-    candidate = core(attending, empty_rows="zeros", dtypes=["float32"], **promises)
-    run = CandidateRun(candidate, profile=PROFILES["quick"], only=("numerics.golden",))
-    (entry,) = run.run(next(iter(run.planned()))).diagnosis
-    condition = entry["text"].partition(" (")[2].rstrip(")")
-    assert ", ".join(filter(None, (entry["name"], condition))) == name
-    assert entry["fix"]
 
 
 def test_a_cache_whose_pages_are_in_another_order_than_the_mask_is_told() -> None:

@@ -46,25 +46,6 @@ def test_a_sink_outside_the_maximum(of_sinks: bool) -> None:  # noqa: FBT001 (a 
     assert "multiply what is made without a sink by 1 / (1 + exp(sink - log-sum-exp" in fix
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("inverted", [torch.bitwise_not, lambda mask: 255 - mask])
-@pytest.mark.nightly
-def test_a_mask_that_hides_every_key(inverted: Callable[[Tensor], Tensor]) -> None:
-    """Equal logits for all keys are told as such, and nothing is said to be added."""
-
-    def attend(
-        query: Tensor, key: Tensor, value: Tensor, *, keep_int: Tensor | None = None
-    ) -> Tensor:
-        logits = scores(query, key)
-        if keep_int is not None:
-            logits = logits.masked_fill(inverted(keep_int) != 0, -1e9)
-        return logits.softmax(-1) @ value
-
-    text, fix = told(attend, masks=["keep_int"])
-    assert text == "the exponentials are one each (only with a mask)"
-    assert fix == "take the exponentials as they are"
-
-
 @pytest.mark.parametrize(
     ("share", "words"),
     [
@@ -135,29 +116,6 @@ def test_angles_of_the_other_pairs(neighbours: bool, layout: str) -> None:  # no
     _, fix = told(attend, semantics=point, geometry={"head_size": 8})
     assert "give both channels of a pair one angle: " in fix
     assert layout in fix.split(", not ")[0]
-
-
-@pytest.mark.nightly
-def test_frequencies_of_a_part_of_the_channels_are_counted_in_that_part() -> None:
-    """Where half of the channels are turned, exponents are divided by half of the head size."""
-
-    def turned(heads: Tensor, start: int) -> Tensor:
-        size = heads.shape[-1]
-        at = torch.arange(start, start + heads.shape[-2], dtype=heads.dtype)
-        frequencies = 10000.0 ** (-2 * torch.arange(size // 4, dtype=heads.dtype) / size)
-        angles = torch.outer(at, frequencies)
-        one, two, rest = heads.split([size // 4, size // 4, size // 2], -1)
-        sine, cosine = angles.sin(), angles.cos()
-        return torch.cat([one * cosine - two * sine, two * cosine + one * sine, rest], -1)
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        query, key = turned(query, key.shape[2] - query.shape[2]), turned(key, 0)
-        return scores(query, key).softmax(-1) @ value
-
-    point = conformance.Semantics(rotary="halves", rotary_fraction=0.5)
-    text, fix = told(attend, semantics=point, geometry={"head_size": 8})
-    assert text.endswith("turned with exponents that are divided by the head size")
-    assert "base ** (-2 i / R)" in fix
 
 
 @pytest.mark.parametrize(

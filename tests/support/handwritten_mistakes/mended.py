@@ -10,7 +10,7 @@ import torch
 
 from conformance import Semantics
 from handwritten_mistakes.handwritten import Collection
-from handwritten_mistakes.layers import heads_of, projected
+from handwritten_mistakes.layer_parts import heads_of, projected
 
 MENDED = Collection()
 core, layer = MENDED.core, MENDED.layer

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from handwritten_mistakes.handwritten import Collection
-from handwritten_mistakes.layers import heads_of, merged, projected
+from handwritten_mistakes.layer_parts import heads_of, merged, projected
 
 OUTSIDE = Collection()
 core, layer = OUTSIDE.core, OUTSIDE.layer
