@@ -27,9 +27,14 @@ FEW = (
 
 
 @cache
-def opened(value: Any) -> tuple[Candidate, ...]:
-    """What an undeclared object is judged as; it is read once."""
+def read_once(value: Any) -> tuple[Candidate, ...]:
+    """What an undeclared object is judged as."""
     return tuple(open_object(value, getattr(value, "__name__", type(value).__name__)))
+
+
+def opened(value: Any) -> tuple[Candidate, ...]:
+    """The same for every test."""
+    return read_once(value)
 
 
 def verdict(value: Any, *, explain: bool = False) -> tuple[str, str]:

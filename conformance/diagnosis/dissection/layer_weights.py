@@ -302,7 +302,8 @@ def _left_inverse(tables: Tensor) -> Tensor | None:
     values = torch.linalg.svdvals(triangle)
     if bool((values[..., -1] <= values[..., 0] * model.NO_EQUATION).any()):
         return None
-    return torch.linalg.solve_triangular(triangle, basis.mT, upper=True)
+    inverse: Tensor = torch.linalg.solve_triangular(triangle, basis.mT, upper=True)
+    return inverse
 
 
 def _solve(equations: Sequence[_Equations], sizes: Geometry) -> tuple[Tensor, float, Tensor] | None:
