@@ -92,9 +92,8 @@ def slots_in_one_row(
     for cache, each in ((key_cache, key), (value_cache, value)):
         cache[new // size, :, new % size] = each
     page, place = numbers.clamp(min=0) // size, numbers.clamp(min=0) % size
-    held = (cache[page, :, place] for cache in (key_cache, value_cache))
     seen = _seen(cache_lengths + queries, queries, len(slot), causal=causal)
-    return _attend(query, *held, seen)
+    return _attend(query, key_cache[page, :, place], value_cache[page, :, place], seen)
 
 
 @core(layout="BSHD", features=["gqa", "cache_lengths"], masks=[])
