@@ -62,6 +62,9 @@ _takes_caches = requires(
 _takes_pages = requires(
     lambda candidate: candidate.declaration.head_layout.is_paged, "it takes no pages"
 )
+_has_rest = requires(
+    lambda candidate: candidate.declaration.page_sizes != (1,), "a page of one slot has no rest"
+)
 _writes = declares(CACHE_WRITE, "it writes into no cache")
 
 
@@ -138,7 +141,7 @@ def _with_other_junk(inputs: Inputs, junk: tuple[float, float]) -> Inputs:
     source=f"{SOURCE}; the last page of an item is filled as it grows",
     space=_space(),
     counterfactual="the last page read whole",
-    applies=(_takes_caches,),
+    applies=(_takes_caches, _has_rest),
     resized=_over_pages,
     explained=False,
 )
