@@ -287,16 +287,15 @@ def _with_value_in_key(pins: Pins) -> Pins:
             "with layout='latent' the value is the first channels of the key"
         )
         raise DeclarationError(msg)
-    build = pins.build
+    pinned = possible(dataclasses.replace(pins, sizes={**pins.sizes, "num_kv_heads": (1,)}))
 
     def fitted(geometry: Geometry) -> Geometry:
-        built = geometry if build is None else build(geometry)
+        built = pinned.apply(geometry)  # --isolated asks for nothing else
         width, value = built.head_size, built.value_head_size
         if value > width:
             within = [size for size in values or (width,) if size <= width]
-            value = max(within, default=value)
+            value = max(within, default=min(values or (value,)))
             width = max(width, min(size for size in widths or (value,) if size >= value))
         return built.replace(num_kv_heads=1, head_size=width, value_head_size=value)
 
-    sizes = {**pins.sizes, "num_kv_heads": (1,)}
-    return dataclasses.replace(possible(dataclasses.replace(pins, sizes=sizes)), build=fitted)
+    return dataclasses.replace(pinned, build=fitted)
