@@ -86,6 +86,12 @@ def of_values(entry: Mapping[str, Any]) -> Array | None:
     if dtype == "bfloat16":  # the upper half of the float32 that is equal to it
         whole = np.array(_numbers(entry["values"]), np.float32).reshape(entry["shape"])
         return (whole.view(np.uint32) >> 16).astype(np.uint16).reshape(entry["shape"])
+    if dtype.startswith("float8"):  # the bits, as torch has them
+        import torch  # noqa: PLC0415 (only here)
+
+        numbers = torch.tensor(_numbers(entry["values"]), dtype=getattr(torch, dtype))
+        bits: Array = numbers.view(torch.uint8).numpy()
+        return bits.reshape(entry["shape"])
     return np.array(_numbers(entry["values"]), dtype).reshape(entry["shape"])
 
 

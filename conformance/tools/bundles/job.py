@@ -335,7 +335,9 @@ def _write(folder: Path, data: dict[str, Any], tensors: list[Tensor]) -> None:
 
 
 def as_array(tensor: Tensor) -> Array:
-    """A tensor as an array; of bfloat16 the bits, as NumPy lacks the dtype."""
+    """A tensor as an array; of bfloat16 and float8 the bits, as NumPy lacks these."""
     if tensor.dtype == torch.bfloat16:
         return tensor.contiguous().view(torch.uint16).numpy()
+    if tensor.is_floating_point() and tensor.itemsize == 1:
+        return tensor.contiguous().view(torch.uint8).numpy()
     return tensor.numpy()

@@ -22,7 +22,7 @@ from ...running.workers.supervisor import DEFAULT_TIMEOUT, WorkerLost
 from ..replay import FailedClause, Progress, argument_of, opened
 from .showing import bundle_script, readme, shows_something, why_not_again
 
-_DTYPES = (*DTYPES, "int64", "int32", "bool")
+_DTYPES = (*DTYPES, "float8_e4m3fn", "float8_e5m2", "int8", "int64", "int32", "bool")
 
 
 def check_counterexample(data: Mapping[str, Any]) -> None:
