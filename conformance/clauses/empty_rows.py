@@ -16,7 +16,7 @@ from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
 from ..problems.space import KEY_FORMS, Space, admits_lengths, allowed_sizes, can_cross, tied_fields
 from ..problems.structured_masks import EMPTYING, STRUCTURED_MASKS
-from .judging import attends_keys_alone, first_place, relate
+from .judging import attends_keys_alone, first_place, has_no_memory, relate
 from .registry import Finding, clause, declares, violated
 from .subject import Subject
 
@@ -47,6 +47,8 @@ def _promised(candidate: Candidate) -> str:
 
 def has_no_empty_rows(candidate: Candidate) -> str:
     """Why no call has a row without keys, or ""."""
+    if candidate.has_memory:
+        return has_no_memory(candidate)
     declared = candidate.declaration
     # The keys that sequences hide are not even passed; some structures leave each query a key.
     forms = set(declared.masks) - {SEQUENCES, *(STRUCTURED_MASKS.keys() - set(EMPTYING))}
@@ -176,7 +178,7 @@ def _some_row_stays(candidate: Candidate) -> str:
     sentence="A query without any key never changes the answer of another query, head or item.",
     source="pytorch#160064: one fully masked head turns everything NaN",
     space=EMPTY_BY_MASK,
-    applies=(_some_row_stays,),
+    applies=(_some_row_stays, has_no_memory),
 )
 def empty_row_isolated(subject: Subject, problem: Problem) -> Finding:
     """Let empty rows attend every key instead: all other rows must keep their answers."""
