@@ -22,7 +22,7 @@ MEMORY, GRADIENT = "learned.memory", "gradients.learned"
 
 
 @core(MEMORY, **PROMISES)
-class MemoryForgotten(MemoryCore):
+class MemoryKeyForgotten(MemoryCore):
     """The memory is taken and not attended."""
 
     def attend(self, call: Call) -> Answer:

@@ -29,7 +29,7 @@ Complete = Callable[[click.Context, click.Parameter, str], Completed]
 _CLAUSES: Final = Path(__file__).resolve().parent.parent / "clauses"
 # The names of mistakes, of which many are put together by code that needs torch.
 _MISTAKES: Final = Path(__file__).resolve().with_name("mistakes.txt")
-_SLUG: Final = re.compile(r'^@clause\(\s*"([^"]+)"', re.MULTILINE)
+_SLUG: Final = re.compile(r'^(?:@clause|    Row)\(\s*"([^"]+)"', re.MULTILINE)
 _VARIABLE: Final = "_CONFORMANCE_COMPLETE"
 _PROGRAM: Final = "conformance"
 

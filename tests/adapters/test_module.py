@@ -339,7 +339,8 @@ def test_answer_has_the_dtype_of_the_weights(dtype: torch.dtype) -> None:
     candidate = conformance.module(Named(("q", "k", "v", "o")).double())
     geometry = candidate.declaration.pins.apply(BASE)
     weights = drawn_weights(geometry, candidate.declaration.semantics)
-    moved = type(weights)(**{name: tensor.to(dtype) for name, tensor in vars(weights).items()})
+    own = {name: tensor for name, tensor in vars(weights).items() if tensor is not None}
+    moved = type(weights)(**{name: tensor.to(dtype) for name, tensor in own.items()})
     forward = candidate(geometry, moved)
     tokens = (entry.to(dtype) for entry in drawn_inputs(geometry, "separate"))
     assert forward(*tokens).dtype == dtype

@@ -143,7 +143,7 @@ def test_a_source_that_is_none_is_refused(tmp_path: Path) -> None:
     [
         (nn.Linear(3, 3), {}, "holds no attention"),
         (lambda: 3, {}, "give a file, a torch.nn.Module or its builder"),
-        ("model.onnx", {"inputs": {"x": "features"}}, "inputs and name are for modules"),
+        ("model.onnx", {"inputs": {"x": "features"}}, "inputs, cache and name are for modules"),
         (Encoder(Shape()), {"inputs": {"x": "tokens"}}, "which the forward of Encoder lacks"),
     ],
 )
