@@ -220,8 +220,14 @@ def _once(entries: Iterable[tuple[Resolved, str]]) -> Iterator[Resolved]:
 
 
 def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Resolved, str]]:
+    definition = graph_options.definition
     if is_graph(target):
+        if definition is not None:
+            msg = f"{target} is an ONNX graph, and --definition can be given for functions only"
+            raise UsageError(msg)
         return _graphs(target, graph_options)
+    if definition is not None:
+        return [(promised_core(target, {"definition": definition}), target)]
     if graph_options.names():
         names = " and ".join(graph_options.names())
         msg = f"{target} is no ONNX graph, and {names} can be given for graphs only"
