@@ -45,9 +45,13 @@ _OP_TYPES: Final[Mapping[str, _OpType]] = {
     ),
     "gqa_paged": _OpType(
         tensors={
-            **{"q": "THD", "k_cache": "PLKD", "v_cache": "PLKE"},
+            "q": "THD",
+            "k_cache": "PLKD",
+            "v_cache": "PLKE",
             **_OFFSETS,
-            **{"kv_indices": "I", "kv_last_page_len": "B", "sm_scale": ""},
+            "kv_indices": "I",
+            "kv_last_page_len": "B",
+            "sm_scale": "",
         },
         optional=frozenset({"qo_indptr", "kv_last_page_len"}),
         keywords={
@@ -82,10 +86,12 @@ class _Tensor(NamedTuple):
 class Definition:
     """What a definition promises, in the harness' words, and how its function is called.
 
-    ``heads`` are the names of query, key and value among the inputs, which keep their order.
+    ``heads`` are the names of query, key and value among the inputs, which keep their order;
+    ``letters`` the axes of every tensor.
     """
 
     heads: tuple[str, ...]
+    letters: Mapping[str, str]
     inputs: Mapping[str, _Tensor]
     outputs: Mapping[str, _Tensor]
     keywords: OwnKeywords
@@ -104,13 +110,12 @@ class Definition:
         def call(*heads: Any, **others: Any) -> Any:
             given = dict(zip(self.heads, heads, strict=True)) | others
             values = {name: self._passed(name, given[name]) for name in self.inputs}
-            query, value = heads[0], heads[2]
-            by_letter = (*query.shape[:-1], value.shape[-1])
+            sizes = _sizes({name: _given(values[name]) for name in values}, self.letters)
+            query = heads[0]
             outputs = {}
             for name in self.outputs if written else ():
-                shape = by_letter if name == "output" else by_letter[:-1]
-                dtype = getattr(torch, self.outputs[name].dtype)
-                dtype = query.dtype if name == "output" else dtype
+                shape = [sizes[letter] for letter in self.letters[name]]
+                dtype = getattr(torch, self.outputs[name].dtype) if name == "lse" else query.dtype
                 outputs[name] = query.new_full(shape, float("nan"), dtype=dtype)
             values |= outputs
             answer = function(**values) if names else function(*values.values())
@@ -137,17 +142,19 @@ class Definition:
                 except TypeError:
                     continue
                 return by_name, written
-        taken = f"{', '.join(self.inputs)} (then {', '.join(self.outputs)}, to write into)"
-        msg = f"the function{signature} cannot be called with the definition's {taken}"
+        name = getattr(function, "__name__", "the function")
+        msg = (
+            f"{name}{signature} takes neither the definition's inputs {', '.join(self.inputs)} "
+            f"nor {', '.join(self.outputs)} behind them, to write into"
+        )
         raise DeclarationError(msg)
 
     def _passed(self, name: str, value: Any) -> Any:
-        dtype = self.inputs[name].dtype
         if not isinstance(value, torch.Tensor):
             return value
-        return value.to(
-            getattr(torch, dtype) if dtype in _WHOLE_NUMBERS else value.dtype
-        ).contiguous()
+        dtype = self.inputs[name].dtype
+        value = value.to(getattr(torch, dtype)) if dtype in _WHOLE_NUMBERS else value
+        return value.contiguous()
 
     def _output_of(self, answer: Any) -> Any:
         if isinstance(answer, Mapping):
@@ -155,6 +162,11 @@ class Definition:
         if isinstance(answer, (tuple, list)) and len(answer) == len(self.outputs):
             return answer[list(self.outputs).index("output")]
         return answer
+
+
+def _given(value: Any) -> _Tensor:
+    """A value of a call as a tensor of a definition."""
+    return _Tensor(tuple(value.shape) if isinstance(value, torch.Tensor) else None, (), "")
 
 
 def read_definition(path: str | Path) -> Definition:
@@ -187,7 +199,7 @@ def _read(data: Mapping[str, Any]) -> Definition:
         raise DeclarationError(msg)
     if op_type not in _OP_TYPES:
         hint = did_you_mean(op_type, _OP_TYPES)
-        msg = f"has the op_type {op_type!r}{hint}, and attention's are {', '.join(_OP_TYPES)}"
+        msg = f"has the op_type {op_type!r}, and {', '.join(_OP_TYPES)} can be judged{hint}"
         raise DeclarationError(msg)
     row = _OP_TYPES[op_type]
     axes = {axis: _axis(axis, entry) for axis, entry in _part(data, "axes", Mapping).items()}
@@ -196,15 +208,15 @@ def _read(data: Mapping[str, Any]) -> Definition:
     _check_names("input", inputs, row.tensors, row.optional, op_type)
     _check_names("output", outputs, _OUTPUTS, frozenset({"lse"}), op_type)
     heads = tuple(row.tensors)[:3]
-    letters, promises = dict(row.tensors), dict(row.promises)
+    letters, promises = {**row.tensors, **_OUTPUTS}, dict(row.promises)
     paged = promises["layout"] == "paged"
     if paged and any("page" in axis for axis in inputs["k_cache"].names[2:3]):
         letters |= {"k_cache": "PKLD", "v_cache": "PKLE"}
         promises["page_axes"] = "HND"
-    sizes = _sizes({**inputs, **outputs}, {**letters, **_OUTPUTS})
+    sizes = _sizes({**inputs, **outputs}, letters)
     _check_dtypes(inputs, outputs, heads)
     said = " ".join([name, str(data.get("description", "")), *map(str, data.get("tags") or ())])
-    assumed = ["its reference was not run: this project's own golden answer is asked"]
+    assumed = ["its log-sum-exp was not checked, only its output"] * ("lse" in outputs)
     queries = "varlen" if "qo_indptr" in inputs else "single"
     geometry = _geometry(sizes)
     if paged:
@@ -217,26 +229,29 @@ def _read(data: Mapping[str, Any]) -> Definition:
         causal = not _NOT_CAUSAL.search(said) and "causal" in said.lower()
         if causal:
             promises |= {"causal": "bottom-right", "always_causal": True}
-            assumed.append("it says causal: the last query of an item is taken to see every key")
+            assumed.append("it says causal: an item's last query is taken to see every key")
         elif not _NOT_CAUSAL.search(said):
             geometry["query_length"] = 1
             assumed.append(
-                "neither its name, description nor tags say whether it is causal: asked with at "
-                "most one query an item (write causal or noncausal in the name)"
+                "it does not say whether it is causal: asked with one query an item alone (name it "
+                "causal or noncausal)"
             )
-    if "lse" in outputs:
-        assumed.append("the log-sum-exp was not checked, the output alone was")
-    assumed.append("it leaves open what queries without keys answer: anything was accepted")
+    assumed += [
+        "its reference was not run, and the golden answer is this project's own",
+        "it leaves open what queries without keys answer: any answer was taken",
+        "tensors whose sizes contradict it, or with gaps, were not handed over",
+    ]
     names = {word: (theirs,) for word, theirs in row.keywords.items() if theirs in inputs}
     features = ["scale"] if sizes["H"] == sizes["K"] else ["scale", "gqa"]
     promises |= {"features": features, "without": ["gradients"], "geometry": geometry}
     return Definition(
         heads=heads,
+        letters=letters,
         inputs=inputs,
         outputs=outputs,
         keywords=OwnKeywords(names=names),
         promises={**promises, "dtypes": (inputs["q"].dtype,)},
-        assumptions=tuple(f"of the definition: {sentence}" for sentence in assumed),
+        assumptions=tuple(f"the definition: {sentence}" for sentence in assumed),
     )
 
 
@@ -309,18 +324,16 @@ def _sizes(tensors: Mapping[str, _Tensor], letters: Mapping[str, str]) -> dict[s
     for name, tensor in tensors.items():
         axes = letters[name]
         if (tensor.axes is None) != (not axes) or len(tensor.axes or ()) != len(axes):
-            wanted = f"{len(axes)} axes" if axes else "null, a scalar,"
-            said = "null" if tensor.axes is None else f"one of {len(tensor.axes)} axes"
-            msg = f"gives {name!r} the shape {said}, where {wanted} are expected".replace(
-                "a scalar, are", "a scalar, is"
-            )
+            said = "no axes" if tensor.axes is None else f"{len(tensor.axes)} axes"
+            wanted = f"{len(axes)} are expected" if axes else "a scalar's null is expected"
+            msg = f"gives the shape of {name!r} {said}, where {wanted}"
             raise DeclarationError(msg)
         for letter, size in zip(axes, tensor.axes or (), strict=True):
             known, where = sizes.setdefault(letter, (size, name))
             if isinstance(known, str):  # a variable axis may be as long as another
                 sizes[letter] = size, name
             elif isinstance(size, int) and known != size:
-                msg = f"contradicts itself: {where!r} has an axis of {known} that is {size} in {name!r}"
+                msg = f"contradicts itself: an axis of {known} in {where!r} is {size} in {name!r}"
                 raise DeclarationError(msg)
     heads, groups = sizes["H"][0], sizes["K"][0]
     if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
@@ -350,8 +363,8 @@ def _check_dtypes(
     for name, tensor in alike.items():
         if tensor.dtype not in DTYPES or tensor.dtype != query:
             msg = (
-                f"has {name!r} in {tensor.dtype} with 'q' in {query}: what is judged yet has query, "
-                f"key, value and output in one of {', '.join(DTYPES)}"
+                f"has {name!r} in {tensor.dtype} with 'q' in {query}: query, key, value and output "
+                f"are judged in one of {', '.join(DTYPES)} alone"
             )
             raise DeclarationError(msg)
     for name, dtype, accepted in _other_dtypes(inputs, outputs, heads):
