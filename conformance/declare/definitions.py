@@ -9,7 +9,7 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -217,25 +217,19 @@ def _read(data: Mapping[str, Any]) -> Definition:
     _check_dtypes(inputs, outputs, heads)
     said = " ".join([name, str(data.get("description", "")), *map(str, data.get("tags") or ())])
     assumed = ["its log-sum-exp was not checked, only its output"] * ("lse" in outputs)
-    queries = "varlen" if "qo_indptr" in inputs else "single"
     geometry = _geometry(sizes)
+    varlen = "qo_indptr" in inputs
     if paged:
-        promises["queries"] = queries
+        promises["queries"] = "varlen" if varlen else "single"
         promises |= {"page_sizes": (sizes["L"],)} if isinstance(sizes["L"], int) else {}
         if "kv_last_page_len" not in inputs and sizes["L"] != 1:
             msg = "has no input 'kv_last_page_len', so nothing says where a page's last key stands"
             raise DeclarationError(msg)
-    if queries == "varlen":
-        causal = not _NOT_CAUSAL.search(said) and "causal" in said.lower()
-        if causal:
-            promises |= {"causal": "bottom-right", "always_causal": True}
-            assumed.append("it says causal: an item's last query is taken to see every key")
-        elif not _NOT_CAUSAL.search(said):
-            geometry["query_length"] = 1
-            assumed.append(
-                "it does not say whether it is causal: asked with one query an item alone (name it "
-                "causal or noncausal)"
-            )
+    if varlen:
+        causal, sentence = _causality(said)
+        promises |= {"causal": "bottom-right", "always_causal": True} if causal else {}
+        geometry |= {"query_length": 1} if causal is None else {}
+        assumed.append(sentence)
     assumed += [
         "its reference was not run, and the golden answer is this project's own",
         "it leaves open what queries without keys answer: any answer was taken",
@@ -252,6 +246,20 @@ def _read(data: Mapping[str, Any]) -> Definition:
         keywords=OwnKeywords(names=names),
         promises={**promises, "dtypes": (inputs["q"].dtype,)},
         assumptions=tuple(f"the definition: {sentence}" for sentence in assumed),
+    )
+
+
+def _causality(said: str) -> tuple[bool | None, str]:
+    """Whether a definition is called causal, None where its words do not say, and a sentence."""
+    rest = _NOT_CAUSAL.sub("", said)
+    causal, not_causal = "causal" in rest.lower(), rest != said
+    if causal and not not_causal:
+        return True, "it says causal: an item's last query is taken to see every key"
+    if not_causal and not causal:
+        return False, "it says noncausal: every query is taken to see every key"
+    return None, (
+        "it does not say whether it is causal: asked with one query an item alone (name it causal "
+        "or noncausal)"
     )
 
 
@@ -359,25 +367,10 @@ def _check_dtypes(
     inputs: Mapping[str, _Tensor], outputs: Mapping[str, _Tensor], heads: tuple[str, ...]
 ) -> None:
     query = inputs["q"].dtype
-    alike = {**{name: inputs[name] for name in heads}, "output": outputs["output"]}
-    for name, tensor in alike.items():
-        if tensor.dtype not in DTYPES or tensor.dtype != query:
-            msg = (
-                f"has {name!r} in {tensor.dtype} with 'q' in {query}: query, key, value and output "
-                f"are judged in one of {', '.join(DTYPES)} alone"
-            )
+    for name, tensor in {**inputs, **outputs}.items():
+        accepted: tuple[str, ...] = _LSE_DTYPES if name == "lse" else _WHOLE_NUMBERS
+        if name in (*heads, "output"):
+            accepted = (query,) if query in DTYPES else DTYPES
+        if tensor.axes is not None and tensor.dtype not in accepted:
+            msg = f"has {name!r} in {tensor.dtype}, where {' or '.join(accepted)} can be judged"
             raise DeclarationError(msg)
-    for name, dtype, accepted in _other_dtypes(inputs, outputs, heads):
-        if dtype not in accepted:
-            msg = f"has {name!r} in {dtype}: give one of {', '.join(accepted)}"
-            raise DeclarationError(msg)
-
-
-def _other_dtypes(
-    inputs: Mapping[str, _Tensor], outputs: Mapping[str, _Tensor], heads: tuple[str, ...]
-) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    for name, tensor in inputs.items():
-        if name not in heads and tensor.axes is not None:
-            yield name, tensor.dtype, _WHOLE_NUMBERS
-    if "lse" in outputs:
-        yield "lse", outputs["lse"].dtype, _LSE_DTYPES

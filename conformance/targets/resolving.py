@@ -107,7 +107,10 @@ def promised_core(target: str, promises: Mapping[str, Any]) -> Candidate:
     value = object_of(target)
     function = value.function if isinstance(value, Candidate) else value
     if not callable(function):
-        msg = f"{target} is {repr_of(value)}, which is no function to promise anything for"
+        msg = (
+            f"{target} is {repr_of(value)}, which is no function to promise anything for: write "
+            "path/to/file.py:function"
+        )
         raise UsageError(msg)
     made: Candidate = guarded(f"{name} cannot be declared", lambda: decorate(function))
     return made.located(target)

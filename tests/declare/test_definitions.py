@@ -209,7 +209,7 @@ _KIND = {"type": "const", "value": 3}
         ),
         (
             changed(DECODE, "inputs", "k_cache", "dtype", to="float8_e4m3fn"),
-            "has 'k_cache' in float8_e4m3fn with 'q' in float32: query, key, value and output are ",
+            "has 'k_cache' in float8_e4m3fn, where float32 can be judged",
         ),
     ],
 )
