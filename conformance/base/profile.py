@@ -113,12 +113,14 @@ def profile_named(name: Any) -> Profile:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphOptions:
-    """The options for the graphs among the targets.
+    """The options for the graphs among the targets, and the definition of functions.
 
     source
         The target of the module from which the graphs were exported.
     state_dict, declaration
         Paths of the file with the module's weights, and of the file with roles and promises.
+    definition
+        The path of the definition by which functions, no graphs, are declared.
     seconds, memory
         The seconds that a candidate may give no answer, and the bytes that it may take; None
         without a limit of the run.
@@ -127,11 +129,12 @@ class GraphOptions:
     source: str | None = None
     state_dict: str | None = None
     declaration: str | None = None
+    definition: str | None = None
     seconds: float | None = None
     memory: int | None = None
 
     def names(self) -> list[str]:
-        """The used options, in their spelling on the command line."""
+        """The used options for graphs, in their spelling on the command line."""
         options = {
             "--source": self.source,
             "--state-dict": self.state_dict,
@@ -140,11 +143,12 @@ class GraphOptions:
         return [option for option, value in options.items() if value is not None]
 
     def beside(self) -> dict[str, str | None]:
-        """The options for the record, from which a replay opens equal graphs."""
+        """The options for the record, from which a replay opens equal candidates."""
         return {
             "source": self.source,
             "state_dict": self.state_dict,
             "declaration": self.declaration,
+            **({} if self.definition is None else {"definition": self.definition}),
         }
 
 
@@ -155,7 +159,7 @@ def read_graph_options(options: Any) -> GraphOptions:
     """The options in the ``beside`` of a record; raises UsageError for anything else."""
     if options is None:
         return NO_GRAPH_OPTIONS
-    names = set(NO_GRAPH_OPTIONS.beside())
+    names = {*NO_GRAPH_OPTIONS.beside(), "definition"}
     if not isinstance(options, Mapping) or not names >= set(options):
         msg = f"the report's 'beside' is {options!r:.60}: give {', '.join(sorted(names))}"
         raise UsageError(msg)

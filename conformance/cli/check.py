@@ -100,6 +100,13 @@ COMPILING = 300.0
     "--declaration",
     help="TOML: roles and promises of the ONNX graph [default: NAME.conformance.toml beside it].",
 )
+@file_option(
+    "--definition",
+    help=(
+        "JSON: a flashinfer-bench definition (gqa_ragged, gqa_paged) that says how the function "
+        "is called; its reference is not run."
+    ),
+)
 @click.option(
     "--compile",
     "compiled",
@@ -182,6 +189,7 @@ def check_command(
     source: str | None,
     state_dict: Path | None,
     declaration: Path | None,
+    definition: Path | None,
     compiled: bool,
     isolated: bool,
     jobs: str | None,
@@ -261,6 +269,7 @@ def check_command(
             source=source,
             state_dict=None if state_dict is None else str(state_dict),
             declaration=None if declaration is None else str(declaration),
+            definition=None if definition is None else str(definition),
         ),
         shard=work.shard,
         databases=work.databases,

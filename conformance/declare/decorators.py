@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -17,6 +18,7 @@ from ..base.printable_text import repr_of
 from ..errors import DeclarationError, did_you_mean
 from .candidate import Candidate
 from .declaration import Declaration
+from .definitions import read_definition
 from .keywords import read_keywords
 from .operators import operator_of, registered_operator, signature_of
 from .promises import declare
@@ -24,7 +26,7 @@ from .signatures import read_signature
 
 Decorator = Callable[[Callable[..., Any]], Candidate]
 # Promises on calls, consumed by the decorator rather than the declaration.
-_OF_CALLS = ("signature", "keywords")
+_OF_CALLS = ("signature", "keywords", "definition")
 _WIDTHS = ("query_size", "key_size", "value_size", "output_size")
 
 
@@ -61,6 +63,8 @@ def core(
     without its keyword. ``signature`` names a public function with equal names, layout and
     conventions: ``"flash_attn"``, ``"torch_sdpa"`` and others
     (:mod:`conformance.declare.signatures`); explicit promises override the signature's.
+    ``definition`` is the path of a flashinfer-bench definition, which says it all
+    (:mod:`conformance.declare.definitions`).
 
     Raises DeclarationError (a ValueError) for a promise that is unknown or that the function's
     signature cannot keep.
@@ -288,7 +292,12 @@ def _check_fixed(weights: golden.ProjectionWeights, num_heads: int, value_head_s
 
 def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorator:
     _check_name(name)
-    signature, given = (promises.pop(word, None) for word in _OF_CALLS)
+    signature, given, file = (promises.pop(word, None) for word in _OF_CALLS)
+    if file is not None:
+        if kind != "core" or signature is not None or given is not None:
+            msg = "definition says how a core is called: drop it, or signature and keywords"
+            raise DeclarationError(msg)
+        return _by_definition(file, name, promises)
     row = None if signature is None else read_signature(signature, kind)
     keywords = None if given is None else read_keywords(given)
     declaration = _declare(kind, {**({} if row is None else row.promises), **promises})
@@ -309,6 +318,25 @@ def _decorator(kind: str, name: str | None, promises: dict[str, Any]) -> Decorat
         operator = declared.operator or operator_of(function)
         declared = dataclasses.replace(declared, operator=operator)
         return Candidate(name=shown, declaration=declared, function=called)
+
+    return decorate
+
+
+def _by_definition(file: Any, name: str | None, promises: dict[str, Any]) -> Decorator:
+    """Declare a core by a definition's file; explicit promises override the definition's."""
+    if not isinstance(file, (str, Path)):
+        msg = f"definition is {repr_of(file)}: give the path of a JSON file"
+        raise DeclarationError(msg)
+    definition = read_definition(file)
+    declared = _declare("core", {**definition.promises, **promises})
+    declared = dataclasses.replace(declared, assumptions=definition.assumptions)
+
+    def decorate(function: Callable[..., Any]) -> Candidate:
+        if not callable(function):
+            msg = f"conformance.core decorates a function, not {function!r}"
+            raise DeclarationError(msg)
+        called = definition.keywords.applied(definition.called(function), declared)
+        return Candidate(name=name or _name_of(function), declaration=declared, function=called)
 
     return decorate
 

@@ -628,8 +628,10 @@ def candidate_entry(
 ) -> CandidateEntry:
     """Return the entry of one candidate; ``warnings`` contradict the declaration.
 
-    ``graph_options`` enter a graph's entry, for a replay to open the graph again.
+    ``graph_options`` enter the entry of a graph, and of what a definition declares, for a replay to
+    open it again.
     """
+    has_options = loaded.kind == "graph" or loaded.site or graph_options.definition is not None
     results = certain_results(loaded, results)
     word, reason = verdict(loaded, results, stale, interrupted=interrupted, missing=missing)
     clauses = cast(
@@ -645,7 +647,7 @@ def candidate_entry(
         **({"site": loaded.site} if loaded.site is not None else {}),
         **({"sites": list(loaded.sites)} if loaded.sites else {}),
         **({} if loaded.reading is None else {"reading": asdict(loaded.reading)}),
-        **({"beside": graph_options.beside()} if loaded.kind == "graph" or loaded.site else {}),
+        **({"beside": graph_options.beside()} if has_options else {}),
         "verdict": word,
         "verdict_reason": reason,
         "warnings": list(warnings),

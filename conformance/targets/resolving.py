@@ -107,7 +107,10 @@ def promised_core(target: str, promises: Mapping[str, Any]) -> Candidate:
     value = object_of(target)
     function = value.function if isinstance(value, Candidate) else value
     if not callable(function):
-        msg = f"{target} is {repr_of(value)}, which is no function to promise anything for"
+        msg = (
+            f"{target} is {repr_of(value)}, which is no function to promise anything for: write "
+            "path/to/file.py:function"
+        )
         raise UsageError(msg)
     made: Candidate = guarded(f"{name} cannot be declared", lambda: decorate(function))
     return made.located(target)
@@ -220,8 +223,14 @@ def _once(entries: Iterable[tuple[Resolved, str]]) -> Iterator[Resolved]:
 
 
 def _find(target: str, graph_options: GraphOptions) -> Iterable[tuple[Resolved, str]]:
+    definition = graph_options.definition
     if is_graph(target):
+        if definition is not None:
+            msg = f"{target} is an ONNX graph, and --definition can be given for functions only"
+            raise UsageError(msg)
         return _graphs(target, graph_options)
+    if definition is not None:
+        return [(promised_core(target, {"definition": definition}), target)]
     if graph_options.names():
         names = " and ".join(graph_options.names())
         msg = f"{target} is no ONNX graph, and {names} can be given for graphs only"

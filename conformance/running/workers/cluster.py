@@ -62,8 +62,7 @@ def check_cluster(options: RunOptions, address: str) -> None:
     """Raise UsageError for a run that names files outside the working folder."""
     if address == LOCAL:
         return
-    graph_options = options.graph_options
-    named = (graph_options.state_dict, graph_options.declaration, graph_options.source)
+    named = options.graph_options.beside().values()
     correct = getattr(options, "correct", ())  # of a run of teeth
     for target in (*options.targets, *correct, *filter(None, named)):
         path = path_of(target)

@@ -406,6 +406,9 @@ def _isolated(options: RunOptions, on_step: OnStep) -> list[Isolated]:
     candidates = []
     for target in options.targets:
         on_step("loading", target)
+        if options.graph_options.definition is not None:
+            msg = "--definition is read where the candidate runs: check it without --isolated"
+            raise UsageError(msg)
         if is_graph(target) or options.graph_options.names():
             msg = f"{target}: an ONNX graph has a process of its own; --isolated is for Python code"
             raise UsageError(msg)
