@@ -163,10 +163,11 @@ def cache_equals_full(subject: Subject, problem: Problem) -> Finding:
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     stops = _stops(model, call, problem.seed)
-    if model.engine.counts_keys and call.batch > 1:  # takes one item, or one token of each
+    if model.engine.counts_keys:  # takes whole items: one, or one token of each
+        call = model.call(call.batch, call.lengths, None, problem.seed)
         if model.takes(1, call.lengths) and problem.seed % 2:
             call = model.items(call, [0])
-        else:
+        elif call.batch > 1:
             stops = [call.lengths[0] - 1]
     first, length = stops[-1], call.lengths[model.growing]
     whole, behind = run(model, call), model.in_turn(call, stops)
@@ -246,6 +247,8 @@ def cache_in_order(subject: Subject, problem: Problem) -> Finding:
     order = [call.batch - 1, *range(call.batch - 1, 0, -1)]
     length = call.lengths[model.growing]
     first = 1 + problem.seed % (length - 1)
+    if model.engine.counts_keys:  # takes one token of each item
+        first = length - 1
     ordered, behind = model.items(call, order), model.in_turn(call, [first], order)
     with giving_answers():
         answers = model.run(model.in_turn(ordered, [first]))

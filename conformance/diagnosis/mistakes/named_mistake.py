@@ -171,7 +171,8 @@ def asked_otherwise(call: DeclaredCall, edits: Sequence[golden.Edit]) -> Declare
     for role in {"query", "key", "value"} & changes.keys():
         changes[role] = changes[role].to(inputs.query.dtype)
     if stages & _TABLES:
-        changes |= {"keep": run["own_admitted"], "causal": False, "window": None}
+        own_keys = run["admitted"][..., : inputs.key.shape[-2]]  # without memories
+        changes |= {"keep": own_keys, "causal": False, "window": None}
     if inputs.weights is not None and stages & _MATRICES:
         own = {name: run[name] for name in stages & _MATRICES}
         changes["weights"] = replace(inputs.weights, **own)
