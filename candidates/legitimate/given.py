@@ -115,4 +115,5 @@ def merged_with_a_memory(
     beside = query @ bias_k.unsqueeze(-1) * factor(query, scale)
     sums = torch.cat([logits.logsumexp(-1, keepdim=True), beside], dim=-1)
     own, memory = sums.softmax(-1).split(1, dim=-1)
-    return own * (soften(logits, table) @ value) + memory * bias_v.unsqueeze(-2)
+    merged: Tensor = own * (soften(logits, table) @ value) + memory * bias_v.unsqueeze(-2)
+    return merged
