@@ -20,7 +20,6 @@ from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from .normalisation import by_head, temper, weigh
 from .program import Program, Rewired, Stage
@@ -101,7 +100,8 @@ def beside_memory(
     """A table of keys with one more column of equal entries, if every query has a memory key."""
     if table is None or bias_k is None:
         return table
-    return pad(table.expand(*table.shape[:-1], scores_shape[-1]), (0, 1), value=entry)
+    whole = table.expand(*table.shape[:-1], scores_shape[-1])
+    return torch.cat([whole, table.new_full((*table.shape[:-1], 1), entry)], dim=-1)
 
 
 def with_memory(heads: Tensor, memory: Tensor | None) -> Tensor:

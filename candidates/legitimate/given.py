@@ -1,4 +1,4 @@
-"""Cores that are given positions, learned factors and slopes, or return log-sum-exps."""
+"""Cores that are given positions and learned arguments, or return log-sum-exps."""
 
 from __future__ import annotations
 
@@ -74,3 +74,46 @@ def leaning_with_log_sum_exps(
     table = admitted(query, key, keep, causal=causal)
     output = soften(scores, table) @ value
     return (output, scores.masked_fill(~table, -math.inf).logsumexp(-1)) if return_lse else output
+
+
+@core(semantics=Semantics(relative="clipped"), features=["scale", "relative_table"])
+def leaning_by_counted_bounds(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    relative_table: Tensor,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """The bucket of a distance is the number of bounds that it passes; its entry is embedded."""
+    most = len(relative_table) // 2
+    places = torch.arange(key.shape[-2]) - (key.shape[-2] - query.shape[-2])
+    ahead = places - torch.arange(query.shape[-2])[:, None]
+    buckets = torch.bucketize(ahead, torch.arange(-most, most))
+    biases = functional.embedding(buckets, relative_table).movedim(-1, 0)
+    logits = query @ key.mT * factor(query, scale) + biases
+    return soften(logits, admitted(query, key, keep, causal=causal)) @ value
+
+
+@core(features=["scale", "bias_kv"], empty_rows="any")
+def merged_with_a_memory(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    bias_k: Tensor,
+    bias_v: Tensor,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> Tensor:
+    """Two states, the call's keys and the memory, merged by the softmax of their log-sum-exps."""
+    table = admitted(query, key, keep, causal=causal)
+    logits = (query @ key.mT * factor(query, scale)).masked_fill(~table, -math.inf)
+    beside = query @ bias_k.unsqueeze(-1) * factor(query, scale)
+    sums = torch.cat([logits.logsumexp(-1, keepdim=True), beside], dim=-1)
+    own, memory = sums.softmax(-1).split(1, dim=-1)
+    merged: Tensor = own * (soften(logits, table) @ value) + memory * bias_v.unsqueeze(-2)
+    return merged

@@ -210,7 +210,7 @@ _CACHED: Final = EVERY_OPTION.replace(
         "Keys of a ring, the newest written over the oldest, stand at the positions that the call "
         "gives to their slots, each item's ring turned by its own number of slots."
     ),
-    source="mistral-inference: RotatingBufferCache; mlx-lm: RotatingKVCache; vLLM: sliding windows",
+    source="Jiang et al. 2023 (Mistral 7B), section 2: rolling buffers; mlx-lm: RotatingKVCache",
     space=_CACHED,
     needs_golden=True,
     counterfactual="the positions of the keys in the order of their slots",

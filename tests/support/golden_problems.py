@@ -205,9 +205,10 @@ class Case:
         by_distance = {"alibi_slopes", "relative_table"}
         defined = by_distance if point.normalises_late else {*learned}
         made = {name: value for name, value in learned.items() if name in defined}
-        if "relative_table" in made:  # an odd number of rows, or half of them a side
-            rows = {"none": 0, "clipped": 5}.get(point.relative, 4)
-            made["relative_table"] = made["relative_table"][:rows]
+        table = made.pop("relative_table", None)
+        if table is not None and point.relative != "none":
+            # An odd number of rows, or half of an even number a side.
+            made["relative_table"] = table[: 5 if point.relative == "clipped" else 4]
         return made
 
     def golden(self, point: Semantics) -> Any:

@@ -60,13 +60,13 @@ def test_the_value_is_what_autograd_finds(case: Case, point: object) -> None:
     chosen = semantics(point)
     assume(has_gradient_bounds(chosen))
     names = dict(zip(("query", "key", "value"), case.inputs, strict=True))
-    learned = dict(case.learned or {})
+    learned = dict(case.learned_at(chosen))
     if not chosen.alibi or chosen.bias_order == "before-scale":  # a core declares other slopes
         learned.pop("alibi_slopes", None)
     case = dataclasses.replace(case, learned=learned)
     bias = {n: t for n, t in case.tensors.items() if n == "bias"}
     leaves = differentiable(names | learned | bias)
-    masks = {**case.keywords, "learned": {name: leaves[name] for name in learned}}
+    masks = {**case.keywords_at(chosen), "learned": {name: leaves[name] for name in learned}}
     masks |= {name: leaves[name] for name in bias}
     inputs = [leaves[name] for name in names]
     attention = golden.attend(*inputs, **masks, semantics=chosen)

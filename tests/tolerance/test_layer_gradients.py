@@ -49,7 +49,7 @@ def evaluate(
         num_heads=case.shape.num_heads,
         num_kv_heads=case.shape.kv_heads,
         semantics=point,
-        **case.keywords,
+        **case.keywords_at(point),
     )
 
 
