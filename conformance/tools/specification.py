@@ -19,6 +19,9 @@ from ..errors import UsageError
 from ..session.order import suggestion
 from .pictures import PICTURED, picture
 
+# The docstrings of functions that return why a clause does not apply.
+_WHY: Final = "Why "
+_OR_NOTHING: Final = ', or ""'
 _SIZES: Final = {
     "batch": "items",
     "num_heads": "heads",
@@ -87,6 +90,8 @@ def _or(words: tuple[str, ...]) -> str:
 def _documented(requirement: object) -> str:
     text = (requirement.__doc__ or "").strip()
     first = text.splitlines()[0].rstrip(".") if text else ""
+    if first.startswith(_WHY):  # what the function returns: the reason, or nothing
+        return f"unless {first.removeprefix(_WHY).removesuffix(_OR_NOTHING)}"
     return first[:1].lower() + first[1:]
 
 
