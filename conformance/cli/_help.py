@@ -13,7 +13,7 @@ _FEW: Final = 9
 PURPOSES: Final[Mapping[str, tuple[str, ...]]] = {
     "What is judged": (
         *("dtypes", "devices", "source", "state_dict", "declaration", "compiled", "unchecked"),
-        *("opsets", "exporters", "correct"),
+        *("opsets", "exporters", "correct", "definition"),
     ),
     "Which clauses are asked": (
         *("profile", "only", "skip", "seed", "exitfirst", "first", "failed_first", "databases"),
