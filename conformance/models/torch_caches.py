@@ -217,8 +217,9 @@ def with_cache(
         return model
     counting: list[Cache] = []
     first = next(proposed(trial, counting), None)
-    if first is None and counting and is_documented:
-        first = counting[0]
+    if first is None and is_documented:  # handed over as it was returned, at no guessed places
+        plain = (one for one in counting if one.returned is not None and not one.positions)
+        first = next(plain, None)
     if first is not None:
         return replace(model, kept=trial.kept(first))
     named = ", ".join(caches_named(engine.module))
