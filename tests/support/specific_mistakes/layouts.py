@@ -54,7 +54,7 @@ LAYOUTS: Final[Specific] = {
     "paged.golden": ("PartsMergedByTheirMean", ANYTHING),
     "paged.order": ("TableIgnored", ANYTHING),
     "paged.unused-unseen": ("OneKeyTooMany", ANYTHING),
-    "paged.unused-unseen-nonfinite": ("UnusedSlotsTimesZero", NOTHING_ELSE),
+    "paged.unused-unseen-nonfinite": ("UnusedSlotsTimesZero", also("numerics.nan-shows")),
     "paged.shared": ("SharedPagesReadOnce", ANYTHING),
     "paged.page-edges": ("FullLastPageLost", ANYTHING),
     "paged.empty-sequence": ("EmptyItemsLeftOut", also("lse.empty-row")),

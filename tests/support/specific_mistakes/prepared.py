@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .consequences import ANYTHING, NOTHING_ELSE, Specific, also
+from .consequences import NOTHING_ELSE, Specific, also
 
 # Whatever compares with the golden meets these points in every call.
 _COMPARED: Final = (
@@ -18,6 +18,11 @@ _CAPPED: Final = "softcap.after-scale softcap.golden softcap.large"
 _PLACED: Final = (
     f"{_COMPARED} {_CAPPED} cache.golden cache.position-offset position.rotary sinks.golden "
     "sinks.large window.any-length window.golden"
+)
+# By codes and scales, in every call.
+_CODES: Final = (
+    f"{_COMPARED} cache.decode-equals-full equivariance.keys equivariance.tokens groups.golden "
+    "mask.single-key numerics.any-length numerics.convex numerics.long-sequence numerics.options"
 )
 _LEARNED: Final = f"{_COMPARED} {_CAPPED} gradients.learned"
 _BY_ITEM: Final = "equivariance.batch equivariance.batch-independent mask.per-item"
@@ -43,9 +48,15 @@ PREPARED: Final[Specific] = {
     "lse.aside": ("MaskLostWhenAsked", NOTHING_ELSE),
     "lse.empty-row": ("ZeroForNoKey", NOTHING_ELSE),
     "lse.merge": ("LargestLogitNotAdded", also("lse.golden")),
-    "quantised.golden": ("KeyScaleForBoth", ANYTHING),
-    "quantised.scales": ("ScalesRemembered", ANYTHING),
-    "quantised.saturated": ("LowestCodeClipped", ANYTHING),
+    "quantised.golden": (
+        "KeyScaleForBoth",
+        also(f"{_CODES} quantised.scales quantised.saturated mask.padding-is-absence"),
+    ),
+    "quantised.scales": (
+        "ScalesRemembered",
+        also(f"{_CODES} quantised.golden quantised.saturated"),
+    ),
+    "quantised.saturated": ("LowestCodeClipped", also(f"{_CODES} quantised.golden")),
     "position.given": ("PositionsOfTheFirstItem", also(f"{_PLACED} {_BY_ITEM}")),
     "position.offset-invariant": ("PositionsClipped", also(f"{_PLACED} position.given")),
     "position.left-padding": (
