@@ -18,6 +18,7 @@ from . import earlier_calls as earlier
 from .agreement import BatteryAnswer, fails_alike
 from .backward import BackwardDiagnostician, loses_history, passes_anew
 from .battery import Observation, answer_to, plainest_wrong
+from .cache_writes import explain_writes
 from .conditions import calls_for_weights, of_calls_for_weights
 from .dissection import returned_weights
 from .dissection.returned_log_sum_exps import LOG_SUM_EXPS, OF_LOG_SUM_EXPS
@@ -171,7 +172,8 @@ class Diagnostician:
             return answer_facts.shared_confidence(entries)
         if clause is None and not self.anything_wrong:
             return []
-        return self._of_earlier_calls(problem, shown) or [self._unknown(clause, shown)]
+        written = explain_writes(self.subject, problem)
+        return written or self._of_earlier_calls(problem, shown) or [self._unknown(clause, shown)]
 
     def _of_gradients(self, clause: Clause, problem: Problem) -> list[dict[str, Any]]:
         if not self.anything_wrong:
@@ -368,6 +370,7 @@ class Diagnostician:
         self.ways.base = self.ways.base or problem
         breaking = self._breaking(clause, problem) if self.anything_wrong else ()
         entries = answer_facts.shared_confidence([one.entry for one in breaking])
+        entries = entries or explain_writes(self.subject, problem)
         if entries or not earlier.makes_law_fail(self.subject, clause, problem):
             return entries
         unseen = not self._state and not self.anything_wrong

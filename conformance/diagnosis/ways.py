@@ -18,8 +18,10 @@ from ..problems.problem import Problem
 from . import answer_facts
 from .agreement import BatteryAnswer
 from .battery import Observation, answers_near, answers_to_pairs, plain_problem, plainest_wrong
+from .item_edits import item_edits
 from .mistaken_answer import ActedAnswers, Combination
 from .mistakes import NamedMistake
+from .mistakes.paged import misread_caches
 from .neighbours import ENLARGED, GROWN, OWN, RESIZED
 from .pairs import PairSearch
 from .precision_diagnosis import plain, precision_entry, spread_over
@@ -107,11 +109,13 @@ class Ways:
         pairs = [(answer.inputs, answer.output) for answer in observed]
         stated = self._statements(observed, search)
         yield self._of_catalogue(search)
+        yield self._of_catalogue(search.among(misread_caches()))[:1]
         yield of_precision(precision_entry(self.subject, spread_over(search.observed)))
         slight = are_slight(self.subject, pairs)  # reading would state each scale by itself
         if slight:
             yield of_precision(scale_entry(self.subject, pairs))
         yield from map(explanations_of, stated.in_every_call())
+        yield self._of_items(search)
         yield self._pairs.confirmed(search, search.pairs())
         yield self._pairs.besides_nan(search)
         yield from map(explanations_of, stated.under_conditions())
@@ -124,6 +128,13 @@ class Ways:
         near = self._near_in((GROWN, ENLARGED))
         named = [made for made in self._pairs.singles(search) if self.explain_all(made, near)]
         return explanations_of([made for made in named if self.explain_all(made, self.combined)])
+
+    def _of_items(self, search: MistakeSearch) -> list[Explanation]:
+        """Stages edited for each item of sequences or caches alone."""
+        layout = self.subject.declaration.head_layout
+        if not (layout.has_sequences or layout.cache_axes):
+            return []
+        return self._of_catalogue(search.among(item_edits(search.observed)))[:1]
 
     def _of_gross_near(self, search: MistakeSearch) -> list[Explanation]:
         base = self.base

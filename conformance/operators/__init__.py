@@ -14,7 +14,7 @@ from .functions import functions
 from .groups import GROUPINGS, groupings
 from .keys import kinds_of_keys
 from .masks import misread_masks
-from .moves import layouts, moves, moves_in_one_head, sums
+from .moves import layouts, main_orders, moves, moves_in_one_head, sums
 from .numbers import SIZES, multiples
 from .operator import Operator
 from .parts import parts_lost
@@ -44,6 +44,7 @@ __all__ = [
     "SIZES",
     "Operator",
     "functions",
+    "main_orders",
     "mask_moves",
     "misread_masks",
     "moves",

@@ -198,6 +198,12 @@ def _rescaled(tiles: Tiles, *, at_each: bool, divisions: int) -> Tiles:
 _SHARES: Final[dict[str, Callable[[Tiles], Tiles]]] = {
     "averaged": lambda tiles: [torch.ones(()) / len(tiles)] * len(tiles),
     "added": lambda tiles: [torch.ones(())] * len(tiles),
+    "averaged over those with a key for the query": lambda tiles: _by_exponentials(
+        [torch.where(most.isneginf(), most, 0.0) for most in _largest(tiles)]
+    ),
+    "weighed by 2 to the power of their log-sum-exps, whose base is e": lambda tiles: (
+        _by_exponentials([total * math.log(2.0) for total in _log_sums(tiles)])
+    ),
     "averaged by their numbers of keys": lambda tiles: [
         torch.tensor(tile.shape[-1] / sum(one.shape[-1] for one in tiles)) for tile in tiles
     ],

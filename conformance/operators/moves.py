@@ -170,6 +170,11 @@ def _in_groups(
     return order(groups, axis - 1, axis).flatten(axis - 1, axis)
 
 
+def main_orders(noun: str) -> Iterator[tuple[str, Order]]:
+    """Yield the main moves of things with a name: words, and where the content of each is from."""
+    return ((in_words(words, noun), order) for words, order in _ORDERS[:_MAIN])
+
+
 def main_moves(axes: str, *, but: str = "") -> Iterator[Operator]:
     """Yield the main moves along each axis but the last, for parts of an axis."""
     for noun, along in islice(axes_of(axes), len(axes) - 1):

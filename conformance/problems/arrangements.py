@@ -148,11 +148,10 @@ def _slots_of(inputs: Inputs) -> Slots:
     present = there(inputs, "key", inputs.key)
     queries = there(inputs, "query", inputs.query).sum(dim=-1)
     lengths = present.sum(dim=-1)
-    written = torch.minimum(queries, lengths) if store.writes else torch.zeros_like(lengths)
     alike = torch.zeros(len(lengths), len(lengths), dtype=torch.int64)
     if store.page_size and store.shares:
         alike = equal_beginnings(inputs.key, inputs.value, present)
-    return slots(store, lengths, written, present.shape[1], alike)
+    return slots(store, queries, lengths, present.shape[1], alike)
 
 
 def caches(inputs: Inputs, heads: Tensors | None = None, *, after: bool = False) -> Tensors:

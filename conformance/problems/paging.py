@@ -88,21 +88,33 @@ def draw_store(
 class Slots(Replaceable):
     """Where the tokens of each item lie.
 
-    ``table [B, most]`` holds the pages of each item in order, ``lengths`` and ``written [B]`` how
-    many keys it has, and how many of them the call writes; ``count`` is the number of pages, or of
-    slots an item.
+    ``table [B, most]`` holds the pages of each item in order; ``queries``, ``lengths`` and
+    ``written [B]`` are the numbers of its queries, its keys, and those of them that the call
+    writes; ``count`` is the number of pages, or of slots an item.
     """
 
     store: KeyStore
     table: Tensor
+    queries: Tensor
     lengths: Tensor
-    written: Tensor
     count: int
+
+    @property
+    def written(self) -> Tensor:
+        """How many keys of each item the call writes."""
+        least = torch.minimum(self.queries, self.lengths)
+        return least if self.store.writes else torch.zeros_like(least)
 
     @property
     def held(self) -> Tensor:
         """How many keys of each item its cache holds before the call."""
         return self.lengths - self.written
+
+    @property
+    def room(self) -> int:
+        """The most tokens that an item has slots for."""
+        size = self.store.page_size
+        return self.table.shape[1] * size if size else self.count
 
     def places(self, rank: Tensor) -> Tensor:
         """The slot of each item's token of a rank ``[B, N]``, pages one after another."""
@@ -112,23 +124,24 @@ class Slots(Replaceable):
         return self.table.gather(1, rank // size) * size + rank % size
 
 
-def slots(store: KeyStore, lengths: Tensor, written: Tensor, longest: int, alike: Tensor) -> Slots:
+def slots(store: KeyStore, queries: Tensor, lengths: Tensor, longest: int, alike: Tensor) -> Slots:
     """Hand out pages for items of some lengths; ``alike [B, B]`` counts tokens of equal beginnings.
 
     The pool's size depends on the longest item and the batch alone.
     """
     batch = len(lengths)
     if not store.page_size:
-        table = torch.zeros(batch, 0, dtype=torch.int64)
+        none = torch.zeros(batch, 0, dtype=torch.int64)
         return Slots(
-            store=store, table=table, lengths=lengths, written=written, count=longest + _ROOM
+            store=store, table=none, queries=queries, lengths=lengths, count=longest + _ROOM
         )
     most = store.pages_of(longest)
     count = batch * most + store.spare
     order = torch.randperm(count, generator=Generator().manual_seed(store.seed))
     own, unused = order[: batch * most].reshape(batch, most), order[batch * most :]
     table = own.clone()
-    untouched = (lengths - written) // store.page_size  # full pages that no call writes
+    at = Slots(store=store, table=table, queries=queries, lengths=lengths, count=count)
+    untouched = at.held // store.page_size  # full pages that no call writes
     for item in range(1, batch if store.shares else 1):
         for other in range(item):
             common = int(alike[item, other]) // store.page_size
@@ -140,13 +153,7 @@ def slots(store: KeyStore, lengths: Tensor, written: Tensor, longest: int, alike
         "unused": unused[:1].expand(table.shape),
         "other": own.roll(1, dims=0)[:, :1].expand(table.shape),
     }
-    return Slots(
-        store=store,
-        table=torch.where(within, table, tails[store.tail]),
-        lengths=lengths,
-        written=written,
-        count=count,
-    )
+    return at.replace(table=torch.where(within, table, tails[store.tail]))
 
 
 def equal_beginnings(key: Tensor, value: Tensor, present: Tensor) -> Tensor:

@@ -1,0 +1,66 @@
+"""Edited stages of each item alone, as kernels make them that go over an item's own keys.
+
+Tiles and parts of keys begin with the first key of an item; in the golden of sequences and caches
+the keys of an item stand among others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..clauses.rearranging import reordered_items, reordered_keys, reordered_queries
+from ..declare.head_layouts import HEAD_LAYOUTS
+from ..problems.arrangements import there
+from ..problems.inputs import Inputs
+from .agreement import BatteryAnswer
+from .mistakes import NamedMistake
+from .mistakes.named_mistake import DeclaredCall, run_of_call, with_every_key
+from .stage_edits import edits_making
+
+
+def item_edits(wrong: Sequence[BatteryAnswer]) -> list[NamedMistake]:
+    """Return the edits that make a few errors of items, for all items of a call."""
+    return [_of_each_item(one) for one in edits_making([*_answers(wrong)])]
+
+
+def _answers(answers: Iterable[BatteryAnswer]) -> Iterator[BatteryAnswer]:
+    for answer in answers:
+        for item, rows, alone in _alone(answer.inputs) if answer.fits else ():
+            output = answer.output[item : item + 1, :, rows]
+            yield BatteryAnswer(subject=answer.subject, inputs=alone, output=output)
+
+
+def _alone(inputs: Inputs) -> Iterator[tuple[int, Tensor, Inputs]]:
+    """Yield each item with its rows of queries, and the inputs of its own queries and keys."""
+    queries, keys = there(inputs, "query", inputs.query), there(inputs, "key", inputs.key)
+    for item in range(inputs.geometry.batch):
+        rows, places = (one[item].nonzero().flatten() for one in (queries, keys))
+        if not len(rows) or not len(places):
+            continue
+        sizes = {"batch": 1, "query_length": len(rows), "key_length": len(places)}
+        alone = reordered_items(inputs, torch.tensor([item])).replace(
+            geometry=inputs.geometry.replace(**sizes),
+            keep=None,
+            mask_form=None,
+            present=None,
+            store=None,
+            head_layout=HEAD_LAYOUTS["BHSD"],
+        )
+        yield item, rows, reordered_keys(reordered_queries(alone, rows), places)
+
+
+def _of_each_item(edit: NamedMistake) -> NamedMistake:
+    def change(call: DeclaredCall, output: Tensor) -> Tensor:
+        changed = output.clone()
+        for item, rows, alone in _alone(call.inputs):
+            one = DeclaredCall(inputs=alone, semantics=call.semantics)
+            given = {"inputs": alone, "past": alone.past, "point": call.semantics}
+            run = with_every_key(run_of_call(one)).edited(**given).edited(*edit.edits)
+            changed[item, :, rows] = run["output"][0]
+        return changed
+
+    return replace(edit, edits=(), output=change)
