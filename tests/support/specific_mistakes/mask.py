@@ -82,7 +82,10 @@ MASK: Final[Specific] = {
             "mask.causal-and-mask mask.no-leak-nonfinite"
         ),
     ),
-    "mask.no-leak-nonfinite": ("InfinityAdded", also("gradients.empty-row-finite")),
+    "mask.no-leak-nonfinite": (
+        "InfinityAdded",
+        also("gradients.causal gradients.empty-row-finite"),
+    ),
     "mask.padding-is-absence": (
         "AveragedWithPadding",
         also(
