@@ -57,7 +57,7 @@ LAYOUTS: Final[Specific] = {
     "paged.unused-unseen-nonfinite": ("UnusedSlotsTimesZero", also("numerics.nan-shows")),
     "paged.shared": ("SharedPagesReadOnce", ANYTHING),
     "paged.page-edges": ("FullLastPageLost", ANYTHING),
-    "paged.empty-sequence": ("EmptyItemsLeftOut", also("lse.empty-row")),
+    "paged.empty-sequence": ("EmptyItemsLeftOut", also("lse.empty-row shape.empty-key")),
     "paged.written": ("NewKeysNotWritten", NOTHING_ELSE),
     "paged.others-untouched": ("RestOfThePageCleared", NOTHING_ELSE),
     "paged.any-batch": ("TableOfTheFirstItem", ANYTHING),
