@@ -253,7 +253,6 @@ def _may_be_empty(candidate: Candidate) -> str:
 
 @clause(
     "paged.empty-sequence",
-    level="SHOULD",
     sentence=(
         "An item without any key disturbs no other, and its queries return what is declared for "
         "rows without keys."

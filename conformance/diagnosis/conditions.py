@@ -296,6 +296,10 @@ def scale_below(number: float) -> ScaleLimit:
     )
 
 
+def _keys_of_page(inputs: Inputs) -> int:
+    return inputs.store.page_size if inputs.store is not None else 0
+
+
 def _hides_the_future(inputs: Inputs) -> bool:
     return inputs.causal or (inputs.window is not None and inputs.window[1] == 0)
 
@@ -323,6 +327,18 @@ FINER: Final[tuple[Condition, ...]] = (
         lambda inputs: inputs.past > 0 and inputs.geometry.key_length == 2 * inputs.past,
         implies="cache",
         otherwise="with more or fewer cached keys than new ones",
+    ),
+    Condition(
+        "several pages",
+        "where an item may have several pages",
+        lambda inputs: 0 < _keys_of_page(inputs) < inputs.geometry.key_length,
+        otherwise="where all items have a page at most",
+    ),
+    Condition(
+        "pages of one slot",
+        "with pages of one slot",
+        lambda inputs: _keys_of_page(inputs) == 1,
+        otherwise="with pages of several slots",
     ),
     Condition(
         "finite bias",

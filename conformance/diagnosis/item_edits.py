@@ -7,6 +7,7 @@ the keys of an item stand among others.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import torch
@@ -18,7 +19,7 @@ from ..problems.arrangements import there
 from ..problems.inputs import Inputs
 from .agreement import BatteryAnswer
 from .mistakes import NamedMistake
-from .mistakes.named_mistake import DeclaredCall, run_of_call, with_every_key
+from .mistakes.named_mistake import IMPOSSIBLE, DeclaredCall, run_of_call, with_every_key
 from .stage_edits import edits_making
 
 
@@ -47,7 +48,6 @@ def _alone(inputs: Inputs) -> Iterator[tuple[int, Tensor, Inputs]]:
             keep=None,
             mask_form=None,
             present=None,
-            store=None,
             head_layout=HEAD_LAYOUTS["BHSD"],
         )
         yield item, rows, reordered_keys(reordered_queries(alone, rows), places)
@@ -59,8 +59,9 @@ def _of_each_item(edit: NamedMistake) -> NamedMistake:
         for item, rows, alone in _alone(call.inputs):
             one = DeclaredCall(inputs=alone, semantics=call.semantics)
             given = {"inputs": alone, "past": alone.past, "point": call.semantics}
-            run = with_every_key(run_of_call(one)).edited(**given).edited(*edit.edits)
-            changed[item, :, rows] = run["output"][0]
+            with suppress(*IMPOSSIBLE):  # such as parts of a single key: the item stays right
+                run = with_every_key(run_of_call(one)).edited(**given).edited(*edit.edits)
+                changed[item, :, rows] = run["output"][0]
         return changed
 
     return replace(edit, edits=(), output=change)

@@ -142,25 +142,27 @@ def _in_turn(
 
 
 Tiles = Sequence[Tensor]
-Lengths = Callable[[int], list[int]]
+# The lengths of parts, from the number of keys and the keys of a page (0 without pages).
+Lengths = Callable[[int, int], list[int]]
 
 
 def _cuts() -> Iterator[tuple[str, Lengths]]:
+    yield "page of keys", lambda keys, page: _tiles_of(page, keys)
     yield from ((f"tile of {size} keys", partial(_tiles_of, size)) for size in TILES)
     for count in (2, 3, 4, 8):
         yield f"of {count} parts of the keys", partial(_longest_first, count)
         yield f"of {count} parts of the keys, longer ones last", partial(_even, count)
 
 
-def _tiles_of(size: int, keys: int) -> list[int]:
+def _tiles_of(size: int, keys: int, _page: int = 0) -> list[int]:
     return [min(size, keys - start) for start in range(0, keys, size)]
 
 
-def _even(count: int, keys: int) -> list[int]:
+def _even(count: int, keys: int, _page: int) -> list[int]:
     return [(part + 1) * keys // count - part * keys // count for part in range(count)]
 
 
-def _longest_first(count: int, keys: int) -> list[int]:
+def _longest_first(count: int, keys: int, _page: int) -> list[int]:
     return _tiles_of(-(-keys // count), keys) if keys else []
 
 
@@ -229,9 +231,15 @@ _SHARES: Final[dict[str, Callable[[Tiles], Tiles]]] = {
 
 
 def _put_together(
-    _shares: Tensor, logits: Tensor, *, lengths: Lengths, share: Callable[[Tiles], Tiles]
+    _shares: Tensor,
+    logits: Tensor,
+    inputs: Any,
+    *,
+    lengths: Lengths,
+    share: Callable[[Tiles], Tiles],
 ) -> Tensor:
-    tiles = logits.split([one for one in lengths(logits.shape[-1]) if one], -1)
+    page = 0 if inputs.store is None else inputs.store.page_size
+    tiles = logits.split([one for one in lengths(logits.shape[-1], page) if one], -1)
     if len(tiles) == 1:
         msg = f"{logits.shape[-1]} keys are one tile"
         raise ValueError(msg)

@@ -72,6 +72,13 @@ def _along_pages(order: Callable[[int], Tensor]) -> Change:
     return change
 
 
+def _in_rows(table: Tensor, more: int) -> Tensor:
+    """The table as it is read with another number of entries from row to row."""
+    batch, most = table.shape
+    first = torch.arange(batch)[:, None] * (most + more)
+    return table.flatten()[(first + torch.arange(most)) % max(table.numel(), 1)]
+
+
 _TABLES: Final[dict[str, Change]] = {
     **{words: _along_items(order, "table") for words, order in main_orders("batch item")},
     **{words: _along_pages(order) for words, order in main_orders("page")},
@@ -85,6 +92,8 @@ _TABLES: Final[dict[str, Change]] = {
     "taken to lie as in a dense cache": lambda at: torch.arange(at.table.numel()).reshape(
         at.table.shape
     ),
+    "read in rows that are a page shorter": lambda at: _in_rows(at.table, -1),
+    "read in rows that are a page longer": lambda at: _in_rows(at.table, 1),
     **{
         f"numbered modulo {size}": lambda at, size=size: at.table.remainder(size)
         for size in ASSUMED_SIZES[1:7]
@@ -105,8 +114,14 @@ _LENGTHS: Final[dict[str, Change]] = {
         at.lengths // _size(at) * _size(at), at.lengths.clamp(max=1)
     ),
     "rounded up to whole pages": lambda at: -(-at.lengths // _size(at)) * _size(at),
-    "the rest within the last page": lambda at: at.lengths % _size(at),
+    "the number in its last page": lambda at: (
+        at.lengths - ((at.lengths - 1).clamp(min=0) // _size(at) * _size(at))
+    ),
     "at most a page": lambda at: at.lengths.clamp(max=_size(at)),
+    **{
+        f"at most {size}": lambda at, size=size: at.lengths.clamp(max=size)
+        for size in ASSUMED_SIZES[1:]
+    },
     "the largest of all": lambda at: at.lengths.max().expand(len(at.lengths)),
     "the smallest of all": lambda at: at.lengths.min().expand(len(at.lengths)),
     "that of the whole cache": lambda at: torch.full_like(
