@@ -194,8 +194,8 @@ def relate(
 def same_unless_identical(
     subject: Subject, first: tuple[Inputs, Tensor], second: tuple[Inputs, Tensor], wording: str
 ) -> Finding:
-    """Two answers to equal inputs agree; no bound is computed where their bits do."""
-    if identical(first[1], second[1]) and bool(first[1].isfinite().all()):
+    """Two answers to equal inputs agree; no bound is computed where they are equal."""
+    if _are_equal_and_finite(first[1], second[1]):
         return Finding(margin=0.0)
     return relate(subject, first, second, wording)
 

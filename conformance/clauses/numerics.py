@@ -181,6 +181,8 @@ COARSE: Final = {
 }
 # Kernels add up a few terms at once: this many parts of a sum are each rounded.
 PARTS: Final = 64
+# Of the last rows with so many logits the counterfactual is computed: each part rounds them all.
+ROUNDED_LOGITS: Final = 1 << 16
 FEW: Final = 5
 
 
@@ -217,7 +219,7 @@ def _with_few_keys(subject: Subject, inputs: Inputs) -> Inputs:
 
 
 def _coarsely(subject: Subject, inputs: Inputs) -> Tensor:
-    """The answer of an implementation that adds up in a coarse format."""
+    """The answer of an implementation that adds up the last rows in a coarse format."""
     expected = subject.golden(inputs)
     core, working = expected.core, TORCH_DTYPES[subject.dtype]
     coarse = COARSE[subject.dtype]
@@ -225,10 +227,13 @@ def _coarsely(subject: Subject, inputs: Inputs) -> Tensor:
     def rounded(partial: Tensor) -> Tensor:
         return partial.to(working).to(coarse).double()
 
-    keys = core.key.transpose(-1, -2)
-    moved = core.scale * (_added_up(core.query, keys, rounded) - core.query @ keys)
-    weights = golden.softmax(core.logits + moved)
-    return through_output(expected, inputs, _added_up(weights, core.value, rounded))
+    rows = slice(-max(1, ROUNDED_LOGITS // max(1, core.logits[..., :1, :].numel())), None)
+    query, keys = core.query[..., rows, :], core.key.transpose(-1, -2)
+    moved = core.scale * (_added_up(query, keys, rounded) - query @ keys)
+    weights = golden.softmax(core.logits[..., rows, :] + moved)
+    heads = core.output.clone()
+    heads[..., rows, :] = _added_up(weights, core.value, rounded)
+    return through_output(expected, inputs, heads)
 
 
 def _added_up(left: Tensor, right: Tensor, rounded: Round) -> Tensor:

@@ -58,9 +58,11 @@ class BackwardPass:
 def has_gradient_bounds(semantics: golden.Semantics) -> bool:
     """Whether gradients have bounds at a point: the weights of a query sum to one.
 
-    And query and key meet as they are: neither normalised nor turned.
+    And query and key meet as they are: neither normalised nor turned. A bias before the scale has
+    another slope than a table of distances, which is added behind it.
     """
-    return is_normalised(semantics) and not is_prepared_at(semantics)
+    one_slope = semantics.bias_order == "after-scale" or semantics.relative == "none"
+    return is_normalised(semantics) and not is_prepared_at(semantics) and one_slope
 
 
 def backward_pass(attention: golden.Attention, output_gradient: Tensor) -> BackwardPass:
@@ -116,7 +118,8 @@ def _check(attention: golden.Attention, output_gradient: Tensor) -> None:
             "gradients have bounds where the weights of a query sum to 1 and query and key meet as "
             f"they are, not at softmax_axis={semantics.softmax_axis!r}, mask_operation="
             f"{semantics.mask_operation!r}, qk_norm={semantics.qk_norm!r}, rotary="
-            f"{semantics.rotary!r}"
+            f"{semantics.rotary!r}, relative={semantics.relative!r} with bias_order="
+            f"{semantics.bias_order!r}"
         )
         raise ValueError(msg)
     if semantics.empty_rows == "nan" and bool(attention.output.isnan().any()):

@@ -375,11 +375,13 @@ def test_refusals_name_what_to_pass() -> None:
         conformance.module(Cloned(), masks=["keep"])
     with refused(
         "the names in Nameless (a, b, c, d) do not say which projection is which, and no "
-        "assignment agrees with the golden reference: say which is which, as in projections={'q': "
+        "assignment with 3 heads agrees with the golden reference: say which is which, as in "
+        "projections={'q': "
         "'a', 'k': 'b', 'v': 'c', 'o': 'd'}, or declare it with conformance.fixed_layer "
         "(conformance.check(module) judges the attention in it alone, where it finds one)"
     ):
-        conformance.module(Nameless(1.5))
+        of_heads = {"num_heads": HEADS, "num_kv_heads": HEADS}
+        conformance.module(Nameless(1.5), inputs="separate", **of_heads)
     with pytest.raises(DeclarationError, match=r"^Named cannot be copied .*: pass its class and"):
         conformance.module(uncopiable())
     with refused("scripted is scripted: give the module it was scripted from, or use fixed_layer"):

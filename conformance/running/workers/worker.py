@@ -73,6 +73,8 @@ def _shield(output: Connection, scratch: str | None) -> None:
     # hypothesis keeps its caches there, by default in the user's working folder.
     cache = os.path.join(tempfile.gettempdir(), f"attention-conformance-{_user()}")  # noqa: PTH118
     os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", cache)
+    # Threads of torch that wait for each other would else take a processor each.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     if os.environ.get(SAFE_PATH) == SAFE_PATH_BY_US:  # no business of what a candidate starts
         del os.environ[SAFE_PATH]
     os.environ.pop(SCRATCH, None)  # that of a worker in which this run was started
