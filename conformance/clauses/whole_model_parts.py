@@ -17,6 +17,7 @@ from ..declare.candidate import Candidate
 from ..graphs.process import Array, Setting
 from ..oracle.comparison import compare
 from ..oracle.oracle import Oracle
+from ..models.model_inputs import ATTENDING, PADDED
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from .registry import Finding, clause, requires, violated
@@ -37,6 +38,7 @@ from .whole_models import (
     judged_heads,
     model_of,
     named,
+    of_fixed_room,
     of_tokens,
     run,
     shows,
@@ -177,7 +179,13 @@ def cache_equals_full(subject: Subject, problem: Problem) -> Finding:
         return of_tokens(value, model.outputs[name], first, along=model.growing)
 
     expected, judged = {}, {}
+    grows = (PADDED, ATTENDING)[model.growing]
+    still = [name for name in model.handed_on if grows not in model.outputs[name]]
+    outputs = {name: axes for name, axes in model.outputs.items() if name not in still}
+    growing = dataclasses.replace(model, outputs=outputs)  # a memory is handed on once
     for name, value in whole.items():
+        if name in still:
+            continue
         is_whole = name in model.handed_on
         expected[name] = value if is_whole else later(name, value)
         judged[name] = np.ones(value.shape, bool) if is_whole else later(name, existing[name])
@@ -190,7 +198,7 @@ def cache_equals_full(subject: Subject, problem: Problem) -> Finding:
         return misshapen
     allowed = allowed_differences(model, call, whole)
     wording = f"{where} the cache changes the answer"
-    comparison = agreement(model, expected, cached, allowed, judged, wording)
+    comparison = agreement(growing, expected, cached, allowed, judged, wording)
     answers = {name: value for name, value in expected.items() if name not in model.handed_on}
     binding = shows(answers, alone, allowed, judged)
     calls = None if model.growing else (call, behind)
@@ -259,7 +267,8 @@ def cache_in_order(subject: Subject, problem: Problem) -> Finding:
     if misshapen is not None:
         return misshapen
     whole = allowed_differences(model, ordered, run(model, ordered))
-    judged = {name: np.ones(value.shape, dtype=bool) for name, value in answers.items()}
+    rooms = of_fixed_room(model)
+    judged = {name: np.full(value.shape, name not in rooms) for name, value in answers.items()}
     comparison = agreement(model, answers, got, whole, judged, f"{where} the answer is another")
     return differing(model, comparison, binding=shows(answers, other, whole, judged))
 
@@ -270,11 +279,10 @@ def _unmasked_sites(candidate: Candidate) -> list[int]:
     padded = {entry.name for entry in model.inputs if entry.along == 0}
     masks = {entry.name for entry in model.inputs if entry.role == "mask" and entry.along == 0}
     unmasked = []
-    for site in model.engine.sites:
-        sources = model.engine.key_inputs(site.index)
-        if sources & padded and sources <= padded:
-            reached = set(model.described[site.index]["mask_inputs"])
-            unmasked += [] if masks & reached else [site.index]
+    for entry in model.described:
+        sources = model.engine.key_inputs(entry["index"])
+        if sources & padded and sources <= padded and masks.isdisjoint(entry["mask_inputs"]):
+            unmasked.append(entry["index"])
     return unmasked
 
 

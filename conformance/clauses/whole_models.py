@@ -186,9 +186,17 @@ def shows(
 
 def existing_tokens(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str, Array]:
     """The entries of each answer that belong to existing tokens; bool, of the answer's shape."""
+    rooms = of_fixed_room(model)
     return {
-        name: _existing(letters, answers[name].shape, call)
+        name: _existing(letters, answers[name].shape, call) & (name not in rooms)
         for name, letters in model.outputs.items()
+    }
+
+
+def of_fixed_room(model: WholeModel) -> set[str]:
+    """The caches among the answers that do not grow: unused places of theirs hold anything."""
+    return {
+        name for name in model.handed_on if {PADDED, ATTENDING}.isdisjoint(model.outputs[name])
     }
 
 
@@ -435,9 +443,8 @@ def _causal_part(candidate: Candidate) -> tuple[int, ...]:
     model = model_of(candidate)
     along = int(model.has_two_sequences)
     own = {entry.name for entry in model.inputs if entry.along == along}
-    return tuple(
-        site.index for site in model.engine.sites if own & model.engine.key_inputs(site.index)
-    )
+    indices = (entry["index"] for entry in model.described)
+    return tuple(index for index in indices if own & model.engine.key_inputs(index))
 
 
 def _is_causal(candidate: Candidate) -> str:

@@ -87,8 +87,8 @@ class Rule(NamedTuple):
 def _rule(site: Site, values: dict[str, Array]) -> Rule:
     """Return the causal rule and window of the combined masks, or of the node itself."""
     if site.causal:
-        earlier = site.options.get("local_window_size", -1)
-        return Rule(causal=True, window=earlier + 1 if earlier >= 0 else None)
+        window = site.options.get("local_window_size", -1)
+        return Rule(causal=True, window=window if window >= 0 else None)
     allowed: Any = np.ones((1, 1), dtype=bool)
     for mask in site.masks:
         if mask.role == "lengths":  # all of them, where the caller hides nothing

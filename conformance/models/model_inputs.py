@@ -51,6 +51,9 @@ _AXES_OF: Final[Mapping[str, tuple[int, str]]] = {
     "image": (0, "f"),
     "past": (0, "f"),
 }
+_OF_TOKENS: Final = ("tokens", "features", "memory")
+# What the names of all caches have in common.
+_ANY_CACHE: Final = re.compile(r"(past|present)(_key_values?)?")
 _PASSED: Final = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
@@ -69,7 +72,8 @@ class ModelInput:
     role: ``tokens``: ids ``[B, L]``; ``mask``: 1 or True at a token ``[B, L]``; ``positions`` and
         ``types`` of tokens ``[B, L]``; ``features`` ``[B, L, E]``; ``image``: floats of a fixed
         size ``[B, …]``; ``past``: keys or values of earlier tokens, counted by the only axis after
-        the batch without a size.
+        the batch without a size; ``memory``: keys or values ``[B, H, L, D]`` that no call adds to,
+        such as an encoder's; ``flag``: one bool, True where a cache is given.
     along: the sequence of the input: 0 for the sequence padded by a mask, 1 for the sequence
         attending to it, None for neither.
     shape: the size or the name of each axis.
@@ -87,6 +91,11 @@ class ModelInput:
     hides: bool = False
     added: bool = False
 
+    @property
+    def place(self) -> int:
+        """The axis of its tokens."""
+        return {"mask": len(self.shape) - 1, "memory": 2}.get(self.role, 1)
+
     def drawn(
         self, batch: int, length: int, keep: Array | None, generator: np.random.Generator
     ) -> Array:
@@ -103,8 +112,11 @@ class ModelInput:
             return np.zeros(
                 [batch, *(int(n) if isinstance(n, int) else 0 for n in self.shape[1:])], self.dtype
             )
-        rest = self.shape[2:] if self.role == "features" else self.shape[1:]
-        sizes = (batch, length, *rest) if self.role == "features" else (batch, *rest)
+        if self.role == "flag":
+            return np.zeros([1] * len(self.shape), self.dtype)
+        sizes = [batch, *self.shape[1:]]
+        if self.role != "image":
+            sizes[self.place] = length
         shape = [int(size or 0) for size in sizes]
         return np.asarray(generator.standard_normal(shape), self.dtype)
 
@@ -163,16 +175,25 @@ def model_inputs(
         else _role(name, shapes[name], kinds[name], masking)
         for name in shapes
     }
+    handed_on = {marks_of(port.name) for port in graph.model.graph.output}
+    pasts = [name for name, role in roles.items() if role == "past"]
+    kept = [name for name in pasts if marks_of(name) not in handed_on]
+    if len(kept) < len(pasts):  # a model that hands none on may leave them out
+        roles |= dict.fromkeys(kept, "memory")
     sequences = sequences_of(shapes, roles)
     inputs = []
     for name, role in roles.items():
+        if role == "flag" and not pasts:
+            raise UnknownInputError(_untold(name))
         if role == "features" and not isinstance(shapes[name][2], int):
             sizes = f'[inputs.{name}] with role = "features" and shape = [80] or the like'
             msg = f"the width of its input {name} is not in the file; declare it: {sizes}"
             raise UnknownInputError(msg)
-        if role == "past":
+        if role in ("past", "memory"):
             shapes[name] = _counting_past(shapes[name], (caches or {}).get(name, ()))
-        if role == "past" and sum(not isinstance(size, int) for size in shapes[name][1:]) != 1:
+        open_axes = sum(not isinstance(size, int) for size in shapes[name][1:])
+        has_room = not open_axes and None not in (caches or {}).get(name, (None,))[1:]
+        if role == "past" and open_axes != 1 and not has_room:
             msg = (
                 f"no one axis of its input {name} counts the past tokens: export it with that "
                 "axis, and no other but the batch, dynamic"
@@ -292,6 +313,8 @@ def _declared_role(
 def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any], masking: Container[str]) -> str:
     words = set(_WORDS.split(name.lower()))
     joined, rank = name.lower(), len(shape)
+    if kind.kind == "b" and (not rank or shape == (1,)):
+        return "flag"
     if rank == len("BL"):
         if "mask" in joined or (name in masking and "pos" not in joined):
             return "mask"
@@ -307,24 +330,27 @@ def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any], masking: Contai
             return "image"
         if rank == len("BLE"):
             return "features"
-    msg = (
+    raise UnknownInputError(_untold(name))
+
+
+def _untold(name: str) -> str:
+    return (
         f"nothing says what its input {name} is; declare it: [inputs.{name}] with one of the roles "
         f"{', '.join(MODEL_ROLES)}"
     )
-    raise UnknownInputError(msg)
 
 
 def sequences_of(shapes: Mapping[str, Sequence[Axis]], roles: Mapping[str, str]) -> dict[str, int]:
     """Return the sequence number of every input; raises UnknownInputError for more than two."""
     places = {
-        name: (shapes[name][1], name.lower().startswith(ANSWERING))
+        name: (shapes[name][2 if role == "memory" else 1], name.lower().startswith(ANSWERING))
         for name, role in roles.items()
-        if role not in ("image", "past")
+        if role not in ("image", "past", "flag")
     }
-    own = [places[name] for name, role in roles.items() if role in ("tokens", "features")]
+    own = [places[name] for name, role in roles.items() if role in _OF_TOKENS]
     found = list(dict.fromkeys(own))
     if len(found) > len(("padded", "attending")):
-        shown = ", ".join(name for name, role in roles.items() if role in ("tokens", "features"))
+        shown = ", ".join(name for name, role in roles.items() if role in _OF_TOKENS)
         msg = (
             f"its inputs {shown} lie along more than two sequences: let the forward of a module of "
             "yours take two of them, and give it constants for the others"
@@ -343,6 +369,12 @@ def _nearest(place: tuple[Axis, bool], found: Sequence[tuple[Axis, bool]]) -> An
     if place in found or not found:
         return place
     return next((other for other in found if other[1] == place[1]), found[0])
+
+
+def marks_of(name: str) -> tuple[str, ...]:
+    """Return the identifying parts of a cache's name: numbers, and words such as key."""
+    own = _ANY_CACHE.sub("", name.lower())
+    return tuple(re.findall(r"[0-9]+|key|value|encoder|decoder|self|cross", own))
 
 
 def _vocabulary(graph: ModelGraph, name: str) -> int:

@@ -81,6 +81,11 @@ def open_model(
     engine = GraphEngine(sites, process)
     try:
         warnings = (_COUNTS_KEYS,) if engine.counts_keys else ()
+        warnings += tuple(
+            f"{entry.name} is given as False in a first call, as True with a cache"
+            for entry in inputs
+            if entry.role == "flag"
+        )
         model = WholeModel(engine=engine, described=described, inputs=inputs, warnings=warnings)
         inputs = sized_pictures(inputs, lambda sized: _answers(replace(model, inputs=sized)))
         return measured_model(replace(model, inputs=inputs), declared)
@@ -115,7 +120,9 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) 
         if entry.name not in declared
     }
     length = next((n for n in model.taken.get("length", LENGTHS) if n >= _SHOWING), 0)
-    if not masks or not length or model.engine.counts_keys:
+    if model.engine.counts_keys:
+        return _dense(model, length) if length else model
+    if not masks or not length:
         return model
     batch = model.taken.get("batch", BATCHES)[0]
     second = model.taken.get("second length", (length,))[-1]
@@ -145,6 +152,18 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) 
     return replace(
         model, inputs=inputs, warnings=(*model.warnings, *warnings), inverted=tuple(believed)
     )
+
+
+def _dense(model: WholeModel, length: int) -> WholeModel:
+    """Note where attentions that count keys refuse an item with fewer keys than tokens."""
+    batch = model.taken.get("batch", BATCHES)[0]
+    keep = np.broadcast_to(np.arange(length) < length - 1, (batch, length))
+    try:
+        model.run(model.call(batch, (length, length), keep, _SEED))
+    except (GraphRefused, GraphLost) as refusal:
+        warning = f"items of different lengths were not asked: it refuses padding ({refusal})"
+        return replace(model, dense=True, warnings=(warning,))
+    return model
 
 
 def _with_added(model: WholeModel, call: ModelCall, masks: Iterable[ModelInput]) -> WholeModel:
@@ -325,7 +344,7 @@ def _fixed(model: WholeModel, axis: str) -> int | None:
         if axis == "batch":
             size = entry.shape[0]
         elif entry.along == ("length", "second length").index(axis):
-            size = entry.shape[-1 if entry.role == "mask" else 1]
+            size = entry.shape[entry.place]
         else:
             continue
         if isinstance(size, int):
