@@ -450,6 +450,9 @@ def _causal_part(candidate: Candidate) -> tuple[int, ...]:
 def _is_causal(candidate: Candidate) -> str:
     """Unless most of its attentions see later tokens."""
     model = model_of(candidate)
+    letter = (PADDED, ATTENDING)[int(model.has_two_sequences)]
+    if not any(letter in letters for letters in model.outputs.values()):
+        return "none of its answers is for each token"
     flags = [model.hiding_sites[index] for index in _causal_part(candidate)]
     if not any(flags):
         return "none of its attentions hides later tokens"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -77,7 +77,9 @@ class ModelInput:
     along: the sequence of the input: 0 for the sequence padded by a mask, 1 for the sequence
         attending to it, None for neither.
     shape: the size or the name of each axis.
-    count: the number of different ids.
+    count: the ids end before this one.
+    least: the first id to draw.
+    chosen_by: the id at the first place where the place of the greatest id is looked for, else 0.
     hides: 1 in a mask means padding, as in torch's ``key_padding_mask``.
     added: a mask is added to the scores: 0 for existing tokens, else the least number.
     """
@@ -88,6 +90,8 @@ class ModelInput:
     shape: tuple[Axis, ...]
     dtype: np.dtype[Any]
     count: int = 0
+    least: int = 0
+    chosen_by: int = 0
     hides: bool = False
     added: bool = False
 
@@ -131,7 +135,10 @@ class ModelInput:
 
     def ids(self, shape: tuple[int, int], generator: np.random.Generator) -> Array:
         """Draw random ids, avoiding ids with a special meaning if enough remain."""
-        return generator.integers(self._least, self.count, shape).astype(self.dtype)
+        result = generator.integers(self._least, self.count, shape)
+        if self.chosen_by:
+            result[:, 0] = self.chosen_by
+        return result.astype(self.dtype)
 
     def other(self, values: Array, generator: np.random.Generator) -> Array:
         """Return values of the same shape with every token changed."""
@@ -143,7 +150,7 @@ class ModelInput:
 
     @property
     def _least(self) -> int:
-        return _SPECIAL if self.count > 2 * _SPECIAL else 0
+        return self.least or (_SPECIAL if self.count > 2 * _SPECIAL else 0)
 
 
 def model_inputs(
@@ -199,7 +206,9 @@ def model_inputs(
                 "axis, and no other but the batch, dynamic"
             )
             raise UnknownInputError(msg)
-        count = int(declared.get(name, {}).get("vocabulary", 0)) or _vocabulary(graph, name)
+        count, special, chooses = _vocabulary(graph, name)
+        count = int(declared.get(name, {}).get("vocabulary", 0)) or count
+        least, end = _ordinary(count, special, chooses=chooses)
         inputs.append(
             ModelInput(
                 name=name,
@@ -207,7 +216,9 @@ def model_inputs(
                 along=sequences.get(name),
                 shape=shapes[name],
                 dtype=kinds[name],
-                count=count if role == "tokens" else 0,
+                count=end if role == "tokens" else 0,
+                least=least,
+                chosen_by=end if chooses else 0,
                 hides=role == "padding" or (role == "mask" and _is_padding(name)),
             )
         )
@@ -377,19 +388,37 @@ def marks_of(name: str) -> tuple[str, ...]:
     return tuple(re.findall(r"[0-9]+|key|value|encoder|decoder|self|cross", own))
 
 
-def _vocabulary(graph: ModelGraph, name: str) -> int:
-    """Return the number of ids: the rows of the smallest table they index."""
-    waiting, visited, rows = [name], {name}, list[int]()
+def _vocabulary(graph: ModelGraph, name: str) -> tuple[int, set[int], bool]:
+    """Return the number of ids, those that they are compared with, and whether the greatest counts.
+
+    The number is that of the rows of the smallest table they index.
+    """
+    waiting, visited, rows, special = [name], {name}, list[int](), set[int]()
+    chooses = False
     while waiting:
         for node in graph.wiring.consumers[waiting.pop()]:
             table = graph.wiring.initializers.get(node.input[0])
             if node.op_type == "Gather" and table is not None and node.input[1] in visited:
                 rows.append(int(table.dims[0]))
+            elif node.op_type == "Equal":
+                numbers = (graph.scalar(own) for own in node.input)
+                special |= {int(number) for number in numbers if number is not None}
             elif node.op_type in _PASSED:
                 fresh = set(node.output) - visited
                 visited |= fresh
                 waiting += sorted(fresh)
-    return min(rows, default=_FEW_IDS)
+            chooses = chooses or node.op_type == "ArgMax"
+    return min(rows, default=_FEW_IDS), special, chooses
+
+
+def _ordinary(count: int, special: Iterable[int], *, chooses: bool) -> tuple[int, int]:
+    """Return the longest range of ids, and its end, without those that mean something."""
+    end = count - chooses if count > 2 * _SPECIAL else count
+    ends = sorted({own for own in special if 0 <= own < end} | {end})
+    starts = [_SPECIAL if count > 2 * _SPECIAL else 0, *(own + 1 for own in ends[:-1])]
+    ranges = [(max(start, starts[0]), stop) for start, stop in zip(starts, ends, strict=True)]
+    least, last = max(ranges, key=lambda own: own[1] - own[0])
+    return (least, last) if last - least > 1 else (starts[0], end)
 
 
 # Runs with weights nudged by one unit in the last place, to see how far answers move.

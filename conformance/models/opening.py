@@ -128,7 +128,7 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) 
     second = model.taken.get("second length", (length,))[-1]
     call = model.call(batch, (length, second if model.has_two_sequences else length), None, _SEED)
     said = np.arange(length) > 0
-    seen = _told_apart(model, call, dict.fromkeys(masks, said))
+    seen = _told_apart(model, call, dict.fromkeys(masks, said), dict.fromkeys(masks, ~said))
     if seen is None:
         added = () if documented else [e for e in model.inputs if e.name in masks]
         return _with_added(model, call, added)
@@ -173,8 +173,10 @@ def _with_added(model: WholeModel, call: ModelCall, masks: Iterable[ModelInput])
     """
     added = {e.name: replace(e, added=True) for e in masks if e.dtype.kind == "f"}
     keep = np.arange(call.lengths[0])[None] > 0
-    said = {name: entry.mask(keep)[0] for name, entry in added.items()}
-    if not added or _told_apart(model, call, said) != (0, 1):
+    said, other = (
+        {name: entry.mask(own)[0] for name, entry in added.items()} for own in (keep, ~keep)
+    )
+    if not added or _told_apart(model, call, said, other) != (0, 1):
         return model
     inputs = tuple(added.get(entry.name, entry) for entry in model.inputs)
     warning = (
@@ -185,24 +187,38 @@ def _with_added(model: WholeModel, call: ModelCall, masks: Iterable[ModelInput])
 
 
 def _told_apart(
-    model: WholeModel, call: ModelCall, said: Mapping[str, Array]
+    model: WholeModel, call: ModelCall, said: Mapping[str, Array], other: Mapping[str, Array]
 ) -> tuple[int, int] | None:
     """Return (hidden, seen): the places of the first two tokens under the given masks.
 
-    None if the last token sees both or neither.
+    None if the last token sees both or neither, or what is hidden stays so under the ``other``
+    masks, as what comes after the token that is answered does.
     """
-    masks = {
-        name: np.broadcast_to(value, call.feeds[name].shape).astype(call.feeds[name].dtype)
-        for name, value in said.items()
-    }
-    call = replace(call, feeds={**call.feeds, **masks})
+    under = [
+        replace(
+            call,
+            feeds={
+                **call.feeds,
+                **{
+                    name: np.broadcast_to(value, call.feeds[name].shape).astype(
+                        call.feeds[name].dtype
+                    )
+                    for name, value in masks.items()
+                },
+            },
+        )
+        for masks in (said, other)
+    ]
     try:
-        first, other = (_effect(model, call, place) for place in (0, 1))
+        effects = [_effect(model, under[0], place) for place in (0, 1)]
+        hidden = int(effects[1] < effects[0])
+        shown = _effect(model, under[1], hidden)
     except (GraphRefused, GraphLost):  # nothing is seen: the names of the masks are believed
         return None
-    if max(first, other) * HIDDEN_PART < min(first, other) or first == other:
+    least = min(effects)
+    if min(max(effects), shown) * HIDDEN_PART < least or shown == least:
         return None
-    return (0, 1) if first < other else (1, 0)
+    return hidden, 1 - hidden
 
 
 def is_decoder(module: Any) -> bool:
@@ -435,7 +451,9 @@ def _letters(model: WholeModel, base: Mapping[str, int]) -> dict[str, str]:
         if len(shape) != len(other) or not pairs:
             continue
         read = [_letter(pair, place, sizes, model) for place, pair in enumerate(pairs)]
-        if read[0] == ITEM:
+        batches = tuple(each["batch"] for each in sizes)
+        joined = batches[0] != batches[1] and pairs.count(batches) > 1  # numbers of pairs of items
+        if read[0] == ITEM and not joined:
             letters[name] = "".join(read)
     return letters
 
