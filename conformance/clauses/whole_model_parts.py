@@ -15,9 +15,9 @@ from ..base.record import SiteEntry
 from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
 from ..graphs.process import Array, Setting
+from ..models.model_inputs import ATTENDING, PADDED
 from ..oracle.comparison import compare
 from ..oracle.oracle import Oracle
-from ..models.model_inputs import ATTENDING, PADDED
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from .registry import Finding, clause, requires, violated
@@ -52,7 +52,7 @@ if TYPE_CHECKING:  # imports onnx, which few runs need
 _LOWEST: Final = Setting(level="disabled")
 _EMPTY: Final = MASKED.replace(least=(("batch", 2), ("key_length", 2)))
 _takes_empty: Final = requires(
-    lambda c: not model_of(c).engine.counts_keys,
+    lambda c: not model_of(c).counts_keys,
     "its attention is told the last key of an item, and an item without any has none",
 )
 
@@ -165,7 +165,7 @@ def cache_equals_full(subject: Subject, problem: Problem) -> Finding:
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     stops = _stops(model, call, problem.seed)
-    if model.engine.counts_keys:  # takes whole items: one, or one token of each
+    if model.counts_keys:  # takes whole items: one, or one token of each
         call = model.call(call.batch, call.lengths, None, problem.seed)
         if model.takes(1, call.lengths) and problem.seed % 2:
             call = model.items(call, [0])
@@ -255,7 +255,7 @@ def cache_in_order(subject: Subject, problem: Problem) -> Finding:
     order = [call.batch - 1, *range(call.batch - 1, 0, -1)]
     length = call.lengths[model.growing]
     first = 1 + problem.seed % (length - 1)
-    if model.engine.counts_keys:  # takes one token of each item
+    if model.counts_keys:  # takes one token of each item
         first = length - 1
     ordered, behind = model.items(call, order), model.in_turn(call, [first], order)
     with giving_answers():
@@ -277,7 +277,7 @@ def _unmasked_sites(candidate: Candidate) -> list[int]:
     """The attentions over keys of the padded sequence that no mask of the sequence reaches."""
     model = model_of(candidate)
     padded = {entry.name for entry in model.inputs if entry.along == 0}
-    masks = {entry.name for entry in model.inputs if entry.role == "mask" and entry.along == 0}
+    masks = {entry.name for entry in model.masks if entry.along == 0}
     unmasked = []
     for entry in model.described:
         sources = model.engine.key_inputs(entry["index"])

@@ -195,9 +195,7 @@ def existing_tokens(model: WholeModel, call: ModelCall, answers: Answers) -> dic
 
 def of_fixed_room(model: WholeModel) -> set[str]:
     """The caches among the answers that do not grow: unused places of theirs hold anything."""
-    return {
-        name for name in model.handed_on if {PADDED, ATTENDING}.isdisjoint(model.outputs[name])
-    }
+    return {name for name in model.handed_on if {PADDED, ATTENDING}.isdisjoint(model.outputs[name])}
 
 
 def _first_site(
@@ -305,7 +303,7 @@ _has_tokens: Final = requires(lambda c: model_of(c).is_sequential, "it takes no 
 
 
 _hides_more: Final = requires(
-    lambda c: not model_of(c).engine.counts_keys or not all(model_of(c).causal_sites),
+    lambda c: not model_of(c).counts_keys or not all(model_of(c).causal_sites),
     "its operator counts an item's tokens: padding before them is seen, by its documentation, and "
     "padding behind them by no token",
 )

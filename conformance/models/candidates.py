@@ -94,13 +94,7 @@ def model_candidates(
     declared = _declared(path, options)
     if number is not None:
         return [(number, _candidate(path, sites, described[number], declared))]
-    uncut, cores = list(sites.uncut), dict[int, Candidate]()
-    for entry in filter(is_first, described):
-        try:
-            cores[entry["index"]] = _candidate(path, sites, entry, declared)
-        except UsageError as error:  # a runtime may refuse alone what it runs in its model
-            reason = f"alone it {str(error).partition('.onnx ')[2] or error}"
-            uncut.append(Uncut(nodes=entry["nodes"], scope=entry["scope"], reason=reason))
+    cores, uncut = _cores(path, sites, described, declared)
     warnings = [f"not judged: {entry.sentence}" for entry in uncut]
     made: list[tuple[int | None, Candidate]] = list(cores.items())
     unjudged = "" if cores else none_judged(uncut)
@@ -124,6 +118,20 @@ def model_candidates(
     index, first = made[0]
     made[0] = (index, dataclasses.replace(first, warnings=tuple(warnings), unjudged=unjudged))
     return made
+
+
+def _cores(
+    path: Path, sites: Sites, described: Sequence[SiteEntry], declared: GraphDeclaration
+) -> tuple[dict[int, Candidate], list[Uncut]]:
+    """Each distinct attention by index, and those that cannot be judged alone."""
+    uncut, cores = list(sites.uncut), dict[int, Candidate]()
+    for entry in filter(is_first, described):
+        try:
+            cores[entry["index"]] = _candidate(path, sites, entry, declared)
+        except UsageError as error:  # a runtime may refuse alone what it runs in its model
+            reason = f"alone it {str(error).partition('.onnx ')[2] or error}"
+            uncut.append(Uncut(nodes=tuple(entry["nodes"]), scope=entry["scope"], reason=reason))
+    return cores, uncut
 
 
 def _read_in_place(described: list[SiteEntry], model: WholeModel) -> None:

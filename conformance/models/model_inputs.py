@@ -34,8 +34,9 @@ _WORDS: Final = re.compile(r"[^a-z]+")
 # samples, to try.
 _CALLED: Final = {4: ("pixel", "image", "picture"), 2: ("input_values", "wave", "audio", "speech")}
 _SIDES: Final = (224, 32, 16, 64, 384, 8, 28, 512)
+_CHANNELS: Final = (3, 1)
 _COMMON: Final[Mapping[int, Sequence[tuple[int, ...]]]] = {
-    4: [(channels, side, side) for channels in (3, 1) for side in _SIDES],
+    4: [(channels, side, side) for channels in _CHANNELS for side in _SIDES],
     2: [(1600,), (16000,), (400,), (80,)],
 }
 _CACHED: Final = frozenset({"past", "cache", "key", "value", "state"})
@@ -73,7 +74,8 @@ class ModelInput:
         ``types`` of tokens ``[B, L]``; ``features`` ``[B, L, E]``; ``image``: floats of a fixed
         size ``[B, …]``; ``past``: keys or values of earlier tokens, counted by the only axis after
         the batch without a size; ``memory``: keys or values ``[B, H, L, D]`` that no call adds to,
-        such as an encoder's; ``flag``: one bool, True where a cache is given.
+        such as an encoder's; ``flag``: one bool, True where a cache is given; ``lengths`` ``[B]``:
+        the number of tokens of each item.
     along: the sequence of the input: 0 for the sequence padded by a mask, 1 for the sequence
         attending to it, None for neither.
     shape: the size or the name of each axis.
@@ -106,26 +108,22 @@ class ModelInput:
         """Values for some items of a length; ``keep`` (bool ``[B, L]``) says which tokens exist."""
         if self.role == "tokens":
             return self.ids((batch, length), generator)
-        if self.role == "mask":
+        if self.role in ("mask", "lengths"):
             return self.mask(np.ones((batch, length), np.bool_) if keep is None else keep)
         if self.role == "positions":
             return np.broadcast_to(np.arange(length), (batch, length)).astype(self.dtype)
-        if self.role == "types":
-            return np.zeros((batch, length), self.dtype)
-        if self.role == "past":
-            return np.zeros(
-                [batch, *(int(n) if isinstance(n, int) else 0 for n in self.shape[1:])], self.dtype
-            )
-        if self.role == "flag":
-            return np.zeros([1] * len(self.shape), self.dtype)
-        sizes = [batch, *self.shape[1:]]
-        if self.role != "image":
+        sizes = [1] * len(self.shape) if self.role == "flag" else [batch, *self.shape[1:]]
+        if self.role in ("types", "features", "memory"):
             sizes[self.place] = length
-        shape = [int(size or 0) for size in sizes]
+        shape = [size if isinstance(size, int) else 0 for size in sizes]
+        if self.role in ("types", "past", "flag"):
+            return np.zeros(shape, self.dtype)
         return np.asarray(generator.standard_normal(shape), self.dtype)
 
     def mask(self, keep: Array) -> Array:
-        """Return the mask of the existing tokens (bool ``[B, L]``)."""
+        """Return the mask of the existing tokens (bool ``[B, L]``), or their numbers."""
+        if self.role == "lengths":
+            return np.asarray(keep.sum(axis=1), self.dtype)
         if self.added:
             mask = np.where(keep, 0, np.finfo(self.dtype).min).astype(self.dtype)
         else:
@@ -188,9 +186,11 @@ def model_inputs(
     if len(kept) < len(pasts):  # a model that hands none on may leave them out
         roles |= dict.fromkeys(kept, "memory")
     sequences = sequences_of(shapes, roles)
+    counting = [name for name, role in roles.items() if role == "lengths"]
+    sequences |= dict.fromkeys(counting, 0)
     inputs = []
     for name, role in roles.items():
-        if role == "flag" and not pasts:
+        if (role == "flag" and not pasts) or (role == "lengths" and counting != [name]):
             raise UnknownInputError(_untold(name))
         if role == "features" and not isinstance(shapes[name][2], int):
             sizes = f'[inputs.{name}] with role = "features" and shape = [80] or the like'
@@ -322,26 +322,35 @@ def _declared_role(
 
 
 def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any], masking: Container[str]) -> str:
-    words = set(_WORDS.split(name.lower()))
     joined, rank = name.lower(), len(shape)
+    role = ""
     if kind.kind == "b" and (not rank or shape == (1,)):
-        return "flag"
-    if rank == len("BL"):
-        if "mask" in joined or (name in masking and "pos" not in joined):
-            return "mask"
-        if kind.kind in "iu":
-            if "position" in joined:
-                return "positions"
-            return "types" if words & {"type", "types", "segment", "segments"} else "tokens"
-    if kind.kind == "f" and "past" in words and rank == len("BHLD"):
+        role = "flag"
+    elif kind.kind in "iu" and rank == 1 and "length" in joined:
+        role = "lengths"
+    elif rank == len("BL") and ("mask" in joined or (name in masking and "pos" not in joined)):
+        role = "mask"
+    elif rank == len("BL") and kind.kind in "iu":
+        types = set(_WORDS.split(joined)) & {"type", "types", "segment", "segments"}
+        role = "positions" if "position" in joined else "types" if types else "tokens"
+    elif kind.kind == "f":
+        role = _float_role(joined, shape)
+    if not role:
+        raise UnknownInputError(_untold(name))
+    return role
+
+
+def _float_role(name: str, shape: Sequence[Axis]) -> str:
+    words, rank = set(_WORDS.split(name)), len(shape)
+    if "past" in words and rank == len("BHLD"):
         return "past"
-    if kind.kind == "f" and not words & _CACHED:
-        is_called_so = any(word in joined for word in _CALLED.get(rank, ()))
-        if is_called_so or (rank > 1 and all(isinstance(size, int) for size in shape[1:])):
-            return "image"
-        if rank == len("BLE"):
-            return "features"
-    raise UnknownInputError(_untold(name))
+    if words & _CACHED:
+        return ""
+    is_called_so = any(word in name for word in _CALLED.get(rank, ()))
+    is_called_so |= rank == len("BCHW") and shape[1] in _CHANNELS
+    if is_called_so or (rank > 1 and all(isinstance(size, int) for size in shape[1:])):
+        return "image"
+    return "features" if rank == len("BLE") else ""
 
 
 def _untold(name: str) -> str:
@@ -356,7 +365,7 @@ def sequences_of(shapes: Mapping[str, Sequence[Axis]], roles: Mapping[str, str])
     places = {
         name: (shapes[name][2 if role == "memory" else 1], name.lower().startswith(ANSWERING))
         for name, role in roles.items()
-        if role not in ("image", "past", "flag")
+        if role not in ("image", "past", "flag", "lengths")
     }
     own = [places[name] for name, role in roles.items() if role in _OF_TOKENS]
     found = list(dict.fromkeys(own))

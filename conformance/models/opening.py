@@ -120,7 +120,7 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) 
         if entry.name not in declared
     }
     length = next((n for n in model.taken.get("length", LENGTHS) if n >= _SHOWING), 0)
-    if model.engine.counts_keys:
+    if model.counts_keys:
         return _dense(model, length) if length else model
     if not masks or not length:
         return model
@@ -158,12 +158,15 @@ def _dense(model: WholeModel, length: int) -> WholeModel:
     """Note where attentions that count keys refuse an item with fewer keys than tokens."""
     batch = model.taken.get("batch", BATCHES)[0]
     keep = np.broadcast_to(np.arange(length) < length - 1, (batch, length))
+    call = model.call(batch, (length, length), keep, _SEED)
     try:
-        model.run(model.call(batch, (length, length), keep, _SEED))
+        why = model.misshapen(call, model.run(call))
     except (GraphRefused, GraphLost) as refusal:
-        warning = f"items of different lengths were not asked: it refuses padding ({refusal})"
-        return replace(model, dense=True, warnings=(warning,))
-    return model
+        why = str(refusal)
+    if not why:
+        return model
+    warning = f"items of different lengths were not asked: padding is refused ({why})"
+    return replace(model, dense=True, warnings=(warning,))
 
 
 def _with_added(model: WholeModel, call: ModelCall, masks: Iterable[ModelInput]) -> WholeModel:
@@ -357,6 +360,8 @@ def _with_sizes(
 
 def _fixed(model: WholeModel, axis: str) -> int | None:
     for entry in model.inputs:
+        if entry.role in ("flag", "lengths"):
+            continue
         if axis == "batch":
             size = entry.shape[0]
         elif entry.along == ("length", "second length").index(axis):

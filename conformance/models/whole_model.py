@@ -76,8 +76,18 @@ class WholeModel:
     @property
     def has_mask(self) -> bool:
         """Tell whether an input is a mask of the padded sequence."""
-        masks = any(entry.role == "mask" and entry.along == 0 for entry in self.inputs)
-        return masks and not self.dense
+        return any(entry.along == 0 for entry in self.masks) and not self.dense
+
+    @property
+    def masks(self) -> list[ModelInput]:
+        """The inputs that say which tokens exist."""
+        return [entry for entry in self.inputs if entry.role in ("mask", "lengths")]
+
+    @property
+    def counts_keys(self) -> bool:
+        """Whether tokens are counted, which says padding on the right alone."""
+        counted = any(entry.role == "lengths" for entry in self.inputs)
+        return counted or self.engine.counts_keys
 
     @property
     def turned(self) -> WholeModel:
@@ -161,7 +171,7 @@ class WholeModel:
 
         Where keys are counted, as many of them come first.
         """
-        if keep is not None and self.engine.counts_keys:
+        if keep is not None and self.counts_keys:
             keep = np.arange(lengths[0]) < np.maximum(keep.sum(axis=1, keepdims=True), 1)
         generator = np.random.default_rng(seed)
         feeds = {
@@ -194,8 +204,8 @@ class WholeModel:
     def with_mask(self, call: ModelCall, keep: Array) -> ModelCall:
         """The call with other tokens said to exist."""
         feeds = dict(call.feeds)
-        for entry in self.inputs:
-            if entry.role == "mask" and entry.along == 0:
+        for entry in self.masks:
+            if entry.along == 0:
                 feeds[entry.name] = entry.mask(keep)
         return replace(call, feeds=feeds, keep=keep)
 
@@ -218,7 +228,11 @@ class WholeModel:
         """The call with some tokens alone of the padded sequence, or of the one that attends."""
         feeds = dict(call.feeds)
         for entry in self.inputs:
-            if entry.along == along:
+            if entry.role == "lengths":
+                feeds[entry.name] = (
+                    entry.mask(call.keep[:, tokens]) if not along else feeds[entry.name]
+                )
+            elif entry.along == along:
                 before = (slice(None),) * entry.place
                 feeds[entry.name] = feeds[entry.name][(*before, tokens)]
         length = len(range(*tokens.indices(call.lengths[along])))
@@ -232,8 +246,8 @@ class WholeModel:
         rest = self.cut(call, slice(first, None), along=self.growing)
         masks = {
             entry.name: call.feeds[entry.name]
-            for entry in self.inputs
-            if entry.role == "mask" and entry.along == self.growing
+            for entry in self.masks
+            if entry.along == self.growing
         }
         return replace(rest, feeds={**rest.feeds, **masks})
 
