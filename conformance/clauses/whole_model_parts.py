@@ -15,6 +15,7 @@ from ..base.record import SiteEntry
 from ..calls.calling import CandidateFailure
 from ..declare.candidate import Candidate
 from ..graphs.process import Array, Setting
+from ..models.model_inputs import ATTENDING, PADDED
 from ..oracle.comparison import compare
 from ..oracle.oracle import Oracle
 from ..problems.inputs import Inputs
@@ -37,6 +38,7 @@ from .whole_models import (
     judged_heads,
     model_of,
     named,
+    of_fixed_room,
     of_tokens,
     run,
     shows,
@@ -50,7 +52,7 @@ if TYPE_CHECKING:  # imports onnx, which few runs need
 _LOWEST: Final = Setting(level="disabled")
 _EMPTY: Final = MASKED.replace(least=(("batch", 2), ("key_length", 2)))
 _takes_empty: Final = requires(
-    lambda c: not model_of(c).engine.counts_keys,
+    lambda c: not model_of(c).counts_keys,
     "its attention is told the last key of an item, and an item without any has none",
 )
 
@@ -163,7 +165,7 @@ def cache_equals_full(subject: Subject, problem: Problem) -> Finding:
     model = model_of(subject.candidate)
     call = drawn_call(subject, problem)
     stops = _stops(model, call, problem.seed)
-    if model.engine.counts_keys:  # takes whole items: one, or one token of each
+    if model.counts_keys:  # takes whole items: one, or one token of each
         call = model.call(call.batch, call.lengths, None, problem.seed)
         if model.takes(1, call.lengths) and problem.seed % 2:
             call = model.items(call, [0])
@@ -177,7 +179,13 @@ def cache_equals_full(subject: Subject, problem: Problem) -> Finding:
         return of_tokens(value, model.outputs[name], first, along=model.growing)
 
     expected, judged = {}, {}
+    grows = (PADDED, ATTENDING)[model.growing]
+    still = [name for name in model.handed_on if grows not in model.outputs[name]]
+    outputs = {name: axes for name, axes in model.outputs.items() if name not in still}
+    growing = dataclasses.replace(model, outputs=outputs)  # a memory is handed on once
     for name, value in whole.items():
+        if name in still:
+            continue
         is_whole = name in model.handed_on
         expected[name] = value if is_whole else later(name, value)
         judged[name] = np.ones(value.shape, bool) if is_whole else later(name, existing[name])
@@ -190,7 +198,7 @@ def cache_equals_full(subject: Subject, problem: Problem) -> Finding:
         return misshapen
     allowed = allowed_differences(model, call, whole)
     wording = f"{where} the cache changes the answer"
-    comparison = agreement(model, expected, cached, allowed, judged, wording)
+    comparison = agreement(growing, expected, cached, allowed, judged, wording)
     answers = {name: value for name, value in expected.items() if name not in model.handed_on}
     binding = shows(answers, alone, allowed, judged)
     calls = None if model.growing else (call, behind)
@@ -247,7 +255,7 @@ def cache_in_order(subject: Subject, problem: Problem) -> Finding:
     order = [call.batch - 1, *range(call.batch - 1, 0, -1)]
     length = call.lengths[model.growing]
     first = 1 + problem.seed % (length - 1)
-    if model.engine.counts_keys:  # takes one token of each item
+    if model.counts_keys:  # takes one token of each item
         first = length - 1
     ordered, behind = model.items(call, order), model.in_turn(call, [first], order)
     with giving_answers():
@@ -259,7 +267,8 @@ def cache_in_order(subject: Subject, problem: Problem) -> Finding:
     if misshapen is not None:
         return misshapen
     whole = allowed_differences(model, ordered, run(model, ordered))
-    judged = {name: np.ones(value.shape, dtype=bool) for name, value in answers.items()}
+    rooms = of_fixed_room(model)
+    judged = {name: np.full(value.shape, name not in rooms) for name, value in answers.items()}
     comparison = agreement(model, answers, got, whole, judged, f"{where} the answer is another")
     return differing(model, comparison, binding=shows(answers, other, whole, judged))
 
@@ -268,13 +277,12 @@ def _unmasked_sites(candidate: Candidate) -> list[int]:
     """The attentions over keys of the padded sequence that no mask of the sequence reaches."""
     model = model_of(candidate)
     padded = {entry.name for entry in model.inputs if entry.along == 0}
-    masks = {entry.name for entry in model.inputs if entry.role == "mask" and entry.along == 0}
+    masks = {entry.name for entry in model.masks if entry.along == 0}
     unmasked = []
-    for site in model.engine.sites:
-        sources = model.engine.key_inputs(site.index)
-        if sources & padded and sources <= padded:
-            reached = set(model.described[site.index]["mask_inputs"])
-            unmasked += [] if masks & reached else [site.index]
+    for entry in model.described:
+        sources = model.engine.key_inputs(entry["index"])
+        if sources & padded and sources <= padded and masks.isdisjoint(entry["mask_inputs"]):
+            unmasked.append(entry["index"])
     return unmasked
 
 

@@ -186,10 +186,16 @@ def shows(
 
 def existing_tokens(model: WholeModel, call: ModelCall, answers: Answers) -> dict[str, Array]:
     """The entries of each answer that belong to existing tokens; bool, of the answer's shape."""
+    rooms = of_fixed_room(model)
     return {
-        name: _existing(letters, answers[name].shape, call)
+        name: _existing(letters, answers[name].shape, call) & (name not in rooms)
         for name, letters in model.outputs.items()
     }
+
+
+def of_fixed_room(model: WholeModel) -> set[str]:
+    """The caches among the answers that do not grow: unused places of theirs hold anything."""
+    return {name for name in model.handed_on if {PADDED, ATTENDING}.isdisjoint(model.outputs[name])}
 
 
 def _first_site(
@@ -297,7 +303,7 @@ _has_tokens: Final = requires(lambda c: model_of(c).is_sequential, "it takes no 
 
 
 _hides_more: Final = requires(
-    lambda c: not model_of(c).engine.counts_keys or not all(model_of(c).causal_sites),
+    lambda c: not model_of(c).counts_keys or not all(model_of(c).causal_sites),
     "its operator counts an item's tokens: padding before them is seen, by its documentation, and "
     "padding behind them by no token",
 )
@@ -435,14 +441,16 @@ def _causal_part(candidate: Candidate) -> tuple[int, ...]:
     model = model_of(candidate)
     along = int(model.has_two_sequences)
     own = {entry.name for entry in model.inputs if entry.along == along}
-    return tuple(
-        site.index for site in model.engine.sites if own & model.engine.key_inputs(site.index)
-    )
+    indices = (entry["index"] for entry in model.described)
+    return tuple(index for index in indices if own & model.engine.key_inputs(index))
 
 
 def _is_causal(candidate: Candidate) -> str:
     """Unless most of its attentions see later tokens."""
     model = model_of(candidate)
+    letter = (PADDED, ATTENDING)[int(model.has_two_sequences)]
+    if not any(letter in letters for letters in model.outputs.values()):
+        return "none of its answers is for each token"
     flags = [model.hiding_sites[index] for index in _causal_part(candidate)]
     if not any(flags):
         return "none of its attentions hides later tokens"

@@ -94,14 +94,10 @@ def model_candidates(
     declared = _declared(path, options)
     if number is not None:
         return [(number, _candidate(path, sites, described[number], declared))]
-    warnings = [f"not judged: {entry.sentence}" for entry in sites.uncut]
-    cores = {
-        entry["index"]: _candidate(path, sites, entry, declared)
-        for entry in described
-        if is_first(entry)
-    }
+    cores, uncut = _cores(path, sites, described, declared)
+    warnings = [f"not judged: {entry.sentence}" for entry in uncut]
     made: list[tuple[int | None, Candidate]] = list(cores.items())
-    unjudged = "" if cores else none_judged(sites.uncut)
+    unjudged = "" if cores else none_judged(uncut)
     try:
         model = open_model(sites, described, declared.inputs, process)
     except UnknownInputError as unknown:
@@ -122,6 +118,20 @@ def model_candidates(
     index, first = made[0]
     made[0] = (index, dataclasses.replace(first, warnings=tuple(warnings), unjudged=unjudged))
     return made
+
+
+def _cores(
+    path: Path, sites: Sites, described: Sequence[SiteEntry], declared: GraphDeclaration
+) -> tuple[dict[int, Candidate], list[Uncut]]:
+    """Each distinct attention by index, and those that cannot be judged alone."""
+    uncut, cores = list(sites.uncut), dict[int, Candidate]()
+    for entry in filter(is_first, described):
+        try:
+            cores[entry["index"]] = _candidate(path, sites, entry, declared)
+        except UsageError as error:  # a runtime may refuse alone what it runs in its model
+            reason = f"alone it {str(error).partition('.onnx ')[2] or error}"
+            uncut.append(Uncut(nodes=tuple(entry["nodes"]), scope=entry["scope"], reason=reason))
+    return cores, uncut
 
 
 def _read_in_place(described: list[SiteEntry], model: WholeModel) -> None:
@@ -190,7 +200,8 @@ def standing_for(
     described: Sequence[SiteEntry], cores: Mapping[int, Candidate]
 ) -> dict[int, Candidate]:
     """Map every attention to the core judged for it: the first among equal attentions."""
-    return {entry["index"]: cores[min([entry["index"], *entry["same_as"]])] for entry in described}
+    first = {entry["index"]: min([entry["index"], *entry["same_as"]]) for entry in described}
+    return {index: cores[judged] for index, judged in first.items() if judged in cores}
 
 
 def _declared(path: Path, options: GraphOptions) -> GraphDeclaration:

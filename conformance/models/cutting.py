@@ -157,7 +157,9 @@ class _Cutting:
         return self._node("Div", [name, factor])
 
     def _sinks(self) -> str:
-        """Broadcast one number a head to ``[items, heads, queries, 1]``."""
+        """Broadcast one number a head to ``[items, heads, queries, 1]``; a node reads heads."""
+        if len(self._site.nodes) == 1:
+            return SINKS
         apart = self._node("Reshape", [SINKS, self._whole([1, -1, 1, 1])])
         sizes = self._part_of_shape("query", [0, 1, 2])
         return self._node("Expand", [apart, self._joined([sizes, self._whole([1])])])

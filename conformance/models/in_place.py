@@ -71,7 +71,7 @@ class GraphEngine:
     """The graph of a file in its process, as the engine of a whole model."""
 
     def __init__(self, sites: Sites, process: GraphProcess | None = None) -> None:
-        self._graph = sites.graph
+        self._graph, self._every = sites.graph, sites.sites
         # A tensor in a branch of a node cannot be tapped.
         self.sites = tuple(site for site in sites.sites if site.graph is None)
         self.process = process or GraphProcess(sites.graph.path)
@@ -132,8 +132,9 @@ class GraphEngine:
 
     def key_inputs(self, index: int) -> frozenset[str]:
         """The inputs that the keys of an attention are computed from."""
-        name = self.sites[index].key.name
-        return frozenset(self._graph.wiring.reaching(name, self._graph.inputs))
+        site = self._every[index]
+        wiring = (site.graph or self._graph).wiring
+        return frozenset(wiring.reaching(site.key.name, self._graph.inputs))
 
     def table_sizes(self) -> frozenset[int]:
         """The sizes of stored tensors: a table of positions ends where lengths end."""

@@ -87,8 +87,8 @@ class Rule(NamedTuple):
 def _rule(site: Site, values: dict[str, Array]) -> Rule:
     """Return the causal rule and window of the combined masks, or of the node itself."""
     if site.causal:
-        earlier = site.options.get("local_window_size", -1)
-        return Rule(causal=True, window=earlier + 1 if earlier >= 0 else None)
+        window = site.options.get("local_window_size", -1)
+        return Rule(causal=True, window=window if window >= 0 else None)
     allowed: Any = np.ones((1, 1), dtype=bool)
     for mask in site.masks:
         if mask.role == "lengths":  # all of them, where the caller hides nothing
@@ -114,16 +114,17 @@ def rule_of(allowed: Any) -> Rule:
     # An empty mask shows no rule, and a single query none about later keys.
     if not allowed.any() or queries == 1:
         return Rule(causal=None)
-    causal = np.tri(queries, keys, keys - queries, dtype=bool)
+    aligned = max(keys - queries, 0)  # a stored mask may have fewer keys than a call has queries
+    causal = np.tri(queries, keys, aligned, dtype=bool)
     for window in range(1, keys + 1):
-        lost = np.tri(queries, keys, keys - queries - window, dtype=bool)
+        lost = np.tri(queries, keys, aligned - window, dtype=bool)
         if bool((allowed == (causal & ~lost)).all()):
             return Rule(causal=True, window=window if window < keys else None)
     for count, words in _AHEAD.items():
-        seen = np.tri(queries, keys, keys - queries + count, dtype=bool)
+        seen = np.tri(queries, keys, aligned + count, dtype=bool)
         if count < queries - 1 and bool((allowed == seen).all()):
             return Rule(causal=None, misplaced=words)
-    for ahead in dict.fromkeys((keys - queries, 0)):  # of the own key of the first query
+    for ahead in dict.fromkeys((aligned, 0)):  # of the own key of the first query
         upto, before = (np.tri(queries, keys, ahead - less, dtype=bool) for less in (0, 1))
         for seen, words in zip((~before, before, ~upto), MISPLACED, strict=True):
             if keys > 1 and bool((allowed == seen).all()):

@@ -157,7 +157,7 @@ def read_graph(path: Path) -> ModelGraph:
         _leave_out(tensor)
     if weights:  # what was left out of a message is freed with the message
         model = ModelProto.FromString(model.SerializeToString())
-    named = frozenset(_names(model.graph))
+    named = frozenset(filter(None, _names(model.graph)))  # a result may be left out
     model = inlined(model)
     write_out_integer_operators(model)
     return ModelGraph(path, model, Wiring(model.graph, path.parent), named)

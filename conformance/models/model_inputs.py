@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -34,8 +34,9 @@ _WORDS: Final = re.compile(r"[^a-z]+")
 # samples, to try.
 _CALLED: Final = {4: ("pixel", "image", "picture"), 2: ("input_values", "wave", "audio", "speech")}
 _SIDES: Final = (224, 32, 16, 64, 384, 8, 28, 512)
+_CHANNELS: Final = (3, 1)
 _COMMON: Final[Mapping[int, Sequence[tuple[int, ...]]]] = {
-    4: [(channels, side, side) for channels in (3, 1) for side in _SIDES],
+    4: [(channels, side, side) for channels in _CHANNELS for side in _SIDES],
     2: [(1600,), (16000,), (400,), (80,)],
 }
 _CACHED: Final = frozenset({"past", "cache", "key", "value", "state"})
@@ -51,6 +52,9 @@ _AXES_OF: Final[Mapping[str, tuple[int, str]]] = {
     "image": (0, "f"),
     "past": (0, "f"),
 }
+_OF_TOKENS: Final = ("tokens", "features", "memory")
+# What the names of all caches have in common.
+_ANY_CACHE: Final = re.compile(r"(past|present)(_key_values?)?")
 _PASSED: Final = ("Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze")
 
 
@@ -69,11 +73,15 @@ class ModelInput:
     role: ``tokens``: ids ``[B, L]``; ``mask``: 1 or True at a token ``[B, L]``; ``positions`` and
         ``types`` of tokens ``[B, L]``; ``features`` ``[B, L, E]``; ``image``: floats of a fixed
         size ``[B, …]``; ``past``: keys or values of earlier tokens, counted by the only axis after
-        the batch without a size.
+        the batch without a size; ``memory``: keys or values ``[B, H, L, D]`` that no call adds to,
+        such as an encoder's; ``flag``: one bool, True where a cache is given; ``lengths`` ``[B]``:
+        the number of tokens of each item.
     along: the sequence of the input: 0 for the sequence padded by a mask, 1 for the sequence
         attending to it, None for neither.
     shape: the size or the name of each axis.
-    count: the number of different ids.
+    count: the ids end before this one.
+    least: the first id to draw.
+    chosen_by: the id at the first place where the place of the greatest id is looked for, else 0.
     hides: 1 in a mask means padding, as in torch's ``key_padding_mask``.
     added: a mask is added to the scores: 0 for existing tokens, else the least number.
     """
@@ -84,8 +92,15 @@ class ModelInput:
     shape: tuple[Axis, ...]
     dtype: np.dtype[Any]
     count: int = 0
+    least: int = 0
+    chosen_by: int = 0
     hides: bool = False
     added: bool = False
+
+    @property
+    def place(self) -> int:
+        """The axis of its tokens."""
+        return {"mask": len(self.shape) - 1, "memory": 2}.get(self.role, 1)
 
     def drawn(
         self, batch: int, length: int, keep: Array | None, generator: np.random.Generator
@@ -93,23 +108,22 @@ class ModelInput:
         """Values for some items of a length; ``keep`` (bool ``[B, L]``) says which tokens exist."""
         if self.role == "tokens":
             return self.ids((batch, length), generator)
-        if self.role == "mask":
+        if self.role in ("mask", "lengths"):
             return self.mask(np.ones((batch, length), np.bool_) if keep is None else keep)
         if self.role == "positions":
             return np.broadcast_to(np.arange(length), (batch, length)).astype(self.dtype)
-        if self.role == "types":
-            return np.zeros((batch, length), self.dtype)
-        if self.role == "past":
-            return np.zeros(
-                [batch, *(int(n) if isinstance(n, int) else 0 for n in self.shape[1:])], self.dtype
-            )
-        rest = self.shape[2:] if self.role == "features" else self.shape[1:]
-        sizes = (batch, length, *rest) if self.role == "features" else (batch, *rest)
-        shape = [int(size or 0) for size in sizes]
+        sizes = [1] * len(self.shape) if self.role == "flag" else [batch, *self.shape[1:]]
+        if self.role in ("types", "features", "memory"):
+            sizes[self.place] = length
+        shape = [size if isinstance(size, int) else 0 for size in sizes]
+        if self.role in ("types", "past", "flag"):
+            return np.zeros(shape, self.dtype)
         return np.asarray(generator.standard_normal(shape), self.dtype)
 
     def mask(self, keep: Array) -> Array:
-        """Return the mask of the existing tokens (bool ``[B, L]``)."""
+        """Return the mask of the existing tokens (bool ``[B, L]``), or their numbers."""
+        if self.role == "lengths":
+            return np.asarray(keep.sum(axis=1), self.dtype)
         if self.added:
             mask = np.where(keep, 0, np.finfo(self.dtype).min).astype(self.dtype)
         else:
@@ -119,7 +133,10 @@ class ModelInput:
 
     def ids(self, shape: tuple[int, int], generator: np.random.Generator) -> Array:
         """Draw random ids, avoiding ids with a special meaning if enough remain."""
-        return generator.integers(self._least, self.count, shape).astype(self.dtype)
+        result = generator.integers(self._least, self.count, shape)
+        if self.chosen_by:
+            result[:, 0] = self.chosen_by
+        return result.astype(self.dtype)
 
     def other(self, values: Array, generator: np.random.Generator) -> Array:
         """Return values of the same shape with every token changed."""
@@ -131,7 +148,7 @@ class ModelInput:
 
     @property
     def _least(self) -> int:
-        return _SPECIAL if self.count > 2 * _SPECIAL else 0
+        return self.least or (_SPECIAL if self.count > 2 * _SPECIAL else 0)
 
 
 def model_inputs(
@@ -163,22 +180,35 @@ def model_inputs(
         else _role(name, shapes[name], kinds[name], masking)
         for name in shapes
     }
+    handed_on = {marks_of(port.name) for port in graph.model.graph.output}
+    pasts = [name for name, role in roles.items() if role == "past"]
+    kept = [name for name in pasts if marks_of(name) not in handed_on]
+    if len(kept) < len(pasts):  # a model that hands none on may leave them out
+        roles |= dict.fromkeys(kept, "memory")
     sequences = sequences_of(shapes, roles)
+    counting = [name for name, role in roles.items() if role == "lengths"]
+    sequences |= dict.fromkeys(counting, 0)
     inputs = []
     for name, role in roles.items():
+        if (role == "flag" and not pasts) or (role == "lengths" and counting != [name]):
+            raise UnknownInputError(_untold(name))
         if role == "features" and not isinstance(shapes[name][2], int):
             sizes = f'[inputs.{name}] with role = "features" and shape = [80] or the like'
             msg = f"the width of its input {name} is not in the file; declare it: {sizes}"
             raise UnknownInputError(msg)
-        if role == "past":
+        if role in ("past", "memory"):
             shapes[name] = _counting_past(shapes[name], (caches or {}).get(name, ()))
-        if role == "past" and sum(not isinstance(size, int) for size in shapes[name][1:]) != 1:
+        open_axes = sum(not isinstance(size, int) for size in shapes[name][1:])
+        has_room = not open_axes and None not in (caches or {}).get(name, (None,))[1:]
+        if role == "past" and open_axes != 1 and not has_room:
             msg = (
                 f"no one axis of its input {name} counts the past tokens: export it with that "
                 "axis, and no other but the batch, dynamic"
             )
             raise UnknownInputError(msg)
-        count = int(declared.get(name, {}).get("vocabulary", 0)) or _vocabulary(graph, name)
+        count, special, chooses = _vocabulary(graph, name)
+        count = int(declared.get(name, {}).get("vocabulary", 0)) or count
+        least, end = _ordinary(count, special, chooses=chooses)
         inputs.append(
             ModelInput(
                 name=name,
@@ -186,7 +216,9 @@ def model_inputs(
                 along=sequences.get(name),
                 shape=shapes[name],
                 dtype=kinds[name],
-                count=count if role == "tokens" else 0,
+                count=end if role == "tokens" else 0,
+                least=least,
+                chosen_by=end if chooses else 0,
                 hides=role == "padding" or (role == "mask" and _is_padding(name)),
             )
         )
@@ -290,41 +322,55 @@ def _declared_role(
 
 
 def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any], masking: Container[str]) -> str:
-    words = set(_WORDS.split(name.lower()))
     joined, rank = name.lower(), len(shape)
-    if rank == len("BL"):
-        if "mask" in joined or (name in masking and "pos" not in joined):
-            return "mask"
-        if kind.kind in "iu":
-            if "position" in joined:
-                return "positions"
-            return "types" if words & {"type", "types", "segment", "segments"} else "tokens"
-    if kind.kind == "f" and "past" in words and rank == len("BHLD"):
+    role = ""
+    if kind.kind == "b" and (not rank or shape == (1,)):
+        role = "flag"
+    elif kind.kind in "iu" and rank == 1 and "length" in joined:
+        role = "lengths"
+    elif rank == len("BL") and ("mask" in joined or (name in masking and "pos" not in joined)):
+        role = "mask"
+    elif rank == len("BL") and kind.kind in "iu":
+        types = set(_WORDS.split(joined)) & {"type", "types", "segment", "segments"}
+        role = "positions" if "position" in joined else "types" if types else "tokens"
+    elif kind.kind == "f":
+        role = _float_role(joined, shape)
+    if not role:
+        raise UnknownInputError(_untold(name))
+    return role
+
+
+def _float_role(name: str, shape: Sequence[Axis]) -> str:
+    words, rank = set(_WORDS.split(name)), len(shape)
+    if "past" in words and rank == len("BHLD"):
         return "past"
-    if kind.kind == "f" and not words & _CACHED:
-        is_called_so = any(word in joined for word in _CALLED.get(rank, ()))
-        if is_called_so or (rank > 1 and all(isinstance(size, int) for size in shape[1:])):
-            return "image"
-        if rank == len("BLE"):
-            return "features"
-    msg = (
+    if words & _CACHED:
+        return ""
+    is_called_so = any(word in name for word in _CALLED.get(rank, ()))
+    is_called_so |= rank == len("BCHW") and shape[1] in _CHANNELS
+    if is_called_so or (rank > 1 and all(isinstance(size, int) for size in shape[1:])):
+        return "image"
+    return "features" if rank == len("BLE") else ""
+
+
+def _untold(name: str) -> str:
+    return (
         f"nothing says what its input {name} is; declare it: [inputs.{name}] with one of the roles "
         f"{', '.join(MODEL_ROLES)}"
     )
-    raise UnknownInputError(msg)
 
 
 def sequences_of(shapes: Mapping[str, Sequence[Axis]], roles: Mapping[str, str]) -> dict[str, int]:
     """Return the sequence number of every input; raises UnknownInputError for more than two."""
     places = {
-        name: (shapes[name][1], name.lower().startswith(ANSWERING))
+        name: (shapes[name][2 if role == "memory" else 1], name.lower().startswith(ANSWERING))
         for name, role in roles.items()
-        if role not in ("image", "past")
+        if role not in ("image", "past", "flag", "lengths")
     }
-    own = [places[name] for name, role in roles.items() if role in ("tokens", "features")]
+    own = [places[name] for name, role in roles.items() if role in _OF_TOKENS]
     found = list(dict.fromkeys(own))
     if len(found) > len(("padded", "attending")):
-        shown = ", ".join(name for name, role in roles.items() if role in ("tokens", "features"))
+        shown = ", ".join(name for name, role in roles.items() if role in _OF_TOKENS)
         msg = (
             f"its inputs {shown} lie along more than two sequences: let the forward of a module of "
             "yours take two of them, and give it constants for the others"
@@ -345,19 +391,43 @@ def _nearest(place: tuple[Axis, bool], found: Sequence[tuple[Axis, bool]]) -> An
     return next((other for other in found if other[1] == place[1]), found[0])
 
 
-def _vocabulary(graph: ModelGraph, name: str) -> int:
-    """Return the number of ids: the rows of the smallest table they index."""
-    waiting, visited, rows = [name], {name}, list[int]()
+def marks_of(name: str) -> tuple[str, ...]:
+    """Return the identifying parts of a cache's name: numbers, and words such as key."""
+    own = _ANY_CACHE.sub("", name.lower())
+    return tuple(re.findall(r"[0-9]+|key|value|encoder|decoder|self|cross", own))
+
+
+def _vocabulary(graph: ModelGraph, name: str) -> tuple[int, set[int], bool]:
+    """Return the number of ids, those that they are compared with, and whether the greatest counts.
+
+    The number is that of the rows of the smallest table they index.
+    """
+    waiting, visited, rows, special = [name], {name}, list[int](), set[int]()
+    chooses = False
     while waiting:
         for node in graph.wiring.consumers[waiting.pop()]:
             table = graph.wiring.initializers.get(node.input[0])
             if node.op_type == "Gather" and table is not None and node.input[1] in visited:
                 rows.append(int(table.dims[0]))
+            elif node.op_type == "Equal":
+                numbers = (graph.scalar(own) for own in node.input)
+                special |= {int(number) for number in numbers if number is not None}
             elif node.op_type in _PASSED:
                 fresh = set(node.output) - visited
                 visited |= fresh
                 waiting += sorted(fresh)
-    return min(rows, default=_FEW_IDS)
+            chooses = chooses or node.op_type == "ArgMax"
+    return min(rows, default=_FEW_IDS), special, chooses
+
+
+def _ordinary(count: int, special: Iterable[int], *, chooses: bool) -> tuple[int, int]:
+    """Return the longest range of ids, and its end, without those that mean something."""
+    end = count - chooses if count > 2 * _SPECIAL else count
+    ends = sorted({own for own in special if 0 <= own < end} | {end})
+    starts = [_SPECIAL if count > 2 * _SPECIAL else 0, *(own + 1 for own in ends[:-1])]
+    ranges = [(max(start, starts[0]), stop) for start, stop in zip(starts, ends, strict=True)]
+    least, last = max(ranges, key=lambda own: own[1] - own[0])
+    return (least, last) if last - least > 1 else (starts[0], end)
 
 
 # Runs with weights nudged by one unit in the last place, to see how far answers move.

@@ -81,6 +81,11 @@ def open_model(
     engine = GraphEngine(sites, process)
     try:
         warnings = (_COUNTS_KEYS,) if engine.counts_keys else ()
+        warnings += tuple(
+            f"{entry.name} is given as False in a first call, as True with a cache"
+            for entry in inputs
+            if entry.role == "flag"
+        )
         model = WholeModel(engine=engine, described=described, inputs=inputs, warnings=warnings)
         inputs = sized_pictures(inputs, lambda sized: _answers(replace(model, inputs=sized)))
         return measured_model(replace(model, inputs=inputs), declared)
@@ -115,13 +120,15 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) 
         if entry.name not in declared
     }
     length = next((n for n in model.taken.get("length", LENGTHS) if n >= _SHOWING), 0)
-    if not masks or not length or model.engine.counts_keys:
+    if model.counts_keys:
+        return _dense(model, length) if length else model
+    if not masks or not length:
         return model
     batch = model.taken.get("batch", BATCHES)[0]
     second = model.taken.get("second length", (length,))[-1]
     call = model.call(batch, (length, second if model.has_two_sequences else length), None, _SEED)
     said = np.arange(length) > 0
-    seen = _told_apart(model, call, dict.fromkeys(masks, said))
+    seen = _told_apart(model, call, dict.fromkeys(masks, said), dict.fromkeys(masks, ~said))
     if seen is None:
         added = () if documented else [e for e in model.inputs if e.name in masks]
         return _with_added(model, call, added)
@@ -147,6 +154,21 @@ def _polarised(model: WholeModel, declared: Mapping[str, Any], documented: str) 
     )
 
 
+def _dense(model: WholeModel, length: int) -> WholeModel:
+    """Note where attentions that count keys refuse an item with fewer keys than tokens."""
+    batch = model.taken.get("batch", BATCHES)[0]
+    keep = np.broadcast_to(np.arange(length) < length - 1, (batch, length))
+    call = model.call(batch, (length, length), keep, _SEED)
+    try:
+        why = model.misshapen(call, model.run(call))
+    except (GraphRefused, GraphLost) as refusal:
+        why = str(refusal)
+    if not why:
+        return model
+    warning = f"items of different lengths were not asked: padding is refused ({why})"
+    return replace(model, dense=True, warnings=(warning,))
+
+
 def _with_added(model: WholeModel, call: ModelCall, masks: Iterable[ModelInput]) -> WholeModel:
     """Mark masks of floats as added to the scores, if adding them hides tokens.
 
@@ -154,8 +176,10 @@ def _with_added(model: WholeModel, call: ModelCall, masks: Iterable[ModelInput])
     """
     added = {e.name: replace(e, added=True) for e in masks if e.dtype.kind == "f"}
     keep = np.arange(call.lengths[0])[None] > 0
-    said = {name: entry.mask(keep)[0] for name, entry in added.items()}
-    if not added or _told_apart(model, call, said) != (0, 1):
+    said, other = (
+        {name: entry.mask(own)[0] for name, entry in added.items()} for own in (keep, ~keep)
+    )
+    if not added or _told_apart(model, call, said, other) != (0, 1):
         return model
     inputs = tuple(added.get(entry.name, entry) for entry in model.inputs)
     warning = (
@@ -166,24 +190,38 @@ def _with_added(model: WholeModel, call: ModelCall, masks: Iterable[ModelInput])
 
 
 def _told_apart(
-    model: WholeModel, call: ModelCall, said: Mapping[str, Array]
+    model: WholeModel, call: ModelCall, said: Mapping[str, Array], other: Mapping[str, Array]
 ) -> tuple[int, int] | None:
     """Return (hidden, seen): the places of the first two tokens under the given masks.
 
-    None if the last token sees both or neither.
+    None if the last token sees both or neither, or what is hidden stays so under the ``other``
+    masks, as what comes after the token that is answered does.
     """
-    masks = {
-        name: np.broadcast_to(value, call.feeds[name].shape).astype(call.feeds[name].dtype)
-        for name, value in said.items()
-    }
-    call = replace(call, feeds={**call.feeds, **masks})
+    under = [
+        replace(
+            call,
+            feeds={
+                **call.feeds,
+                **{
+                    name: np.broadcast_to(value, call.feeds[name].shape).astype(
+                        call.feeds[name].dtype
+                    )
+                    for name, value in masks.items()
+                },
+            },
+        )
+        for masks in (said, other)
+    ]
     try:
-        first, other = (_effect(model, call, place) for place in (0, 1))
+        effects = [_effect(model, under[0], place) for place in (0, 1)]
+        hidden = int(effects[1] < effects[0])
+        shown = _effect(model, under[1], hidden)
     except (GraphRefused, GraphLost):  # nothing is seen: the names of the masks are believed
         return None
-    if max(first, other) * HIDDEN_PART < min(first, other) or first == other:
+    least = min(effects)
+    if min(max(effects), shown) * HIDDEN_PART < least or shown == least:
         return None
-    return (0, 1) if first < other else (1, 0)
+    return hidden, 1 - hidden
 
 
 def is_decoder(module: Any) -> bool:
@@ -322,10 +360,12 @@ def _with_sizes(
 
 def _fixed(model: WholeModel, axis: str) -> int | None:
     for entry in model.inputs:
+        if entry.role in ("flag", "lengths"):
+            continue
         if axis == "batch":
             size = entry.shape[0]
         elif entry.along == ("length", "second length").index(axis):
-            size = entry.shape[-1 if entry.role == "mask" else 1]
+            size = entry.shape[entry.place]
         else:
             continue
         if isinstance(size, int):
@@ -416,7 +456,9 @@ def _letters(model: WholeModel, base: Mapping[str, int]) -> dict[str, str]:
         if len(shape) != len(other) or not pairs:
             continue
         read = [_letter(pair, place, sizes, model) for place, pair in enumerate(pairs)]
-        if read[0] == ITEM:
+        batches = tuple(each["batch"] for each in sizes)
+        joined = batches[0] != batches[1] and pairs.count(batches) > 1  # numbers of pairs of items
+        if read[0] == ITEM and not joined:
             letters[name] = "".join(read)
     return letters
 

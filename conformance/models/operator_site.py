@@ -11,7 +11,7 @@ from ..graphs.weights.attention_core import Core, HeadTensor, core_of_node, is_a
 from ..graphs.weights.wiring import Node, UnreadableError, attributes
 from .model_graph import ModelGraph
 from .operands import Edge, MaskInput, added, mask_input
-from .site import Site, completed, edges_of, shown
+from .site import Sinks, Site, completed, edges_of, shown
 
 _BOOL: Final = 9  # onnx' number of the type
 
@@ -24,6 +24,7 @@ class _Places:
         item, read as a mask ``[items, keys]``; their number; the index of the last.
     cache: keys and values of earlier tokens.
     dropped: inputs of projections or positions, left out of a single attention.
+    sinks: one more score for each head.
     refused: inputs a single attention cannot be given, with their names.
     """
 
@@ -33,6 +34,7 @@ class _Places:
     counted: int = -1
     cache: tuple[int, ...] = ()
     dropped: tuple[int, ...] = ()
+    sinks: int = -1
     refused: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -54,7 +56,8 @@ _PLACES: Final = {
         counted=5,
         dropped=(7, 8, 9),
         mask=10,
-        refused={11: "sinks in a node", 12: "numbers of 8 bits", 13: "numbers of 8 bits"},
+        sinks=11,
+        refused={12: "numbers of 8 bits", 13: "numbers of 8 bits"},
     ),
 }
 
@@ -111,6 +114,7 @@ def operator_site(graph: ModelGraph, node: Node, core: Core, index: int) -> Site
         raise UnreadableError(msg)
     masks, before = _node_masks(graph, node, places)
     cache = tuple(name for place in places.cache if (name := _input(node, place)))
+    sinks = _input(node, places.sinks)
     site = completed(
         graph,
         Site(
@@ -131,7 +135,9 @@ def operator_site(graph: ModelGraph, node: Node, core: Core, index: int) -> Site
             cap=own.get("softcap") or None,
             causal=bool(own.get("is_causal") or own.get("unidirectional"))
             or node.op_type == "GroupQueryAttention",
+            sinks=Sinks(tensor=sinks, stored=sinks) if sinks else None,
             cache=cache,
+            capacity=own.get(WINDOW, 0) if own.get(_CACHED_WINDOW) else 0,
             assembly=assembly,
             counted=_input(node, places.counted),
             options={name: own.get(name, other) for name, other in _ABOVE.items() if assembly},
@@ -143,6 +149,9 @@ def operator_site(graph: ModelGraph, node: Node, core: Core, index: int) -> Site
         msg = f"the size of the heads that the {node.op_type} node makes is not known"
         raise UnreadableError(msg)
     scale = own.get("scale") or (1 / math.sqrt(site.head_size) if site.head_size else None)
+    if own.get("smooth_softmax", 0) > 0:
+        msg = f"the {node.op_type} node adds a score of 0 to those of the keys"
+        raise UnreadableError(msg)
     factors = site.query.factor(graph) * site.key.factor(graph)
     return replace(site, scale=None if scale is None else scale * factors)
 
@@ -172,6 +181,7 @@ def _input(node: Node, place: int) -> str:
 ROTARY: Final = ("do_rotary", "rotary_interleaved")
 WINDOW: Final = "local_window_size"
 _ABOVE: Final = {**dict.fromkeys(ROTARY, 0), WINDOW: -1}
+_CACHED_WINDOW: Final = "sliding_window_cache"  # means nothing without a window
 
 
 def _without(node: Node, dropped: tuple[int, ...]) -> Node:
@@ -181,7 +191,7 @@ def _without(node: Node, dropped: tuple[int, ...]) -> Node:
     for place in dropped:
         if place < len(node.input):
             result.input[place] = ""
-    for own in [own for own in result.attribute if own.name in _ABOVE]:
+    for own in [own for own in result.attribute if own.name in {*_ABOVE, _CACHED_WINDOW}]:
         result.attribute.remove(own)
     return result
 

@@ -58,9 +58,10 @@ def is_model(graph: ModelGraph) -> bool:
     cores = [core for _, core in attention_cores(graph)]
     good = [core for core in cores if isinstance(core, Core)]
     if not good:
-        attends = bool(cores) or any(True for _ in branches(graph))
+        inner = [part for part, _ in branches(graph)]
         numbers = _of_numbers(graph, graph.inputs)
-        return attends and (numbers or any(_embeds(graph, name) for name in graph.inputs))
+        parts = [graph, *inner] if cores or inner else []
+        return any(numbers or _embeds(part, name) for part in parts for name in graph.inputs)
     if _of_numbers(graph, graph.wiring.reaching(good[0].query.name, graph.inputs)):
         return True
     if any(_embeds(graph, name) for name in graph.inputs):

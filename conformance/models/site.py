@@ -82,6 +82,7 @@ class Site:
     causal: a node hides later keys by itself.
     sinks: one more score for each head, beside those of the keys.
     cache: the keys and the values of earlier tokens that a node puts before its own, or ().
+    capacity: the number of keys that its cache must have room for, 0 for any.
     assembly: the way query, key and value enter a node with a joint tensor.
     counted: the tensor of the last key's index by item, limiting a query's keys; "".
     options: the node attributes left out of the cut: rotary positions and window.
@@ -109,6 +110,7 @@ class Site:
     causal: bool = False
     sinks: Sinks | None = None
     cache: tuple[str, ...] = ()
+    capacity: int = 0
     assembly: str = ""
     counted: str = ""
     options: Mapping[str, int] = field(default_factory=dict)
@@ -125,7 +127,9 @@ class Site:
 def cache_shapes(sites: Iterable[Site]) -> dict[str, tuple[int | None, ...]]:
     """The shape ``[items, heads, past, features]`` of the past keys and values of attentions."""
     return {
-        name: (None, site.kv_heads, None, site.head_size) for site in sites for name in site.cache
+        name: (None, site.kv_heads, site.capacity or None, site.head_size)
+        for site in sites
+        for name in site.cache
     }
 
 

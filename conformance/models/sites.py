@@ -170,7 +170,13 @@ def attention_cores(graph: ModelGraph) -> Iterator[tuple[Node, Core | str]]:
             core = (
                 operator_core(node)
                 if attention_node(node)
-                else core_around(graph.wiring, graph.inputs, node, direct=True)
+                else core_around(
+                    graph.wiring,
+                    graph.inputs,
+                    node,
+                    direct=True,
+                    learned=lambda name: (graph.rank(name) or 0) >= len("BHLD"),
+                )
             )
         except UnreadableError as error:
             if _resembles(graph, node):

@@ -84,6 +84,9 @@ class Sizes:
             self._embedded(node)
             return
         name = node.output[0]
+        if node.op_type in _SUMMING and len(node.output) > _SUM and node.output[_SUM]:
+            self.shapes.setdefault(node.output[_SUM], self.shapes.get(node.input[0]))
+            self.types.setdefault(node.output[_SUM], self.types.get(node.input[0], 0))
         known = self.shapes.get(name)
         if known is not None and all(isinstance(size, int) for size in known):
             return
@@ -330,6 +333,9 @@ _SHAPES: Final[Mapping[str, Callable[[Node, Shape | None, Array | None], Shape |
         _kept,
     ),
 }
+# Their residual sum is a result, too.
+_SUMMING: Final = frozenset({"SkipLayerNormalization", "SkipSimplifiedLayerNormalization"})
+_SUM: Final = 3
 _STANDARD: Final = ("", "ai.onnx")
 # onnxruntime's domain has operators of the standard's names for further types.
 _DOMAINS: Final = (*_STANDARD, "com.microsoft")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -23,10 +22,8 @@ from .model_inputs import (
     ModelCache,
     ModelCall,
     ModelInput,
+    marks_of,
 )
-
-# What the names of all caches have in common.
-_ANY_CACHE: Final = re.compile(r"(past|present)(_key_values?)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +51,7 @@ class WholeModel:
     source: the engine of the module it was exported from, if named.
     warnings: sentences on masks that contradict custom or documentation.
     inverted: the masks in which 1 hides although documented as attended.
+    dense: it refuses padding, although it takes a mask.
     kept: the cache that a module keeps from call to call; a graph's are inputs and answers.
     """
 
@@ -67,6 +65,7 @@ class WholeModel:
     source: Engine | None = None
     warnings: tuple[str, ...] = ()
     inverted: tuple[str, ...] = ()
+    dense: bool = False
     kept: ModelCache | None = None
 
     def __call__(self, *_arguments: Any, **_keywords: Any) -> Any:
@@ -77,7 +76,18 @@ class WholeModel:
     @property
     def has_mask(self) -> bool:
         """Tell whether an input is a mask of the padded sequence."""
-        return any(entry.role == "mask" and entry.along == 0 for entry in self.inputs)
+        return any(entry.along == 0 for entry in self.masks) and not self.dense
+
+    @property
+    def masks(self) -> list[ModelInput]:
+        """The inputs that say which tokens exist."""
+        return [entry for entry in self.inputs if entry.role in ("mask", "lengths")]
+
+    @property
+    def counts_keys(self) -> bool:
+        """Whether tokens are counted, which says padding on the right alone."""
+        counted = any(entry.role == "lengths" for entry in self.inputs)
+        return counted or self.engine.counts_keys
 
     @property
     def turned(self) -> WholeModel:
@@ -106,15 +116,14 @@ class WholeModel:
 
         The two names contain equal numbers and words, such as ``0`` and ``key``.
         """
-        marks = {_marks(name): name for name in self.outputs}
+        marks = {marks_of(name): name for name in self.outputs}
         pasts = [entry.name for entry in self.inputs if entry.role == "past"]
-        return {name: marks[_marks(name)] for name in pasts if _marks(name) in marks}
+        return {name: marks[marks_of(name)] for name in pasts if marks_of(name) in marks}
 
     @property
     def growing(self) -> int:
-        """The sequence whose earlier tokens a cache holds: a module's decoder grows."""
-        has_pasts = any(entry.role == "past" for entry in self.inputs)
-        return int(self.has_two_sequences and not has_pasts)
+        """The sequence whose earlier tokens a cache holds: a decoder grows, its memory does not."""
+        return int(self.has_two_sequences)
 
     @property
     def handed_on(self) -> set[str]:
@@ -162,7 +171,7 @@ class WholeModel:
 
         Where keys are counted, as many of them come first.
         """
-        if keep is not None and self.engine.counts_keys:
+        if keep is not None and self.counts_keys:
             keep = np.arange(lengths[0]) < np.maximum(keep.sum(axis=1, keepdims=True), 1)
         generator = np.random.default_rng(seed)
         feeds = {
@@ -184,18 +193,19 @@ class WholeModel:
         generator = np.random.default_rng(seed)
         feeds = dict(call.feeds)
         for entry in self.inputs:
-            if entry.along != along or entry.role not in ("tokens", "features"):
+            if entry.along != along or entry.role not in ("tokens", "features", "memory"):
                 continue
-            where = changed if entry.role == "tokens" else changed[..., None]
             before = feeds[entry.name]
+            others = [at for at in range(1, before.ndim) if at != entry.place]
+            where = np.expand_dims(changed, others)
             feeds[entry.name] = np.where(where, entry.other(before, generator), before)
         return replace(call, feeds=feeds)
 
     def with_mask(self, call: ModelCall, keep: Array) -> ModelCall:
         """The call with other tokens said to exist."""
         feeds = dict(call.feeds)
-        for entry in self.inputs:
-            if entry.role == "mask" and entry.along == 0:
+        for entry in self.masks:
+            if entry.along == 0:
                 feeds[entry.name] = entry.mask(keep)
         return replace(call, feeds=feeds, keep=keep)
 
@@ -210,16 +220,21 @@ class WholeModel:
     def items(self, call: ModelCall, order: Sequence[int]) -> ModelCall:
         """Select items of a call in the given order."""
         chosen = list(order)
-        feeds = {name: value[chosen] for name, value in call.feeds.items()}
+        flags = {entry.name for entry in self.inputs if entry.role == "flag"}
+        feeds = {n: value if n in flags else value[chosen] for n, value in call.feeds.items()}
         return replace(call, feeds=feeds, keep=call.keep[chosen])
 
     def cut(self, call: ModelCall, tokens: slice, *, along: int = 0) -> ModelCall:
         """The call with some tokens alone of the padded sequence, or of the one that attends."""
         feeds = dict(call.feeds)
         for entry in self.inputs:
-            if entry.along == along:
-                value = feeds[entry.name]
-                feeds[entry.name] = value[..., tokens] if entry.role == "mask" else value[:, tokens]
+            if entry.role == "lengths":
+                feeds[entry.name] = (
+                    entry.mask(call.keep[:, tokens]) if not along else feeds[entry.name]
+                )
+            elif entry.along == along:
+                before = (slice(None),) * entry.place
+                feeds[entry.name] = feeds[entry.name][(*before, tokens)]
         length = len(range(*tokens.indices(call.lengths[along])))
         if along:
             return replace(call, feeds=feeds, lengths=(call.lengths[0], length))
@@ -231,8 +246,8 @@ class WholeModel:
         rest = self.cut(call, slice(first, None), along=self.growing)
         masks = {
             entry.name: call.feeds[entry.name]
-            for entry in self.inputs
-            if entry.role == "mask" and entry.along == self.growing
+            for entry in self.masks
+            if entry.along == self.growing
         }
         return replace(rest, feeds={**rest.feeds, **masks})
 
@@ -277,7 +292,9 @@ class WholeModel:
     def _held(self, behind: ModelCall, order: tuple[int, ...] | None) -> dict[str, Array]:
         answers = self.run(behind)
         every = slice(None) if order is None else list(order)
-        return {name: answers[present][every] for name, present in self.presents.items()}
+        held = {name: answers[present][every] for name, present in self.presents.items()}
+        flags = [entry for entry in self.inputs if entry.role == "flag"]
+        return held | {entry.name: np.ones([1] * len(entry.shape), bool) for entry in flags}
 
     def in_place(self, call: ModelCall) -> Iterator[tuple[int, Activations]]:
         """Yield the activations of each attention that is judged alone.
@@ -310,9 +327,3 @@ class WholeModel:
         """Tell whether the model accepts a call of these sizes."""
         sizes = {"batch": batch, "length": lengths[0], "second length": lengths[1]}
         return all(size in self.taken.get(axis, (size,)) for axis, size in sizes.items())
-
-
-def _marks(name: str) -> tuple[str, ...]:
-    """Return the identifying parts of a cache's name: numbers, and words such as key."""
-    own = _ANY_CACHE.sub("", name.lower())
-    return tuple(re.findall(r"[0-9]+|key|value|encoder|decoder|self|cross", own))

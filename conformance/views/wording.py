@@ -485,7 +485,7 @@ def site_mask(entry: Record) -> str:
     roles = [str(mask.get("role")) for mask in entry.get("mask") or ()]
     inputs = ", ".join(map(str, entry.get("mask_inputs") or ()))
     if not roles:
-        return "no mask"
+        return f"keys counted by {inputs}" if inputs else "no mask"
     return f"{' and '.join(roles)} mask" + (f" of {inputs}" if inputs else " of no input")
 
 

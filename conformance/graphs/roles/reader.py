@@ -338,12 +338,12 @@ def _check_attention(header: Header, interpretation: Interpretation) -> None:
     all_matter = all(traits.matters for traits in interpretation.traits.values())
     ignores = not all_matter and len(interpretation.traits) > 1 and _has_softmax(header)
     resembles = len(interpretation.traits) == len(ROLES) and all_matter and interpretation.likely
-    if not (_mixes(interpretation) or ignores):
+    if not _has_softmax(header) and not resembles:  # what the file shows comes before a guess
+        why = "it holds no softmax, and its inputs do not behave as query, key and value"
+    elif not (_mixes(interpretation) or ignores):
         why = "each position of its answer depends on the same position of its inputs alone"
     elif not _multiplies_itself(header):
         why = "it multiplies no two things that it computes from its inputs"
-    elif not _has_softmax(header) and not resembles:
-        why = "it holds no softmax, and its inputs do not behave as query, key and value"
     else:
         return
     runs = interpretation.start.base.probe.runs

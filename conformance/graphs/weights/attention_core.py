@@ -178,17 +178,25 @@ def scores_of(wiring: Wiring, node: Node) -> str:
 
 
 def core_around(
-    wiring: Wiring, tokens: frozenset[str], softmax: Node, *, direct: bool = False
+    wiring: Wiring,
+    tokens: frozenset[str],
+    softmax: Node,
+    *,
+    direct: bool = False,
+    learned: Callable[[str], bool] | None = None,
 ) -> Core:
     """Return the core around a softmax, or around a written-out softmax's exponential.
 
     direct: of several products, the query-key product keeps entries in place; gathered products,
-    for example scores of distances, are added to it.
+    for example scores of distances, are added to it. learned: whether a tensor that no token
+    reaches may be heads of queries, as a detector's are, where no product has two of tokens.
 
     Raises UnreadableError if the softmax is not between two products reached by tokens.
     """
     scores = scores_of(wiring, softmax)
     found = products_above(wiring, tokens, scores, direct=direct)
+    if not found and learned is not None:
+        found = _up_to(wiring, tokens, scores, _WALLS, learned)
     if len(found) != 1:
         msg = f"the scores come from {len(found)} products of tokens instead of one"
         raise UnreadableError(msg)
@@ -220,7 +228,11 @@ def products_above(
 
 
 def _up_to(
-    wiring: Wiring, tokens: frozenset[str], scores: str, walls: frozenset[str]
+    wiring: Wiring,
+    tokens: frozenset[str],
+    scores: str,
+    walls: frozenset[str],
+    learned: Callable[[str], bool] = lambda _name: False,
 ) -> list[Contraction]:
     result, visited, waiting = [], {scores}, [scores]
     while waiting:
@@ -231,7 +243,7 @@ def _up_to(
             continue
         contraction = contraction_of(node)
         if contraction is not None:
-            if all(wiring.reaching(name, tokens) for name in contraction.operands):
+            if all(wiring.reaching(own, tokens) or learned(own) for own in contraction.operands):
                 result.append(contraction)
             continue
         if node.op_type in walls:

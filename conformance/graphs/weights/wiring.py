@@ -25,6 +25,8 @@ Node = onnx.NodeProto
 
 # Operators whose results are independent of their inputs' values.
 SHAPE_OPERATORS: Final = frozenset({"Shape", "Size", "ConstantOfShape", "EyeLike"})
+# By operator and place of the result: the place of the only input it is made of.
+_MADE_OF_ONE: Final = {("EmbedLayerNormalization", 1): 7}  # the keys of each item, of the mask
 _CONSTANT_ATTRIBUTES: Final = ("value", "value_float", "value_floats", "value_int", "value_ints")
 
 
@@ -85,6 +87,11 @@ class Wiring:
             if node.op_type in SHAPE_OPERATORS:
                 inputs = frozenset()
             result.update({name: inputs for name in node.output if name})
+            for at, name in enumerate(node.output):
+                place = _MADE_OF_ONE.get((node.op_type, at))
+                if name and place is not None:
+                    one = node.input[place] if place < len(node.input) else ""
+                    result[name] = result.get(one, frozenset())
         return result
 
     def reaching(self, name: str, among: frozenset[str]) -> frozenset[str]:
