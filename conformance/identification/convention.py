@@ -165,16 +165,16 @@ class Convention(Replaceable):
         return tuple(dict.fromkeys(use.form for use in self.masks))
 
     @property
-    def shapes(self) -> tuple[str, ...]:
-        """The shapes that every form shares, then the shapes of lengths."""
+    def shapes(self) -> list[str] | dict[str, list[str]]:
+        """The shapes of masks, by form where the forms differ; then the shapes of lengths."""
         by_form = {
             form: [use.shape for use in self.masks if use.form == form] for form in self.forms
         }
-        with_keys = [shapes for form, shapes in by_form.items() if form != "lengths"]
-        common = with_keys[0] if with_keys else []
-        for shapes in with_keys[1:]:
-            common = [shape for shape in common if shape in shapes]
-        return tuple(dict.fromkeys([*common, *by_form.get("lengths", [])]))
+        lengths = by_form.pop("lengths", [])
+        several = list(by_form.values()) or [[]]
+        if all(set(shapes) == set(several[0]) for shapes in several):
+            return list(dict.fromkeys([*several[0], *lengths]))
+        return {**by_form, "lengths": lengths} if lengths else by_form
 
     @property
     def keywords(self) -> tuple[str, ...]:

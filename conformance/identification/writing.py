@@ -247,7 +247,7 @@ def promises_of(case: Investigation) -> dict[str, str]:
     source |= {} if arrays == "torch" else {"arrays": repr(arrays)}
     if convention.masks:
         source["masks"] = repr(list(convention.forms))
-        source["mask_shapes"] = repr(list(convention.shapes))
+        source["mask_shapes"] = repr(convention.shapes)
     if convention.causal or "always_causal" in promises:
         source["causal"] = repr(promises["causal"])
     source |= {"always_causal": "True"} if "always_causal" in promises else {}
