@@ -610,7 +610,9 @@ def _says_shared(name: str) -> bool:
     if name.lower() in KV_HEAD_NAMES:
         return True
     counted = words & {"num", "n", "number"} and words & {"groups", "kv"} and not words & _SIZES
-    return bool((words & _HEADS and words & {"kv", "value"} and not words & _SIZES) or counted)
+    return bool(
+        (words & _HEADS and words & {"kv", "value", "local"} and not words & _SIZES) or counted
+    )
 
 
 _Reading = tuple[dict[str, Any], str, Any]

@@ -319,8 +319,14 @@ def _core(
 
 
 def _sizes(promises: dict[str, str], ties: Ties) -> list[str]:
-    """A function for ``geometry=`` if sizes are tied; adds the argument to the promises."""
+    """A function for ``geometry=`` if sizes are tied; adds the argument to the promises.
+
+    Numbers alone need no function.
+    """
     if not ties:
+        return []
+    if all(source.isdigit() for _, source in ties):
+        promises["geometry"] = repr({name: int(source) for name, source in ties})
         return []
     promises["geometry"] = "sizes"
     steps = [f"    g = g.replace({name}={source})" for name, source in ties]
