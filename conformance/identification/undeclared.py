@@ -234,7 +234,8 @@ def _unread(
         return _of_model(inside, entry)
     mistakes = (said or unmeant[0],) if unmeant else ()
     why = opened.uncut[0].sentence if opened is not None and opened.uncut else read.why
-    reading = Reading(unread="" if unmeant else said or why, mistakes=mistakes)
+    unread = "" if unmeant else said or why
+    reading = Reading(unread=unread, mistakes=mistakes, unnamed=not (unmeant or explanations))
     return [dataclasses.replace(plain, reading=reading)]
 
 

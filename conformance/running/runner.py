@@ -290,13 +290,13 @@ class CandidateRun:
     def _is_explained(self, failure: ClauseResult) -> bool:
         """Tell whether to reduce and diagnose: SHOULD failures only of declared candidates.
 
-        A name for unread answers was sought when they were read.
+        What reading found no name for gets none here.
         """
         reading = self.candidate.reading
         if reading is None:
             return self.explain
-        sought = bool(reading.unread) and self._clauses[failure.id].needs_golden
-        return self.explain and failure.level == "MUST" and not sought
+        in_vain = reading.unnamed and self._clauses[failure.id].needs_golden
+        return self.explain and failure.level == "MUST" and not in_vain
 
     def _explained(
         self, result: ClauseResult, clause_run: ClauseRun, planned: ClauseResult
