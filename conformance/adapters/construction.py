@@ -7,6 +7,7 @@ an instance of its annotated class, or an object with the fields that the constr
 from __future__ import annotations
 
 import ast
+import builtins
 import contextlib
 import copy
 import dataclasses
@@ -17,7 +18,7 @@ import re
 import textwrap
 import time
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -83,7 +84,7 @@ _BATCH: Final = 64
 # Norms of groups and kernels want widths divisible by small powers of two.
 _USUAL_DIVISOR: Final = 64
 _MOST_DIVISOR: Final = 256
-# Parameters of a module whose trial calls take a tenth of a second and more.
+# Parameters of a large module.
 _MANY_NUMBERS: Final = 2**24
 # Constructions tried for one class.
 _MOST_TRIED: Final = 40
@@ -99,6 +100,8 @@ _SECONDS: Final = 0.5
 _SECONDS_FOR_ALL: Final = 3.0
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _UNKNOWN: Final = object()
+# A name that is called, and no attribute.
+_CALLED: Final = re.compile(r"(?<![\w.])([^\W\d]\w*)\(")
 
 
 def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module, str]:
@@ -219,7 +222,7 @@ def _instance_of(
             lacks = isinstance(error.__cause__, ImportError)
             failure = error if failure is None or lacks else failure
             continue
-        if not unknown or _responds(made[0]):
+        if not unknown or ((first is None or not _is_large(made[0])) and _responds(made[0])):
             return made
         first = first or made
     first = first or _of_read_settings(kind, objects, num_heads, divisor, choices)
@@ -252,9 +255,13 @@ def _of_likely_sizes(
     if _responds(made[0]):
         return made
     whole = _constructed(kind, arguments)
-    made_ones = (one for one in whole[0].parameters() if not nn.parameter.is_lazy(one))
-    numbers = sum(one.numel() for one in made_ones)
-    return whole if numbers < _MANY_NUMBERS or _responds(whole[0]) else made
+    return whole if not _is_large(whole[0]) or _responds(whole[0]) else made
+
+
+def _is_large(built: nn.Module) -> bool:
+    """Whether trial calls of a module take a tenth of a second and more."""
+    made = (one for one in built.parameters() if not nn.parameter.is_lazy(one))
+    return sum(one.numel() for one in made) >= _MANY_NUMBERS
 
 
 def _responds(built: nn.Module) -> bool:
@@ -303,16 +310,16 @@ def _smaller_defaults(
     # As many channels as heads would make the root of all heads' width the size of one.
     own = sizes.head_size + HEAD_SIZE // 2 * (heads == sizes.head_size)
     for name, number in numbers.items():
-        if number > _LARGE_HEAD and sizes.is_of_a_head(name):
+        if number >= _LARGE_HEAD and sizes.is_of_a_head(name):
             small[name] = own
-        elif number > _LARGE_HEAD * heads and sizes.value(name) == sizes.width:
+        elif number >= _LARGE_HEAD * heads and sizes.value(name) == sizes.width:
             small[name] = heads * own
         elif number > _LAYERS and sizes.counts_layers(name):
             small[name] = _LAYERS
     for one in named:
         if one.default is None or type(one.default).__module__ == kind.__module__:
             settings = _annotated(kind, one.name, num_heads, divisor)
-            is_part = settings and isinstance(settings[0], nn.Module)  # such as a cache
+            is_part = settings and isinstance(settings[0].value, nn.Module)  # such as a cache
             small |= {one.name: settings[0]} if settings and not is_part else {}
     return small
 
@@ -330,17 +337,32 @@ def _takes_ids(built: nn.Module) -> bool:
 
 
 def _constructed(kind: type[nn.Module], arguments: Mapping[str, Any]) -> tuple[nn.Module, str]:
-    given = ", ".join(f"{name}={_shown(value)}" for name, value in arguments.items())
-    text = f"{kind.__name__}({given})"
+    text = _call_text(kind, arguments)
+    own = {n: one.value if isinstance(one, _Written) else one for n, one in arguments.items()}
     try:
-        made = kind(**arguments)
+        made = kind(**own)
     except Exception as error:  # a user's constructor may raise anything
         why = f"{text} {raised_text(error)}"
         raise ConstructionError(why, text) from error
     return made, f"constructed as {text}"
 
 
+@dataclasses.dataclass(frozen=True)
+class _Written:
+    """An object with the Python text of its construction."""
+
+    value: Any
+    text: str
+
+
+def _call_text(called: type, arguments: Mapping[str, Any]) -> str:
+    given = ", ".join(f"{name}={_shown(value)}" for name, value in arguments.items())
+    return f"{called.__name__}({given})"
+
+
 def _shown(value: Any) -> str:
+    if isinstance(value, _Written):
+        return value.text
     if isinstance(value, SimpleNamespace):
         return f"SimpleNamespace({', '.join(f'{k}={_shown(v)}' for k, v in vars(value).items())})"
     if isinstance(value, dict):
@@ -360,7 +382,7 @@ def _is_number(kind: type[nn.Module], name: str) -> bool:
 
 def _annotated(
     kind: type[nn.Module], name: str, num_heads: int | None, divisor: int
-) -> tuple[Any, ...]:
+) -> tuple[_Written, ...]:
     """Settings of the class that a parameter's annotation names, else ().
 
     First with sizes by the names of fields, then with defaults.
@@ -384,7 +406,7 @@ def _annotation(kind: type[nn.Module], name: str) -> type | None:
     return hint if isinstance(hint, type) else None
 
 
-def _sized_settings(settings: type, num_heads: int | None, divisor: int) -> tuple[Any, ...]:
+def _sized_settings(settings: type, num_heads: int | None, divisor: int) -> tuple[_Written, ...]:
     """Settings of a class: first with sizes by the names of fields, then with defaults.
 
     A class with ``**kwargs`` has the fields of its default instance.
@@ -403,16 +425,19 @@ def _sized_settings(settings: type, num_heads: int | None, divisor: int) -> tupl
         if default is inspect.Parameter.empty or type(default) is int or _says_shared(name)
     }
     sized = {name: value for name, value in said.items() if value is not _UNKNOWN}
-    made = []
-    for arguments in (sized, {}) if given else ():
+    needed = {name: value for name, value in sized.items() if given[name] is not None}
+    made: list[_Written] = []
+    for arguments in (sized, needed, {}) if given else ():
+        if arguments is needed and made:
+            continue
         with contextlib.suppress(Exception):  # a user's class may raise anything
-            made.append(settings(**arguments))
+            made.append(_Written(settings(**arguments), _call_text(settings, arguments)))
     return tuple(made)
 
 
 def _settings_beside(
     kind: type[nn.Module], read: Collection[str], num_heads: int | None, divisor: int
-) -> list[Any]:
+) -> list[_Written]:
     """Settings, by classes that a class's file names, with every field that a constructor reads."""
     package = kind.__module__.partition(".")[0]
     return [
@@ -420,7 +445,7 @@ def _settings_beside(
         for one in getattr(kind.__init__, "__globals__", {}).values()
         if isinstance(one, type) and one.__module__.partition(".")[0] == package
         if not issubclass(one, nn.Module) and (made := _sized_settings(one, num_heads, divisor))
-        if all(hasattr(made[0], name) for name in read)
+        if all(hasattr(made[0].value, name) for name in read)
     ]
 
 
@@ -585,7 +610,9 @@ def _says_shared(name: str) -> bool:
     if name.lower() in KV_HEAD_NAMES:
         return True
     counted = words & {"num", "n", "number"} and words & {"groups", "kv"} and not words & _SIZES
-    return bool((words & _HEADS and words & {"kv", "value"} and not words & _SIZES) or counted)
+    return bool(
+        (words & _HEADS and words & {"kv", "value", "local"} and not words & _SIZES) or counted
+    )
 
 
 _Reading = tuple[dict[str, Any], str, Any]
@@ -840,9 +867,11 @@ def _settled(guesses: Mapping[str, Any]) -> Iterator[str]:
             yield name
 
 
-def settings_read(text: str) -> Iterator[str]:
-    """The import lines that a construction text needs."""
+def lines_needed(text: str, load: Callable[[str], str]) -> Iterator[str]:
+    """The lines that a construction text needs: imports, and ``load`` of each class of settings."""
     if "SimpleNamespace(" in text:
         yield "from types import SimpleNamespace"
-    if "torch.nn.Linear(" in text:
+    if "torch." in text:
         yield "import torch"
+    called = dict.fromkeys(_CALLED.findall(text.partition("(")[2]))
+    yield from (load(name) for name in called if name not in ("SimpleNamespace", *vars(builtins)))

@@ -67,6 +67,8 @@ _ANGLES_OF_SIZE: Final = re.compile(re.escape(_ANGLES).replace(r"\{size\}", r"[^
 _COUNTED: Final = f"torch.arange({_LENGTH}).double()"
 _SQUARES: Final = f"{_COUNTED}.square()"
 _TABLES: Final = frozenset("embedding embeddings emb embed encoding encodings cos sin pe".split())
+# Rotary positions may turn a half or a quarter of a head's channels.
+_PARTS: Final = (2, 4)
 _WIDTHS: Final = ("", ".repeat(1, 2)", ".repeat_interleave(2, 1)")
 _AXES: Final = ("", "[None]", f".expand({_BATCH}, -1, -1)", "[None, None]", "[:, None]")
 _ZEROS: Final = "torch.zeros_like({query})"
@@ -108,7 +110,9 @@ def positions_for(name: str, head_sizes: Iterable[int | str]) -> list[str]:
 
     The lists for cosines and for sines correspond entry by entry.
     """
-    words, head_sizes = set(words_of(name)), tuple(head_sizes)
+    words, whole = set(words_of(name)), tuple(head_sizes)
+    parts = (one // part for part in _PARTS for one in whole if isinstance(one, int))
+    head_sizes = tuple(dict.fromkeys((*whole, *(one for one in parts if one and one % 2 == 0))))
     tables = [
         f"{_sized(size)}{width}{axes}" for size in head_sizes for axes in _AXES for width in _WIDTHS
     ]
@@ -154,6 +158,15 @@ def by_angles(source: str, angles: str) -> str:
 def at_squares(source: str) -> str:
     """A filling with the angles of positions 0, 1, 4, 9 and so on; unchanged without angles."""
     return _ANGLES_OF_SIZE.sub(lambda found: found[0].replace(_COUNTED, _SQUARES), source)
+
+
+def moved(fills: Fills) -> Fills:
+    """Fillings with all positions of angles moved by one number, which no rotation shows."""
+    at = f"({_COUNTED} + 3)"
+    return tuple(
+        (name, _ANGLES_OF_SIZE.sub(lambda found: found[0].replace(_COUNTED, at), source))
+        for name, source in fills
+    )
 
 
 def _sized(size: int | str) -> str:

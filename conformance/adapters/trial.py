@@ -20,7 +20,7 @@ from ..base.geometry import Geometry
 from ..errors import DeclarationError
 from ..tolerance import model
 from .calling import Calling
-from .filling import fillings, holds_masks, takes_items
+from .filling import fillings, holds_masks, moved, takes_items
 
 # The methods that users call, and libraries override. ``Module.to(dtype)`` would also make complex
 # buffers (rotary positions kept as complex numbers) real, and lose their imaginary part.
@@ -285,11 +285,24 @@ class Trial:
                 if answer is None:
                     continue
                 likely = _has_rows(answer) and not (made and _says_nothing(answer))
-                if likely and (not holds_masks(fills) or self._takes_few_tokens(answer)):
+                fits = likely and self._turns_by_distance(answer)
+                if fits and (not holds_masks(fills) or self._takes_few_tokens(answer)):
                     return True
-                first = first or self.calling
+                first = first or dataclasses.replace(calling, fills=fills)
         self.calling = first or calling
         return first is not None
+
+    def _turns_by_distance(self, answer: TrialAnswer) -> bool:
+        """Whether an answer stays with moved angles, as that of rotary positions does."""
+        own, others = self.calling, moved(self.calling.fills)
+        if others == own.fills:
+            return True
+        self.calling = dataclasses.replace(own, fills=others)
+        widths = tuple(tokens.shape[-1] for tokens in answer.inputs)
+        query, key, _ = answer.inputs
+        other = self._call(widths, (query.shape[1], key.shape[1]), query.dtype)  # type: ignore[arg-type]  # of three tensors
+        self.calling = own
+        return other is not None and is_same(answer.output, other.output)
 
     def _takes_few_tokens(self, answer: TrialAnswer) -> bool:
         """Whether a call with fewer tokens than items succeeds: another shape would be cut there.

@@ -59,6 +59,9 @@ def _ways(built: nn.Module) -> Iterator[tuple[_Attend, tuple[str, ...]]]:
         yield partial(_whole, module, turned), (note, *filter(None, [order]))
         single = "it takes a query [B, E]: it is called with a query at a time"
         yield partial(_by_query, module, turned), (note, single, *filter(None, [order]))
+        weighs = "it returns weights of keys for a query at a time: the keys are weighted by them"
+        for axes in product((0, 1), repeat=2):
+            yield partial(_by_weights, module, turned, axes), (note, weighs, *filter(None, [order]))
 
 
 def _whole(module: nn.Module, turned: bool, query: Tensor, context: Tensor) -> Any:  # noqa: FBT001 (bound by partial)
@@ -67,6 +70,28 @@ def _whole(module: nn.Module, turned: bool, query: Tensor, context: Tensor) -> A
 
 def _by_query(module: nn.Module, turned: bool, query: Tensor, context: Tensor) -> Any:  # noqa: FBT001 (bound by partial)
     return torch.stack([_whole(module, turned, one, context) for one in query.unbind(1)], dim=1)
+
+
+def _by_weights(
+    module: nn.Module,
+    turned: bool,  # noqa: FBT001 (bound by partial)
+    axes: tuple[int, int],
+    query: Tensor,
+    context: Tensor,
+) -> Any:
+    """The context weighted for a query at a time.
+
+    ``axes``: of length one in the query that is given, and of the items in the weights.
+    """
+    rows = []
+    single, items = axes
+    sizes = context.shape[:2]
+    for one in query.unbind(1):
+        given = (one.unsqueeze(single), context if single else context.transpose(0, 1))
+        weights = module(*(given[::-1] if turned else given))
+        weights = weights.reshape(sizes[::-1]).T if items else weights.reshape(sizes)
+        rows.append((weights[:, :, None] * context).sum(1))
+    return torch.stack(rows, dim=1)
 
 
 def _with_open_options(candidate: Candidate, built: nn.Module) -> Candidate:

@@ -231,13 +231,15 @@ class Reading:
     ``unread`` is the reason why the answers were not explained, or "". ``mistakes`` are the
     departures from the promises seen at the reading. ``meant`` are fields of the semantics that
     further evidence shows to be meant. ``idle_masks`` are parameters to which calls give masks
-    without hidden keys, though no name or document explains the parameters.
+    without hidden keys, though no name or document explains the parameters. ``unnamed``: a search
+    found no change of attention that makes the unread answers.
     """
 
     unread: str = ""
     mistakes: tuple[str, ...] = ()
     meant: tuple[str, ...] = ()
     idle_masks: tuple[str, ...] = ()
+    unnamed: bool = False
 
 
 class CandidateEntry(TypedDict, total=False):

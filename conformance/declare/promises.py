@@ -92,7 +92,7 @@ def declare(
     kind: str,
     *,
     masks: Iterable[str] = (),
-    mask_shapes: Iterable[str] | None = None,
+    mask_shapes: Iterable[str] | Mapping[str, Iterable[str]] | None = None,
     causal: str | None = None,
     always_causal: bool = False,
     empty_rows: str | Mapping[str, str] = "any",
@@ -152,6 +152,7 @@ def declare(
     if not (isinstance(layout, str) and layout == "BHSD"):
         pins, forms = _read_layout(layout, forms, pins)
         pins = for_caches(layout, named, pins)
+    mask_shapes, mask_pairs = _read_pairs(mask_shapes, forms)
     key_shapes, length_shapes = _read_shapes(mask_shapes, forms, batched=batched)
     choices = {
         "inputs": (inputs, INPUTS),
@@ -205,6 +206,7 @@ def declare(
         masks=forms,
         mask_shapes=key_shapes,
         length_shapes=length_shapes,
+        mask_pairs=mask_pairs,
         causal=causal,
         empty_rows=common_rule,
         features=offered,
@@ -622,6 +624,22 @@ def _some(name: str, values: tuple[str, ...], example: str) -> tuple[str, ...]:
 def _read_features(kind: str, named: Iterable[str], removed: Iterable[str]) -> frozenset[str]:
     fewer = _words("without", removed, FEATURES)
     return (DEFAULT_FEATURES[kind] | set(named)) - set(fewer)
+
+
+def _read_pairs(
+    declared: Iterable[str] | Mapping[str, Iterable[str]] | None, forms: tuple[str, ...]
+) -> tuple[Iterable[str] | None, tuple[tuple[str, str], ...] | None]:
+    """The shapes of all forms; and, where shapes are declared by form, each form with a shape."""
+    if not isinstance(declared, Mapping):
+        return declared, None
+    if declared.keys() != set(forms):
+        msg = (
+            f"mask_shapes has {', '.join(map(repr, declared)) or 'no form'}, and masks is "
+            f"{list(forms)}: give the shapes of each of these forms, or one list for all"
+        )
+        raise DeclarationError(msg)
+    pairs = [(form, one) for form in forms for one in _texts("mask_shapes", declared[form])]
+    return list(dict.fromkeys(shape for _, shape in pairs)), tuple(pairs)
 
 
 def _read_shapes(

@@ -165,16 +165,16 @@ class Convention(Replaceable):
         return tuple(dict.fromkeys(use.form for use in self.masks))
 
     @property
-    def shapes(self) -> tuple[str, ...]:
-        """The shapes that every form shares, then the shapes of lengths."""
+    def shapes(self) -> list[str] | dict[str, list[str]]:
+        """The shapes of masks, by form where the forms differ; then the shapes of lengths."""
         by_form = {
             form: [use.shape for use in self.masks if use.form == form] for form in self.forms
         }
-        with_keys = [shapes for form, shapes in by_form.items() if form != "lengths"]
-        common = with_keys[0] if with_keys else []
-        for shapes in with_keys[1:]:
-            common = [shape for shape in common if shape in shapes]
-        return tuple(dict.fromkeys([*common, *by_form.get("lengths", [])]))
+        lengths = by_form.pop("lengths", [])
+        several = list(by_form.values()) or [[]]
+        if all(set(shapes) == set(several[0]) for shapes in several):
+            return list(dict.fromkeys([*several[0], *lengths]))
+        return {**by_form, "lengths": lengths} if lengths else by_form
 
     @property
     def keywords(self) -> tuple[str, ...]:
@@ -326,13 +326,14 @@ class ScoreFunction:
     """A function of scaled scores and of the indices of item, head, query and key.
 
     ``expression`` is its Python source, ``words`` a description. ``cap`` is the number of a cap,
-    ``mistake`` the reason why the function can only be a mistake.
+    ``mistake`` the reason why the function can only be a mistake, ``doubt`` why it may be one.
     """
 
     expression: str
     words: str
     cap: float | None = None
     mistake: str = ""
+    doubt: str = ""
 
     def __call__(
         self, score: Tensor, batch: Tensor, head: Tensor, query: Tensor, key: Tensor
@@ -379,8 +380,15 @@ def windowed(before: int, after: int | None) -> ScoreFunction:
         words += f", and those more than {after} behind it"
     turned = before == 0 and after is None
     mistake = "a query sees itself and later keys alone: a triangle the wrong way round"
+    doubt = (
+        f"a query sees {after} of the later keys and {before} of the earlier ones, as with a "
+        "causal rule that is off: declare it if it is meant"
+    )
     return ScoreFunction(
-        f"score.masked_fill({hidden}, -torch.inf)", words, mistake=mistake if turned else ""
+        f"score.masked_fill({hidden}, -torch.inf)",
+        words,
+        mistake=mistake if turned else "",
+        doubt=doubt if after and after < before else "",
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from ..adapters.construction import instance_of, settings_read
+from ..adapters.construction import instance_of, lines_needed
 from ..adapters.matrices import as_module
 from ..adapters.projection_search import ModuleRequest
 from ..base.files import user_path
@@ -25,7 +25,7 @@ from ..models.model_inputs import UnknownInputError
 from ..models.recognition import is_model, may_be_model
 from ..models.sites import Sites, find_sites
 from ..models.torch_model import open_torch_model
-from ..targets.declaring import how_to_make
+from ..targets.declaring import how_to_make, loaded
 from ..targets.loading import (
     attribute,
     guarded,
@@ -39,7 +39,6 @@ from ..targets.target_strings import (
     ENTRY_POINTS,
     is_graph,
     is_path,
-    seen_from,
     split_site,
     split_target,
 )
@@ -127,7 +126,8 @@ def implementation_of(
         form, (value, expression) = "module", of_matrices
     if form == "module":
         value, expression = _built(value, expression, target)
-        imports = (*imports, *settings_read(expression))
+        where = split_target(target)[0]
+        imports = (*imports, *lines_needed(expression, lambda one: loaded(where, one)))
         attentions = _attentions_of(value, target) if whole else None
         if attentions is not None:
             return Implementation(
@@ -221,11 +221,7 @@ def _located(target: str) -> tuple[Any, tuple[str, ...], str]:
 
 
 def _import_lines(module: ModuleType, name: str, where: str) -> tuple[str, ...]:
-    first = name.partition(".")[0]
-    place = target_of_module(module, where)
-    if is_path(where):
-        return (f"{first} = {LOAD}({f'{seen_from(place, Path.cwd())}:{first}'!r})",)
-    return (f"from {place} import {first}",)
+    return (loaded(target_of_module(module, where), name.partition(".")[0]),)
 
 
 def _sole(module: ModuleType, where: str) -> tuple[Any, tuple[str, ...], str]:

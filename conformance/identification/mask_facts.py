@@ -327,7 +327,7 @@ def _declare(case: Investigation, understood: Sequence[MaskReading]) -> None:
         )
         if reading.form == "bias":
             case.point = case.point.replace(bias_order=reading.point.bias_order)
-    case.caller = case.caller.under(masks=_in_training(case, _in_common(uses)))
+    case.caller = case.caller.under(masks=_in_training(case, uses))
     if not exact:
         case.findings.add(
             "empty rows",
@@ -394,21 +394,6 @@ def promise_idle_mask(case: Investigation) -> None:
         form, shape = next(use for word, *use in _BY_NAME if word in name.lower())
         mask_use = MaskUse(form=form, parameter=name, shape=shape, native=shape)
         case.caller = case.caller.under(masks=(mask_use,))
-
-
-def _in_common(uses: tuple[MaskUse, ...]) -> tuple[MaskUse, ...]:
-    """The uses with shapes that every form accepts (lengths have their own)."""
-    forms = dict.fromkeys(use.form for use in uses if use.form != "lengths")
-    kept: list[str] = []
-    common: set[str] = set()
-    for form in forms:
-        own = {use.shape for use in uses if use.form == form}
-        if not kept or common & own:
-            common = own if not kept else common & own
-            kept.append(form)
-    return tuple(
-        use for use in uses if use.form == "lengths" or (use.form in kept and use.shape in common)
-    )
 
 
 def _in_training(case: Investigation, uses: tuple[MaskUse, ...]) -> tuple[MaskUse, ...]:

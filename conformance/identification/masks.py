@@ -60,6 +60,12 @@ _THRESHOLD: Final = (
     "torch.where({}, 0.0, -1e9).to({query}.dtype)",
 )
 _OF_NUMBERS: Final = (_KINDS[-1], _THRESHOLD)
+# An error, as a share of the largest answer, beyond every bound of drawn tokens.
+_FAR: Final = 0.1
+_NOT_KNOWN: Final = "it changes the answer in no way that is known"
+_OF_QUERIES: Final = (
+    "it changes the answers of the tokens that it hides alone: it hides queries, and no key"
+)
 BIAS: Final = "additive float"
 LENGTHS: Final = "lengths"
 
@@ -107,7 +113,7 @@ def find_masks(case: Probed, parameters: Sequence[CallParameter]) -> list[MaskRe
     """Every mask parameter, in every accepted form."""
     results: list[MaskResult] = []
     for parameter in parameters:
-        if parameter.by_keyword:
+        if parameter.by_keyword and not _is_swallowed(case.caller, parameter):
             results.extend(
                 _unambiguous(case, result)
                 if isinstance(result, MaskReading) and not result.mixes_items
@@ -115,6 +121,17 @@ def find_masks(case: Probed, parameters: Sequence[CallParameter]) -> list[MaskRe
                 for result in _of_parameter(case, parameter)
             )
     return results
+
+
+def _is_swallowed(caller: Caller, parameter: CallParameter) -> bool:
+    """Whether a guessed keyword takes any object at all, and changes nothing."""
+    if not parameter.guessed:
+        return False
+    inputs = caller.draw()
+    given = (*caller.convention.options, (parameter.name, "object()"))
+    answers = [one.answer(inputs) for one in (caller, caller.under(options=given))]
+    free, other = answers
+    return free is not None and other is not None and torch.equal(free.output, other.output)
 
 
 def _unambiguous(case: Probed, reading: MaskReading) -> MaskResult:
@@ -161,7 +178,11 @@ def _fits_with_keys(case: Probed, point: golden.Semantics, answer: ProbeAnswer) 
     Causality in every call leaves the first rows without keys if the mask hides the first keys.
     """
     rows = rows_with_keys(case.judge.read(answer.inputs), point)
-    return case.judge.fits(point, [answer.compared(rows)])
+    compared = answer.compared(rows)
+    far = _FAR * float(answer.output.abs().nan_to_num(posinf=0.0).max())
+    if not case.judge.made and case.judge.distance(point, [compared]) > far:
+        return False  # a bound takes as long again
+    return case.judge.fits(point, [compared])
 
 
 def _of_parameter(case: Probed, parameter: CallParameter) -> Iterator[MaskResult]:
@@ -277,8 +298,12 @@ def _two_values(
         taken = [pair for pair in taken if not _means_additive(case, pair[1])]
     if not taken:
         return [], []
+    every = [use for use, _ in taken]
+    left = [pair for pair in taken if not _unmoved(case.caller, pair[1])]
+    if not left:
+        why = "it changes nothing"
+        return [UnreadMask(parameter=parameter, kind=word, why=why, idle=True)], every
     results: list[MaskResult] = []
-    left = taken
     for reading in _readings(case.point):
         fitting = [use for use, answer in left if _fits_with_keys(case, reading, answer)]
         # Further shapes are tried only with the other polarity, not with other operations.
@@ -298,19 +323,15 @@ def _two_values(
         read = _reading(parameter, word, form, uses, reading.replace(mask_polarity="keep"))
         results += [] if read is None else [read]
         left = [(use, answer) for use, answer in left if use not in fitting]
-    uses = [use for use, _ in taken]
     if results:  # a declaration can express the reading of most shapes
         ordered = sorted(
             results, key=lambda one: -len(one.uses) if isinstance(one, MaskReading) else 0
         )
-        return ordered, uses
-    unmoved = _unmoved(case.caller, taken)
-    why = "it changes nothing" if unmoved else "it changes the answer in no way that is known"
-    if not unmoved and _moves_own_rows(case.caller, taken):
-        why = (
-            "it changes the answers of the tokens that it hides alone: it hides queries, and no key"
-        )
-    return [UnreadMask(parameter=parameter, kind=word, why=why, idle=unmoved)], uses
+        return ordered, every
+    own = _moves_own_rows(case.caller, taken)
+    return [
+        UnreadMask(parameter=parameter, kind=word, why=_OF_QUERIES if own else _NOT_KNOWN)
+    ], every
 
 
 def _means_additive(case: Probed, answer: ProbeAnswer) -> bool:
@@ -323,12 +344,10 @@ def _means_additive(case: Probed, answer: ProbeAnswer) -> bool:
     return case.fits(plain.read_as(bias=bias))
 
 
-def _unmoved(caller: Caller, taken: Sequence[tuple[MaskUse, ProbeAnswer]]) -> bool:
-    for _, answer in taken:
-        free = caller.answer(answer.inputs.without_mask())
-        if free is None or not torch.equal(free.output, answer.output):
-            return False
-    return True
+def _unmoved(caller: Caller, answer: ProbeAnswer) -> bool:
+    """Whether an answer is the answer without its mask, bit by bit."""
+    free = caller.answer(answer.inputs.without_mask())
+    return free is not None and torch.equal(free.output, answer.output)
 
 
 def _moves_own_rows(caller: Caller, taken: Sequence[tuple[MaskUse, ProbeAnswer]]) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .._golden import golden
 from ..adapters import multihead
@@ -78,6 +78,7 @@ from .by_signature import read_by_signature
 from .deviations import Investigation, deviations
 from .implementation import Implementation, implementation_of
 from .job import OutOfTimeError, read_case, while_time_to_name
+from .points import function_in
 from .record import UNDETERMINED, Findings
 from .statements import Beyond
 from .writing import declaration_text, declared_name, read_tables
@@ -233,7 +234,8 @@ def _unread(
         return _of_model(inside, entry)
     mistakes = (said or unmeant[0],) if unmeant else ()
     why = opened.uncut[0].sentence if opened is not None and opened.uncut else read.why
-    reading = Reading(unread="" if unmeant else said or why, mistakes=mistakes)
+    unread = "" if unmeant else said or why
+    reading = Reading(unread=unread, mistakes=mistakes, unnamed=not (unmeant or explanations))
     return [dataclasses.replace(plain, reading=reading)]
 
 
@@ -512,14 +514,15 @@ def _of_case(
         return _NoDeclaration(f"it computes {'; '.join(case.beyond)}", is_meant=meant)
     said = dict.fromkeys(one.sentence for one in made)
     read = _declared(entry, implementation, case, tuple(said))
-    unread = read_tables(case, idle=True)
-    if unread:
-        idle = f"no answer changes with the tables that {' and '.join(unread)} takes"
-        read = dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, idle))))
-    if size is None or _is_built_for(implementation.value, size):
-        return read
-    alone = f"its scale is that of heads of {size} channels whatever their size: it was asked there"
-    return dataclasses.replace(read, unjudged="; ".join(filter(None, (read.unjudged, alone))))
+    function, tables = function_in(case.point), read_tables(case, idle=True)
+    doubts = [
+        read.unjudged,
+        function.doubt if function is not None else "",
+        f"no answer changes with the tables that {' and '.join(tables)} takes" * bool(tables),
+    ]
+    if size is not None and not _is_built_for(implementation.value, size):
+        doubts += [f"its scale is that of heads of {size} channels whatever their size"]
+    return dataclasses.replace(read, unjudged="; ".join(filter(None, doubts)))
 
 
 def _size_of_scale(case: Investigation) -> int | None:
@@ -535,7 +538,9 @@ def _size_of_scale(case: Investigation) -> int | None:
 def _is_built_for(value: Any, size: int) -> bool:
     """Whether a module stores the root of a head size, or its inverse."""
     parts = value.modules() if isinstance(value, nn.Module) else ()
-    held = [own for part in parts for own in vars(part).values() if type(own) is float and own > 0]
+    kept = [own for part in parts for own in (*vars(part).values(), *part.buffers(recurse=False))]
+    kept = [own.item() if isinstance(own, Tensor) and own.numel() == 1 else own for own in kept]
+    held = (float(own) for own in kept if isinstance(own, float) and own > 0)
     squares = (square for own in held for square in (own**2, own**-2))
     return any(abs(square - size) <= SAME_FACTOR * size for square in squares)
 

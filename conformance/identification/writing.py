@@ -247,7 +247,7 @@ def promises_of(case: Investigation) -> dict[str, str]:
     source |= {} if arrays == "torch" else {"arrays": repr(arrays)}
     if convention.masks:
         source["masks"] = repr(list(convention.forms))
-        source["mask_shapes"] = repr(list(convention.shapes))
+        source["mask_shapes"] = repr(convention.shapes)
     if convention.causal or "always_causal" in promises:
         source["causal"] = repr(promises["causal"])
     source |= {"always_causal": "True"} if "always_causal" in promises else {}
@@ -319,8 +319,14 @@ def _core(
 
 
 def _sizes(promises: dict[str, str], ties: Ties) -> list[str]:
-    """A function for ``geometry=`` if sizes are tied; adds the argument to the promises."""
+    """A function for ``geometry=`` if sizes are tied; adds the argument to the promises.
+
+    Numbers alone need no function.
+    """
     if not ties:
+        return []
+    if all(source.isdigit() for _, source in ties):
+        promises["geometry"] = repr({name: int(source) for name, source in ties})
         return []
     promises["geometry"] = "sizes"
     steps = [f"    g = g.replace({name}={source})" for name, source in ties]

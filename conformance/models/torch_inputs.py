@@ -26,6 +26,7 @@ from ..adapters.filling import (
     Fills,
     filled,
     masks_that_hide_nothing,
+    moved,
     positions_for,
     sides_for,
 )
@@ -54,10 +55,12 @@ _SIDE: Final = 4
 # Plausible sides of pictures.
 _SHORTEST: Final = 3
 _LONGEST: Final = 512
+# The same where every place is a token: attention over all of them.
+_MOST_PLACES: Final = 32
 # Trials of one choice of optional parameters, and processor seconds for all: a target that loads
 # for a minute is given up.
 _MOST_TRIALS: Final = 400
-_SECONDS: Final = 20.0
+_SECONDS: Final = 6.0
 # Seconds left once a calling is known whose masks have an effect but hide nothing.
 _SECONDS_MORE: Final = 1.0
 _BATCH: Final = 2
@@ -214,7 +217,11 @@ def torch_calling(
         made, why = _tried(module, calling, length)
         if made is None or not _chooses(made, calling):
             refusal = refusal or why
-        elif _masks_show(module, calling, length) and items_stay_apart(module, calling, length):
+        elif (
+            _masks_show(module, calling, length)
+            and items_stay_apart(module, calling, length)
+            and _turns_by_distance(module, calling, length)
+        ):
             if _masks_hide(module, calling, length) and _takes_others(module, calling, length):
                 return _completed(module, calling, made, declared)
             if unhidden is None:
@@ -480,7 +487,8 @@ def _pictures_of(module: nn.Module, features: Sequence[_Meaning]) -> list[_Meani
     """Pictures whose places are tokens, with channels behind or before them."""
     widths = [one.shape[-1] for one in features[:_MOST_SIZES]]
     shapes: list[tuple[int | str, ...]] = []
-    for side in dict.fromkeys((_SIDE, *_own_sizes(module))):
+    sides = (_SIDE, *(one for one in _own_sizes(module) if one <= _MOST_PLACES))
+    for side in dict.fromkeys(sides):
         shapes += [("batch", side, side, width) for width in widths]
         shapes += [("batch", width, side, side) for width in widths]
     return [_Meaning("image", shape, "float32") for shape in shapes]
@@ -578,6 +586,25 @@ def _chooses(made: ModuleRecording, calling: TorchCalling) -> bool:
         entry.name.lower().endswith("ids") or _tables(made, entry.name)
         for entry in calling.inputs
         if entry.role == "tokens"
+    )
+
+
+def _turns_by_distance(module: nn.Module, calling: TorchCalling, length: int) -> bool:
+    """Tell whether answers stay with moved angles of positions, as those of rotations do."""
+    others = moved(calling.fills)
+    if others == calling.fills:
+        return True
+    plain, other = (
+        _answers_to(module, replace(calling, fills=fills), length, "")
+        for fills in (calling.fills, others)
+    )
+    if plain is None or other is None or plain.keys() != other.keys():
+        return False
+    floats = [(one, other[name]) for name, one in plain.items() if one.dtype.kind == "f"]
+    return all(
+        one.shape == two.shape
+        and np.abs(one - two).max(initial=0.0) <= SAME_READ * np.abs(one).max(initial=0.0)
+        for one, two in floats
     )
 
 

@@ -288,8 +288,15 @@ class CandidateRun:
         return explainer.though_unexplained(result, lambda: explainer.result(failure, clause_run))
 
     def _is_explained(self, failure: ClauseResult) -> bool:
-        """Tell whether to reduce and diagnose: SHOULD failures only of declared candidates."""
-        return self.explain and (self.candidate.reading is None or failure.level == "MUST")
+        """Tell whether to reduce and diagnose: SHOULD failures only of declared candidates.
+
+        What reading found no name for gets none here.
+        """
+        reading = self.candidate.reading
+        if reading is None:
+            return self.explain
+        in_vain = reading.unnamed and self._clauses[failure.id].needs_golden
+        return self.explain and failure.level == "MUST" and not in_vain
 
     def _explained(
         self, result: ClauseResult, clause_run: ClauseRun, planned: ClauseResult

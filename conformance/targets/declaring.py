@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import torch
 
-from ..adapters.construction import instance_of, settings_read
+from ..adapters.construction import instance_of, lines_needed
 from ..adapters.matrices import as_module, takes_matrices
 from ..adapters.packing import HEAD_NAMES
 from ..base.parameter_names import POSITIONAL, option_of, role_of, signature_in_docstring, words_of
@@ -236,8 +236,7 @@ def how_to_make(error: ConstructionError, target: str) -> str:
             f"{error.why}: write a function without arguments that returns an instance in a file "
             "of yours, and name it as FILE.py:function"
         )
-    settings = ["from types import SimpleNamespace", ""] * ("SimpleNamespace(" in error.call)
-    lines = [*settings, "import conformance", "", *_loaded(where, name), "", ""]
+    lines = [*_head_of(error.call, where, name), "", ""]
     lines += ["def made():", f"    return {error.call}"]
     fitting = f"the right {' and '.join(error.guessed)}" if error.guessed else "the right values"
     place = f"a new file made.py, with {fitting}"
@@ -258,7 +257,7 @@ def how_to_call(kind: type, target: str) -> str:
         )
     needed = inspect.signature(kind).parameters.values()
     given = ", ".join(f"{one.name}=…" for one in needed if one.default is one.empty)
-    lines = ["import conformance", "", *_loaded(where, name), f"attention = {name}({given})"]
+    lines = ["import conformance", "", loaded(where, name), f"attention = {name}({given})"]
     called = f"attention{'.forward' * (method == 'forward')}"
     said = f"{target} is a class, but no torch.nn.Module"
     if not inputs:
@@ -289,11 +288,19 @@ def _fixed(of: str, called: str, promises: str) -> list[str]:
     ]
 
 
-def _loaded(where: str, name: str) -> list[str]:
+def _head_of(made: str, where: str, name: str) -> list[str]:
+    """The first lines of a file in which ``made`` constructs an instance of a class ``name``."""
+    needed = lines_needed(made, lambda one: loaded(where, one))
+    lines = [*dict.fromkeys((*needed, "import conformance", loaded(where, name)))]
+    imports = [line for line in lines if " = " not in line]
+    return [*imports, "", *(line for line in lines if line not in imports)]
+
+
+def loaded(where: str, name: str) -> str:
     """The line that names an object of another file or module."""
     if is_path(where):
-        return [f"{name} = conformance.load({f'{seen_from(where, Path.cwd())}:{name}'!r})"]
-    return [f"from {where} import {name}"]
+        return f"{name} = conformance.load({f'{seen_from(where, Path.cwd())}:{name}'!r})"
+    return f"from {where} import {name}"
 
 
 def how_to_pass(error: DeclarationError, value: Any, target: str) -> str:
@@ -310,7 +317,7 @@ def how_to_pass(error: DeclarationError, value: Any, target: str) -> str:
     if not error.lacking:
         return f"{error}{_around(value, where, name)}"
     made = name if isinstance(value, type) else _made(value, name)[1]
-    lines = ["import conformance", "", *_loaded(where, name)]
+    lines = _head_of(made, where, name)
     lines += [f"layer = conformance.module({made}, {error.lacking})"]
     return f"{error}{lines_to_paste('a new file layer.py', lines, 'layer.py:layer')}"
 
@@ -322,7 +329,7 @@ def how_to_answer(value: Any, target: str, inputs: str) -> str:
         return ""
     made = name if isinstance(value, (type, torch.nn.Module)) else _made(value, name)[1]
     given = {"self": "x", "memory": "query, context"}.get(inputs, "query, key, value")
-    lines = ["import conformance", "", *_loaded(where, name), "", ""]
+    lines = [*_head_of(made, where, name), "", ""]
     lines += [f"def call(module, {given}):", f"    return module({given})", "", ""]
     lines += [f"layer = conformance.module({made}, inputs={inputs!r}, call=call)"]
     sizes = "geometry=dict(batch=…, query_length=…, key_length=…) where it takes these alone"
@@ -339,7 +346,7 @@ def how_to_call_model(value: Any, target: str) -> str:
     parameters = inspect.signature(built.forward).parameters.values()
     needed = [one.name for one in parameters if one.default is one.empty and one.kind in POSITIONAL]
     given = ", ".join(needed or ["input_ids"])
-    lines = ["import torch", "import conformance", "", *_loaded(where, name), "", ""]
+    lines = ["import torch", *_head_of(made, where, name), "", ""]
     lines += ["class Called(torch.nn.Module):", "    def __init__(self):"]
     lines += ["        super().__init__()", f"        self.model = {made}", ""]
     lines += [f"    def forward(self, {given}):", f"        return self.model({given})", "", ""]
@@ -365,7 +372,7 @@ def _made(value: Any, name: str) -> tuple[torch.nn.Module, str]:
 def _around(value: Any, where: str, name: str) -> str:
     """A file that calls a module in which no layer was found, with the module's weights or none."""
     built, made = _made(value, name)
-    lines = [*settings_read(made), "import conformance", "", *_loaded(where, name)]
+    lines = _head_of(made, where, name)
     lines += [f"attention = {made}.eval()"]
     parameters = list(inspect.signature(built.forward).parameters.values())
     own = [f"{path} {list(one.shape)}" for path, one in built.named_parameters()]

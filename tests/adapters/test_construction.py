@@ -207,7 +207,7 @@ def test_settings_that_take_any_keyword_have_their_defaults_as_fields() -> None:
             "Worded(config={'model': {'attention': {'norm': 'after', 'heads': 3, 'kind': 'long'}},",
         ),
         (OfPictures, "OfPictures(inp=24, image_size=(4, 4))"),
-        (Annotated, "Annotated(config=Settings(n_embd=24, n_head=3, rope=None), block_idx=0)"),
+        (Annotated, "Annotated(config=Settings(n_embd=24, n_head=3), block_idx=0)"),
         (Unspoken, "Unspoken(thing=24, heads=3)"),
     ],
 )
@@ -357,7 +357,7 @@ def test_settings_of_an_annotated_class_are_its_own_but_for_sizes() -> None:
     built, how = instance_of(OfChoice, None)
     assert isinstance(built, OfChoice)
     assert (built.causal, built.qkv.in_features) == (True, 24)
-    assert how == "constructed as OfChoice(config=Chosen(…))"
+    assert how == "constructed as OfChoice(config=Chosen(width=24, heads=3))"
 
 
 class Around(nn.Module):

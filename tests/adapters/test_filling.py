@@ -13,6 +13,9 @@ from wrapped import assumed, is_golden
 
 import conformance
 from conformance import DeclarationError
+from conformance.adapters.calling import ways_to_call
+from conformance.adapters.filling import filled
+from conformance.adapters.trial import Trial
 from conformance.base.parameter_names import option_of, undeclared_options
 
 
@@ -94,6 +97,31 @@ class ManyTables(Four):
             return heads * cos + torch.cat([-second, first], -1) * sin
 
         return self.attend(hidden, hidden, turn)
+
+
+class PartTables(Four):
+    """Tables of the first half of each head's channels are arguments."""
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Of tokens and tables ``[L, D / 2]``."""
+
+        def turn(heads: Tensor) -> Tensor:
+            some, rest = heads.chunk(2, -1)
+            first, second = some.chunk(2, -1)
+            some = some * cos + torch.cat([-second, first], -1) * sin
+            return torch.cat([some, rest], -1)
+
+        return self.attend(x, x, turn)
+
+
+def test_tables_turn_by_distance() -> None:
+    """Of two widths that are taken, the tables that turn a part of the channels are made."""
+    built = PartTables(width=48)
+    way = next(iter(ways_to_call("it", built.forward, None, None)))
+    trial = Trial(built, way, batched=True, names=())
+    assert trial.settle([(48, 48, 48)], (16,))
+    made = filled(trial.calling.fills, [torch.zeros(2, 5, 48)])
+    assert torch.equal(made["cos"][..., :4], made["cos"][..., 4:])
 
 
 @pytest.mark.parametrize(

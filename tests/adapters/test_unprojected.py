@@ -28,6 +28,14 @@ class Masked(nn.Module):
         return logits.softmax(-1) @ memory
 
 
+class WeightsAlone(nn.Module):
+    """Luong's dot scores with tokens before items: the caller weighs the memory."""
+
+    def forward(self, query: Tensor, memory: Tensor) -> Tensor:
+        """Weights ``[B, 1, Lk]`` of a query ``[1, B, E]``."""
+        return (query * memory).sum(2).T.softmax(1).unsqueeze(1)
+
+
 class OverItems(OfOneQuery):
     """The softmax runs over the batch."""
 
@@ -41,6 +49,7 @@ class OverItems(OfOneQuery):
     ("module", "scale", "unjudged"),
     [
         (OfOneQuery(), "none", ""),
+        (WeightsAlone(), "none", ""),
         (Masked(), "inverse-sqrt-head-size", "mask was not checked"),
     ],
 )

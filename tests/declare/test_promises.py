@@ -302,6 +302,14 @@ def test_shapes_with_keys_and_shapes_of_lengths_are_told_apart() -> None:
     assert declared.length_shapes == ("BQ",)
 
 
+def test_shapes_of_masks_by_form() -> None:
+    """Each form has its own shapes; all forms are named, and no others."""
+    made = declare("core", masks=["keep", "bias"], mask_shapes={"bias": ["BHQK"], "keep": ["BK"]})
+    assert [made.shapes_of(form) for form in ("keep", "bias")] == [("BK",), ("BHQK",)]
+    with pytest.raises(DeclarationError, match="mask_shapes has 'keep', and masks is"):
+        declare("core", masks=["keep", "bias"], mask_shapes={"keep": ["BK"]})
+
+
 def test_semantics_takes_causal_and_empty_rows_in() -> None:
     """The point that a candidate is judged by has its alignment and its rule for empty rows."""
     point = declare("core", causal="top-left", empty_rows="mean-of-all").semantics

@@ -248,6 +248,18 @@ def test_a_scale_that_is_right_at_one_size_leaves_the_verdict_open() -> None:
     assert "its scale is that of heads of 64 channels whatever their size" in reason
 
 
+@pytest.mark.parametrize("kind", [bare_modules.BuiltForOneSize, bare_modules.TwoMasks])
+def test_what_two_parts_say_together_is_judged(kind: type[nn.Module]) -> None:
+    """The size that a core is built for fits its scale; each mask has shapes of its own."""
+    assert verdict(kind)[0] == "conforms"
+
+
+def test_a_window_with_a_key_ahead_leaves_the_verdict_open() -> None:
+    """It may be meant, and it is what a causal rule that is off by one does."""
+    (read,) = opened(bare_modules.AheadInAWindow)
+    assert read.unjudged.startswith("a query sees 1 of the later keys and 3 of the earlier ones")
+
+
 @pytest.mark.usefixtures("without_search")
 def test_tables_that_were_made_are_told() -> None:
     """Whoever reads the verdict sees in which layout a block got its angles."""

@@ -921,6 +921,45 @@ class ScaledForOneSize(nn.Module):
         return attended
 
 
+class BuiltForOneSize(nn.Module):
+    """A core that is built for a head size, whose root is a tensor."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.root = torch.sqrt(torch.tensor([float(dim)]))
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Of heads."""
+        attended: Tensor = (query @ key.mT / self.root).softmax(dim=-1) @ value
+        return attended
+
+
+class TwoMasks(Projected):
+    """A bias for each head, and a mask ``[B, Lk]``: no shape of masks is common to both."""
+
+    def forward(
+        self, x: Tensor, attn_bias: Tensor | None = None, attn_mask: Tensor | None = None
+    ) -> Tensor:
+        """Add the one, and hide by the other."""
+        q, k, v = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        scores = scores if attn_bias is None else scores + attn_bias
+        if attn_mask is not None:
+            scores = scores.masked_fill(~attn_mask[:, None, None], -torch.inf)
+        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class AheadInAWindow(Projected):
+    """A window of three keys and a causal rule that is off by one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of tokens."""
+        q, k, v = map(heads_of, (self.q(x), self.k(x), self.v(x)))
+        apart = torch.arange(x.shape[1])[:, None] - torch.arange(x.shape[1])
+        hidden = (apart < -1) | (apart > 3)
+        return self.o(attend(q, k, v, hidden).transpose(1, 2).flatten(2))
+
+
 class InWindows(Projected):
     """An attention in each window of a picture, whose sides are given; a window of one is none."""
 

@@ -117,7 +117,8 @@ def _reading(entry: Any) -> Reading | None:
         for name in ("mistakes", "meant", "idle_masks")
     )
     unread = printable(field(entry, "unread", str))
-    return Reading(unread=unread, mistakes=mistakes, meant=meant, idle_masks=idle)
+    unnamed = field(entry, "unnamed", bool)
+    return Reading(unread=unread, mistakes=mistakes, meant=meant, idle_masks=idle, unnamed=unnamed)
 
 
 def _option(entry: Any) -> OptionParameter:
