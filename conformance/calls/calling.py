@@ -20,8 +20,10 @@ from ..errors import UsageError
 from ..graphs.protocol import GraphLost, GraphRefused
 from ..problems.arrangements import (
     arranged_tokens,
+    canonical_log_sum_exp,
     canonical_output,
     in_memory,
+    log_sum_exp_shape,
     presented_shape,
     sequence_keywords,
 )
@@ -474,9 +476,7 @@ def _pair(returned: Any, keyword: str, second: str) -> tuple[Any, Any]:
 
 def _log_sum_exp(value: Any, inputs: Inputs) -> Tensor:
     """Check returned log-sum-exps, in float32 or the inputs' wider dtype: ``[B, H, Lq]``."""
-    by_axis = dict(zip("BHQ", inputs.score_shape, strict=False))
-    shape = tuple(by_axis[axis] for axis in inputs.return_lse)
-    lse = _tensor(value, "log-sum-exp", shape, inputs)
+    lse = _tensor(value, "log-sum-exp", log_sum_exp_shape(inputs), inputs)
     least = torch.promote_types(inputs.query.dtype, torch.float32)
     if lse.element_size() < least.itemsize:
         _refuse(
@@ -486,7 +486,7 @@ def _log_sum_exp(value: Any, inputs: Inputs) -> Tensor:
             expected=str(least),
             got=str(lse.dtype),
         )
-    return lse if inputs.return_lse == "BHQ" else lse.mT
+    return canonical_log_sum_exp(lse, inputs)
 
 
 # The verb for weights, a plural.

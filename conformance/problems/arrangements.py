@@ -223,6 +223,28 @@ def presented_shape(inputs: Inputs) -> tuple[int, ...]:
     return tuple(sizes[letter] for letter in inputs.head_layout.axes)
 
 
+def log_sum_exp_shape(inputs: Inputs) -> tuple[int, ...]:
+    """The shape of log-sum-exps with the axes that a call asks for, such as "BHQ".
+
+    Those of sequences have the axes of heads and of all tokens, ``[B, H]`` with one query an item.
+    """
+    sizes = dict(zip("BHQ", inputs.score_shape, strict=False))
+    if not inputs.head_layout.has_sequences:
+        return tuple(sizes[axis] for axis in inputs.return_lse)
+    total = places(inputs, "query", inputs.query).total
+    heads_first = inputs.return_lse == "BHQ" and not inputs.head_layout.has_all_queries
+    return (sizes["H"], total) if heads_first else (total, sizes["H"])
+
+
+def canonical_log_sum_exp(lse: Tensor, inputs: Inputs) -> Tensor:
+    """Log-sum-exps of :func:`log_sum_exp_shape` as ``[B, H, Lq]``; absent rows are zero."""
+    if not inputs.head_layout.has_sequences:
+        return lse if inputs.return_lse == "BHQ" else lse.mT
+    heads_last = inputs.return_lse == "BQH" or inputs.head_layout.has_all_queries
+    rows = (lse if heads_last else lse.mT).unsqueeze(-1)
+    return _apart(rows, rows_of_queries(inputs)).squeeze(-1)
+
+
 def expressible(inputs: Inputs) -> bool:
     """Whether sizes that do not belong together can be handed over in the candidate's axes."""
     if inputs.head_layout.cache_axes:  # one table is for keys and values
