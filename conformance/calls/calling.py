@@ -25,12 +25,13 @@ from ..problems.arrangements import (
     in_memory,
     log_sum_exp_shape,
     presented_shape,
+    scale_keywords,
     sequence_keywords,
 )
 from ..problems.caching import cached_heads, handed_over
 from ..problems.inputs import Inputs
 from ..problems.memory_layouts import MEMORY_LAYOUTS, MIXED, arrange_mask
-from ..problems.quantised import Quantised
+from ..problems.quantised import FORMATS, Quantised
 from ..problems.structured_masks import STRUCTURED_MASKS, Structure
 from . import integrity, torch_state
 from .arrays import Stranger, builder_of_tensors, of_tensors
@@ -194,6 +195,10 @@ def _cpu_arguments(inputs: Inputs, *, copy: bool) -> Arguments:
     fresh = handed_over(inputs)
     if inputs.quantised is not None:
         return _quantised_arguments(fresh, inputs.quantised, copy=copy)
+    return _arguments_of(inputs, fresh, copy=copy)
+
+
+def _arguments_of(inputs: Inputs, fresh: Inputs, *, copy: bool) -> Arguments:
     if not inputs.head_layout.is_own:
         return arranged_tokens(fresh), keyword_arguments(inputs)
     query, key, value = _arranged(fresh) if copy else (fresh.query, fresh.key, fresh.value)
@@ -207,12 +212,20 @@ def _cpu_arguments(inputs: Inputs, *, copy: bool) -> Arguments:
 
 def _quantised_arguments(inputs: Inputs, quantised: Quantised, *, copy: bool) -> Arguments:
     """The arguments of a call with codes for keys and values, placed in memory as bytes."""
-    codes = {name: quantised.codes(name, getattr(inputs, name)) for name in ("key", "value")}
-    as_bytes = {name: tensor.view(torch.uint8) for name, tensor in codes.items()}
-    (query, *others), _ = _cpu_arguments(inputs.replace(quantised=None, **as_bytes), copy=copy)
-    scales = quantised.keywords(inputs.key, inputs.value, batched=inputs.batched)
-    kept = (query, *(tensor.view(codes["key"].dtype) for tensor in others))
-    return kept, keyword_arguments(inputs) | scales
+    coded = inputs
+    if not inputs.head_layout.cache_axes:
+        codes = {name: quantised.bytes(name, getattr(inputs, name)) for name in ("key", "value")}
+        coded = inputs.replace(quantised=None, **codes)
+    tensors, keywords = _arguments_of(coded, coded, copy=copy)
+    scales = scale_keywords(inputs)
+    kept = {name: _as_codes(value, quantised) for name, value in keywords.items()}
+    return tuple(_as_codes(tensor, quantised) for tensor in tensors), kept | scales
+
+
+def _as_codes(value: Any, quantised: Quantised) -> Any:
+    """Bytes as codes of the format; other values unchanged."""
+    is_bytes = isinstance(value, Tensor) and value.dtype == torch.uint8
+    return value.view(FORMATS[quantised.format].dtype) if is_bytes else value
 
 
 def _arranged(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:

@@ -64,7 +64,7 @@ LEARNED_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
 }
 # Formats of keys and values, with the scales of each call.
 KV_FORMATS: Final = ("float8_e4m3fn", "float8_e5m2", "int8")
-KV_SCALES: Final = ("tensor", "head", "token")
+KV_SCALES: Final = ("tensor", "head", "token", "slot")
 SCALE_KEYWORDS: Final = ("key_scale", "value_scale")
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")

@@ -269,9 +269,13 @@ def _read_kv_format(
     _choice("kv_scales", kv_scales, KV_SCALES)
     heads = HEAD_LAYOUTS[layout]
     said = f"kv_format is {kv_format!r}"
-    if kind != "core" or heads.has_sequences or (heads.is_packed and not heads.value_in_key):
-        other = f"layout={layout!r}" if kind == "core" else f"a {kind}"
-        msg = f"{said} with {other}, which is judged without: drop one"
+    shared = next(iter(heads.inputs.values())) != ("query",)
+    if kind != "core" or shared:
+        other = f"layout={layout!r}, whose queries lie with its keys" if shared else f"a {kind}"
+        msg = f"{said} with {other}: drop one"
+        raise DeclarationError(msg)
+    if kv_scales == "slot" and not heads.cache_axes:
+        msg = f"kv_scales is 'slot' with layout={layout!r}, which has no caches: declare 'token'"
         raise DeclarationError(msg)
     if not alone:
         msg = f"{said} with ranks, or with mixed, which are judged without: drop one"

@@ -23,7 +23,15 @@ from ..declare.head_layouts import OWN_AXES, HeadLayout
 from .inputs import Inputs
 from .mask_patterns import NO_KEYS, NO_QUERIES, OF_SEQUENCES
 from .memory_layouts import CANARIES, MEMORY_LAYOUTS, MIXED, arrange_mask
-from .paging import Slots, equal_beginnings, in_slots, new_tokens, page_keywords, slots
+from .paging import (
+    Slots,
+    by_rank,
+    equal_beginnings,
+    in_slots,
+    new_tokens,
+    page_keywords,
+    slots,
+)
 
 Tensors = tuple[Tensor, ...]
 # How many of the sequences have no token, no key or no query where some lack them.
@@ -91,10 +99,10 @@ def present_tokens(tokens: Tensors, inputs: Inputs) -> Tensors:
     """Query, key and value ``[B, H, L, D]`` in the axes of the candidate, not copied."""
     layout, names = inputs.head_layout, ("query", "key", "value")
     if layout.cache_axes:
-        return present_output(tokens[0], inputs), *caches(inputs, tokens[1:])
+        return present_output(tokens[0], inputs), *caches(inputs)
     if layout.has_sequences:
         return tuple(
-            _joined(tensor, places(inputs, name, tensor), between=torch.nan)
+            _joined(tensor, places(inputs, name, tensor), between=_no_number(tensor))
             for name, tensor in zip(names, tokens, strict=True)
         )
     if layout.value_in_key:
@@ -151,19 +159,67 @@ def _slots_of(inputs: Inputs) -> Slots:
     written = torch.minimum(queries, lengths) if store.writes else torch.zeros_like(lengths)
     alike = torch.zeros(len(lengths), len(lengths), dtype=torch.int64)
     if store.page_size and store.shares:
-        alike = equal_beginnings(inputs.key, inputs.value, present)
+        alike = equal_beginnings((*inputs.exact[1:], *scales_of_tokens(inputs).values()), present)
     return slots(store, lengths, written, present.shape[1], alike)
 
 
-def caches(inputs: Inputs, heads: Tensors | None = None, *, after: bool = False) -> Tensors:
-    """The caches of keys and values, in the candidate's axes, before a call or ``after`` it."""
-    at, present = slots_of(inputs), there(inputs, "key", inputs.key)
-    whole = (
-        in_slots(tensor, at, present, junk, after=after)
-        for tensor, junk in zip(heads or (inputs.key, inputs.value), at.store.junk, strict=True)
-    )
+def caches(inputs: Inputs, *, after: bool = False) -> Tensors:
+    """The caches of keys and values, in the candidate's axes, before a call or ``after`` it.
+
+    Codes are bytes.
+    """
+    whole = _pools(inputs, after=after)
     by_slot = inputs.head_layout.cache_axes.endswith("SHD")
     return tuple(cache if by_slot else cache.transpose(1, 2) for cache in whole)
+
+
+def _pools(inputs: Inputs, *, after: bool, exact: bool = False) -> Tensors:
+    """What the slots of keys and of values hold: ``[N, slots, H, D]``, codes or what they mean."""
+    at, present = slots_of(inputs), there(inputs, "key", inputs.key)
+    pools, scales = [], scales_of_tokens(inputs)
+    for name, heads, junk in zip(("key", "value"), inputs.exact[1:], at.store.junk, strict=True):
+        pool = in_slots(heads, at, present, junk, after=after)
+        if (made := inputs.quantised) is not None:
+            if name in scales:
+                lying = in_slots(scales[name], at, present, 1.0, after=after)
+                made = made.replace(**{f"{name}_scale": lying.transpose(1, 2)})
+            coded = made.exact if exact else made.bytes
+            pool = coded(name, pool.transpose(1, 2)).transpose(1, 2)
+        pools.append(pool)
+    return tuple(pools)
+
+
+def held_exactly(inputs: Inputs) -> Tensors:
+    """What the slots hold after a call, as numbers: ``[N, slots, H, D]`` of keys, of values."""
+    return _pools(inputs, after=True, exact=True)
+
+
+def scales_of_tokens(inputs: Inputs) -> dict[str, Tensor]:
+    """The scales ``[B, Hkv, Lk, 1]`` of keys and of values where each token has its own."""
+    made = inputs.quantised
+    if made is None or not made.by_token:
+        return {}
+    return {name: made.scale_of(name, getattr(inputs, name)) for name in ("key", "value")}
+
+
+def scale_keywords(inputs: Inputs) -> dict[str, Tensor]:
+    """The scales of a call: those of tokens lie as the declaration says."""
+    made, scales = inputs.quantised, scales_of_tokens(inputs)
+    if made is None:
+        return {}
+    if not scales or not inputs.head_layout.has_lengths:
+        return made.keywords(inputs.key, inputs.value, batched=inputs.batched)
+    given = {}
+    for name, scale in scales.items():
+        present = there(inputs, "key", scale)
+        if made.by == "slot":
+            lying = in_slots(scale, slots_of(inputs), present, 1.0, after=True)
+        elif inputs.head_layout.cache_axes:
+            lying = by_rank(scale, present, 1.0)
+        else:
+            lying = _joined(scale, places(inputs, "key", scale), between=1.0)
+        given[f"{name}_scale"] = lying.squeeze(-1).float().contiguous()
+    return given
 
 
 def cache_keywords_of(inputs: Inputs) -> dict[str, Any]:
@@ -180,7 +236,9 @@ def cache_keywords_of(inputs: Inputs) -> dict[str, Any]:
         return given
     present = there(inputs, "key", inputs.key)
     for name in ("key", "value"):
-        new = new_tokens(getattr(inputs, name), at, present, inputs.query.shape[2])
+        heads: Tensor = getattr(inputs, name)
+        heads = heads if inputs.quantised is None else inputs.quantised.bytes(name, heads)
+        new = new_tokens(heads, at, present, inputs.query.shape[2])
         if layout.has_sequences:  # the last rows of an item's queries, or the first
             own = torch.arange(new.shape[1]) < rows.sum(dim=-1)[:, None]
             given[name] = new[own]
@@ -268,6 +326,11 @@ def _joined(heads: Tensor, at: Places, between: float) -> Tensor:
         return tokens
     whole = tokens.new_full((at.total, *tokens.shape[1:]), between)
     return whole.index_put((at.rows[present],), tokens)
+
+
+def _no_number(tensor: Tensor) -> float:
+    """What rows of no sequence hold: NaN, whose code is that of the largest integer, too."""
+    return torch.iinfo(torch.int8).max if tensor.dtype == torch.uint8 else torch.nan
 
 
 def _apart(tokens: Tensor, rows: Tensor) -> Tensor:

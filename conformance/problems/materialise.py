@@ -222,7 +222,7 @@ def with_equal_beginnings(inputs: Inputs) -> Inputs:
     if inputs.store is None or not inputs.store.page_size:
         return inputs
     key, value = inputs.key.clone(), inputs.value.clone()
-    beginning_alike(key, value, there(inputs, "key", key), inputs.store)
+    beginning_alike((key, value), there(inputs, "key", key), inputs.store)
     return inputs.replace(key=key, value=value)
 
 
@@ -236,6 +236,11 @@ def _quantised(drawn: Inputs, problem: Problem, candidate: Candidate) -> Inputs:
         key = with_zeros(drawn.key, stream)
         zeroed = drawn.with_tokens(key=key, value=with_zeros(drawn.value, stream))
         drawn = _alike(zeroed.replace(generic=drawn.generic), problem)
+    if drawn.store is not None and made.by_token:  # what a shared page holds has one scale
+        scales = {name: getattr(made, name).clone() for name in ("key_scale", "value_scale")}
+        present = there(drawn, "key", drawn.key)
+        beginning_alike(tuple(scales.values()), present, drawn.store)
+        made = made.replace(**scales)
     given = with_equal_scales(drawn.replace(quantised=made), problem.layout)
     return given.replace(key=given.exact[1], value=given.exact[2])
 

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from ..declare.declaration import SEQUENCES
-from .arrangements import slots_of, there
+from .arrangements import held_exactly, slots_of, there
 from .inputs import Inputs
-from .paging import in_slots
 
 
 def misread(
@@ -34,11 +33,7 @@ def misread(
     rank = torch.arange(longest).expand(len(at.lengths), -1)
     if slots is None:
         slots = at.replace(table=at.table if table is None else table).places(rank)
-    present = there(inputs, "key", inputs.key)
-    held = (
-        in_slots(heads, at, present, junk, after=True)
-        for heads, junk in zip((inputs.key, inputs.value), at.store.junk, strict=True)
-    )
+    held = held_exactly(inputs)
     key, value = ((each if pages is None else pages(each)).flatten(0, 1) for each in held)
     places = slots % len(key)
     return _attending(
@@ -46,6 +41,7 @@ def misread(
             key=key[places].transpose(1, 2),
             value=value[places].transpose(1, 2),
             geometry=inputs.geometry.replace(key_length=longest),
+            quantised=None,
             generic=False,
         ),
         rank < lengths[:, None],
