@@ -13,17 +13,21 @@ from .declaration import CACHE_LENGTHS, CACHE_WRITE, DEFAULT_PAGE_SIZES
 from .head_layouts import HEAD_LAYOUTS, LENGTHS_ENDING, PAGE_AXES, PAGE_INDEX, QUERIES
 
 PAGED: Final = "paged"
+LATENT: Final = "latent"
 _OPTIONS: Final = {"page_axes": PAGE_AXES, "page_index": PAGE_INDEX, "queries": QUERIES}
 
 
 def read_cache_layout(
-    layout: object, options: Mapping[str, str | None], features: tuple[str, ...]
+    layout: object, options: Mapping[str, str | None], features: tuple[str, ...], *, sized: bool
 ) -> object:
     """The name of the layout with its options; raises DeclarationError.
 
-    ``options`` are ``page_axes``, ``page_index`` and ``queries``, None where not declared.
+    ``options`` are ``page_axes``, ``page_index`` and ``queries``, None where not declared;
+    ``sized``: sizes of pages are declared, which puts latents in pages as each option does.
     """
+    latent = isinstance(layout, str) and layout == LATENT
     paged = isinstance(layout, str) and layout == PAGED
+    paged = paged or (latent and (sized or any(value is not None for value in options.values())))
     for name, value in options.items():
         words = _OPTIONS[name]
         if value is not None and (not isinstance(value, str) or value not in words):
@@ -35,16 +39,22 @@ def read_cache_layout(
             raise DeclarationError(msg)
     if paged:
         endings = (words[options[name] or next(iter(words))] for name, words in _OPTIONS.items())
-        return PAGED + "".join(endings)
+        name = PAGED + "".join(endings)
+        if latent and f"{LATENT}-{name}" not in HEAD_LAYOUTS:
+            msg = "page_axes is 'HND' with layout='latent', which has no axis of heads: drop it"
+            raise DeclarationError(msg)
+        return f"{LATENT}-{name}" if latent else name
     if not isinstance(layout, str):
         return layout  # refused as an unknown layout
     known = HEAD_LAYOUTS.get(layout)
     cached = known is not None and bool(known.cache_axes)
     if CACHE_LENGTHS in features and not cached:
+        if latent:
+            return f"{LATENT}-BSHD{LENGTHS_ENDING}"
         if f"{layout}{LENGTHS_ENDING}" not in HEAD_LAYOUTS:
             msg = (
                 f"features has {CACHE_LENGTHS!r} with layout={layout!r}: dense caches are for "
-                "'BHSD' and 'BSHD'; layout='paged' has lengths anyway"
+                "'BHSD', 'BSHD' and 'latent'; layout='paged' has lengths anyway"
             )
             raise DeclarationError(msg)
         return f"{layout}{LENGTHS_ENDING}"

@@ -148,7 +148,8 @@ def declare(
         layout = _of_sequences(layout, "-padded", "padded is True")
     named = _words("features", features, FEATURES)
     options = {"page_axes": page_axes, "page_index": page_index, "queries": queries}
-    layout = read_cache_layout(layout, options, named)  # type: ignore[assignment]  # checked below
+    sized = page_sizes is not None
+    layout = read_cache_layout(layout, options, named, sized=sized)  # type: ignore[assignment]  # checked below
     if not (isinstance(layout, str) and layout == "BHSD"):
         pins, forms = _read_layout(layout, forms, pins)
         pins = for_caches(layout, named, pins)

@@ -85,7 +85,8 @@ def in_memory(tensor: Tensor, name: str, axes: str, *, written: bool = False) ->
     """
     letter, expected = _EXPANDED_AXES.get(name, ("", 0))
     holds_all = written or (letter == "B" and "P" in axes)
-    if letter and (holds_all or (letter == "H" and tensor.dim() < len(axes))):  # a key of all heads
+    of_all_heads = "H" not in axes or tensor.dim() < len(axes)
+    if letter and (holds_all or (letter == "H" and of_all_heads)):
         return MEMORY_LAYOUTS["contiguous"](tensor)
     if not letter or letter not in axes:
         return MEMORY_LAYOUTS[name](tensor)
@@ -169,6 +170,8 @@ def caches(inputs: Inputs, *, after: bool = False) -> Tensors:
     Codes are bytes.
     """
     whole = _pools(inputs, after=after)
+    if inputs.head_layout.value_in_key:
+        return (whole[0].squeeze(2),)
     by_slot = inputs.head_layout.cache_axes.endswith("SHD")
     return tuple(cache if by_slot else cache.transpose(1, 2) for cache in whole)
 
@@ -186,6 +189,8 @@ def _pools(inputs: Inputs, *, after: bool, exact: bool = False) -> Tensors:
             coded = made.exact if exact else made.bytes
             pool = coded(name, pool.transpose(1, 2)).transpose(1, 2)
         pools.append(pool)
+    if inputs.head_layout.value_in_key:
+        pools[1] = pools[0][..., : pools[1].shape[-1]]
     return tuple(pools)
 
 
@@ -307,7 +312,8 @@ def expressible(inputs: Inputs) -> bool:
     """Whether sizes that do not belong together can be handed over in the candidate's axes."""
     if inputs.head_layout.cache_axes:  # one table is for keys and values
         batch = inputs.query.shape[0]
-        return batch == inputs.key.shape[0] and inputs.key.shape[:3] == inputs.value.shape[:3]
+        fits = batch == inputs.key.shape[0] and inputs.key.shape[:3] == inputs.value.shape[:3]
+        return fits and (inputs.key.shape[1] == 1 or not inputs.head_layout.value_in_key)
     if inputs.head_layout.value_in_key:
         return inputs.key.shape[1] == 1
     return all(
