@@ -27,12 +27,13 @@ from ..problems.arrangements import (
     presented_shape,
     scale_keywords,
     sequence_keywords,
+    structured_keywords,
 )
 from ..problems.caching import cached_heads, handed_over
 from ..problems.inputs import Inputs
 from ..problems.memory_layouts import MEMORY_LAYOUTS, MIXED, arrange_mask
 from ..problems.quantised import FORMATS, Quantised
-from ..problems.structured_masks import STRUCTURED_MASKS, Structure
+from ..problems.structured_masks import STRUCTURED_MASKS
 from . import integrity, torch_state
 from .arrays import Stranger, builder_of_tensors, of_tensors
 from .devices import module_in_dtype, module_on, placed, taken, weights_on
@@ -264,25 +265,6 @@ def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
     if inputs.return_lse:
         keywords["return_lse"] = True
     return keywords | cache_keywords(inputs)
-
-
-def structured_keywords(inputs: Inputs) -> dict[str, Any]:
-    """Return the keywords of a structured mask; without a mask those of one hiding nothing."""
-    made = Structure(
-        geometry=inputs.geometry,
-        alignment=inputs.point.causal_alignment,
-        block_size=inputs.block_size,
-    )
-    mask, table = STRUCTURED_MASKS[str(inputs.mask_form)], inputs.keep
-    if table is None:
-        table = mask.table("full", made, torch.Generator())
-    given = mask.arguments(table, made)
-    if inputs.batched:
-        return given
-    return {
-        name: value.squeeze(0) if isinstance(value, Tensor) else value
-        for name, value in given.items()
-    }
 
 
 def position_keywords(inputs: Inputs) -> dict[str, Tensor]:

@@ -29,6 +29,8 @@ STRUCTURED_FORMS: Final[dict[str, tuple[str, ...]]] = {
 # The form that hides no key: rows behind its lengths are padding.
 PADDED_QUERIES: Final = "query_lengths"
 PADDED_ROWS: Final = ("any", "zeros")
+# Those that items with lengths of their own may have, by their own tokens.
+FORMS_OF_ITEMS: Final = ("segments", "prefix", "chunks", "tree", "indices")
 # The axes of their tables; axes of other forms are declared.
 STRUCTURED_SHAPES: Final = {
     **dict.fromkeys(STRUCTURED_FORMS, "B1QK"),

@@ -41,6 +41,7 @@ from .declaration import (
     DEFAULT_TABLE_SHAPES,
     EMPTY_ROWS,
     FEATURES,
+    FORMS_OF_ITEMS,
     INPUTS,
     KV_FORMATS,
     KV_SCALES,
@@ -72,20 +73,21 @@ from .ranks import Ranks
 
 
 def _forms_of_layout(layout: str, forms: tuple[str, ...]) -> tuple[str, ...]:
-    """The declared mask forms, or "sequences" alone for a layout with sequences.
+    """The declared mask forms; with lengths of items the structured ones and "sequences".
 
-    Raises DeclarationError for mask forms declared with sequences.
+    Raises DeclarationError for other mask forms declared with such a layout.
     """
     if not HEAD_LAYOUTS[layout].has_lengths:
         return forms
-    if forms:
+    others = [form for form in forms if form not in FORMS_OF_ITEMS]
+    if others:
         words = "lengths" if HEAD_LAYOUTS[layout].cache_axes else "cu_seqlens"
         msg = (
-            f"masks is {list(forms)} with layout={layout!r}, whose {words} say which keys a "
-            "query has: drop masks"
+            f"masks has {others[0]!r} with layout={layout!r}, whose {words} say which keys a "
+            f"query has: drop it (of masks {', '.join(FORMS_OF_ITEMS)} are judged there)"
         )
         raise DeclarationError(msg)
-    return (SEQUENCES,)
+    return (*forms, SEQUENCES)
 
 
 def declare(

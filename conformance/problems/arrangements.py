@@ -32,6 +32,8 @@ from .paging import (
     page_keywords,
     slots,
 )
+from .structured_items import AXES, NONE, arguments_of_items
+from .structured_masks import STRUCTURED_MASKS, Structure
 
 Tensors = tuple[Tensor, ...]
 # How many of the sequences have no token, no key or no query where some lack them.
@@ -381,7 +383,7 @@ def there(inputs: Inputs, name: str, heads: Tensor) -> Tensor:
     """Which tokens of query, key or value a sequence has: bool ``[B, L]``."""
     shape = (heads.shape[0], heads.shape[2])
     dense = name == "query" and inputs.head_layout.has_all_queries
-    if inputs.mask_form != SEQUENCES or inputs.keep is None or dense:
+    if dense or inputs.keep is None or not inputs.has_own_lengths:
         return torch.ones(shape, dtype=torch.bool)
     if inputs.present is not None:
         return inputs.present[0 if name == "query" else 1]
@@ -408,6 +410,48 @@ def sequence_keywords(inputs: Inputs) -> dict[str, Any]:
     return dict(zip(words, (*offsets, *longest, *padded), strict=True))
 
 
+def structured_keywords(inputs: Inputs) -> dict[str, Any]:
+    """The keywords of a structured mask; without a mask those of one that hides nothing.
+
+    Where items have lengths, each argument lies as the tokens do that it speaks of.
+    """
+    form, layout = str(inputs.mask_form), inputs.head_layout
+    made = Structure(
+        geometry=inputs.geometry,
+        alignment=inputs.point.causal_alignment,
+        block_size=inputs.block_size,
+    )
+    mask, table = STRUCTURED_MASKS[form], inputs.keep
+    if table is None:
+        table = mask.table("full", made, Generator())
+    if not layout.has_lengths:
+        given = mask.arguments(table, made)
+        if inputs.batched:
+            return given
+        return {
+            name: value.squeeze(0) if isinstance(value, Tensor) else value
+            for name, value in given.items()
+        }
+    there_are = there(inputs, "query", inputs.query), there(inputs, "key", inputs.key)
+    table = table.expand(inputs.geometry.batch, *table.shape[1:])
+    given = arguments_of_items(form, table, made, there_are)
+    return {name: _as_tokens_lie(name, value, inputs) for name, value in given.items()}
+
+
+def _as_tokens_lie(name: str, value: Any, inputs: Inputs) -> Any:
+    """An argument ``[B, L, ..]`` by places of queries or keys as these tokens lie."""
+    side, layout = AXES.get(name, ""), inputs.head_layout
+    of_caches = side == "key" and bool(layout.cache_axes)
+    if not side or not (of_caches or layout.has_sequences):
+        return value
+    by_place = value.reshape(*value.shape[:2], -1).unsqueeze(1)
+    if of_caches:
+        present = there(inputs, "key", by_place)
+        return by_rank(by_place, present, NONE).reshape(value.shape)
+    joined = _joined(by_place, places(inputs, side, by_place), between=NONE)
+    return joined.reshape(-1, *value.shape[2:])
+
+
 def _offsets(counts: Tensor, layout: str, *, padded: bool) -> Tensor:
     """The first row of each sequence and the end of the last: int32 ``[B + 1]``."""
     starts = _starts(counts, padded=padded).to(torch.int32)
@@ -423,6 +467,7 @@ def sequences(
     tied: bool = False,
     layout: HeadLayout | None = None,
     writes: bool = False,
+    least_keys: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """The keys that each query of a sequence may attend, ``[B, 1, Lq, Lk]``, for random lengths.
 
@@ -431,7 +476,8 @@ def sequences(
     single query; "empty-lengths" leaves about a third of the sequences without tokens, "no-keys"
     without keys, "no-queries" without queries: among these the first, the middle or the last
     sequence. ``tied`` sequences have as many keys as queries. In a ``layout`` with caches items
-    have a key for each query where they can, and must where a call ``writes`` them.
+    have a key for each query where they can, and must where a call ``writes`` them; so they have
+    with ``least_keys`` in every layout.
     """
     batch, query_length, key_length = sizes
     queries = _lengths(batch, query_length, generator)
@@ -443,7 +489,7 @@ def sequences(
     dense = layout is not None and layout.has_all_queries
     if dense:
         queries = torch.full_like(queries, query_length)
-    if layout is not None and layout.cache_axes:
+    if least_keys or (layout is not None and layout.cache_axes):
         keys = torch.maximum(keys, queries.clamp(max=key_length))
     if pattern in OF_SEQUENCES:
         gone = _gone(batch, generator)
