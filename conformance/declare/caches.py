@@ -38,26 +38,21 @@ def read_cache_layout(
             msg = f"{name} is {value!r} with layout={repr_of(layout)}: only 'paged' has pages"
             raise DeclarationError(msg)
     if paged:
-        endings = (words[options[name] or next(iter(words))] for name, words in _OPTIONS.items())
-        name = PAGED + "".join(endings)
-        if latent and f"{LATENT}-{name}" not in HEAD_LAYOUTS:
-            msg = "page_axes is 'HND' with layout='latent', which has no axis of heads: drop it"
-            raise DeclarationError(msg)
-        return f"{LATENT}-{name}" if latent else name
+        return _in_pages(options, latent=latent)
     if not isinstance(layout, str):
         return layout  # refused as an unknown layout
     known = HEAD_LAYOUTS.get(layout)
     cached = known is not None and bool(known.cache_axes)
     if CACHE_LENGTHS in features and not cached:
-        if latent:
-            return f"{LATENT}-BSHD{LENGTHS_ENDING}"
-        if f"{layout}{LENGTHS_ENDING}" not in HEAD_LAYOUTS:
+        axes = "BSHD" if latent else layout
+        dense = f"{LATENT}-" * latent + f"{axes}{LENGTHS_ENDING}"
+        if dense not in HEAD_LAYOUTS:
             msg = (
                 f"features has {CACHE_LENGTHS!r} with layout={layout!r}: dense caches are for "
                 "'BHSD', 'BSHD' and 'latent'; layout='paged' has lengths anyway"
             )
             raise DeclarationError(msg)
-        return f"{layout}{LENGTHS_ENDING}"
+        return dense
     if CACHE_WRITE in features and not cached:
         msg = (
             f"features has {CACHE_WRITE!r} with layout={layout!r}, which has no cache to write "
@@ -65,6 +60,16 @@ def read_cache_layout(
         )
         raise DeclarationError(msg)
     return layout
+
+
+def _in_pages(options: Mapping[str, str | None], *, latent: bool) -> str:
+    """The name of a layout in pages; raises DeclarationError for heads of latents."""
+    endings = (words[options[name] or next(iter(words))] for name, words in _OPTIONS.items())
+    name = f"{LATENT}-" * latent + PAGED + "".join(endings)
+    if name not in HEAD_LAYOUTS:
+        msg = "page_axes is 'HND' with layout='latent', which has no axis of heads: drop it"
+        raise DeclarationError(msg)
+    return name
 
 
 def read_page_sizes(page_sizes: Iterable[int] | None, layout: str) -> tuple[int, ...]:
