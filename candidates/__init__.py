@@ -37,6 +37,7 @@ __conformance__ = [
     "quantised_attention",
     "rotary_tables",
     "latent_attention",
+    "served_attention",
     "learned",
     "memory_keys",
     "relative_tables",

@@ -20,16 +20,20 @@ from ..errors import UsageError
 from ..graphs.protocol import GraphLost, GraphRefused
 from ..problems.arrangements import (
     arranged_tokens,
+    canonical_log_sum_exp,
     canonical_output,
     in_memory,
+    log_sum_exp_shape,
     presented_shape,
+    scale_keywords,
     sequence_keywords,
+    structured_keywords,
 )
 from ..problems.caching import cached_heads, handed_over
 from ..problems.inputs import Inputs
 from ..problems.memory_layouts import MEMORY_LAYOUTS, MIXED, arrange_mask
-from ..problems.quantised import Quantised
-from ..problems.structured_masks import STRUCTURED_MASKS, Structure
+from ..problems.quantised import FORMATS, Quantised
+from ..problems.structured_masks import STRUCTURED_MASKS
 from . import integrity, torch_state
 from .arrays import Stranger, builder_of_tensors, of_tensors
 from .devices import module_in_dtype, module_on, placed, taken, weights_on
@@ -192,6 +196,10 @@ def _cpu_arguments(inputs: Inputs, *, copy: bool) -> Arguments:
     fresh = handed_over(inputs)
     if inputs.quantised is not None:
         return _quantised_arguments(fresh, inputs.quantised, copy=copy)
+    return _arguments_of(inputs, fresh, copy=copy)
+
+
+def _arguments_of(inputs: Inputs, fresh: Inputs, *, copy: bool) -> Arguments:
     if not inputs.head_layout.is_own:
         return arranged_tokens(fresh), keyword_arguments(inputs)
     query, key, value = _arranged(fresh) if copy else (fresh.query, fresh.key, fresh.value)
@@ -205,12 +213,20 @@ def _cpu_arguments(inputs: Inputs, *, copy: bool) -> Arguments:
 
 def _quantised_arguments(inputs: Inputs, quantised: Quantised, *, copy: bool) -> Arguments:
     """The arguments of a call with codes for keys and values, placed in memory as bytes."""
-    codes = {name: quantised.codes(name, getattr(inputs, name)) for name in ("key", "value")}
-    as_bytes = {name: tensor.view(torch.uint8) for name, tensor in codes.items()}
-    (query, *others), _ = _cpu_arguments(inputs.replace(quantised=None, **as_bytes), copy=copy)
-    scales = quantised.keywords(inputs.key, inputs.value, batched=inputs.batched)
-    kept = (query, *(tensor.view(codes["key"].dtype) for tensor in others))
-    return kept, keyword_arguments(inputs) | scales
+    coded = inputs
+    if not inputs.head_layout.cache_axes:
+        codes = {name: quantised.bytes(name, getattr(inputs, name)) for name in ("key", "value")}
+        coded = inputs.replace(quantised=None, **codes)
+    tensors, keywords = _arguments_of(coded, coded, copy=copy)
+    scales = scale_keywords(inputs)
+    kept = {name: _as_codes(value, quantised) for name, value in keywords.items()}
+    return tuple(_as_codes(tensor, quantised) for tensor in tensors), kept | scales
+
+
+def _as_codes(value: Any, quantised: Quantised) -> Any:
+    """Bytes as codes of the format; other values unchanged."""
+    is_bytes = isinstance(value, Tensor) and value.dtype == torch.uint8
+    return value.view(FORMATS[quantised.format].dtype) if is_bytes else value
 
 
 def _arranged(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -249,25 +265,6 @@ def keyword_arguments(inputs: Inputs) -> dict[str, Any]:
     if inputs.return_lse:
         keywords["return_lse"] = True
     return keywords | cache_keywords(inputs)
-
-
-def structured_keywords(inputs: Inputs) -> dict[str, Any]:
-    """Return the keywords of a structured mask; without a mask those of one hiding nothing."""
-    made = Structure(
-        geometry=inputs.geometry,
-        alignment=inputs.point.causal_alignment,
-        block_size=inputs.block_size,
-    )
-    mask, table = STRUCTURED_MASKS[str(inputs.mask_form)], inputs.keep
-    if table is None:
-        table = mask.table("full", made, torch.Generator())
-    given = mask.arguments(table, made)
-    if inputs.batched:
-        return given
-    return {
-        name: value.squeeze(0) if isinstance(value, Tensor) else value
-        for name, value in given.items()
-    }
 
 
 def position_keywords(inputs: Inputs) -> dict[str, Tensor]:
@@ -474,9 +471,7 @@ def _pair(returned: Any, keyword: str, second: str) -> tuple[Any, Any]:
 
 def _log_sum_exp(value: Any, inputs: Inputs) -> Tensor:
     """Check returned log-sum-exps, in float32 or the inputs' wider dtype: ``[B, H, Lq]``."""
-    by_axis = dict(zip("BHQ", inputs.score_shape, strict=False))
-    shape = tuple(by_axis[axis] for axis in inputs.return_lse)
-    lse = _tensor(value, "log-sum-exp", shape, inputs)
+    lse = _tensor(value, "log-sum-exp", log_sum_exp_shape(inputs), inputs)
     least = torch.promote_types(inputs.query.dtype, torch.float32)
     if lse.element_size() < least.itemsize:
         _refuse(
@@ -486,7 +481,7 @@ def _log_sum_exp(value: Any, inputs: Inputs) -> Tensor:
             expected=str(least),
             got=str(lse.dtype),
         )
-    return lse if inputs.return_lse == "BHQ" else lse.mT
+    return canonical_log_sum_exp(lse, inputs)
 
 
 # The verb for weights, a plural.

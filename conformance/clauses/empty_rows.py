@@ -86,8 +86,15 @@ def _under_a_rule(subject: Subject, problem: Problem, *, weights: bool) -> tuple
         ]
         if ways:
             problem = _by_way(subject.candidate, problem, *ways[problem.seed % len(ways)])
-    inputs = subject.inputs(problem).replace(return_weights=weights)
+    inputs = before_all_keys(subject, subject.inputs(problem)).replace(return_weights=weights)
     return inputs, subject.oracle.empty_rule(inputs)
+
+
+def before_all_keys(subject: Subject, inputs: Inputs) -> Inputs:
+    """The inputs with an item's queries before its keys where causality goes by positions."""
+    if inputs.positions is None or subject.declaration.semantics.causal_by != "positions":
+        return inputs
+    return inputs.replace(positions=inputs.positions.before_keys())
 
 
 def _by_way(candidate: Candidate, problem: Problem, form: str | None, shape: str) -> Problem:

@@ -137,14 +137,16 @@ def has_empty_rows(subject: Subject, inputs: Inputs) -> bool:
 
 
 def has_short_heads(subject: Subject, inputs: Inputs) -> bool:
-    """Whether a normalised head is short enough for its gradient to overflow."""
+    """Whether a normalised head of a token that counts is so short that its gradient overflows."""
     point = subject.declaration.semantics
     if point.qk_norm == "none" or not subject.candidate.golden_known:
         return False
     core = subject.golden(inputs).core
+    read = core.allowed.any(dim=1, keepdim=True)
+    rows, keys = read.any(dim=-1, keepdim=True), read.any(dim=-2).unsqueeze(-1)
     return any(
-        bool((_norms(heads, point) < model.SHORTEST_NORM).any())
-        for heads in (core.given_query, core.given_key)
+        bool(((_norms(heads, point) < model.SHORTEST_NORM) & counts).any())
+        for heads, counts in ((core.given_query, rows), (core.given_key, keys))
     )
 
 

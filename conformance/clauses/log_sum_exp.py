@@ -19,8 +19,8 @@ from ..declare.declaration import GIVEN_POSITIONS
 from ..oracle.comparison import compare, moves
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
-from ..problems.space import Space, admits_lengths
-from .empty_rows import EMPTY
+from ..problems.space import Space, admits_lengths, can_cross
+from .empty_rows import EMPTY, before_all_keys, has_no_empty_rows
 from .judging import first_place, places_matter, same_answer
 from .registry import Finding, clause, declares, requires, violated
 from .subject import Subject
@@ -98,22 +98,23 @@ _promises_empty = requires(
     source="the logarithm of an empty sum; Dao-AILab/flash-attention returns infinity there",
     space=EMPTY,
     counterfactual="a finite number",
-    applies=(offers_lse, _promises_empty),
+    applies=(offers_lse, _promises_empty, has_no_empty_rows),
     explained=False,
 )
 def empty_row_log_sum_exp(subject: Subject, problem: Problem) -> Finding:
     """A partial answer without keys gets no weight where answers are merged."""
-    inputs = _asking(subject, subject.inputs(problem))
+    inputs = before_all_keys(subject, _asking(subject, subject.inputs(problem)))
     got = _answers(subject, inputs)[1].double()
     golden = subject.golden(inputs)
     expected, bound = subject.oracle.log_sum_exp(inputs)
     wording = "the log-sum-exp of a query without keys is not what is declared"
     finite = torch.isfinite(expected)
-    judged = golden.empty & finite & golden.representable_core
+    empty = golden.empty if inputs.absent is None else golden.empty & ~inputs.absent
+    judged = empty & finite & golden.representable_core
     agreement = compare(got, expected, bound, judged=judged, wording=wording, axes=AXES)
     if agreement.kind:
         return Finding.of(agreement)
-    rows = golden.empty & ~finite
+    rows = empty & ~finite
     promised = math.inf if subject.declaration.lse_empty == "inf" else -math.inf
     wrong = rows & ~(got == promised)
     if bool(wrong.any()):
@@ -122,7 +123,7 @@ def empty_row_log_sum_exp(subject: Subject, problem: Problem) -> Finding:
         message = f"{wording} at {list(place)}: expected {promised}, got {value:.9g}"
         where = list(place)
         return violated("value", message, expected=str(promised), got=str(value), where=where)
-    return Finding(binding=bool(golden.empty.any()))
+    return Finding(binding=bool(empty.any()))
 
 
 _LEAST: Final = 2
@@ -131,6 +132,8 @@ _LEAST: Final = 2
 def _splits(candidate: Candidate) -> str:
     """Why a call with some of the keys cannot be made, or ""."""
     declared = candidate.declaration
+    if not can_cross(candidate):
+        return "it has a query for each key"
     placed = declared.always_causal or declared.position is not None
     if placed or GIVEN_POSITIONS in declared.features:
         return "its keys have places, which a part of them would change"

@@ -313,25 +313,31 @@ def _caches_after(subject: Subject, inputs: Inputs, *, written_ones: bool) -> Fi
     forward, call_arguments = subject.forward(inputs), arguments(inputs)
     names = subject.declaration.positional[1:]
     given = call_arguments[0][1:]
-    before = [(taken(one).clone(), whole_storage(one).clone()) for one in given]
+    before = [(as_bytes(taken(one)).clone(), whole_storage(one).clone()) for one in given]
     subject.call_with(forward, call_arguments, inputs)
     for name, cache, (held, storage), expected in zip(
         names, given, before, caches(inputs, after=True), strict=True
     ):
         own = ~_same(expected, held)
-        wrong = ~_same(taken(cache), expected) & (own if written_ones else ~own)
+        got_there = as_bytes(taken(cache))
+        wrong = ~_same(got_there, expected) & (own if written_ones else ~own)
         if bool(wrong.any()):
             where = first_place(wrong)
             what = "not the new one" if written_ones else "another than before the call"
             message = f"{name}{list(where)} is {what} after the call"
-            got, right = float(cache[where]), float(expected[where])
+            got, right = float(got_there[where]), float(expected[where])
             return violated("value", message, expected=right, got=got, where=list(where))
         if not written_ones:
             with torch.no_grad():
-                cache.copy_(held.to(cache.device))
+                as_bytes(cache).copy_(held.to(cache.device))
             if not identical(whole_storage(cache), storage):
                 return violated("mutated", f"the call wrote into memory beside its {name}")
     return Finding()
+
+
+def as_bytes(cache: Tensor) -> Tensor:
+    """Codes of eight bits as bytes, which torch can compare; other tensors unchanged."""
+    return cache.view(torch.uint8) if cache.element_size() == 1 else cache
 
 
 def _same(one: Tensor, other: Tensor) -> Tensor:

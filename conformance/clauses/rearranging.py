@@ -34,7 +34,9 @@ def take(tensor: Tensor | None, axis: int, order: Tensor) -> Tensor | None:
 def reordered_items(inputs: Inputs, order: Tensor) -> Inputs:
     """Batch items in another order, with their masks."""
     moved = inputs.map_tokens(lambda tokens: tokens[order])
+    present = inputs.present
     return moved.replace(
+        present=None if present is None else (present[0][order], present[1][order]),
         keep=take(inputs.keep, 0, order),
         bias=take(inputs.bias, 0, order),
         tables=inputs.tables and inputs.tables.of_items(order),

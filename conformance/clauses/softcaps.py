@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..declare.declaration import SEQUENCES
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..problems.recipes import LIVELY
@@ -24,7 +25,11 @@ offers_softcap = declares("softcap")
 
 
 _hides_keys = requires(
-    lambda c: c.declaration.masks or c.declaration.causal or "window" in c.declaration.features,
+    lambda c: (
+        set(c.declaration.masks) - {SEQUENCES}  # keys behind an end are not even handed over
+        or c.declaration.causal
+        or "window" in c.declaration.features
+    ),
     "no key can be hidden",
 )
 
@@ -73,7 +78,8 @@ def softcap_golden(subject: Subject, problem: Problem) -> Finding:
 )
 def softcap_before_mask(subject: Subject, problem: Problem) -> Finding:
     """Junk in keys that mask, flag or window hide, under a small cap."""
-    window = None if problem.mask is not None or problem.causal else (0, 0)
+    masked = problem.mask is not None and problem.mask.form != SEQUENCES
+    window = None if masked or problem.causal else (0, 0)
     capped = problem.replace(softcap=SMALL_CAPS[problem.seed % len(SMALL_CAPS)], window=window)
     inputs = subject.inputs(capped)
     free = inputs.without_mask().replace(causal=False, window=None)

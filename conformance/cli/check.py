@@ -103,8 +103,8 @@ COMPILING = 300.0
 @file_option(
     "--definition",
     help=(
-        "JSON: a flashinfer-bench definition (gqa_ragged, gqa_paged) that says how the function "
-        "is called; its reference is not run."
+        "JSON: a flashinfer-bench definition (gqa_ragged, gqa_paged, mla_paged, dsa_paged) that "
+        "says how the function is called; its reference is not run."
     ),
 )
 @click.option(

@@ -13,17 +13,21 @@ from .declaration import CACHE_LENGTHS, CACHE_WRITE, DEFAULT_PAGE_SIZES
 from .head_layouts import HEAD_LAYOUTS, LENGTHS_ENDING, PAGE_AXES, PAGE_INDEX, QUERIES
 
 PAGED: Final = "paged"
+LATENT: Final = "latent"
 _OPTIONS: Final = {"page_axes": PAGE_AXES, "page_index": PAGE_INDEX, "queries": QUERIES}
 
 
 def read_cache_layout(
-    layout: object, options: Mapping[str, str | None], features: tuple[str, ...]
+    layout: object, options: Mapping[str, str | None], features: tuple[str, ...], *, sized: bool
 ) -> object:
     """The name of the layout with its options; raises DeclarationError.
 
-    ``options`` are ``page_axes``, ``page_index`` and ``queries``, None where not declared.
+    ``options`` are ``page_axes``, ``page_index`` and ``queries``, None where not declared;
+    ``sized``: sizes of pages are declared, which puts latents in pages as each option does.
     """
+    latent = isinstance(layout, str) and layout == LATENT
     paged = isinstance(layout, str) and layout == PAGED
+    paged = paged or (latent and (sized or any(value is not None for value in options.values())))
     for name, value in options.items():
         words = _OPTIONS[name]
         if value is not None and (not isinstance(value, str) or value not in words):
@@ -34,20 +38,21 @@ def read_cache_layout(
             msg = f"{name} is {value!r} with layout={repr_of(layout)}: only 'paged' has pages"
             raise DeclarationError(msg)
     if paged:
-        endings = (words[options[name] or next(iter(words))] for name, words in _OPTIONS.items())
-        return PAGED + "".join(endings)
+        return _in_pages(options, latent=latent)
     if not isinstance(layout, str):
         return layout  # refused as an unknown layout
     known = HEAD_LAYOUTS.get(layout)
     cached = known is not None and bool(known.cache_axes)
     if CACHE_LENGTHS in features and not cached:
-        if f"{layout}{LENGTHS_ENDING}" not in HEAD_LAYOUTS:
+        axes = "BSHD" if latent else layout
+        dense = f"{LATENT}-" * latent + f"{axes}{LENGTHS_ENDING}"
+        if dense not in HEAD_LAYOUTS:
             msg = (
                 f"features has {CACHE_LENGTHS!r} with layout={layout!r}: dense caches are for "
-                "'BHSD' and 'BSHD'; layout='paged' has lengths anyway"
+                "'BHSD', 'BSHD' and 'latent'; layout='paged' has lengths anyway"
             )
             raise DeclarationError(msg)
-        return f"{layout}{LENGTHS_ENDING}"
+        return dense
     if CACHE_WRITE in features and not cached:
         msg = (
             f"features has {CACHE_WRITE!r} with layout={layout!r}, which has no cache to write "
@@ -55,6 +60,16 @@ def read_cache_layout(
         )
         raise DeclarationError(msg)
     return layout
+
+
+def _in_pages(options: Mapping[str, str | None], *, latent: bool) -> str:
+    """The name of a layout in pages; raises DeclarationError for heads of latents."""
+    endings = (words[options[name] or next(iter(words))] for name, words in _OPTIONS.items())
+    name = f"{LATENT}-" * latent + PAGED + "".join(endings)
+    if name not in HEAD_LAYOUTS:
+        msg = "page_axes is 'HND' with layout='latent', which has no axis of heads: drop it"
+        raise DeclarationError(msg)
+    return name
 
 
 def read_page_sizes(page_sizes: Iterable[int] | None, layout: str) -> tuple[int, ...]:

@@ -29,6 +29,8 @@ STRUCTURED_FORMS: Final[dict[str, tuple[str, ...]]] = {
 # The form that hides no key: rows behind its lengths are padding.
 PADDED_QUERIES: Final = "query_lengths"
 PADDED_ROWS: Final = ("any", "zeros")
+# Those that items with lengths of their own may have, by their own tokens.
+FORMS_OF_ITEMS: Final = ("segments", "prefix", "chunks", "tree", "indices")
 # The axes of their tables; axes of other forms are declared.
 STRUCTURED_SHAPES: Final = {
     **dict.fromkeys(STRUCTURED_FORMS, "B1QK"),
@@ -64,7 +66,7 @@ LEARNED_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
 }
 # Formats of keys and values, with the scales of each call.
 KV_FORMATS: Final = ("float8_e4m3fn", "float8_e5m2", "int8")
-KV_SCALES: Final = ("tensor", "head", "token")
+KV_SCALES: Final = ("tensor", "head", "token", "slot")
 SCALE_KEYWORDS: Final = ("key_scale", "value_scale")
 ALIGNMENTS: Final = ("bottom-right", "top-left")
 EMPTY_ROWS: Final = ("zeros", "nan", "mean-of-all", "mean-of-valid", "any")

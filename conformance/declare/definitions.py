@@ -25,25 +25,54 @@ from .keywords import OwnKeywords, parameters_of
 class _OpType(NamedTuple):
     """An op type: the letters of its tensors' axes, "" for a scalar, and how calls are declared.
 
-    Equal letters are equal sizes. The first three tensors are query, key and value.
+    Equal letters are equal sizes. ``heads`` are the tensors of each positional input of the layout:
+    two for a latent, whose value and turned part are apart. ``made`` are inputs that follow from
+    the others of a call and the sizes of the definition.
     """
 
+    heads: tuple[tuple[str, ...], ...]
     tensors: Mapping[str, str]
     optional: frozenset[str]
     keywords: Mapping[str, str]
     promises: Mapping[str, Any]
+    made: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any]], torch.Tensor]] = {}
+    lse_base: str | None = None
+
+
+def _chosen_slots(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> torch.Tensor:
+    """The slots ``[T, K]`` of the keys that each item's query attends, -1 for none."""
+    table, lengths = given["block_table"].long(), given["cache_lengths"]
+    ranks = torch.arange(max([1, *lengths.tolist()])).expand(len(lengths), -1)
+    ranks = torch.where(ranks < lengths[:, None], ranks, -1)
+    ranks = given.get("key_indices", ranks).long()
+    page = sizes["L"] if isinstance(sizes["L"], int) else given["ckv_cache"].shape[1]
+    slots = table.gather(1, ranks.clamp_min(0) // page) * page + ranks.clamp_min(0) % page
+    slots = torch.where(ranks < 0, -1, slots)
+    more = sizes["X"] - slots.shape[1] if isinstance(sizes["X"], int) else 0
+    return torch.nn.functional.pad(slots, (0, more), value=-1)
 
 
 _OFFSETS: Final = {"qo_indptr": "N", "kv_indptr": "N"}
+_LATENT: Final = (("q_nope", "q_pe"), ("ckv_cache", "kpe_cache"))
+_PARTS: Final = {"q_nope": "THE", "q_pe": "THR", "ckv_cache": "PLE", "kpe_cache": "PLR"}
+_IN_ROWS: Final = {
+    "cu_seqlens_q": "qo_indptr",
+    "kv_indptr": "kv_indptr",
+    "kv_indices": "kv_indices",
+    "last_page_lengths": "kv_last_page_len",
+    "scale": "sm_scale",
+}
 _OUTPUTS: Final = {"output": "THE", "lse": "TH"}
 _OP_TYPES: Final[Mapping[str, _OpType]] = {
     "gqa_ragged": _OpType(
+        heads=(("q",), ("k",), ("v",)),
         tensors={"q": "THD", "k": "SKD", "v": "SKE", **_OFFSETS, "sm_scale": ""},
         optional=frozenset(),
         keywords={"cu_seqlens_q": "qo_indptr", "cu_seqlens_k": "kv_indptr", "scale": "sm_scale"},
         promises={"layout": "varlen"},
     ),
     "gqa_paged": _OpType(
+        heads=(("q",), ("k_cache",), ("v_cache",)),
         tensors={
             "q": "THD",
             "k_cache": "PLKD",
@@ -54,19 +83,32 @@ _OP_TYPES: Final[Mapping[str, _OpType]] = {
             "sm_scale": "",
         },
         optional=frozenset({"qo_indptr", "kv_last_page_len"}),
-        keywords={
-            "cu_seqlens_q": "qo_indptr",
-            "kv_indptr": "kv_indptr",
-            "kv_indices": "kv_indices",
-            "last_page_lengths": "kv_last_page_len",
-            "scale": "sm_scale",
-        },
+        keywords=_IN_ROWS,
         promises={"layout": "paged", "page_index": "csr"},
     ),
-}
-_UNJUDGED: Final = {
-    "mla_paged": "a latent cache in pages, its keys in two parts",
-    "dsa_paged": "a latent cache whose keys are chosen by indices",
+    "mla_paged": _OpType(
+        heads=_LATENT,
+        tensors={
+            **_PARTS,
+            **_OFFSETS,
+            "kv_indices": "I",
+            "kv_last_page_len": "B",
+            "sm_scale": "",
+        },
+        optional=frozenset({"qo_indptr", "kv_last_page_len"}),
+        keywords=_IN_ROWS,
+        promises={"layout": "latent", "page_index": "csr"},
+    ),
+    # Its keys are slots of all pages: no table says which are those of an item.
+    "dsa_paged": _OpType(
+        heads=_LATENT,
+        tensors={**_PARTS, "sparse_indices": "TX", "sm_scale": ""},
+        optional=frozenset(),
+        keywords={"scale": "sm_scale"},
+        promises={"layout": "latent", "page_index": "table", "masks": ["indices"]},
+        made={"sparse_indices": _chosen_slots},
+        lse_base="2",
+    ),
 }
 _SIZES: Final = {"H": "num_heads", "K": "num_kv_heads", "D": "head_size", "E": "value_head_size"}
 _NOT_CAUSAL: Final = re.compile(r"(non?|not|un|without)[-_ ]*causal|bidirectional", re.IGNORECASE)
@@ -86,11 +128,13 @@ class _Tensor(NamedTuple):
 class Definition:
     """What a definition promises, in the harness' words, and how its function is called.
 
-    ``heads`` are the names of query, key and value among the inputs, which keep their order;
-    ``letters`` the axes of every tensor.
+    ``heads`` are the names of each positional input of a call among the inputs, which keep their
+    order; ``letters`` the axes of every tensor, and ``sizes`` theirs.
     """
 
-    heads: tuple[str, ...]
+    op_type: str
+    heads: tuple[tuple[str, ...], ...]
+    sizes: Mapping[str, int | str]
     letters: Mapping[str, str]
     inputs: Mapping[str, _Tensor]
     outputs: Mapping[str, _Tensor]
@@ -108,7 +152,9 @@ class Definition:
 
         @functools.wraps(function)
         def call(*heads: Any, **others: Any) -> Any:
-            given = dict(zip(self.heads, heads, strict=True)) | others
+            given = self._parts(heads) | others
+            for name, make in _OP_TYPES[self.op_type].made.items():
+                given[name] = make(given, self.sizes)
             values = {name: self._passed(name, given[name]) for name in self.inputs}
             sizes = _sizes({name: _given(values[name]) for name in values}, self.letters)
             query = heads[0]
@@ -119,11 +165,14 @@ class Definition:
                 outputs[name] = query.new_full(shape, float("nan"), dtype=dtype)
             values |= outputs
             answer = function(**values) if names else function(*values.values())
-            return outputs["output"] if written else self._output_of(answer)
+            made = outputs if written else self._named(answer)
+            lse = others.get("return_lse", False)
+            return (made.get("output"), made.get("lse")) if lse else made.get("output")
 
         own = inspect.Parameter
-        others = [name for name in self.inputs if name not in self.heads]
-        parameters = [own(name, own.POSITIONAL_OR_KEYWORD) for name in self.heads]
+        taken = {name for part in self.heads for name in part} | {*_OP_TYPES[self.op_type].made}
+        others = [name for name in self.inputs if name not in taken]
+        parameters = [own(part[0], own.POSITIONAL_OR_KEYWORD) for part in self.heads]
         parameters += [own(name, own.KEYWORD_ONLY) for name in others]
         more = own("more", own.VAR_KEYWORD)  # what calls of the layout give besides
         call.__signature__ = inspect.Signature([*parameters, more])  # type: ignore[attr-defined]  # what inspect reads
@@ -149,6 +198,15 @@ class Definition:
         )
         raise DeclarationError(msg)
 
+    def _parts(self, heads: tuple[Any, ...]) -> dict[str, Any]:
+        """The positional inputs of a call by the definition's names, latents in two parts."""
+        given = {}
+        for names, tensor in zip(self.heads, heads, strict=True):
+            widths = [self.sizes[self.letters[name][-1]] for name in names]
+            parts = (tensor,) if len(names) == 1 else tensor.split(widths, dim=-1)
+            given |= dict(zip(names, parts, strict=True))
+        return given
+
     def _passed(self, name: str, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
@@ -156,12 +214,13 @@ class Definition:
         value = value.to(getattr(torch, dtype)) if dtype in _WHOLE_NUMBERS else value
         return value.contiguous()
 
-    def _output_of(self, answer: Any) -> Any:
+    def _named(self, answer: Any) -> Mapping[str, Any]:
+        """The outputs by name; what is neither all of them nor a mapping is the output."""
         if isinstance(answer, Mapping):
-            return answer.get("output")
+            return answer
         if isinstance(answer, (tuple, list)) and len(answer) == len(self.outputs):
-            return answer[list(self.outputs).index("output")]
-        return answer
+            return dict(zip(self.outputs, answer, strict=True))
+        return {"output": answer}
 
 
 def _given(value: Any) -> _Tensor:
@@ -194,9 +253,6 @@ def _parsed(path: Path) -> Mapping[str, Any]:
 
 def _read(data: Mapping[str, Any]) -> Definition:
     name, op_type = (_part(data, word, str) for word in ("name", "op_type"))
-    if op_type in _UNJUDGED:
-        msg = f"has the op_type {op_type!r}, {_UNJUDGED[op_type]}, which is not judged yet"
-        raise DeclarationError(msg)
     if op_type not in _OP_TYPES:
         hint = did_you_mean(op_type, _OP_TYPES)
         msg = f"has the op_type {op_type!r}, and {', '.join(_OP_TYPES)} can be judged{hint}"
@@ -207,22 +263,27 @@ def _read(data: Mapping[str, Any]) -> Definition:
     outputs = _tensors(_part(data, "outputs", Mapping), axes, "output")
     _check_names("input", inputs, row.tensors, row.optional, op_type)
     _check_names("output", outputs, _OUTPUTS, frozenset({"lse"}), op_type)
-    heads = tuple(row.tensors)[:3]
+    heads = tuple(name for part in row.heads for name in part)
     letters, promises = {**row.tensors, **_OUTPUTS}, dict(row.promises)
-    paged = promises["layout"] == "paged"
-    if paged and any("page" in axis for axis in inputs["k_cache"].names[2:3]):
+    paged = "page_index" in promises
+    if "k_cache" in inputs and any("page" in axis for axis in inputs["k_cache"].names[2:3]):
         letters |= {"k_cache": "PKLD", "v_cache": "PKLE"}
         promises["page_axes"] = "HND"
     sizes = _sizes({**inputs, **outputs}, letters)
     _check_dtypes(inputs, outputs, heads)
     said = " ".join([name, str(data.get("description", "")), *map(str, data.get("tags") or ())])
-    assumed = ["its log-sum-exp was not checked, only its output"] * ("lse" in outputs)
+    lse = _log_sum_exp(_part(data, "outputs", Mapping).get("lse"), row)
+    assumed = ["its log-sum-exp was not checked, only its output"] * ("lse" in outputs and not lse)
     geometry = _geometry(sizes)
+    if row.heads == _LATENT:
+        geometry = _of_latents(geometry, sizes)
+        promises |= {"max_length": sizes["X"]} if isinstance(sizes.get("X"), int) else {}
     varlen = "qo_indptr" in inputs
     if paged:
         promises["queries"] = "varlen" if varlen else "single"
         promises |= {"page_sizes": (sizes["L"],)} if isinstance(sizes["L"], int) else {}
-        if "kv_last_page_len" not in inputs and sizes["L"] != 1:
+        in_rows = "kv_indptr" in inputs
+        if in_rows and "kv_last_page_len" not in inputs and sizes["L"] != 1:
             msg = "has no input 'kv_last_page_len', so nothing says where a page's last key stands"
             raise DeclarationError(msg)
     if varlen:
@@ -236,17 +297,45 @@ def _read(data: Mapping[str, Any]) -> Definition:
         "tensors whose sizes contradict it, or with gaps, were not handed over",
     ]
     names = {word: (theirs,) for word, theirs in row.keywords.items() if theirs in inputs}
-    features = ["scale"] if sizes["H"] == sizes["K"] else ["scale", "gqa"]
-    promises |= {"features": features, "without": ["gradients"], "geometry": geometry}
+    features = ["scale", *lse.pop("features", ())]
+    features += ["gqa"] if "K" in sizes and sizes["H"] != sizes["K"] else []
+    promises |= {**lse, "features": features, "without": ["gradients"], "geometry": geometry}
     return Definition(
-        heads=heads,
+        op_type=op_type,
+        heads=row.heads,
+        sizes=sizes,
         letters=letters,
         inputs=inputs,
         outputs=outputs,
         keywords=OwnKeywords(names=names),
-        promises={**promises, "dtypes": (inputs["q"].dtype,)},
+        promises={**promises, "dtypes": (inputs[heads[0]].dtype,)},
         assumptions=tuple(f"the definition: {sentence}" for sentence in assumed),
     )
+
+
+_BASE_TWO: Final = re.compile(r"(2|two)[- ]?based|base[- ]?(2|two)|log2", re.IGNORECASE)
+_NATURAL: Final = re.compile(r"natural|base[- ]e\b|nats", re.IGNORECASE)
+
+
+def _log_sum_exp(entry: Any, row: _OpType) -> dict[str, Any]:
+    """The promises of a returned log-sum-exp; {} where nothing says its base."""
+    if not isinstance(entry, Mapping):
+        return {}
+    said = str(entry.get("description", ""))
+    two, natural = bool(_BASE_TWO.search(said)), bool(_NATURAL.search(said))
+    base = row.lse_base if two == natural else "2" if two else "e"
+    if base is None:
+        return {}
+    return {"features": ("lse",), "lse_base": base, "lse_shape": "BQH", "lse_empty": "any"}
+
+
+def _of_latents(geometry: dict[str, Any], sizes: Mapping[str, int | str]) -> dict[str, Any]:
+    """The pinned sizes of latents in two parts; raises DeclarationError for a variable one."""
+    widths = [sizes["E"], sizes["R"]]
+    if not all(isinstance(width, int) for width in widths):
+        msg = "has a variable axis of channels: give a constant size to both parts of the latent"
+        raise DeclarationError(msg)
+    return {**geometry, "head_size": sum(widths), "value_head_size": sizes["E"]}  # type: ignore[arg-type]  # both are numbers
 
 
 def _causality(said: str) -> tuple[bool | None, str]:
@@ -343,7 +432,7 @@ def _sizes(tensors: Mapping[str, _Tensor], letters: Mapping[str, str]) -> dict[s
             elif isinstance(size, int) and known != size:
                 msg = f"contradicts itself: an axis of {known} in {where!r} is {size} in {name!r}"
                 raise DeclarationError(msg)
-    heads, groups = sizes["H"][0], sizes["K"][0]
+    heads, groups = sizes["H"][0], sizes.get("K", ("",))[0]
     if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
         msg = f"has {heads} query heads, which {groups} key heads do not divide"
         raise DeclarationError(msg)
@@ -354,8 +443,10 @@ def _geometry(sizes: Mapping[str, int | str]) -> dict[str, Any]:
     """The pinned sizes; variable axes of one name are equal."""
     result: dict[str, Any] = {}
     for letter, field in _SIZES.items():
+        if letter not in sizes:
+            continue
         size = sizes[letter]
-        other = next(other for other in _SIZES if sizes[other] == size)
+        other = next(other for other in _SIZES if sizes.get(other) == size)
         if isinstance(size, int):
             result[field] = size
         elif other != letter:
@@ -366,7 +457,7 @@ def _geometry(sizes: Mapping[str, int | str]) -> dict[str, Any]:
 def _check_dtypes(
     inputs: Mapping[str, _Tensor], outputs: Mapping[str, _Tensor], heads: tuple[str, ...]
 ) -> None:
-    query = inputs["q"].dtype
+    query = inputs[heads[0]].dtype
     for name, tensor in {**inputs, **outputs}.items():
         accepted: tuple[str, ...] = _LSE_DTYPES if name == "lse" else _WHOLE_NUMBERS
         if name in (*heads, "output"):

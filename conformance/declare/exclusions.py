@@ -155,7 +155,7 @@ EXCLUDING: Final = (
         ": it is a key whose value is zero, beside the keys of a softmax; drop one",
     ),
     Excluding(_NULL_KEY, (_with(_feature("sinks"), "features=['sinks']"),)),
-    *(Excluding(_feature(name), (_kind("core", "layer"), _SEQUENCES)) for name in LEARNED_KEYWORDS),
+    *(Excluding(_feature(name), (_kind("core", "layer"),)) for name in LEARNED_KEYWORDS),
     Excluding(
         _feature("norm_weight"),
         (
@@ -170,6 +170,7 @@ EXCLUDING: Final = (
     Excluding(
         _MEMORY,
         (
+            _SEQUENCES,
             _kind("core"),
             _with(Promise("positions", lambda d: d.position is not None)),
             _with(_choice("qk_norm", "none")),
@@ -251,7 +252,7 @@ EXCLUDING: Final = (
     Excluding(_form("prefix"), (_with(_BY_POSITIONS),), ", and a prefix counts places: drop one"),
     # Log-sum-exps.
     Excluding(_LSE, (_kind("core"),), ": only a core returns log-sum-exps; declare a core"),
-    Excluding(_LSE, (_SEQUENCES, _RANKS)),
+    Excluding(_LSE, (_RANKS,)),
     Excluding(
         _LSE,
         (_with(_choice("softmax_axis", "key")),),

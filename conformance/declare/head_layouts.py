@@ -170,6 +170,9 @@ _BY_INDEX: Final = {
 }
 
 
+_LATENT_CACHE: Final = {"query": ("query",), "latent_cache": ("key", "value")}
+
+
 def _paged(axes: str, index: str, queries: str) -> HeadLayout:
     varlen = queries == "varlen"
     return HeadLayout(
@@ -178,6 +181,17 @@ def _paged(axes: str, index: str, queries: str) -> HeadLayout:
         impossible=_OF_CACHES,
         sequence_keywords=(*_BY_INDEX[index], *(("cu_seqlens_q",) if varlen else ())),
         cache_axes="PSHD" if axes == "NHD" else "PHSD",
+    )
+
+
+def _of_latents(cached: HeadLayout) -> HeadLayout:
+    """The layout with one cache of latents ``[pages, page, D]``, or ``[B, slots, D]``."""
+    return dataclasses.replace(
+        cached,
+        inputs=_LATENT_CACHE,
+        impossible={**cached.impossible, "cache_write": "one tensor holds keys and values"},
+        cache_axes=cached.cache_axes.replace("H", ""),
+        value_in_key=True,
     )
 
 
@@ -196,6 +210,11 @@ _CACHES: Final[dict[str, HeadLayout]] = {
         f"paged{PAGE_AXES[axes]}{PAGE_INDEX[index]}{QUERIES[queries]}": _paged(axes, index, queries)
         for axes, index, queries in itertools.product(PAGE_AXES, PAGE_INDEX, QUERIES)
     },
+}
+_CACHES |= {
+    f"latent-{name}": _of_latents(layout)
+    for name, layout in _CACHES.items()
+    if PAGE_AXES["HND"] not in name and not name.startswith("BHSD")
 }
 # Layouts with padding rows between sequences, as in cuDNN and TransformerEngine, and with caches.
 HEAD_LAYOUTS: Final[Mapping[str, HeadLayout]] = (

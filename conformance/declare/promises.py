@@ -41,6 +41,7 @@ from .declaration import (
     DEFAULT_TABLE_SHAPES,
     EMPTY_ROWS,
     FEATURES,
+    FORMS_OF_ITEMS,
     INPUTS,
     KV_FORMATS,
     KV_SCALES,
@@ -72,20 +73,21 @@ from .ranks import Ranks
 
 
 def _forms_of_layout(layout: str, forms: tuple[str, ...]) -> tuple[str, ...]:
-    """The declared mask forms, or "sequences" alone for a layout with sequences.
+    """The declared mask forms; with lengths of items the structured ones and "sequences".
 
-    Raises DeclarationError for mask forms declared with sequences.
+    Raises DeclarationError for other mask forms declared with such a layout.
     """
     if not HEAD_LAYOUTS[layout].has_lengths:
         return forms
-    if forms:
+    others = [form for form in forms if form not in FORMS_OF_ITEMS]
+    if others:
         words = "lengths" if HEAD_LAYOUTS[layout].cache_axes else "cu_seqlens"
         msg = (
-            f"masks is {list(forms)} with layout={layout!r}, whose {words} say which keys a "
-            "query has: drop masks"
+            f"masks has {others[0]!r} with layout={layout!r}, whose {words} say which keys a "
+            f"query has: drop it (of masks {', '.join(FORMS_OF_ITEMS)} are judged there)"
         )
         raise DeclarationError(msg)
-    return (SEQUENCES,)
+    return (*forms, SEQUENCES)
 
 
 def declare(
@@ -148,7 +150,8 @@ def declare(
         layout = _of_sequences(layout, "-padded", "padded is True")
     named = _words("features", features, FEATURES)
     options = {"page_axes": page_axes, "page_index": page_index, "queries": queries}
-    layout = read_cache_layout(layout, options, named)  # type: ignore[assignment]  # checked below
+    sized = page_sizes is not None
+    layout = read_cache_layout(layout, options, named, sized=sized)  # type: ignore[assignment]  # checked below
     if not (isinstance(layout, str) and layout == "BHSD"):
         pins, forms = _read_layout(layout, forms, pins)
         pins = for_caches(layout, named, pins)
@@ -271,9 +274,13 @@ def _read_kv_format(
     _choice("kv_scales", kv_scales, KV_SCALES)
     heads = HEAD_LAYOUTS[layout]
     said = f"kv_format is {kv_format!r}"
-    if kind != "core" or heads.has_sequences or (heads.is_packed and not heads.value_in_key):
-        other = f"layout={layout!r}" if kind == "core" else f"a {kind}"
-        msg = f"{said} with {other}, which is judged without: drop one"
+    shared = next(iter(heads.inputs.values())) != ("query",)
+    if kind != "core" or shared:
+        other = f"layout={layout!r}, whose queries lie with its keys" if shared else f"a {kind}"
+        msg = f"{said} with {other}: drop one"
+        raise DeclarationError(msg)
+    if kv_scales == "slot" and not heads.cache_axes:
+        msg = f"kv_scales is 'slot' with layout={layout!r}, which has no caches: declare 'token'"
         raise DeclarationError(msg)
     if not alone:
         msg = f"{said} with ranks, or with mixed, which are judged without: drop one"

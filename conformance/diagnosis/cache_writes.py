@@ -97,7 +97,7 @@ def explain_writes(subject: Subject, problem: Problem | None) -> list[dict[str, 
     The plainest way of writing that leaves the caches of each call is named, else the slots that
     hold something else.
     """
-    if problem is None or not subject.inputs(problem).writes:
+    if problem is None or not _is_seen(subject.inputs(problem)):
         return []
     calls = [call for near in _near(subject, problem) for call in _observed(subject, near)]
     wrong = [call for call in calls if not _leaves(_Call.written, call)]
@@ -128,8 +128,13 @@ def _near(subject: Subject, problem: Problem) -> Iterator[Inputs]:
     yield subject.inputs(problem)
     for near in neighbours(subject, problem)[:_MOST_CALLS]:
         inputs = subject.inputs(near)
-        if inputs.writes:
+        if _is_seen(inputs):
             yield inputs
+
+
+def _is_seen(inputs: Inputs) -> bool:
+    """Whether a call writes keys and values as they are, into a cache of each."""
+    return inputs.writes and inputs.quantised is None and not inputs.head_layout.value_in_key
 
 
 def _observed(subject: Subject, inputs: Inputs) -> Iterator[_Call]:

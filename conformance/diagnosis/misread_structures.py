@@ -12,6 +12,7 @@ from torch import Tensor
 from .._golden import golden
 from ..declare.declaration import PADDED_QUERIES
 from ..problems.inputs import Inputs
+from ..problems.structured_items import changed_items
 from ..problems.structured_masks import STRUCTURED_MASKS, Arguments, Structure
 from .mistakes import NamedMistake
 
@@ -245,6 +246,12 @@ def _table(form: str, read: _Read) -> Callable[..., Tensor]:
             alignment=inputs.point.causal_alignment,
             block_size=inputs.block_size,
         )
+        if inputs.present is None:
+            return misread(keep, structure)
+        whole = keep.expand(inputs.geometry.batch, *keep.shape[1:])
+        return changed_items(whole, structure, inputs.present, misread)
+
+    def misread(keep: Tensor, structure: Structure) -> Tensor:
         given = STRUCTURED_MASKS[form].arguments(keep, structure)
         return read(given, structure).expand(keep.shape)
 

@@ -23,7 +23,17 @@ from ..declare.head_layouts import OWN_AXES, HeadLayout
 from .inputs import Inputs
 from .mask_patterns import NO_KEYS, NO_QUERIES, OF_SEQUENCES
 from .memory_layouts import CANARIES, MEMORY_LAYOUTS, MIXED, arrange_mask
-from .paging import Slots, equal_beginnings, in_slots, new_tokens, page_keywords, slots
+from .paging import (
+    Slots,
+    by_rank,
+    equal_beginnings,
+    in_slots,
+    new_tokens,
+    page_keywords,
+    slots,
+)
+from .structured_items import AXES, NONE, arguments_of_items
+from .structured_masks import STRUCTURED_MASKS, Structure
 
 Tensors = tuple[Tensor, ...]
 # How many of the sequences have no token, no key or no query where some lack them.
@@ -77,7 +87,8 @@ def in_memory(tensor: Tensor, name: str, axes: str, *, written: bool = False) ->
     """
     letter, expected = _EXPANDED_AXES.get(name, ("", 0))
     holds_all = written or (letter == "B" and "P" in axes)
-    if letter and (holds_all or (letter == "H" and tensor.dim() < len(axes))):  # a key of all heads
+    of_all_heads = "H" not in axes or tensor.dim() < len(axes)
+    if letter and (holds_all or (letter == "H" and of_all_heads)):
         return MEMORY_LAYOUTS["contiguous"](tensor)
     if not letter or letter not in axes:
         return MEMORY_LAYOUTS[name](tensor)
@@ -91,10 +102,10 @@ def present_tokens(tokens: Tensors, inputs: Inputs) -> Tensors:
     """Query, key and value ``[B, H, L, D]`` in the axes of the candidate, not copied."""
     layout, names = inputs.head_layout, ("query", "key", "value")
     if layout.cache_axes:
-        return present_output(tokens[0], inputs), *caches(inputs, tokens[1:])
+        return present_output(tokens[0], inputs), *caches(inputs)
     if layout.has_sequences:
         return tuple(
-            _joined(tensor, places(inputs, name, tensor), between=torch.nan)
+            _joined(tensor, places(inputs, name, tensor), between=_no_number(tensor))
             for name, tensor in zip(names, tokens, strict=True)
         )
     if layout.value_in_key:
@@ -150,19 +161,71 @@ def _slots_of(inputs: Inputs) -> Slots:
     lengths = present.sum(dim=-1)
     alike = torch.zeros(len(lengths), len(lengths), dtype=torch.int64)
     if store.page_size and store.shares:
-        alike = equal_beginnings(inputs.key, inputs.value, present)
+        alike = equal_beginnings((*inputs.exact[1:], *scales_of_tokens(inputs).values()), present)
     return slots(store, queries, lengths, present.shape[1], alike)
 
 
-def caches(inputs: Inputs, heads: Tensors | None = None, *, after: bool = False) -> Tensors:
-    """The caches of keys and values, in the candidate's axes, before a call or ``after`` it."""
-    at, present = slots_of(inputs), there(inputs, "key", inputs.key)
-    whole = (
-        in_slots(tensor, at, present, junk, after=after)
-        for tensor, junk in zip(heads or (inputs.key, inputs.value), at.store.junk, strict=True)
-    )
+def caches(inputs: Inputs, *, after: bool = False) -> Tensors:
+    """The caches of keys and values, in the candidate's axes, before a call or ``after`` it.
+
+    Codes are bytes.
+    """
+    whole = _pools(inputs, after=after)
+    if inputs.head_layout.value_in_key:
+        return (whole[0].squeeze(2),)
     by_slot = inputs.head_layout.cache_axes.endswith("SHD")
     return tuple(cache if by_slot else cache.transpose(1, 2) for cache in whole)
+
+
+def _pools(inputs: Inputs, *, after: bool, exact: bool = False) -> Tensors:
+    """What the slots of keys and of values hold: ``[N, slots, H, D]``, codes or what they mean."""
+    at, present = slots_of(inputs), there(inputs, "key", inputs.key)
+    pools, scales = [], scales_of_tokens(inputs)
+    for name, heads, junk in zip(("key", "value"), inputs.exact[1:], at.store.junk, strict=True):
+        pool = in_slots(heads, at, present, junk, after=after)
+        if (made := inputs.quantised) is not None:
+            if name in scales:
+                lying = in_slots(scales[name], at, present, 1.0, after=after)
+                made = made.replace(**{f"{name}_scale": lying.transpose(1, 2)})
+            coded = made.exact if exact else made.bytes
+            pool = coded(name, pool.transpose(1, 2)).transpose(1, 2)
+        pools.append(pool)
+    if inputs.head_layout.value_in_key:
+        pools[1] = pools[0][..., : pools[1].shape[-1]]
+    return tuple(pools)
+
+
+def held_exactly(inputs: Inputs) -> Tensors:
+    """What the slots hold after a call, as numbers: ``[N, slots, H, D]`` of keys, of values."""
+    return _pools(inputs, after=True, exact=True)
+
+
+def scales_of_tokens(inputs: Inputs) -> dict[str, Tensor]:
+    """The scales ``[B, Hkv, Lk, 1]`` of keys and of values where each token has its own."""
+    made = inputs.quantised
+    if made is None or not made.by_token:
+        return {}
+    return {name: made.scale_of(name, getattr(inputs, name)) for name in ("key", "value")}
+
+
+def scale_keywords(inputs: Inputs) -> dict[str, Tensor]:
+    """The scales of a call: those of tokens lie as the declaration says."""
+    made, scales = inputs.quantised, scales_of_tokens(inputs)
+    if made is None:
+        return {}
+    if not scales or not inputs.head_layout.has_lengths:
+        return made.keywords(inputs.key, inputs.value, batched=inputs.batched)
+    given = {}
+    for name, scale in scales.items():
+        present = there(inputs, "key", scale)
+        if made.by == "slot":
+            lying = in_slots(scale, slots_of(inputs), present, 1.0, after=True)
+        elif inputs.head_layout.cache_axes:
+            lying = by_rank(scale, present, 1.0)
+        else:
+            lying = _joined(scale, places(inputs, "key", scale), between=1.0)
+        given[f"{name}_scale"] = lying.squeeze(-1).float().contiguous()
+    return given
 
 
 def cache_keywords_of(inputs: Inputs) -> dict[str, Any]:
@@ -179,7 +242,9 @@ def cache_keywords_of(inputs: Inputs) -> dict[str, Any]:
         return given
     present = there(inputs, "key", inputs.key)
     for name in ("key", "value"):
-        new = new_tokens(getattr(inputs, name), at, present, inputs.query.shape[2])
+        heads: Tensor = getattr(inputs, name)
+        heads = heads if inputs.quantised is None else inputs.quantised.bytes(name, heads)
+        new = new_tokens(heads, at, present, inputs.query.shape[2])
         if layout.has_sequences:  # the last rows of an item's queries, or the first
             own = torch.arange(new.shape[1]) < rows.sum(dim=-1)[:, None]
             given[name] = new[own]
@@ -222,11 +287,34 @@ def presented_shape(inputs: Inputs) -> tuple[int, ...]:
     return tuple(sizes[letter] for letter in inputs.head_layout.axes)
 
 
+def log_sum_exp_shape(inputs: Inputs) -> tuple[int, ...]:
+    """The shape of log-sum-exps with the axes that a call asks for, such as "BHQ".
+
+    Those of sequences have the axes of heads and of all tokens, ``[B, H]`` with one query an item.
+    """
+    sizes = dict(zip("BHQ", inputs.score_shape, strict=False))
+    if not inputs.head_layout.has_sequences:
+        return tuple(sizes[axis] for axis in inputs.return_lse)
+    total = places(inputs, "query", inputs.query).total
+    heads_first = inputs.return_lse == "BHQ" and not inputs.head_layout.has_all_queries
+    return (sizes["H"], total) if heads_first else (total, sizes["H"])
+
+
+def canonical_log_sum_exp(lse: Tensor, inputs: Inputs) -> Tensor:
+    """Log-sum-exps of :func:`log_sum_exp_shape` as ``[B, H, Lq]``; absent rows are zero."""
+    if not inputs.head_layout.has_sequences:
+        return lse if inputs.return_lse == "BHQ" else lse.mT
+    heads_last = inputs.return_lse == "BQH" or inputs.head_layout.has_all_queries
+    rows = (lse if heads_last else lse.mT).unsqueeze(-1)
+    return _apart(rows, rows_of_queries(inputs)).squeeze(-1)
+
+
 def expressible(inputs: Inputs) -> bool:
     """Whether sizes that do not belong together can be handed over in the candidate's axes."""
     if inputs.head_layout.cache_axes:  # one table is for keys and values
         batch = inputs.query.shape[0]
-        return batch == inputs.key.shape[0] and inputs.key.shape[:3] == inputs.value.shape[:3]
+        fits = batch == inputs.key.shape[0] and inputs.key.shape[:3] == inputs.value.shape[:3]
+        return fits and (inputs.key.shape[1] == 1 or not inputs.head_layout.value_in_key)
     if inputs.head_layout.value_in_key:
         return inputs.key.shape[1] == 1
     return all(
@@ -245,6 +333,11 @@ def _joined(heads: Tensor, at: Places, between: float) -> Tensor:
         return tokens
     whole = tokens.new_full((at.total, *tokens.shape[1:]), between)
     return whole.index_put((at.rows[present],), tokens)
+
+
+def _no_number(tensor: Tensor) -> float:
+    """What rows of no sequence hold: NaN, whose code is that of the largest integer, too."""
+    return torch.iinfo(torch.int8).max if tensor.dtype == torch.uint8 else torch.nan
 
 
 def _apart(tokens: Tensor, rows: Tensor) -> Tensor:
@@ -289,7 +382,7 @@ def there(inputs: Inputs, name: str, heads: Tensor) -> Tensor:
     """Which tokens of query, key or value a sequence has: bool ``[B, L]``."""
     shape = (heads.shape[0], heads.shape[2])
     dense = name == "query" and inputs.head_layout.has_all_queries
-    if inputs.mask_form != SEQUENCES or inputs.keep is None or dense:
+    if dense or inputs.keep is None or not inputs.has_own_lengths:
         return torch.ones(shape, dtype=torch.bool)
     if inputs.present is not None:
         return inputs.present[0 if name == "query" else 1]
@@ -316,6 +409,48 @@ def sequence_keywords(inputs: Inputs) -> dict[str, Any]:
     return dict(zip(words, (*offsets, *longest, *padded), strict=True))
 
 
+def structured_keywords(inputs: Inputs) -> dict[str, Any]:
+    """The keywords of a structured mask; without a mask those of one that hides nothing.
+
+    Where items have lengths, each argument lies as the tokens do that it speaks of.
+    """
+    form, layout = str(inputs.mask_form), inputs.head_layout
+    made = Structure(
+        geometry=inputs.geometry,
+        alignment=inputs.point.causal_alignment,
+        block_size=inputs.block_size,
+    )
+    mask, table = STRUCTURED_MASKS[form], inputs.keep
+    if table is None:
+        table = mask.table("full", made, Generator())
+    if not layout.has_lengths:
+        given = mask.arguments(table, made)
+        if inputs.batched:
+            return given
+        return {
+            name: value.squeeze(0) if isinstance(value, Tensor) else value
+            for name, value in given.items()
+        }
+    there_are = there(inputs, "query", inputs.query), there(inputs, "key", inputs.key)
+    table = table.expand(inputs.geometry.batch, *table.shape[1:])
+    given = arguments_of_items(form, table, made, there_are)
+    return {name: _as_tokens_lie(name, value, inputs) for name, value in given.items()}
+
+
+def _as_tokens_lie(name: str, value: Any, inputs: Inputs) -> Any:
+    """An argument ``[B, L, ..]`` by places of queries or keys as these tokens lie."""
+    side, layout = AXES.get(name, ""), inputs.head_layout
+    of_caches = side == "key" and bool(layout.cache_axes)
+    if not side or not (of_caches or layout.has_sequences):
+        return value
+    by_place = value.reshape(*value.shape[:2], -1).unsqueeze(1)
+    if of_caches:
+        present = there(inputs, "key", by_place)
+        return by_rank(by_place, present, NONE).reshape(value.shape)
+    joined = _joined(by_place, places(inputs, side, by_place), between=NONE)
+    return joined.reshape(-1, *value.shape[2:])
+
+
 def _offsets(counts: Tensor, layout: str, *, padded: bool) -> Tensor:
     """The first row of each sequence and the end of the last: int32 ``[B + 1]``."""
     starts = _starts(counts, padded=padded).to(torch.int32)
@@ -331,6 +466,7 @@ def sequences(
     tied: bool = False,
     layout: HeadLayout | None = None,
     writes: bool = False,
+    least_keys: bool = False,
 ) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
     """The keys that each query of a sequence may attend, ``[B, 1, Lq, Lk]``, for random lengths.
 
@@ -339,7 +475,8 @@ def sequences(
     single query; "empty-lengths" leaves about a third of the sequences without tokens, "no-keys"
     without keys, "no-queries" without queries: among these the first, the middle or the last
     sequence. ``tied`` sequences have as many keys as queries. In a ``layout`` with caches items
-    have a key for each query where they can, and must where a call ``writes`` them.
+    have a key for each query where they can, and must where a call ``writes`` them; so they have
+    with ``least_keys`` in every layout.
     """
     batch, query_length, key_length = sizes
     queries = _lengths(batch, query_length, generator)
@@ -351,7 +488,7 @@ def sequences(
     dense = layout is not None and layout.has_all_queries
     if dense:
         queries = torch.full_like(queries, query_length)
-    if layout is not None and layout.cache_axes:
+    if least_keys or (layout is not None and layout.cache_axes):
         keys = torch.maximum(keys, queries.clamp(max=key_length))
     if pattern in OF_SEQUENCES:
         gone = _gone(batch, generator)

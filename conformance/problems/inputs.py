@@ -96,8 +96,8 @@ class Inputs(Replaceable):
         The mask: bool, True attends, and additive finite values, both with four axes, of size 1
         along constant axes. ``mask_form`` and ``mask_shape`` say how to hand the mask over.
     present
-        The existing queries ``[B, Lq]`` and keys ``[B, Lk]`` of sequences with queries or keys
-        alone, unknown to ``keep``. None for other masks.
+        The existing queries ``[B, Lq]`` and keys ``[B, Lk]`` of sequences, where ``keep`` does not
+        tell: some have queries or keys alone, or a structure hides keys. None for other masks.
     return_weights, dropout
         Further keywords of the call.
     return_lse
@@ -208,11 +208,17 @@ class Inputs(Replaceable):
         return self.store is not None and self.store.writes
 
     @property
+    def has_own_lengths(self) -> bool:
+        """Whether items have lengths of their own, which hide what lies outside of them."""
+        own = self.mask_form == SEQUENCES or self.present is not None
+        return own and self.keep is not None
+
+    @property
     def absent(self) -> Tensor | None:
         """The queries outside all sequences or lengths, bool ``[B, 1, Lq]``; None without those."""
-        if self.mask_form not in (SEQUENCES, PADDED_QUERIES) or self.keep is None:
+        if self.keep is None or not (self.has_own_lengths or self.mask_form == PADDED_QUERIES):
             return None
-        if self.mask_form == SEQUENCES and self.head_layout.has_all_queries:
+        if self.has_own_lengths and self.head_layout.has_all_queries:
             return None  # every item has all queries
         if self.present is not None:
             return ~self.present[0].unsqueeze(1)

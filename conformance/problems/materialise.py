@@ -25,6 +25,7 @@ from .problem import MaskPlan, Overrides, Problem
 from .quantised import draw_quantised, with_zeros
 from .recipes import RECIPES, normal
 from .rotary_tables import draw_tables
+from .structured_items import table_of_items
 from .structured_masks import STRUCTURED_MASKS, Structure
 
 
@@ -222,7 +223,7 @@ def with_equal_beginnings(inputs: Inputs) -> Inputs:
     if inputs.store is None or not inputs.store.page_size:
         return inputs
     key, value = inputs.key.clone(), inputs.value.clone()
-    beginning_alike(key, value, there(inputs, "key", key), inputs.store)
+    beginning_alike((key, value), there(inputs, "key", key), inputs.store)
     return inputs.replace(key=key, value=value)
 
 
@@ -236,6 +237,11 @@ def _quantised(drawn: Inputs, problem: Problem, candidate: Candidate) -> Inputs:
         key = with_zeros(drawn.key, stream)
         zeroed = drawn.with_tokens(key=key, value=with_zeros(drawn.value, stream))
         drawn = _alike(zeroed.replace(generic=drawn.generic), problem)
+    if drawn.store is not None and made.by_token:  # what a shared page holds has one scale
+        scales = {name: getattr(made, name).clone() for name in ("key_scale", "value_scale")}
+        present = there(drawn, "key", drawn.key)
+        beginning_alike(tuple(scales.values()), present, drawn.store)
+        made = made.replace(**scales)
     given = with_equal_scales(drawn.replace(quantised=made), problem.layout)
     return given.replace(key=given.exact[1], value=given.exact[2])
 
@@ -428,21 +434,24 @@ def _mask(
     plan, geometry = problem.mask, problem.geometry
     if plan is None:
         return None, None, None
-    if plan.form == SEQUENCES:
+    declared = candidate.declaration
+    if plan.form == SEQUENCES or (
+        plan.form in STRUCTURED_MASKS and declared.head_layout.has_lengths
+    ):
         sizes = (geometry.batch, geometry.query_length, geometry.key_length)
-        alignment = candidate.declaration.semantics.causal_alignment
-        tied = candidate.declaration.pins.ties_lengths
-        declared = candidate.declaration
         keep, present = sequences(
             plan.pattern,
             sizes,
-            alignment,
+            declared.semantics.causal_alignment,
             generator,
-            tied=tied,
+            tied=declared.pins.ties_lengths,
             layout=declared.head_layout if declared.head_layout.cache_axes else None,
             writes="cache_write" in declared.features,
+            least_keys=plan.form == "tree",
         )
-        return keep, None, present
+        if plan.form == SEQUENCES:
+            return keep, None, present
+        return _structured_items(problem, plan, candidate, keep, generator)
     if plan.form in STRUCTURED_MASKS:
         return _structured(problem, plan, candidate, generator), None, None
     shape = mask_sizes(plan.shape, problem.geometry)
@@ -475,6 +484,24 @@ def _structured(
     if seen is None or bool(((table & seen).any(dim=-1) | ~seen.any(dim=-1)).all()):
         return table
     return mask.table("full", made, generator)
+
+
+def _structured_items(
+    problem: Problem, plan: MaskPlan, candidate: Candidate, keep: Tensor, generator: Generator
+) -> tuple[Tensor, None, tuple[Tensor, Tensor]]:
+    """The table of a structured mask for items of some lengths, and what tokens these have."""
+    whole = keep.squeeze(1)
+    present = whole.any(dim=-1), whole.any(dim=-2)
+    made = Structure(
+        geometry=problem.geometry,
+        alignment=candidate.declaration.semantics.causal_alignment,
+        block_size=(1, 1),
+    )
+    table = table_of_items(plan.form, plan.pattern, made, present, generator)
+    seen = structure(problem, candidate) if plan.visible else None
+    if seen is not None and bool((~(table & seen).any(dim=-1) & (keep & seen).any(dim=-1)).any()):
+        table = table_of_items(plan.form, "full", made, present, generator)
+    return table, None, present
 
 
 def structure(problem: Problem, candidate: Candidate) -> Tensor:

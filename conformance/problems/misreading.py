@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from ..declare.declaration import SEQUENCES
-from .arrangements import slots_of, there
+from .arrangements import held_exactly, slots_of, there
 from .inputs import Inputs
-from .paging import in_slots
+from .paging import by_rank
+from .structured_masks import STRUCTURED_MASKS
 
 
 def misread(
@@ -34,11 +35,7 @@ def misread(
     rank = torch.arange(longest).expand(len(at.lengths), -1)
     if slots is None:
         slots = at.replace(table=at.table if table is None else table).places(rank)
-    present = there(inputs, "key", inputs.key)
-    held = (
-        in_slots(heads, at, present, junk, after=True)
-        for heads, junk in zip((inputs.key, inputs.value), at.store.junk, strict=True)
-    )
+    held = held_exactly(inputs)
     key, value = ((each if pages is None else pages(each)).flatten(0, 1) for each in held)
     places = slots % len(key)
     return _attending(
@@ -46,15 +43,30 @@ def misread(
             key=key[places].transpose(1, 2),
             value=value[places].transpose(1, 2),
             geometry=inputs.geometry.replace(key_length=longest),
+            quantised=None,
             generic=False,
         ),
         rank < lengths[:, None],
         at.lengths if ends is None else ends,
         there(inputs, "query", inputs.query),
+        _structure(inputs, there(inputs, "key", inputs.key), longest),
     )
 
 
-def _attending(inputs: Inputs, read: Tensor, ends: Tensor, rows: Tensor) -> Inputs:
+def _structure(inputs: Inputs, present: Tensor, longest: int) -> Tensor | None:
+    """What a structured mask shows of keys by their order in an item ``[B, Lq, N]``, or None."""
+    if inputs.keep is None or inputs.mask_form not in STRUCTURED_MASKS:
+        return None
+    batch, _, queries, keys = inputs.score_shape
+    whole = inputs.keep.expand(batch, 1, queries, keys).transpose(2, 3)
+    shown = by_rank(whole, present, fill=True).squeeze(2).transpose(1, 2)
+    more = max(longest - keys, 0)
+    return torch.nn.functional.pad(shown, (0, more), value=True)[..., :longest]
+
+
+def _attending(
+    inputs: Inputs, read: Tensor, ends: Tensor, rows: Tensor, keep: Tensor | None
+) -> Inputs:
     """The inputs whose only mask says which keys queries see, by their places from ``ends`` on."""
     first = rows.sum(dim=-1, keepdim=True) - rows.cumsum(dim=-1)
     place = ends[:, None] - 1 - first
@@ -62,6 +74,7 @@ def _attending(inputs: Inputs, read: Tensor, ends: Tensor, rows: Tensor) -> Inpu
     left, right = inputs.window or (-1, -1)
     seen = read[:, None] & ((ahead <= 0) | (not inputs.causal))
     seen = seen & ((ahead >= -left) | (left < 0)) & ((ahead <= right) | (right < 0))
+    seen = seen if keep is None else seen & keep
     return inputs.replace(
         keep=(seen & rows[..., None])[:, None],
         mask_form=SEQUENCES,

@@ -156,11 +156,11 @@ def slots(store: KeyStore, queries: Tensor, lengths: Tensor, longest: int, alike
     return at.replace(table=torch.where(within, table, tails[store.tail]))
 
 
-def equal_beginnings(key: Tensor, value: Tensor, present: Tensor) -> Tensor:
-    """How many first tokens each two items have in common: int64 ``[B, B]``."""
-    batch = len(key)
+def equal_beginnings(every: tuple[Tensor, ...], present: Tensor) -> Tensor:
+    """How many first tokens of each two items are equal in every tensor: int64 ``[B, B]``."""
+    batch = len(present)
     tokens = [
-        torch.cat([one[item].transpose(0, 1)[present[item]].flatten(1) for one in (key, value)], 1)
+        torch.cat([one[item].transpose(0, 1)[present[item]].flatten(1) for one in every], 1)
         for item in range(batch)
     ]
     common = torch.zeros(batch, batch, dtype=torch.int64)
@@ -186,6 +186,14 @@ def in_slots(heads: Tensor, at: Slots, present: Tensor, junk: float, *, after: b
     pool = tokens.new_full((number * size, *tokens.shape[2:]), junk)
     pool[at.places(rank.clamp(min=0))[there]] = tokens[there]
     return pool.reshape(number, size, *tokens.shape[2:])
+
+
+def by_rank(heads: Tensor, present: Tensor, fill: float) -> Tensor:
+    """The tokens of each item from the first row on: ``[B, L, H, D]``."""
+    tokens = heads.transpose(1, 2)
+    rows = torch.full_like(tokens, fill)
+    rows[present.nonzero()[:, 0], (present.cumsum(dim=-1) - 1)[present]] = tokens[present]
+    return rows
 
 
 def new_tokens(heads: Tensor, at: Slots, present: Tensor, queries: int) -> Tensor:
@@ -222,13 +230,13 @@ def page_keywords(at: Slots, queries: Tensor) -> dict[str, Any]:
     return {name: value.to(torch.int32).contiguous() for name, value in keywords.items()}
 
 
-def beginning_alike(key: Tensor, value: Tensor, present: Tensor, store: KeyStore) -> None:
+def beginning_alike(every: tuple[Tensor, ...], present: Tensor, store: KeyStore) -> None:
     """Give some items the beginning of the first in place, as requests with one prompt have it."""
-    if not store.page_size or len(key) == 0 or store.seed % 2:
+    if not store.page_size or len(present) == 0 or store.seed % 2:
         return
     first = present[0].nonzero().flatten()
-    for item in range(1, len(key), 1 + store.seed // 2 % 2):
+    for item in range(1, len(present), 1 + store.seed // 2 % 2):
         own = present[item].nonzero().flatten()
         common = min(len(first), len(own)) // store.page_size * store.page_size
-        for heads in (key, value):
+        for heads in every:
             heads[item, :, own[:common]] = heads[0, :, first[:common]]

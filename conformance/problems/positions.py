@@ -62,6 +62,14 @@ class Positions(Replaceable):
         """The positions plus an offset ``[B]`` of each item."""
         return self._each(lambda table: table + by[:, None])
 
+    def before_keys(self) -> Positions:
+        """The positions with the queries of the first item before all of its keys."""
+        if self.queries is None or not bool(self.keys[:1].any()):
+            return self
+        queries, keys = self.queries.clone(), self.keys.clone()
+        queries[0], keys[0] = 0, keys[0].clamp_min(1)
+        return Positions(queries=queries, keys=keys)
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> Positions:
         queries = self.queries
         return self.replace(

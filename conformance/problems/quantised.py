@@ -30,7 +30,11 @@ FORMATS: Final = {
     "int8": Format(torch.int8, 127.0, -128.0, 0),
 }
 # The axes of heads over which a scale is one: items, heads, tokens and channels.
-_SHARED: Final = {"tensor": (0, 1, 2, 3), "head": (0, 2, 3), "token": (3,)}
+_SHARED: Final = {
+    "tensor": (0, 1, 2, 3),
+    "head": (0, 2, 3),
+    **dict.fromkeys(("token", "slot"), (3,)),
+}
 # The axes of a scale that is handed over, of those of heads.
 _HANDED: Final = {"tensor": (), "head": (1,), "token": (0, 2, 1)}
 # How much larger a scale is than the largest number needs; below zero, large numbers saturate.
@@ -60,6 +64,15 @@ class Quantised(Replaceable):
             if scale.shape[axis] not in (1, size) or (axis not in _SHARED[self.by] and not size):
                 scale = scale.index_select(axis, torch.arange(size) % max(scale.shape[axis], 1))
         return scale
+
+    @property
+    def by_token(self) -> bool:
+        """Whether each token and head has a scale of its own."""
+        return _SHARED[self.by] == _SHARED["token"]
+
+    def bytes(self, name: str, heads: Tensor) -> Tensor:
+        """The codes of key or value as unsigned bytes, which torch can move."""
+        return self.codes(name, heads).view(torch.uint8)
 
     def codes(self, name: str, heads: Tensor) -> Tensor:
         """Key or value as codes in the format; what is too large saturates."""

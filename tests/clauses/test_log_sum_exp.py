@@ -71,7 +71,7 @@ def test_keys_that_cannot_be_parted_are_not_merged(promises: dict[str, Any]) -> 
     [
         ({"lse_base": "10"}, "lse_base"),
         ({"features": ["gqa"], "lse_shape": "BQH"}, "without features=\\['lse'\\]"),
-        ({"layout": "varlen", "masks": []}, "with layout='varlen'"),
+        ({"features": ["lse", "bias_kv"], "masks": []}, "with 'lse'"),
     ],
 )
 def test_promises_that_exclude_each_other(promises: dict[str, Any], said: str) -> None:

@@ -75,7 +75,11 @@ def test_a_latent_of_codes_has_one_scale() -> None:
         ({"kv_format": "int8", "kv_scales": "channel"}, "kv_scales"),
         ({"kv_format": "int8", "features": ["gradients"]}, "codes have no gradients"),
         ({"kv_format": "int8", "features": ["kv_cache"]}, "judged without"),
-        ({"kv_format": "int8", "layout": "packed-kv"}, "with layout='packed-kv'"),
+        (
+            {"kv_format": "int8", "layout": "packed-qkv", "features": ["scale"]},
+            "whose queries lie with its keys",
+        ),
+        ({"kv_format": "int8", "kv_scales": "slot"}, "no caches"),
     ],
 )
 def test_promises_that_exclude_each_other(promises: dict[str, Any], said: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,16 @@ RAGGED: Data = {
     },
     "reference": "def run(*inputs):\n    raise SystemExit",
 }
-_FILE = CHECKOUT / "candidates" / "definitions" / "gqa_paged_decode_h4_kv2_d8_ps4.json"
-DECODE: Data = json.loads(_FILE.read_text(encoding="utf-8"))
+
+
+def _shipped(name: str) -> Data:
+    path = CHECKOUT / "candidates" / "definitions" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))  # type: ignore[no-any-return]  # an object
+
+
+DECODE: Data = _shipped("gqa_paged_decode_h4_kv2_d8_ps4")
+MLA: Data = _shipped("mla_paged_decode_h2_ckv16_kpe4_ps4")
+DSA: Data = _shipped("dsa_paged_h2_ckv16_kpe4_topk64_ps4")
 
 
 def changed(data: Data, *path: str, to: Any = None) -> Data:
@@ -148,6 +157,77 @@ def test_a_definition_says_how_a_function_is_called(
     assert any("log-sum-exp was not checked" in one for one in declared.assumptions)
 
 
+def latent(nope: Tensor, turned: Tensor, ckv: Tensor, kpe: Tensor, scale: float) -> list[Tensor]:
+    scores = (nope @ ckv.mT + turned @ kpe.mT) * scale
+    return [scores.softmax(dim=-1) @ ckv, scores.logsumexp(dim=-1) / math.log(2.0)]
+
+
+def mla(  # noqa: PLR0917 (as a definition has them)
+    q_nope: Tensor,
+    q_pe: Tensor,
+    ckv_cache: Tensor,
+    kpe_cache: Tensor,
+    kv_indptr: Tensor,
+    kv_indices: Tensor,
+    kv_last_page_len: Tensor,
+    sm_scale: float,
+) -> tuple[Tensor, Tensor]:
+    output, lse = torch.zeros_like(q_nope), torch.full(q_nope.shape[:2], -math.inf)
+    for item, pages in enumerate(kv_indices.split(kv_indptr.diff().tolist())):
+        length = (len(pages) - 1) * ckv_cache.shape[1] + int(kv_last_page_len[item])
+        if len(pages):
+            held = (cache[pages].flatten(0, 1)[:length] for cache in (ckv_cache, kpe_cache))
+            output[item], lse[item] = latent(q_nope[item], q_pe[item], *held, sm_scale)
+    return output, lse
+
+
+def dsa(
+    q_nope: Tensor,
+    q_pe: Tensor,
+    ckv_cache: Tensor,
+    kpe_cache: Tensor,
+    sparse_indices: Tensor,
+    sm_scale: float,
+) -> tuple[Tensor, Tensor]:
+    output, lse = torch.zeros_like(q_nope), torch.full(q_nope.shape[:2], -math.inf)
+    for item, slots in enumerate(sparse_indices):
+        chosen = slots[slots >= 0]
+        if len(chosen):
+            held = (cache.flatten(0, 1)[chosen] for cache in (ckv_cache, kpe_cache))
+            output[item], lse[item] = latent(q_nope[item], q_pe[item], *held, sm_scale)
+    return output, lse
+
+
+def natural(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    output, lse = mla(*given, **named)
+    return output, lse * math.log(2.0)
+
+
+def with_slot_zero(sparse_indices: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
+    return dsa(sparse_indices=sparse_indices.clamp_min(0), **others)
+
+
+@pytest.mark.parametrize(
+    ("function", "data", "failed"),
+    [
+        (mla, MLA, set()),
+        (dsa, DSA, set()),
+        (natural, MLA, {"lse.golden"}),
+        (with_slot_zero, DSA, {"lse.golden", "mask.golden"}),
+    ],
+)
+def test_latents_in_pages_are_judged_by_their_definitions(
+    function: Callable[..., Any], data: Data, failed: set[str], written: Callable[[Any], Path]
+) -> None:
+    """Both parts of a latent go apart, chosen keys as slots; log-sum-exps have the said base."""
+    candidate = conformance.core(definition=written(data))(function)
+    only = ["lse.golden", "mask.golden"]
+    report = conformance.check(candidate, only=only, profile="smoke", explain=False)
+    status = {one.id: one.status for one in report.candidates[0].clauses}
+    assert {slug for slug, word in status.items() if word == "failed"} == failed
+    assert "passed" in status.values() or failed
+
+
 def test_a_last_page_read_whole_is_found(written: Callable[[Any], Path]) -> None:
     """What is wrong by a definition's own inputs fails."""
     candidate = conformance.core(definition=str(written(DECODE)))(whole_pages)
@@ -178,11 +258,11 @@ _KIND = {"type": "const", "value": 3}
         (changed(RAGGED, "op_type"), "has no op_type: give a text"),
         (
             changed(RAGGED, "op_type", to="gqa_page"),
-            "has the op_type 'gqa_page', and gqa_ragged, gqa_paged can be judged; did you mean",
+            "has the op_type 'gqa_page', and gqa_ragged, gqa_paged, mla_paged, dsa_paged can be",
         ),
         (
-            changed(RAGGED, "op_type", to="mla_paged"),
-            "has the op_type 'mla_paged', a latent cache in pages, its keys in two parts, which",
+            changed(MLA, "axes", "head_dim_kpe", to={"type": "var"}),
+            "has a variable axis of channels: give a constant size to both parts of the latent",
         ),
         (changed(RAGGED, "inputs", "k"), "has no input 'k', which gqa_ragged has"),
         (

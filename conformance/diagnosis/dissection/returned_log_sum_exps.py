@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..._golden import golden
 from ...clauses.subject import Subject
+from ...problems.arrangements import canonical_log_sum_exp, log_sum_exp_shape
 from ...problems.inputs import Inputs
 from .returned_weights import Beside, Content, Returned
 
@@ -92,6 +93,12 @@ def _asked(subject: Subject, inputs: Inputs) -> Inputs:
     return inputs.replace(return_lse=subject.declaration.lse_shape or "")
 
 
+def _as_read(inputs: Inputs, lse: Tensor) -> Tensor:
+    """Log-sum-exps as ``[B, H, Lq]``; those of another shape as they are."""
+    fits = tuple(lse.shape) == log_sum_exp_shape(inputs)
+    return canonical_log_sum_exp(lse, inputs) if fits else lse
+
+
 LOG_SUM_EXPS: Final = Beside(
     feature="lse",
     noun="log-sum-exps",
@@ -101,5 +108,5 @@ LOG_SUM_EXPS: Final = Beside(
     of=_of_core,
     contents=tuple(_contents()),
     contents_first=True,
-    read=lambda subject, lse: lse.mT if subject.declaration.lse_shape == "BQH" else lse,
+    read=_as_read,
 )

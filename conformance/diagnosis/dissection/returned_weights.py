@@ -301,7 +301,7 @@ class Beside:
     of: Callable[[Subject, golden.Attention], Tensor]
     contents: Sequence[Content]
     contents_first: bool = False
-    read: Callable[[Subject, Tensor], Tensor] = lambda _, returned: returned
+    read: Callable[[Inputs, Tensor], Tensor] = lambda _, returned: returned
 
 
 WEIGHTS: Final = Beside(
@@ -450,7 +450,7 @@ def _observe(
         exact, bound = beside.exact(subject, one)
         yield Returned(
             inputs=inputs,
-            actual=beside.read(subject, taken(returned.detach()).double()),
+            actual=beside.read(inputs, taken(returned.detach()).double()),
             exact=exact,
             bound=bound,
             subject=subject,
