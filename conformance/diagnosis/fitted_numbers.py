@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .._golden import golden
 from ..base.geometry import Geometry
-from ..operators.keys import from_first_key, from_last_key
+from ..operators.keys import distances_from_first_key, distances_from_last_key
 from ..operators.moves import ORDERS, moves, sums
 from ..operators.operator import Operator
 from ..oracle.comparison import GROSS
@@ -154,11 +154,11 @@ _ADDED: Final[tuple[tuple[str, Callable[..., Tensor]], ...]] = (
     ("the distance from query to key", lambda ahead: ahead.abs()),
     (
         "the distance from query to key, queries counted from the first key",
-        lambda ahead: from_first_key(ahead).abs(),
+        lambda ahead: distances_from_first_key(ahead).abs(),
     ),
     (
         "the distance from query to key, queries counted from the last key",
-        lambda ahead: from_last_key(ahead).abs(),
+        lambda ahead: distances_from_last_key(ahead).abs(),
     ),
     ("the logarithm of one and the distance", lambda ahead: ahead.abs().log1p()),
     ("the square of the distance", lambda ahead: ahead.square()),

@@ -18,7 +18,7 @@ from ..calls.calling import CandidateFailure
 from ..clauses.numerics import LONG
 from ..clauses.precision import AVERAGED, NEARLY_TIED
 from ..clauses.subject import Subject
-from ..operators.roundings import ROUNDINGS, Rounding, to_format, to_tf32
+from ..operators.roundings import ROUNDINGS, Rounding, format_rounding, round_to_tf32
 from ..oracle.comparison import GROSS, compare
 from ..oracle.oracle import known_weights
 from ..problems.edges import edge_problems
@@ -69,9 +69,9 @@ TILED: Final[tuple[PrecisionLoss, ...]] = tuple(
     loss
     for size in (16, 32, 64, 128)
     for name, rounding, remedy in (
-        ("float16", to_format("float16"), AS_INPUTS),
-        ("tf32", to_tf32, ALLOW_TF32),
-        ("bfloat16", to_format("bfloat16"), AS_INPUTS),
+        ("float16", format_rounding("float16"), AS_INPUTS),
+        ("tf32", round_to_tf32, ALLOW_TF32),
+        ("bfloat16", format_rounding("bfloat16"), AS_INPUTS),
     )
     for loss in of_format(
         name,

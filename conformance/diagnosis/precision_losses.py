@@ -12,11 +12,11 @@ from torch import Tensor
 from .._golden import golden
 from ..operators.roundings import (
     Rounding,
-    in_steps_of,
-    to_cut_tf32,
-    to_format,
-    to_integers,
-    to_tf32,
+    cut_to_tf32,
+    format_rounding,
+    integer_rounding,
+    round_to_tf32,
+    step_rounding,
 )
 from .mistakes.named_mistake import edited
 
@@ -347,12 +347,12 @@ _SINGLE: Final = (
     ),
 )
 LOSSES: Final[tuple[PrecisionLoss, ...]] = (
-    *of_format("float32", to_format("float32"), AS_INPUTS),
+    *of_format("float32", format_rounding("float32"), AS_INPUTS),
     *_SINGLE,
-    *of_format("float16", to_format("float16"), AS_INPUTS),
-    *of_format("tf32", to_tf32, ALLOW_TF32),
-    *of_format("tf32", to_cut_tf32, ALLOW_TF32, manner=" (cut off, not rounded)"),
-    *of_format("bfloat16", to_format("bfloat16"), AS_INPUTS),
+    *of_format("float16", format_rounding("float16"), AS_INPUTS),
+    *of_format("tf32", round_to_tf32, ALLOW_TF32),
+    *of_format("tf32", cut_to_tf32, ALLOW_TF32, manner=" (cut off, not rounded)"),
+    *of_format("bfloat16", format_rounding("bfloat16"), AS_INPUTS),
 )
 # Tensors that share the step between two integers, with their axes of ``[B, H, L, D]``.
 _SHARING: Final = (
@@ -367,14 +367,14 @@ EIGHT_BITS: Final[tuple[PrecisionLoss, ...]] = (
     *(
         loss
         for name in ("float8_e4m3fn", "float8_e5m2")
-        for loss in of_format(name, to_format(name), AS_INPUTS)
+        for loss in of_format(name, format_rounding(name), AS_INPUTS)
     ),
     *(
         loss
         for steps in (127, 255)
         for loss in of_format(
             "int8",
-            in_steps_of(1.0 / steps),
+            step_rounding(1.0 / steps),
             AS_INPUTS,
             manner=f" (multiples of 1/{steps})",
             stages=[one for one in _ROUNDED if one[0] == "weights-in"],
@@ -385,7 +385,7 @@ EIGHT_BITS: Final[tuple[PrecisionLoss, ...]] = (
         for words, axes in _SHARING
         for loss in of_format(
             "int8",
-            to_integers(127, axes),
+            integer_rounding(127, axes),
             AS_INPUTS,
             manner=f" (with a step for {words})",
             stages=_INTEGERS,
@@ -396,5 +396,5 @@ EIGHT_BITS: Final[tuple[PrecisionLoss, ...]] = (
 SUMS: Final[tuple[PrecisionLoss, ...]] = tuple(
     loss
     for name in ("float32", "float16", "bfloat16")
-    for loss in _sums_of_format(name, to_format(name))
+    for loss in _sums_of_format(name, format_rounding(name))
 )

@@ -13,8 +13,8 @@ from torch.nn.functional import normalize
 
 from .._golden import golden
 from ..operators.functions import over_root_mean_square, standardised
-from ..operators.operator import axes_of, in_words
-from ..operators.roundings import to_format
+from ..operators.operator import axes_of, insert_place
+from ..operators.roundings import format_rounding
 from ..problems.inputs import Inputs
 from .mistakes import NamedMistake
 
@@ -29,7 +29,7 @@ _NORMALISED: Final = {"queries": "normalised_query", "keys": "normalised_key"}
 _BOTH: Final[tuple[tuple[str, ...], ...]] = (("queries", "keys"), ("queries",), ("keys",))
 # The rotated channels of a pair, from the channels and the cosine and sine of their angle.
 Form = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-_SHORT: Final = {name: to_format(name) for name in ("bfloat16", "float16")}
+_SHORT: Final = {name: format_rounding(name) for name in ("bfloat16", "float16")}
 
 
 def _by_rounded(
@@ -424,7 +424,7 @@ def _normalised() -> Iterator[NamedMistake]:
         every: list[tuple[str, Callable[[Tensor], Tensor]]] = [("left as they are", torch.clone)]
         for noun, along in axes_of("BHLD".replace("L", "K")):
             every += [
-                (in_words(words, noun.replace("key", "token")), along(n)) for words, n in _NORMS
+                (insert_place(words, noun.replace("key", "token")), along(n)) for words, n in _NORMS
             ]
         for words, norm in every:
             given = [Edit(n, golden.Rewired(norm, (f"given_{n[11:]}",))) for n in names]

@@ -100,7 +100,7 @@ _sloped: Final = fixing(
     base=_LINEAR,
     where=_takes("alibi_slopes"),
 )
-_hidden: Final = partial(golden.beside_memory, entry=False)
+_hidden: Final = partial(golden.append_column, entry=False)
 _OF_TABLE: Final = ("own_admitted", "scores_shape", "bias_k")
 LEARNED: Final[tuple[NamedMistake, ...]] = (
     *_weighed("norm-weight-ignored")(
@@ -285,9 +285,9 @@ def _of(part: str) -> Callable[..., Any]:
 
     def rule(gradient: Tensor, heads: Tensor, weight: Tensor | None) -> Tensor | None:
         if weight is None or weight.shape[-1] != heads.shape[-1]:
-            return golden.of_weight(gradient, heads, weight)
+            return golden.sum_to_weight(gradient, heads, weight)
         chosen = (slice(0, 1),) if part == "item" else (slice(None), slice(0, 1))
-        return golden.of_weight(gradient[chosen], heads[chosen], weight)
+        return golden.sum_to_weight(gradient[chosen], heads[chosen], weight)
 
     return rule
 
@@ -298,7 +298,7 @@ def _of_the_first_item(
     """The gradient of a relative table from the first item alone."""
     if buckets is not None and buckets.dim() > len("QK"):
         buckets = buckets[:1]
-    return golden.of_table((logit_gradient * bias_slope)[:1], buckets, relative_table)
+    return golden.sum_to_table((logit_gradient * bias_slope)[:1], buckets, relative_table)
 
 
 _BEHIND: Final = {"query": "weighed_query_gradient", "key": "turned_key_gradient"}
@@ -370,7 +370,7 @@ LEARNED_BACKWARD: Final[tuple[NamedMistake, ...]] = (
         (
             Edit(
                 "temperature_gradient",
-                lambda turned_query_gradient, weighed_query, temperature: golden.of_temperature(
+                lambda turned_query_gradient, weighed_query, temperature: golden.sum_to_temperature(
                     turned_query_gradient[:1], weighed_query[:1], temperature
                 ),
             ),
@@ -399,11 +399,11 @@ LEARNED_BACKWARD: Final[tuple[NamedMistake, ...]] = (
         (
             Edit(
                 "bias_k_gradient",
-                lambda key_gradient, bias_k: golden.of_memory(key_gradient[:1], bias_k),
+                lambda key_gradient, bias_k: golden.sum_to_memory(key_gradient[:1], bias_k),
             ),
             Edit(
                 "bias_v_gradient",
-                lambda value_gradient, bias_v: golden.of_memory(value_gradient[:1], bias_v),
+                lambda value_gradient, bias_v: golden.sum_to_memory(value_gradient[:1], bias_v),
             ),
         ),
     ),
