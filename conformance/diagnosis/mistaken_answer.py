@@ -100,12 +100,12 @@ class MistakenAnswer:
         """The golden answer of the mistaken point or call; None where a later step differs."""
         if self.stepwise or self.evaluation is None:
             return None
-        return self.oracle.of(self.evaluation)
+        return self.oracle.answer_of(self.evaluation)
 
     def _before_steps(self) -> Golden:
         if self.semantics == self.oracle.point(self.inputs):
             return self.oracle.answer(self.inputs)
-        return self.oracle.at(self.inputs, self.semantics)
+        return self.oracle.answer_at(self.inputs, self.semantics)
 
     @cached_property
     def array(self) -> Array:
@@ -259,9 +259,9 @@ MOST_KEPT_LOGITS: Final = 2048
 class _QuickOracle(Oracle):
     """An oracle whose answers nobody differentiates: operations are a third quicker."""
 
-    def at(self, inputs: Inputs, point: golden.Semantics) -> Golden:
+    def answer_at(self, inputs: Inputs, point: golden.Semantics) -> Golden:
         with torch.inference_mode():
-            return super().at(inputs, point)
+            return super().answer_at(inputs, point)
 
 
 class CommonAnswers:

@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor
 
-from ...base.files import in_repository
+from ...base.files import path_in_repository
 from ...base.printable_text import printable
 from ...base.record import LineEntry
 from ...calls.calling import CandidateFailure, arguments, guarded
@@ -235,7 +235,7 @@ def _entry(found: Blamed) -> LineEntry | None:
         return None
     cut = text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}…"
     entry = LineEntry(
-        file=in_repository(Path(place.file)), number=place.number, text=printable(cut)
+        file=path_in_repository(Path(place.file)), number=place.number, text=printable(cut)
     )
     if found.before:
         entry["before"] = True
