@@ -76,7 +76,7 @@ class MistakenAnswer:
     @cached_property
     def bound(self) -> Tensor:
         """How far a candidate of the declared precision may be from this answer."""
-        exact = self.exact or self._before_steps()
+        exact = self.exact or self._answer_before_steps()
         if not self.stepwise:
             return exact.bound
         largest, before = map(_largest_finite, (self.output, exact.output))
@@ -102,7 +102,7 @@ class MistakenAnswer:
             return None
         return self.oracle.answer_of(self.evaluation)
 
-    def _before_steps(self) -> Golden:
+    def _answer_before_steps(self) -> Golden:
         if self.semantics == self.oracle.point(self.inputs):
             return self.oracle.answer(self.inputs)
         return self.oracle.answer_at(self.inputs, self.semantics)
@@ -157,10 +157,10 @@ class MistakenAnswer:
         marks them as right (bool of the answer's shape without channels): these do have keys.
         ``right`` is slow.
         """
-        rows = self._without_keys(declaration, right)
+        rows = self._rows_without_keys(declaration, right)
         if not self._is_small_before:
             able = headroom.representable_rows(self.core, self.limit)
-            unable = self._of_answer(~able | headroom.is_below_fills(self.core))
+            unable = self._rows_of_answer(~able | headroom.is_below_fills(self.core))
             rows = unable if rows is None else rows | unable
         if rows is not None and rows.shape != self.output.shape[:-1]:
             rows = None
@@ -170,19 +170,19 @@ class MistakenAnswer:
             rows = overflows if rows is None else rows | overflows
         return None if rows is None else rows.unsqueeze(-1)
 
-    def _without_keys(
+    def _rows_without_keys(
         self, declaration: Declaration, right: Callable[[], Tensor | None]
     ) -> Tensor | None:
         if not self.has_empty_rows:
             return None
         empty, had_keys = self.core.empty, self.given.allowed(declaration.semantics).any(dim=-1)
         emptied = empty & had_keys if had_keys.shape == empty.shape else torch.zeros_like(empty)
-        rows = self._of_answer(empty if declaration.empty_rows == "any" else emptied)
+        rows = self._rows_of_answer(empty if declaration.empty_rows == "any" else emptied)
         if not bool(emptied.any()):
             return rows if bool(rows.any()) else None
         # With a single key the mean of all values is the right answer: a right row may be empty.
         spared = right() if self.given.geometry.key_length > 1 else None
-        emptied = self._of_answer(emptied)
+        emptied = self._rows_of_answer(emptied)
         return rows if spared is None or spared.shape != rows.shape else rows & ~(emptied & spared)
 
     def empties_rows(self, declared: golden.Semantics) -> bool:
@@ -191,7 +191,7 @@ class MistakenAnswer:
         empty = self.core.empty
         return had_keys.shape == empty.shape and bool((empty & had_keys).any())
 
-    def _of_answer(self, rows: Tensor) -> Tensor:
+    def _rows_of_answer(self, rows: Tensor) -> Tensor:
         return self.given.answer_rows(rows, self.core.semantics).squeeze(-1)
 
 
@@ -215,7 +215,7 @@ class ActedAnswers:
         """Return how many mistakes have been acted out on the inputs."""
         return self._counts[id(inputs)]
 
-    def of(self, mistake: NamedMistake, inputs: Inputs) -> MistakenAnswer:
+    def answer(self, mistake: NamedMistake, inputs: Inputs) -> MistakenAnswer:
         """Return the answer of a candidate that makes one mistake; NotExpressible if impossible."""
         key = id(mistake), id(inputs)
         if key not in self._answers:
@@ -286,7 +286,7 @@ class CommonAnswers:
         self._catalogue = frozenset(map(id, named_mistakes()))
 
     @classmethod
-    def of(cls, subject: Subject) -> CommonAnswers:
+    def shared(cls, subject: Subject) -> CommonAnswers:
         """Return the common answers of a subject's declaration, dtype and device."""
         place = subject.declaration, subject.dtype, subject.device
         common = next((one for one in cls._latest if one.place == place), None)
@@ -314,7 +314,7 @@ class DiagnosedSubject(Subject):
     def __init__(self, subject: Subject) -> None:
         vars(self).update(vars(subject))
         shares = subject.candidate.fixed_weights is None and subject.candidate.weights_known
-        self._common = CommonAnswers.of(subject) if shares else None
+        self._common = CommonAnswers.shared(subject) if shares else None
         if self._common is not None:
             self.oracle, self.inputs = self._common.oracle, self._common.inputs
         self.gradients = Differentiator(self)
@@ -383,7 +383,7 @@ def act(
         if mistake.rows is not None:
             others = [other for other in made if other is not mistake]
             without = act(oracle, declared, others, inputs)
-            answer = _in_its_rows(mistake, inputs, answer, without)
+            answer = _limit_to_rows(mistake, inputs, answer, without)
     return answer
 
 
@@ -435,13 +435,13 @@ def mistaken_attention(
             if mistake.heads is not None:
                 heads = mistake.heads(call, heads) or heads
         before = call.attend(heads)
-        core = _with_every_key(before) if every_key else before
+        core = _read_every_key(before) if every_key else before
     elif declared is not None:
         before = declared.core
         core = declared_with_every_key(declared) if every_key else before
     else:
         before = core_of(evaluate(call.inputs, call.semantics))
-        core = _with_every_key(before) if every_key else before
+        core = _read_every_key(before) if every_key else before
     later = [edit for edit in _edits_of(made) if not is_of_call(edit)]
     if later:
         given = {"inputs": call.inputs, "past": call.inputs.past, "point": call.semantics}
@@ -463,7 +463,7 @@ def mistaken_run(call: DeclaredCall, made: Combination) -> golden.Run:
     return run_of(call.inputs, call.semantics)
 
 
-def _in_its_rows(
+def _limit_to_rows(
     mistake: NamedMistake, inputs: Inputs, answer: MistakenAnswer, without: MistakenAnswer
 ) -> MistakenAnswer:
     if mistake.rows is None or without.output.shape != answer.output.shape:
@@ -486,7 +486,7 @@ def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination
         if not all(map(is_of_call, edits)):
             return _edited_answer(oracle, given, call, run, edits)
         evaluation = golden.evaluated(run.complete().edited(*edits), call.semantics)
-    elif declared := _as_declared(oracle, given, call):
+    elif declared := _declared_answer(oracle, given, call):
         evaluation = declared.evaluation
     evaluation = evaluation or evaluate(call.inputs, call.semantics)
     return MistakenAnswer(
@@ -510,7 +510,7 @@ def _edited_answer(
     edits: Sequence[golden.Edit],
 ) -> MistakenAnswer:
     run = with_every_key(right).edited(*edits)
-    declared = _as_declared(oracle, given, call)
+    declared = _declared_answer(oracle, given, call)
     before = declared.core if declared else core_of(evaluate(call.inputs, call.semantics))
     output = run["answer" if "answer" in run else "output"]
     return MistakenAnswer(
@@ -535,7 +535,7 @@ def _emptied(core: golden.Attention, empty: Tensor) -> golden.Attention:
 def _answer_in_steps(
     oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination
 ) -> MistakenAnswer:
-    declared = _as_declared(oracle, given, call)
+    declared = _declared_answer(oracle, given, call)
     every_key = any(one.core or one.edits for one in made)
     before, core = mistaken_attention(call, made, every_key=every_key, declared=declared)
     output = _answer_of(call, core)
@@ -556,7 +556,7 @@ def _answer_in_steps(
     )
 
 
-def _as_declared(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golden | None:
+def _declared_answer(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golden | None:
     """Return the golden answer to the given inputs if the call equals them; remembered."""
     if call.inputs is not given:
         return None
@@ -578,7 +578,7 @@ def declared_with_every_key(declared: Golden) -> golden.Attention:
     """Return the golden attention with the keys and values that no query reads."""
     remembered = _WITH_EVERY_KEY.get(declared)
     if remembered is None:
-        remembered = _with_every_key(declared.core)
+        remembered = _read_every_key(declared.core)
         _WITH_EVERY_KEY[declared] = remembered
     return remembered
 
@@ -586,7 +586,7 @@ def declared_with_every_key(declared: Golden) -> golden.Attention:
 _WITH_EVERY_KEY: Final[WeakKeyDictionary[Golden, golden.Attention]] = WeakKeyDictionary()
 
 
-def _with_every_key(attention: golden.Attention) -> golden.Attention:
+def _read_every_key(attention: golden.Attention) -> golden.Attention:
     """Include keys and values that no query reads: a mistake may read them."""
     run = attention.run.edited(*EVERY_KEY)
     return dataclasses.replace(attention, key=run["key"], value=run["shared_value"])

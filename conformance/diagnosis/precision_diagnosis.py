@@ -42,7 +42,7 @@ from .precision_losses import (
     Lossy,
     LossyOutput,
     PrecisionLoss,
-    of_format,
+    losses_of_format,
     relative_exponentials,
 )
 
@@ -57,7 +57,7 @@ FIRST_TRIED: Final = 3
 HALF: Final = 0.5
 
 
-def _in_tiles(stages: tuple[str, ...], tile: int) -> Lossy:
+def _relative_in_tiles(stages: tuple[str, ...], tile: int) -> Lossy:
     def edits(rounding: Rounding) -> Edits:
         return relative_exponentials(rounding, *stages, tile=tile)
 
@@ -73,12 +73,14 @@ TILED: Final[tuple[PrecisionLoss, ...]] = tuple(
         ("tf32", round_to_tf32, ALLOW_TF32),
         ("bfloat16", format_rounding("bfloat16"), AS_INPUTS),
     )
-    for loss in of_format(
+    for loss in losses_of_format(
         name,
         rounding,
         remedy,
         manner=f" (relative to the largest logit so far, in tiles of {size} keys)",
-        stages=[(stage, what, _in_tiles(stages, size)) for stage, what, stages in EXPONENTIALS],
+        stages=[
+            (stage, what, _relative_in_tiles(stages, size)) for stage, what, stages in EXPONENTIALS
+        ],
     )
 )
 EVERY: Final = (LOSSES, TILED, EIGHT_BITS, SUMS)
@@ -217,7 +219,7 @@ def loses_alike(subject: Subject, entry: dict[str, Any], observed: Observed) -> 
         return True
     names = parts_of(entry["name"])  # of two losses, each makes a part of the wrong answers
     every = [one.output for one in chain(*EVERY) if one.name_in(subject.dtype) in names]
-    acted = [_with_epsilon(entry["epsilon"])] if "epsilon" in entry else every
+    acted = [_add_epsilon(entry["epsilon"])] if "epsilon" in entry else every
     each = (_Lossy(subject, *pair) for pair in wrong)
     return all(any(_unexplained([one], loss, HALF) <= HALF for loss in acted) for one in each)
 
@@ -257,7 +259,7 @@ def _entry_of(
         if loss.stage == best.stage and part <= max(least / model.CLEARLY_LESS, model.MUCH_CLOSER)
     }
     either = best.number_format in SHORT_FORMATS and formats.issuperset(SHORT_FORMATS)
-    text = best.in_ten_bits() if either else best.text
+    text = best.what_in_ten_bits() if either else best.text
     doubt = len({loss.name for loss in equals} | {f"{best.stage}-{name}" for name in formats})
     return {
         "name": best.name_in(dtype),
@@ -274,7 +276,7 @@ def _epsilon_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
         if not math.isfinite(move):
             return None
         epsilon += max(-model.LARGEST_STEP, min(move, model.LARGEST_STEP))
-    if epsilon <= 0.0 or not _one_number_explains(speaking, _with_epsilon(epsilon)):
+    if epsilon <= 0.0 or not _one_number_explains(speaking, _add_epsilon(epsilon)):
         return None
     return {
         "name": "epsilon-in-the-denominator",
@@ -290,7 +292,7 @@ def _newton_step(wrong: Sequence[_Lossy], epsilon: float) -> float:
     step, along, steepness = model.DIFFERENCE_STEP, 0.0, 0.0
     for one in wrong:
         here, below, above = (
-            one.lacking(_with_epsilon(epsilon + change)) for change in (0.0, -step, step)
+            one.lacking(_add_epsilon(epsilon + change)) for change in (0.0, -step, step)
         )
         slope = (below - above) / (2.0 * step)
         along += float((here * slope).sum())
@@ -298,7 +300,7 @@ def _newton_step(wrong: Sequence[_Lossy], epsilon: float) -> float:
     return along / steepness if steepness > 0.0 else math.inf
 
 
-def _with_epsilon(epsilon: float) -> LossyOutput:
+def _add_epsilon(epsilon: float) -> LossyOutput:
     """Divide by a sum with epsilon added; the exponentials are relative to the largest logit."""
 
     def output(core: golden.Attention) -> Tensor:

@@ -65,7 +65,7 @@ def _masked(
 
 
 def _open(parts: Parts) -> tuple[Tensor, Tensor]:
-    return parts.without_causality.logits, parts.without_causality.value
+    return parts.full_attention.logits, parts.full_attention.value
 
 
 def _counted(times: Callable[[Parts, int, int], int]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _counted(times: Callable[[Parts, int, int], int]) -> dict[str, Any]:
 
 def _stale(step: int, names: Sequence[str], parts: Parts, rank: int, right: list[Block]) -> Any:
     """Return ring blocks with the content of an earlier step and their own mask."""
-    core, changed = parts.without_causality, []
+    core, changed = parts.full_attention, []
     for block in right:
         walked = (rank - block.home) % len(right)
         source = (block.home + min(step, walked)) % len(right)
@@ -118,7 +118,7 @@ def _other_heads(
     return parts.blocks(core.logits, core.value)
 
 
-def _by_sums(
+def _merge_by_sums(
     change: Callable[[Tensor], Tensor], _parts: Parts, _rank: int, right: list[Block]
 ) -> Tensor:
     sums = torch.stack([change(each.logits.logsumexp(-1)) for each in right])
@@ -210,7 +210,7 @@ def _named(name: str, sentence: str, fix: str, *ways: dict[str, Any]) -> list[Ra
 def _half(dtype: torch.dtype) -> dict[str, Any]:
     words = f"the logarithm of each part's sum is rounded to {str(dtype).removeprefix('torch.')}"
     return {
-        "merge": partial(_by_sums, lambda sums: sums.to(dtype).double()),
+        "merge": partial(_merge_by_sums, lambda sums: sums.to(dtype).double()),
         "sentence": f"{words} before the parts are merged",
     }
 

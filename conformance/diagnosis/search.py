@@ -89,7 +89,7 @@ class MistakeSearch:
         if earlier is not None:
             self._take_over(earlier)
 
-    def among(self, mistakes: Sequence[NamedMistake]) -> MistakeSearch:
+    def search_among(self, mistakes: Sequence[NamedMistake]) -> MistakeSearch:
         """Return the search among other mistakes, which must outlive it."""
         _ = self._narrowing  # rows are compared once for all searches among these answers
         other = copy(self)
@@ -403,7 +403,7 @@ class MistakeSearch:
 
     def _acted(self, made: Combination, inputs: Inputs) -> MistakenAnswer:
         if len(made) == 1:
-            return self.acted.of(made[0], inputs)
+            return self.acted.answer(made[0], inputs)
         if made is not self._pair[0]:
             self._pair = made, {}
         answers = self._pair[1]

@@ -120,7 +120,7 @@ class Causes:
             equal = told.condition.equal if told.condition else ()
             answering = self._answering.setdefault((subject, equal), told.answering(subject))
             mistaken = self.explain_exception(answering, problem, clause_run, SHORT_SEARCH)
-        return told.with_names(mistaken)
+        return told.combine_with(mistaken)
 
     def unrepeatable(self, subject: Subject, fails: Fails, kind: str) -> Entry | None:
         """Return the cause of a failure that does not recur every time, else None."""

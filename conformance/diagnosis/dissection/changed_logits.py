@@ -32,7 +32,7 @@ from ..mistakes._steps import (
 from ..mistakes.softmaxes import Shift, shifted
 from .logits import MASK, SCORES
 from .places import added_to_logits
-from .reading import Reading, in_digits, statement
+from .reading import Reading, digits_of, statement
 
 # Below this magnitude of logits no exponential vanishes or overflows in any format.
 _LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
@@ -68,7 +68,7 @@ def _floored(floor: float) -> Shift:
     return largest
 
 
-def _along(*axes: int, every: bool = False) -> Shift:
+def _largest_along(*axes: int, every: bool = False) -> Shift:
     def largest(_call: DeclaredCall, attention: golden.Attention, logits: Tensor) -> Tensor:
         most = unmasked_logits(attention) if every else logits
         most = most.amax(dim=axes, keepdim=True)
@@ -83,11 +83,11 @@ _SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
     ("the largest one of keys that a mask of truth values hides as well", _but_for_additive_masks),
     ("their mean, with zeros for hidden keys", _mean),
     *(
-        (f"the largest one over the {axes}", _along(axis))
+        (f"the largest one over the {axes}", _largest_along(axis))
         for axes, axis in (("queries", -2), ("heads", 1), ("batch items", 0))
     ),
     *(
-        (f"the largest one {of}{more}", _along(*axes, every=every))
+        (f"the largest one {of}{more}", _largest_along(*axes, every=every))
         for of, axes in (
             ("of the head", (2, 3)),
             ("of the batch item", (1, 2, 3)),
@@ -145,7 +145,7 @@ def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
 
     for (words, shift), more in product(_PLAIN_SHIFTS, _ADDED):  # no row may have a part left
         if is_made(shifted(shift, partial(torch.add, other=more), wide=False)):
-            yield _with_number(words, shift, more, beside=True)
+            yield _number_statement(words, shift, more, beside=True)
     for wide in (False, True)[: 1 + half]:
         for (words, shift), (added, divisor) in product(_SHIFTS, _DIVISORS):
             core = shifted(shift, divisor, wide=wide)
@@ -202,10 +202,10 @@ def added_number_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
         total = float(powers[row])
         for number, beside in ((total * part / (1.0 - part), True), (total / (1.0 - part), False)):
             if 0.0 < number < _LARGEST_ADDED:
-                yield _with_number(words, shift, float(f"{number:.1g}"), beside=beside)
+                yield _number_statement(words, shift, float(f"{number:.1g}"), beside=beside)
 
 
-def _with_number(words: str, shift: Shift, number: float, *, beside: bool) -> NamedMistake:
+def _number_statement(words: str, shift: Shift, number: float, *, beside: bool) -> NamedMistake:
     divisor = partial(torch.add, other=number) if beside else partial(torch.clamp, min=number)
     sums = f"their sum and {number:g}" if beside else f"their sum, or {number:g} if larger"
     return statement(
@@ -266,7 +266,7 @@ def pair_statements(reading: Reading) -> Iterator[NamedMistake]:
 
     heads, queries, keys = table.shape
     head, query, key = (int(one) for one in torch.unravel_index(table.abs().argmax(), table.shape))
-    largest = in_digits(float(table[head, query, key]))
+    largest = digits_of(float(table[head, query, key]))
     words = (
         "a number of each head for each pair of query and key that no input changes, "
         f"{largest} at query {query} and key {key} of head {head} "

@@ -49,11 +49,11 @@ def _largest(returned: Returned) -> Tensor:
     return returned.logits.amax(dim=-1)
 
 
-def _without(**options: Any) -> Callable[[Returned], Tensor]:
+def _leave_out(**options: Any) -> Callable[[Returned], Tensor]:
     def values(returned: Returned) -> Tensor:
         call = returned.call
         attention = call.attend(call.projected_heads(), **options)
-        return _of_core(returned.subject, attention)
+        return _log_sum_exp_of(returned.subject, attention)
 
     return values
 
@@ -62,7 +62,7 @@ def _changed(change: Callable[[Tensor], Tensor]) -> Callable[[Returned], Tensor]
     return lambda returned: change(returned.exact)
 
 
-def _of_core(subject: Subject, core: golden.Attention) -> Tensor:
+def _log_sum_exp_of(subject: Subject, core: golden.Attention) -> Tensor:
     return core.log_sum_exp * _base(subject)
 
 
@@ -83,7 +83,7 @@ def _contents() -> Iterator[Content]:
         ("the sinks", {"sinks": None}),
         ("the scale", {"scale": 1.0}),
     ):
-        yield Content(f"the log-sum-exps without {words}", _without(**options))
+        yield Content(f"the log-sum-exps without {words}", _leave_out(**options))
     for words, change in _CHANGES:
         yield Content(words, _changed(change))
 
@@ -98,7 +98,7 @@ LOG_SUM_EXPS: Final = Beside(
     fix="return the largest logit plus the logarithm of the sum of exponentials, for each query",
     asks=_asked,
     exact=lambda subject, inputs: subject.oracle.log_sum_exp(inputs),
-    of=_of_core,
+    of=_log_sum_exp_of,
     contents=tuple(_contents()),
     contents_first=True,
     read=lambda subject, lse: lse.mT if subject.declaration.lse_shape == "BQH" else lse,

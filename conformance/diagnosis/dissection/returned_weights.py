@@ -29,7 +29,7 @@ from ..conditions import Condition
 from ..mistaken_answer import ActedAnswers
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import admitted_by_mask, unmasked_logits
-from ..narrowing import in_words, telling_apart
+from ..narrowing import say_limits, telling_apart
 from ..neighbours import neighbours
 from ..observed_gradients import near, room
 from .reading import Number, numbers
@@ -79,7 +79,7 @@ class Returned:
         logits: Tensor = self.subject.golden(self.inputs).core.logits
         return logits
 
-    def before_hiding(self, *, minus_infinity: bool) -> Tensor:
+    def logits_before_hiding(self, *, minus_infinity: bool) -> Tensor:
         """Return the logits of every key, hidden keys included.
 
         ``minus_infinity`` keeps the minus infinities of an additive mask.
@@ -145,7 +145,7 @@ def _simple() -> Iterator[Content]:
         (False, ""),
         (True, ", with the minus infinities of an additive mask"),
     ):
-        logits = partial(Returned.before_hiding, minus_infinity=minus_infinity)
+        logits = partial(Returned.logits_before_hiding, minus_infinity=minus_infinity)
         softmax = partial(_softmax_of_all, minus_infinity=minus_infinity)
         yield Content(f"the logits, before keys are hidden{but}", logits)
         yield Content(f"the softmax of the logits before keys are hidden{but}", softmax)
@@ -189,7 +189,7 @@ def _simple() -> Iterator[Content]:
 
 
 def _softmax_of_all(returned: Returned, *, minus_infinity: bool) -> Tensor:
-    return torch.softmax(returned.before_hiding(minus_infinity=minus_infinity), -1)
+    return torch.softmax(returned.logits_before_hiding(minus_infinity=minus_infinity), -1)
 
 
 def _filled(returned: Returned) -> Tensor:
@@ -253,7 +253,7 @@ _SHAPES: Final[tuple[tuple[str, Change], ...]] = (
 )
 
 
-def _in_groups(returned: Returned) -> Tensor:
+def _grouped(returned: Returned) -> Tensor:
     batch, heads, *rest = returned.exact.shape
     groups = returned.inputs.geometry.num_kv_heads
     return returned.exact.view(batch, groups, heads // groups, *rest)
@@ -271,17 +271,17 @@ def _changed(change: Change, *, everywhere: bool = False, squeezed: bool = False
     return values
 
 
-def _of_weights() -> Iterator[Content]:
+def _weight_contents() -> Iterator[Content]:
     for words, change in (*_CHANGES, *_SHAPES):
         yield Content(words, _changed(change))
-    yield Content("the weights with an axis of groups and one of their heads", _in_groups)
+    yield Content("the weights with an axis of groups and one of their heads", _grouped)
     for words, change in _REDUCTIONS:
         yield Content(words, _changed(change, everywhere=True))
         yield Content(f"{words}, [B, 1, Lq, Lk]", _changed(change))
         yield Content(f"{words}, [B, Lq, Lk]", _changed(change, squeezed=True))
 
 
-CONTENTS: Final[tuple[Content, ...]] = (*_of_weights(), *_simple())
+CONTENTS: Final[tuple[Content, ...]] = (*_weight_contents(), *_simple())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,20 +318,20 @@ WEIGHTS: Final = Beside(
 )
 
 
-def _of_mistakes(
+def _mistake_contents(
     mistakes: Iterable[NamedMistake], acted: ActedAnswers, first: Inputs, beside: Beside
 ) -> Iterator[Content]:
     for mistake in mistakes:
         if acted.touches(mistake, first):
             words = f"the {beside.noun} of {mistake.name}"
-            yield Content(words, _of(mistake, acted, beside), mistake.sentence)
+            yield Content(words, _values_of_mistake(mistake, acted, beside), mistake.sentence)
 
 
-def _of(mistake: NamedMistake, acted: ActedAnswers, beside: Beside) -> Values:
+def _values_of_mistake(mistake: NamedMistake, acted: ActedAnswers, beside: Beside) -> Values:
     def values(returned: Returned) -> Tensor:
         if not acted.touches(mistake, returned.inputs):
             return returned.exact
-        return beside.of(returned.subject, acted.of(mistake, returned.inputs).core)
+        return beside.of(returned.subject, acted.answer(mistake, returned.inputs).core)
 
     return values
 
@@ -357,7 +357,7 @@ def explain_returned(
     if not wrong:
         return []
     observed.sort(key=lambda each: each.is_right)  # most contents are refuted by the first wrong
-    made = _of_mistakes(mistakes, acted, wrong[0].inputs, beside)
+    made = _mistake_contents(mistakes, acted, wrong[0].inputs, beside)
     ways = (_proposed(wrong, beside), made)
     proposed: list[Content] = []
     for contents in ways:
@@ -458,7 +458,7 @@ def _observe(
 
 
 def _entry(content: Content, conditions: Sequence[Condition], beside: Beside) -> dict[str, Any]:
-    words = in_words(conditions)
+    words = say_limits(conditions)
     only = f" (only {words})" if words else ""
     about = f": {content.about}" if content.about else ""
     what = f"{content.words}{only}{about}"

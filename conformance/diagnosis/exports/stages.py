@@ -35,12 +35,12 @@ def views(tensor: Tensor, shape: Shape) -> Iterator[Tensor]:
     if tensor.numel() != items * heads * length * size:
         return
     for folded in (shape, (items * heads, length, size), (items, length, heads * size)):
-        for seen in _in_order(tensor, folded):
+        for seen in _reorder(tensor, folded):
             yield _unfolded(seen, folded, shape)
     yield from _leaner(tensor, shape)
 
 
-def _in_order(tensor: Tensor, wanted: Shape) -> Iterator[Tensor]:
+def _reorder(tensor: Tensor, wanted: Shape) -> Iterator[Tensor]:
     if sorted(tensor.shape) != sorted(wanted):
         return
     for order in itertools.permutations(range(tensor.dim())):
@@ -62,9 +62,9 @@ def _leaner(tensor: Tensor, shape: Shape) -> Iterator[Tensor]:
     if tensor.dim() > len(shape):
         yield tensor.reshape(shape)
     elif items == 1:
-        for seen in _in_order(tensor, (heads, length, size)):
+        for seen in _reorder(tensor, (heads, length, size)):
             yield seen.reshape(shape)
-        for seen in _in_order(tensor, (length, heads * size)):
+        for seen in _reorder(tensor, (length, heads * size)):
             yield seen.reshape(length, heads, size).transpose(0, 1).reshape(shape)
 
 
@@ -141,7 +141,7 @@ class Held:
         repeated = self._heads(place)
         bound = torch.zeros_like(repeated) if error is None else error
         count = self.core.query.shape[1] if place == 0 else self.inputs.geometry.num_kv_heads
-        for wanted, allowed in self._as_many(repeated, bound, count):
+        for wanted, allowed in self._choose_heads(repeated, bound, count):
             for seen in views(self.tapped[name], tuple(wanted.shape)):
                 if _within(seen, wanted, allowed) or (
                     name != "value" and self._scaled(seen, wanted, allowed)
@@ -162,7 +162,7 @@ class Held:
             tokens = golden.split_heads(projected, count, point)
         return golden.repeat_heads(tokens, sizes.num_heads, point)
 
-    def _as_many(
+    def _choose_heads(
         self, repeated: Tensor, bound: Tensor, count: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         yield repeated, bound

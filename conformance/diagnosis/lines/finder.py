@@ -105,7 +105,7 @@ class LineFinder:
         if not certain:  # a right value is told from others where axes are
             answers[1:] = sorted(answers[1:], key=lambda answer: not _tells_axes(answer.inputs))
         for answer in answers[:MOST_PROBLEMS]:
-            shown = self._on(answer, explanations, besides)
+            shown = self._blamed_on(answer, explanations, besides)
             found |= shown
             certain = certain or (bool(shown) and _tells_axes(answer.inputs))
             if len({one.place for one in found}) > 1:
@@ -127,7 +127,7 @@ class LineFinder:
                 return _entry(Blamed(lines.pop()))
         return None
 
-    def _on(
+    def _blamed_on(
         self, answer: BatteryAnswer, explanations: Sequence[Combination], besides: Combination
     ) -> set[Blamed]:
         try:

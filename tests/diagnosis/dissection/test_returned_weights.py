@@ -211,6 +211,6 @@ def test_answers_that_chance_decides_beside_weights_are_not_said_to_be_kept() ->
         core(DropoutWithWeights.function, **{**BARE_FLOAT32, "features": ["weights"]}), "float32"
     )
     asked = Diagnostician(subject)
-    with patch.object(Diagnostician, "_of_state", EARLIER_CALLS):
+    with patch.object(Diagnostician, "_state_entry", EARLIER_CALLS):
         (entry,) = asked._returned_weights
     assert entry["name"] == "unknown-mistake"
