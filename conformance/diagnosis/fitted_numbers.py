@@ -38,7 +38,7 @@ from .mistakes._steps import (
     has_softcap,
     hides_keys,
 )
-from .mistakes.named_mistake import IMPOSSIBLE, with_every_key
+from .mistakes.named_mistake import IMPOSSIBLE, read_every_key
 from .stage_edits import answers_of, run_besides
 from .turned_edits import is_turned
 
@@ -746,7 +746,7 @@ def is_wrong_by_head(reading: Reading) -> bool:
 
     The numbers multiply the scores or the distances that are added to the scores.
     """
-    run, told = with_every_key(reading.attention.run), torch.isfinite(reading.weights)
+    run, told = read_every_key(reading.attention.run), torch.isfinite(reading.weights)
     fit = NumberFit(run, "weights", reading.weights, told)
     some = (one for one in families() if one.words in _BY_HEAD)
     read = filter(None, map(fit.numbers, some))

@@ -15,7 +15,7 @@ from .._golden import golden
 from ..operators.functions import over_root_mean_square, standardised
 from .mistakes import NamedMistake
 from .mistakes.named_mistake import Edits
-from .mistakes.projections import by_channel, by_head, other_weight, repacked, weight
+from .mistakes.projections import other_weight, repacked, split_by_channel, split_by_head, weight
 
 Edit = golden.Edit
 _PRIMARY: Final = "numerics.golden"
@@ -94,7 +94,7 @@ def _matrix_mistakes() -> Iterator[NamedMistake]:
         yield _mistake(f"{said}, with their own biases", "cut the bias as the matrix", edits[::2])
 
 
-_ORDERS: Final = {"head by head": by_head, "channel by channel": by_channel}
+_ORDERS: Final = {"head by head": split_by_head, "channel by channel": split_by_channel}
 
 
 def _channel_mistakes() -> Iterator[NamedMistake]:

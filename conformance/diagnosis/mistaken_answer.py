@@ -37,8 +37,8 @@ from .mistakes.named_mistake import (
     asked_otherwise,
     edited,
     is_of_call,
+    read_every_key,
     run_of_call,
-    with_every_key,
 )
 
 Combination = tuple[NamedMistake, ...]
@@ -407,7 +407,7 @@ def _asked(declared: golden.Semantics, made: Combination, inputs: Inputs) -> Dec
     """
     point = declared
     for mistake in made:
-        point = mistake.at(point)
+        point = mistake.changed_point(point)
     if point.mask_polarity == "drop":
         inputs = inputs if inputs.keep is None else inputs.replace(keep=~inputs.keep)
         point = point.replace(mask_polarity="keep")
@@ -435,13 +435,13 @@ def mistaken_attention(
             if mistake.heads is not None:
                 heads = mistake.heads(call, heads) or heads
         before = call.attend(heads)
-        core = _read_every_key(before) if every_key else before
+        core = _include_every_key(before) if every_key else before
     elif declared is not None:
         before = declared.core
         core = declared_with_every_key(declared) if every_key else before
     else:
         before = core_of(evaluate(call.inputs, call.semantics))
-        core = _read_every_key(before) if every_key else before
+        core = _include_every_key(before) if every_key else before
     later = [edit for edit in _edits_of(made) if not is_of_call(edit)]
     if later:
         given = {"inputs": call.inputs, "past": call.inputs.past, "point": call.semantics}
@@ -509,7 +509,7 @@ def _edited_answer(
     right: golden.Run,
     edits: Sequence[golden.Edit],
 ) -> MistakenAnswer:
-    run = with_every_key(right).edited(*edits)
+    run = read_every_key(right).edited(*edits)
     declared = _declared_answer(oracle, given, call)
     before = declared.core if declared else core_of(evaluate(call.inputs, call.semantics))
     output = run["answer" if "answer" in run else "output"]
@@ -578,7 +578,7 @@ def declared_with_every_key(declared: Golden) -> golden.Attention:
     """Return the golden attention with the keys and values that no query reads."""
     remembered = _WITH_EVERY_KEY.get(declared)
     if remembered is None:
-        remembered = _read_every_key(declared.core)
+        remembered = _include_every_key(declared.core)
         _WITH_EVERY_KEY[declared] = remembered
     return remembered
 
@@ -586,7 +586,7 @@ def declared_with_every_key(declared: Golden) -> golden.Attention:
 _WITH_EVERY_KEY: Final[WeakKeyDictionary[Golden, golden.Attention]] = WeakKeyDictionary()
 
 
-def _read_every_key(attention: golden.Attention) -> golden.Attention:
+def _include_every_key(attention: golden.Attention) -> golden.Attention:
     """Include keys and values that no query reads: a mistake may read them."""
     run = attention.run.edited(*EVERY_KEY)
     return dataclasses.replace(attention, key=run["key"], value=run["shared_value"])

@@ -102,7 +102,7 @@ class MistakeSearch:
             mistake
             for mistake in mistakes
             if mistake.speaks_at(self.declared)
-            and (not mistake.changes or mistake.at(self.declared) != self.declared)
+            and (not mistake.changes or mistake.changed_point(self.declared) != self.declared)
             and mistake.is_about(self.subject.declaration)
         ]
 

@@ -23,7 +23,7 @@ from .misread_structures import misread_structures
 from .mistaken_answer import made_on, mistaken_attention, mistaken_call
 from .mistakes import NamedMistake, NotExpressible, everywhere
 from .mistakes._steps import has_bias, has_causal, has_mask, has_sinks, has_softcap, has_window
-from .mistakes.named_mistake import IMPOSSIBLE, with_every_key
+from .mistakes.named_mistake import IMPOSSIBLE, read_every_key
 from .turned_edits import is_turned, turned_edits
 
 _PRIMARY: Final = "numerics.golden"
@@ -251,7 +251,7 @@ def run_besides(answer: BatteryAnswer, known: Sequence[NamedMistake]) -> golden.
             return None
         inputs = call.inputs
     own = {"inputs": inputs, "past": inputs.past, "point": attention.semantics}
-    return with_every_key(attention.run).edited(**own)
+    return read_every_key(attention.run).edited(**own)
 
 
 def _changed_stages(one: NamedMistake) -> tuple[str, ...]:

@@ -37,9 +37,9 @@ from ..mistakes.backward import (
     WINDOW_LEFT_OUT,
     Edit,
     logarithms_of_sums,
-    of_groups,
-    of_neighbours,
+    make_shared_gradients,
     recomputed,
+    total_neighbours,
 )
 from ..mistakes.named_mistake import Edits
 
@@ -174,10 +174,12 @@ def _rule_variants() -> Iterator[Variant]:
         ("first query head of each group is missing", lambda heads: heads[:, :, 1:].sum(dim=2)),
         ("last query head of each group is missing", lambda heads: heads[:, :, :-1].sum(dim=2)),
     ):
-        yield Variant(words=f"the {words}", fix=SHARED, edits=of_neighbours(total))
+        yield Variant(words=f"the {words}", fix=SHARED, edits=total_neighbours(total))
     for words, reads in GROUPINGS:
         said = f"what flows back to query head h goes to key/value head {words}"
-        yield Variant(words=said, fix=SHARED, edits=of_groups(partial(_collected, reads=reads)))
+        yield Variant(
+            words=said, fix=SHARED, edits=make_shared_gradients(partial(_collected, reads=reads))
+        )
     words = "the softmax is passed as if it were the identity, for hidden keys as well"
     slopes = (Edit(name, change=torch.ones_like) for name in ("score_slope", "bias_slope"))
     passed_as_it_is = Edit("logit_gradient", lambda weight_gradient: weight_gradient)

@@ -67,7 +67,7 @@ class Returned:
         """The call at the declared point."""
         return DeclaredCall(inputs=self.inputs, semantics=self.subject.declaration.semantics)
 
-    def without(self, **changes: Any) -> Tensor:
+    def leave_out(self, **changes: Any) -> Tensor:
         """Return the weights with options of the call left out."""
         call = self.call
         weights: Tensor = call.attend(call.projected_heads(), **changes).weights
@@ -159,23 +159,23 @@ def _simple() -> Iterator[Content]:
         "the exponentials of the logits less their largest, not divided by their sum",
         lambda r: torch.exp(r.logits - r.logits.amax(-1, keepdim=True)),
     )
-    yield Content("the weights without the causal rule", lambda r: r.without(causal=False))
-    yield Content("the weights without the mask", lambda r: r.without(keep=None, bias=None))
+    yield Content("the weights without the causal rule", lambda r: r.leave_out(causal=False))
+    yield Content("the weights without the mask", lambda r: r.leave_out(keep=None, bias=None))
     yield Content(
-        "the weights without the numbers of an additive mask", lambda r: r.without(bias=None)
+        "the weights without the numbers of an additive mask", lambda r: r.leave_out(bias=None)
     )
     yield Content(
         "the weights without mask and causal rule",
-        lambda r: r.without(keep=None, bias=None, causal=False),
+        lambda r: r.leave_out(keep=None, bias=None, causal=False),
     )
     yield Content(
         "the weights without mask and causal rule, with zeros for hidden keys",
-        lambda r: r.allowed * r.without(keep=None, bias=None, causal=False),
+        lambda r: r.allowed * r.leave_out(keep=None, bias=None, causal=False),
     )
-    yield Content("the weights without the window", lambda r: r.without(window=None))
-    yield Content("the weights without the softcap", lambda r: r.without(softcap=None))
-    yield Content("the weights without the sinks", lambda r: r.without(sinks=None))
-    yield Content("the weights without the scale of the call", lambda r: r.without(scale=None))
+    yield Content("the weights without the window", lambda r: r.leave_out(window=None))
+    yield Content("the weights without the softcap", lambda r: r.leave_out(softcap=None))
+    yield Content("the weights without the sinks", lambda r: r.leave_out(sinks=None))
+    yield Content("the weights without the scale of the call", lambda r: r.leave_out(scale=None))
     yield Content("the softmax over the queries", lambda r: torch.softmax(r.logits, 2))
     yield Content("the softmax over the heads", lambda r: torch.softmax(r.logits, _HEADS))
     yield Content("the pairs that are attended, as ones and zeros", lambda r: r.allowed)

@@ -39,7 +39,7 @@ def alike_row_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
             f"answer: {said} in {words}",
             f"the answer is {said} in all {words}",
             _FIX_EMPTY if without_keys else _FIX_NAN if math.isnan(number) else _FIX_NUMBER,
-            core=partial(_with_rows, number, without_keys),
+            core=partial(_fill_rows, number, without_keys),
         )
 
 
@@ -51,7 +51,7 @@ _FIX_NAN: Final = (
 )
 
 
-def _with_rows(
+def _fill_rows(
     number: float,
     without_keys: bool,  # noqa: FBT001
     _call: DeclaredCall,

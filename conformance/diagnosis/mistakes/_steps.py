@@ -68,7 +68,7 @@ def places_ahead(sizes: golden.Sizes | Geometry, *, bottom_right: bool) -> Tenso
     return torch.arange(sizes.key_length) - torch.arange(sizes.query_length)[:, None] - shift
 
 
-def beside_sinks(logits: Tensor, sinks: Tensor | None) -> Tensor:
+def append_sinks(logits: Tensor, sinks: Tensor | None) -> Tensor:
     """Append the logits of sinks as a further key."""
     if sinks is None:
         return logits
@@ -82,20 +82,20 @@ def reweighed(weights_of: Callable[[Tensor], Tensor]) -> golden.Edit:
     """
 
     def change(weights: Tensor, logits: Tensor, sinks: Tensor | None) -> Tensor:
-        made = weights_of(beside_sinks(logits, sinks)).double()[..., : logits.shape[-1]]
+        made = weights_of(append_sinks(logits, sinks)).double()[..., : logits.shape[-1]]
         return torch.where(torch.isneginf(logits).all(dim=-1, keepdim=True), weights, made)
 
     return golden.Edit("weights", change=change)
 
 
-def _without_logits(empty: Tensor, logits: Tensor, sinks: Tensor | None) -> Tensor:
+def _rows_without_logits(empty: Tensor, logits: Tensor, sinks: Tensor | None) -> Tensor:
     return torch.isneginf(logits).all(dim=-1) if sinks is None else empty
 
 
 # Rows without keys get the result of the softmax.
 UNRULED: Final = golden.Edit("weights", lambda shares: shares)
 # The rows without keys are those that have no logit, whatever may be attended.
-EMPTY_WITHOUT_LOGITS: Final = golden.Edit("empty", change=_without_logits)
+EMPTY_WITHOUT_LOGITS: Final = golden.Edit("empty", change=_rows_without_logits)
 
 
 def require(possible: bool) -> None:  # noqa: FBT001 (a condition reads best so)
@@ -121,7 +121,7 @@ def emptied(attention: golden.Attention, rows: Tensor) -> golden.Attention:
 
 def logits_with_sinks(attention: golden.Attention) -> Tensor:
     """Return the masked logits with the logits of sinks as a further key."""
-    return beside_sinks(attention.logits, attention.sinks)
+    return append_sinks(attention.logits, attention.sinks)
 
 
 def plain_scores(attention: golden.Attention) -> Tensor:
@@ -171,7 +171,7 @@ def admitted_by_mask(call: DeclaredCall) -> Tensor:
     return admitted if inputs.bias is None else admitted & ~torch.isneginf(inputs.bias)
 
 
-def of_groups(key: Tensor, call: DeclaredCall) -> Tensor:
+def keys_of_groups(key: Tensor, call: DeclaredCall) -> Tensor:
     """Return the keys of each key/value head, from the keys of all query heads."""
     heads = call.inputs.geometry.num_kv_heads
     if call.semantics.group_order == "tile":

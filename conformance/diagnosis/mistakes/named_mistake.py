@@ -188,10 +188,10 @@ def edited(attention: golden.Attention, *edits: golden.Edit, **given: Any) -> go
     for name in golden.RESULTS:
         if name not in ("key", "value") and (value := getattr(attention, name)) is not run[name]:
             given[name] = value
-    return golden.evaluation_of(with_every_key(run).edited(*edits, **given), attention.semantics)
+    return golden.evaluation_of(read_every_key(run).edited(*edits, **given), attention.semantics)
 
 
-def with_every_key(run: golden.Run) -> golden.Run:
+def read_every_key(run: golden.Run) -> golden.Run:
     """Return the run that reads every key, with all results; remembered for many edits."""
     remembered = _RUNS.get(run)
     if remembered is None:
@@ -318,7 +318,7 @@ class NamedMistake(Mistake):
         }
         return promised[self.needs]
 
-    def at(self, point: golden.Semantics) -> golden.Semantics:
+    def changed_point(self, point: golden.Semantics) -> golden.Semantics:
         """Return the declared point with this mistake made, unchanged where impossible.
 
         The last result is remembered: a search asks for it on each of its problems.

@@ -34,7 +34,7 @@ def _has_caches(inputs: Inputs) -> bool:
     return inputs.store is not None
 
 
-def _as_read(read: Reading) -> dict[str, Any]:
+def _misread(read: Reading) -> dict[str, Any]:
     """The way of a mistake that reads caches otherwise."""
 
     def inputs_for(call: DeclaredCall) -> Inputs | None:
@@ -68,7 +68,7 @@ def _whole_pages(call: DeclaredCall) -> Inputs | None:
     return read_whole_pages(call.inputs)
 
 
-def _from_the_first_key(call: DeclaredCall) -> Inputs | None:
+def _stand_at_first_key(call: DeclaredCall) -> Inputs | None:
     """Queries stand at the first keys of an item."""
     inputs = call.inputs
     if inputs.store is None:
@@ -84,7 +84,7 @@ def _table(change: Callable[[Tensor], Tensor]) -> Reading:
     return lambda at: {"table": change(at.table)}
 
 
-def _in_a_row(table: Tensor) -> Tensor:
+def _count_on(table: Tensor) -> Tensor:
     return table[:, :1] + torch.arange(table.shape[1])
 
 
@@ -92,7 +92,7 @@ def _ignored(table: Tensor) -> Tensor:
     return torch.arange(table.numel()).reshape(table.shape)
 
 
-def _in_reverse(at: Slots) -> dict[str, Any]:
+def _reverse_pages(at: Slots) -> dict[str, Any]:
     pages = -(-at.lengths // at.store.page_size)
     place = torch.arange(at.table.shape[1]).expand(at.table.shape)
     turned = (pages[:, None] - 1 - place).clamp(min=0)
@@ -118,13 +118,13 @@ _OF_TABLES: Final[tuple[tuple[str, str, tuple[Reading, ...]], ...]] = (
     (
         "pages-in-a-row",
         "the pages of an item are taken to lie one after another in memory",
-        (_table(_in_a_row),),
+        (_table(_count_on),),
     ),
     ("table-ignored", "pages are read as if the cache were dense", (_table(_ignored),)),
     (
         "pages-in-reverse",
         "the pages of an item are read from the last to the first",
-        (_in_reverse,),
+        (_reverse_pages,),
     ),
     (
         "page-beside",
@@ -155,7 +155,7 @@ def _slots_outside(pages: Tensor) -> Tensor:
 # -- sizes of pages -------------------------------------------------------------------------------
 
 
-def _of_size(at: Slots, size: int, *, counted: bool) -> dict[str, Any]:
+def _change_page_size(at: Slots, size: int, *, counted: bool) -> dict[str, Any]:
     """Cut tokens into pages of another size; ``counted``: pages in memory have it, too."""
     longest = max(1, int(at.lengths.max()))
     rank = torch.arange(longest).expand(len(at.lengths), -1)
@@ -199,7 +199,7 @@ def _whole(at: Slots) -> Tensor:
     return -(-at.lengths // _size(at)) * _size(at)
 
 
-def _without_empty_items(at: Slots) -> dict[str, Any]:
+def _drop_empty_items(at: Slots) -> dict[str, Any]:
     """Items without keys are dropped, and the next ones move up."""
     order = torch.argsort((at.lengths == 0).long(), stable=True)
     lengths = at.lengths[order]
@@ -263,7 +263,7 @@ _OF_WRITES: Final[tuple[tuple[str, str, Callable[[Slots], Tensor]], ...]] = (
 _GENERAL: Final = {"lengths-ignored": "last-page-read-whole"}
 
 
-def _of_lengths(
+def _length_mistakes(
     entries: Iterable[tuple[str, str, Callable[[Slots], Tensor]]],
     clause: str,
     where: Callable[[Inputs], bool],
@@ -273,7 +273,7 @@ def _of_lengths(
         for name, sentence, change in entries
         for mistake in named(
             name, clause, needs="caches", where=where, special_of=_GENERAL.get(name, "")
-        )(sentence, _BY_LENGTH, *map(_as_read, _lengths(change)))
+        )(sentence, _BY_LENGTH, *map(_misread, _lengths(change)))
     ]
 
 
@@ -283,7 +283,7 @@ PAGED: Final[tuple[NamedMistake, ...]] = (
     *(
         mistake
         for name, sentence, reads in _OF_TABLES
-        for mistake in _paged(name)(sentence, _BY_TABLE, *map(_as_read, reads))
+        for mistake in _paged(name)(sentence, _BY_TABLE, *map(_misread, reads))
     ),
     *(
         mistake
@@ -296,7 +296,7 @@ PAGED: Final[tuple[NamedMistake, ...]] = (
         "a page is taken to have another number of slots",
         "take the number of slots from the shape of the caches",
         *(
-            _as_read(partial(_of_size, size=size, counted=counted))
+            _misread(partial(_change_page_size, size=size, counted=counted))
             for size in _ASSUMED
             for counted in (False, True)
         ),
@@ -304,38 +304,38 @@ PAGED: Final[tuple[NamedMistake, ...]] = (
     *_paged("page-cut")(
         "only the first slots of a page are read, again and again",
         "go over all slots of a page",
-        *(_as_read(partial(_cut, size=size)) for size in _ASSUMED),
+        *(_misread(partial(_cut, size=size)) for size in _ASSUMED),
     ),
     *named("last-page-read-whole", "paged.unused-unseen", needs="caches", where=_has_caches)(
         "the last page of an item, or its cache, is attended to its end",
         "hide the slots behind the last key",
         {"inputs": _whole_pages},
-        *map(_as_read, _lengths(_whole)),
+        *map(_misread, _lengths(_whole)),
     ),
     *named("empty-items-shift-others", "paged.empty-sequence", needs="caches", where=_has_pages)(
         "items without keys are dropped from the table, and the next ones move up",
         "keep the row of each item, with keys or without",
-        _as_read(_without_empty_items),
+        _misread(_drop_empty_items),
     ),
     *_paged("slots-for-heads")(
         "the heads of a page are read as its slots",
         "page_axes says whether slots or heads come first",
-        _as_read(lambda _at: {"pages": _heads_outside}),
-        _as_read(lambda _at: {"pages": _slots_outside}),
+        _misread(lambda _at: {"pages": _heads_outside}),
+        _misread(lambda _at: {"pages": _slots_outside}),
     ),
-    *_of_lengths(_OF_LENGTHS, "paged.golden", _has_caches),
-    *_of_lengths(_OF_PAGES, "paged.page-edges", _has_pages),
-    *_of_lengths(_OF_WRITES, "paged.golden", lambda inputs: inputs.writes),
+    *_length_mistakes(_OF_LENGTHS, "paged.golden", _has_caches),
+    *_length_mistakes(_OF_PAGES, "paged.page-edges", _has_pages),
+    *_length_mistakes(_OF_WRITES, "paged.golden", lambda inputs: inputs.writes),
     *named("queries-from-the-first-key", "paged.golden", needs="caches", where=_has_caches)(
         "queries stand at the first keys of an item",
         _BEHIND,
-        {"inputs": _from_the_first_key},
+        {"inputs": _stand_at_first_key},
     ),
     *named("queries-behind-the-longest", "paged.golden", needs="caches", where=_has_caches)(
         "queries stand at the end of the longest item, or where its new keys begin",
         _BEHIND,
-        _as_read(lambda at: {"ends": at.lengths.max().expand(len(at.lengths))}),
-        _as_read(lambda at: {"ends": at.held}),
-        _as_read(lambda at: {"ends": at.lengths + at.written}),
+        _misread(lambda at: {"ends": at.lengths.max().expand(len(at.lengths))}),
+        _misread(lambda at: {"ends": at.held}),
+        _misread(lambda at: {"ends": at.lengths + at.written}),
     ),
 )

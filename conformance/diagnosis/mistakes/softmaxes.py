@@ -16,7 +16,7 @@ from ._steps import (
     BLOCKS,
     EMPTY_WITHOUT_LOGITS,
     UNRULED,
-    beside_sinks,
+    append_sinks,
     emptied,
     has_bias,
     has_sinks,
@@ -67,7 +67,7 @@ def _filled(
     working = torch.promote_types(working, torch.float32) if wide else working
     empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
     if point.empty_rows != "mean-of-all" or sinks is not None:
-        return beside_sinks(logits, sinks).to(working), empty
+        return append_sinks(logits, sinks).to(working), empty
     filled = logits.masked_fill(empty, torch.finfo(working).min)
     return filled.to(working), torch.zeros_like(empty)
 
@@ -338,11 +338,11 @@ def _has_keys(sizes: golden.Sizes) -> bool:
     return sizes.key_length > 0
 
 
-def _behind_the_sink(weights: Tensor) -> Tensor:
+def _move_behind_sink(weights: Tensor) -> Tensor:
     return torch.cat([_share(weights), weights[..., :-1]], dim=-1)
 
 
-def _before_the_sink(weights: Tensor) -> Tensor:
+def _move_before_sink(weights: Tensor) -> Tensor:
     return torch.cat([weights[..., 1:], _share(weights)], dim=-1)
 
 
@@ -402,7 +402,7 @@ SINKS: Final[tuple[NamedMistake, ...]] = (
         "drop the column of the sink: the last one where it was put behind the keys",
         *(
             Edit("weights", change=change, when=_has_keys)
-            for change in (_before_the_sink, _behind_the_sink)
+            for change in (_move_before_sink, _move_behind_sink)
         ),
     ),
 )
