@@ -1,7 +1,7 @@
-"""Acts a mistake out: the golden answer of a mistaken candidate, step by step.
+"""Acts a mistake out: the golden answer of a mistaken candidate.
 
-The steps are inputs, point of the semantics, heads, attention proper and answer; a mistake may
-change each of them. Mistakes that are made together change the steps one after another.
+A mistake may change the inputs, the point of the semantics, and stages of the program. Mistakes
+that are made together change each of them one after another.
 """
 
 from __future__ import annotations
@@ -422,34 +422,18 @@ def _edits_of(made: Combination) -> list[golden.Edit]:
 
 
 def mistaken_attention(
-    call: DeclaredCall, made: Combination, *, every_key: bool, declared: Golden | None = None
+    call: DeclaredCall, made: Combination
 ) -> tuple[golden.Attention, golden.Attention]:
-    """Return the attention proper before and after the changes by mistakes.
+    """Return the attention proper before and after the edits by mistakes.
 
-    ``every_key`` includes keys and values that no query reads. ``call`` comes from
-    :func:`mistaken_call`; ``declared`` is the golden answer to it, if known.
+    The latter has keys and values that no query reads. ``call`` comes from :func:`mistaken_call`.
     """
-    if any(mistake.heads for mistake in made):
-        heads = call.projected_heads()
-        for mistake in made:
-            if mistake.heads is not None:
-                heads = mistake.heads(call, heads) or heads
-        before = call.attend(heads)
-        core = _include_every_key(before) if every_key else before
-    elif declared is not None:
-        before = declared.core
-        core = declared_with_every_key(declared) if every_key else before
-    else:
-        before = core_of(evaluate(call.inputs, call.semantics))
-        core = _include_every_key(before) if every_key else before
+    before = core_of(evaluate(call.inputs, call.semantics))
     later = [edit for edit in _edits_of(made) if not is_of_call(edit)]
-    if later:
-        given = {"inputs": call.inputs, "past": call.inputs.past, "point": call.semantics}
-        core = edited(core, *later, **given)
-    for mistake in made:
-        if mistake.core is not None:
-            core = mistake.core(call, core) or core
-    return before, core
+    if not later:
+        return before, _include_every_key(before)
+    given = {"inputs": call.inputs, "past": call.inputs.past, "point": call.semantics}
+    return before, edited(before, *later, **given)
 
 
 def mistaken_run(call: DeclaredCall, made: Combination) -> golden.Run:
@@ -457,10 +441,9 @@ def mistaken_run(call: DeclaredCall, made: Combination) -> golden.Run:
 
     ``call`` comes from :func:`mistaken_call`.
     """
-    in_steps = any(mistake.heads or mistake.core for mistake in made)
-    if in_steps or not all(map(is_of_call, _edits_of(made))):
-        return mistaken_attention(call, made, every_key=True)[1].run
-    return run_of(call.inputs, call.semantics)
+    if all(map(is_of_call, _edits_of(made))):
+        return run_of(call.inputs, call.semantics)
+    return mistaken_attention(call, made)[1].run
 
 
 def _limit_to_rows(
@@ -477,8 +460,6 @@ def _limit_to_rows(
 
 
 def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination) -> MistakenAnswer:
-    if any(one.heads or one.core or one.output for one in made):
-        return _answer_in_steps(oracle, given, asked_otherwise(call, _edits_of(made)), made)
     evaluation = None
     if edits := _edits_of(made):
         run = run_of_call(call)
@@ -532,30 +513,6 @@ def _emptied(core: golden.Attention, empty: Tensor) -> golden.Attention:
     return dataclasses.replace(core, empty=core.empty | empty)
 
 
-def _answer_in_steps(
-    oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination
-) -> MistakenAnswer:
-    declared = _declared_answer(oracle, given, call)
-    every_key = any(one.core or one.edits for one in made)
-    before, core = mistaken_attention(call, made, every_key=every_key, declared=declared)
-    output = _answer_of(call, core)
-    for mistake in made:
-        if mistake.output is not None:
-            changed = mistake.output(call, output)
-            output = output if changed is None else changed
-    opens = core.empty.shape == before.empty.shape
-    return MistakenAnswer(
-        given=given,
-        inputs=call.inputs,
-        semantics=call.semantics,
-        core=dataclasses.replace(before, empty=core.empty) if opens else before,
-        weights=core.weights,
-        output=output,
-        stepwise=True,
-        oracle=oracle,
-    )
-
-
 def _declared_answer(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golden | None:
     """Return the golden answer to the given inputs if the call equals them; remembered."""
     if call.inputs is not given:
@@ -563,15 +520,6 @@ def _declared_answer(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golde
     point = oracle.point(given)
     unchanged = call.semantics is point or call.semantics == point
     return oracle.answer(given) if unchanged else None
-
-
-def _answer_of(call: DeclaredCall, core: golden.Attention) -> Tensor:
-    """Return the answer from the heads' output; an edited layer's own answer if still valid."""
-    run = core.run
-    if call.inputs.is_layer and "answer" in run.program.steps and core.output is run["output"]:
-        answer: Tensor = run["answer"]
-        return answer
-    return call.answer_of(core.output)
 
 
 def declared_with_every_key(declared: Golden) -> golden.Attention:

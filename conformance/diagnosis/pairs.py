@@ -381,17 +381,13 @@ def _has_zeroed_rows(answer: BatteryAnswer) -> bool:
 
 
 def _zeros_for_nan(one: NamedMistake) -> NamedMistake:
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        changed = one.changed_core(call, attention)
-        nan = changed.output.isnan().any(dim=-1, keepdim=True)
-        return dataclasses.replace(
-            changed,
-            output=changed.output.masked_fill(nan, 0.0),
-            weights=changed.weights.masked_fill(changed.weights.isnan(), 0.0),
-        )
-
     sentence = f"{one.sentence}, and rows that it makes NaN are set to zero"
-    return dataclasses.replace(one, edits=(), core=core, sentence=sentence)
+    zeroed = golden.Edit("output", change=_zero_nan_rows)
+    return dataclasses.replace(one, edits=(*one.edits, zeroed), sentence=sentence)
+
+
+def _zero_nan_rows(output: Tensor) -> Tensor:
+    return output.masked_fill(output.isnan().any(dim=-1, keepdim=True), 0.0)
 
 
 def _is_small(answer: BatteryAnswer) -> bool:

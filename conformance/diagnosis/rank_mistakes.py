@@ -17,7 +17,7 @@ from torch import Tensor
 from .._golden import golden
 from ..declare.ranks import Placed
 from ..oracle.oracle import known_weights
-from .mistakes.named_mistake import NotExpressible
+from .mistakes.named_mistake import NotExpressible, run_of_call
 from .rank_parts import IS_WRONG, RAISES, Block, Parts, RankMistake, merged
 
 Edits = tuple[golden.Edit, ...]
@@ -110,12 +110,15 @@ def _other_heads(
 ) -> list[Block]:
     """Return blocks of other key/value heads: ``shared(own heads, rank, own count, kv count)``."""
     del right
-    query, key, value = parts.call.projected_heads()
-    own = query.shape[1] // parts.count
-    index = torch.arange(query.shape[1]) * 0
-    index[own * rank : own * (rank + 1)] = shared(torch.arange(own), rank, own, key.shape[1])
-    core = parts.call.attend((query, key[:, index], value[:, index]))
-    return parts.blocks(core.logits, core.value)
+    sizes = parts.inputs.geometry
+    own = sizes.num_heads // parts.count
+    index = torch.arange(sizes.num_heads) * 0
+    index[own * rank : own * (rank + 1)] = shared(torch.arange(own), rank, own, sizes.num_kv_heads)
+    run = run_of_call(parts.call).edited(
+        golden.Edit("shared_key", lambda every_key: every_key[:, index]),
+        golden.Edit("shared_value", lambda every_value: every_value[:, index]),
+    )
+    return parts.blocks(run["logits"], run["value"])
 
 
 def _merge_by_sums(

@@ -253,7 +253,7 @@ class MistakeSearch:
         for two in others:
             if one.name == two.name or not self._may_change(two, place):
                 continue
-            turned = orders and one.changes_step_of(two)
+            turned = orders and one.changes_stage_of(two)
             for pair in ((one, two), (two, one)) if turned else ((one, two),):
                 if self._explains(two, place) if apart else self._judge(pair, place):
                     yield pair

@@ -240,13 +240,11 @@ def run_besides(answer: BatteryAnswer, known: Sequence[NamedMistake]) -> golden.
     """
     inputs, declared = answer.inputs, answer.subject.declaration.semantics
     attention = answer.exact.core
-    if any(one.heads or one.core or one.output for one in known):
-        return None
     if known:
         made = made_on(declared, known, inputs)
         try:
             call = mistaken_call(declared, made, inputs)
-            attention = mistaken_attention(call, made, every_key=True)[1]
+            attention = mistaken_attention(call, made)[1]
         except (NotExpressible, *IMPOSSIBLE):
             return None
         inputs = call.inputs

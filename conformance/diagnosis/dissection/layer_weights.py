@@ -123,7 +123,7 @@ class LayerCalls:
         if explained and not fits:
             return None
         call = mistaken_call(declared, made, inputs)
-        _, attention = mistaken_attention(call, made, every_key=True)
+        _, attention = mistaken_attention(call, made)
         return Reading(
             call=call,
             attention=attention,

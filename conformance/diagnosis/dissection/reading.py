@@ -75,7 +75,7 @@ class Reading:
 
     def against(self, call: DeclaredCall, made: Combination = ()) -> Reading:
         """Return the reading beside the golden attention of another call with mistakes."""
-        _, attention = mistaken_attention(call, made, every_key=True)
+        _, attention = mistaken_attention(call, made)
         return replace(self, call=call, attention=attention)
 
     @cached_property
@@ -129,7 +129,7 @@ def read(
     made = made_on(declared, known, inputs)
     try:
         call = mistaken_call(declared, made, inputs)
-        _, attention = mistaken_attention(call, made, every_key=True)
+        _, attention = mistaken_attention(call, made)
     except (NotExpressible, *IMPOSSIBLE):
         return None  # the known mistakes cannot be made on these inputs
     if attention.weights.shape != inputs.score_shape:

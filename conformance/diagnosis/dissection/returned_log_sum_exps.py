@@ -12,7 +12,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
-from .returned_weights import Beside, Content, Returned
+from .returned_weights import LEFT_OUT, Beside, Content, Returned
 
 # The clauses that judge returned log-sum-exps.
 OF_LOG_SUM_EXPS: Final = ("lse.golden", "lse.merge")
@@ -49,11 +49,10 @@ def _largest(returned: Returned) -> Tensor:
     return returned.logits.amax(dim=-1)
 
 
-def _leave_out(**options: Any) -> Callable[[Returned], Tensor]:
+def _leave_out(given: dict[str, Any]) -> Callable[[Returned], Tensor]:
     def values(returned: Returned) -> Tensor:
-        call = returned.call
-        attention = call.attend(call.projected_heads(), **options)
-        return _log_sum_exp_of(returned.subject, attention)
+        made = golden.evaluation_of(returned.run.edited(**given), returned.call.semantics)
+        return _log_sum_exp_of(returned.subject, made)
 
     return values
 
@@ -74,16 +73,8 @@ def _contents() -> Iterator[Content]:
         lambda r: r.exact - _largest(r) * _base(r.subject),
     )
     yield Content("the largest logits alone", lambda r: _largest(r) * _base(r.subject))
-    for words, options in (
-        ("the mask", {"keep": None, "bias": None}),
-        ("the causal rule", {"causal": False}),
-        ("mask and causal rule", {"keep": None, "bias": None, "causal": False}),
-        ("the window", {"window": None}),
-        ("the softcap", {"softcap": None}),
-        ("the sinks", {"sinks": None}),
-        ("the scale", {"scale": 1.0}),
-    ):
-        yield Content(f"the log-sum-exps without {words}", _leave_out(**options))
+    for words, given in {**LEFT_OUT, "the scale": {"given_scale": 1.0}}.items():
+        yield Content(f"the log-sum-exps without {words}", _leave_out(given))
     for words, change in _CHANGES:
         yield Content(words, _changed(change))
 

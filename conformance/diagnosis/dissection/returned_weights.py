@@ -28,7 +28,7 @@ from ..battery import battery, plain_problem
 from ..conditions import Condition
 from ..mistaken_answer import ActedAnswers
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from ..mistakes._steps import admitted_by_mask, unmasked_logits
+from ..mistakes.named_mistake import read_every_key, run_of_call
 from ..narrowing import say_limits, telling_apart
 from ..neighbours import neighbours
 from ..observed_gradients import near, room
@@ -67,16 +67,15 @@ class Returned:
         """The call at the declared point."""
         return DeclaredCall(inputs=self.inputs, semantics=self.subject.declaration.semantics)
 
-    def leave_out(self, **changes: Any) -> Tensor:
-        """Return the weights with options of the call left out."""
-        call = self.call
-        weights: Tensor = call.attend(call.projected_heads(), **changes).weights
-        return weights
+    @property
+    def run(self) -> golden.Run:
+        """The right run of the call, with keys that no query reads."""
+        return read_every_key(run_of_call(self.call))
 
     @property
     def logits(self) -> Tensor:
         """The logits that enter the softmax."""
-        logits: Tensor = self.subject.golden(self.inputs).core.logits
+        logits: Tensor = self.run["logits"]
         return logits
 
     def logits_before_hiding(self, *, minus_infinity: bool) -> Tensor:
@@ -84,27 +83,15 @@ class Returned:
 
         ``minus_infinity`` keeps the minus infinities of an additive mask.
         """
-        call, given = self.call, self.inputs
-        shown = {"keep": None, "causal": False, "window": None}
-        logits = unmasked_logits(call.attend(call.projected_heads(), **shown))
-        by_bias = minus_infinity and given.mask_form == "bias"
-        return logits.masked_fill(~admitted_by_mask(call), -math.inf) if by_bias else logits
-
-    @property
-    def scores(self) -> Tensor:
-        """The scaled dot products."""
-        scores: Tensor = self.subject.golden(self.inputs).core.scores
-        return scores
-
-    @property
-    def scale(self) -> float:
-        """The scale of the dot products."""
-        return self.subject.golden(self.inputs).core.scale
+        logits: Tensor = self.run["biased"]
+        by_bias = minus_infinity and self.inputs.mask_form == "bias"
+        return logits.masked_fill(~self.run["by_mask"], -math.inf) if by_bias else logits
 
     @property
     def allowed(self) -> Tensor:
         """The attended pairs as 0.0 and 1.0."""
-        return self.subject.golden(self.inputs).core.allowed.expand(self.exact.shape).double()
+        allowed: Tensor = self.run["allowed"].expand(self.exact.shape).double()
+        return allowed
 
     @cached_property
     def is_right(self) -> bool:
@@ -149,8 +136,8 @@ def _simple() -> Iterator[Content]:
         softmax = partial(_softmax_of_all, minus_infinity=minus_infinity)
         yield Content(f"the logits, before keys are hidden{but}", logits)
         yield Content(f"the softmax of the logits before keys are hidden{but}", softmax)
-    yield Content("the scaled dot products, before the mask", lambda r: r.scores)
-    yield Content("the dot products, before scale and mask", lambda r: r.scores / r.scale)
+    yield Content("the scaled dot products, before the mask", lambda r: r.run["scores"])
+    yield Content("the dot products, before scale and mask", lambda r: r.run["products"])
     yield Content("the logarithms of the weights", lambda r: r.exact.log())
     yield Content(
         "the exponentials of the logits, not divided by their sum", lambda r: r.logits.exp()
@@ -159,23 +146,12 @@ def _simple() -> Iterator[Content]:
         "the exponentials of the logits less their largest, not divided by their sum",
         lambda r: torch.exp(r.logits - r.logits.amax(-1, keepdim=True)),
     )
-    yield Content("the weights without the causal rule", lambda r: r.leave_out(causal=False))
-    yield Content("the weights without the mask", lambda r: r.leave_out(keep=None, bias=None))
-    yield Content(
-        "the weights without the numbers of an additive mask", lambda r: r.leave_out(bias=None)
-    )
-    yield Content(
-        "the weights without mask and causal rule",
-        lambda r: r.leave_out(keep=None, bias=None, causal=False),
-    )
-    yield Content(
-        "the weights without mask and causal rule, with zeros for hidden keys",
-        lambda r: r.allowed * r.leave_out(keep=None, bias=None, causal=False),
-    )
-    yield Content("the weights without the window", lambda r: r.leave_out(window=None))
-    yield Content("the weights without the softcap", lambda r: r.leave_out(softcap=None))
-    yield Content("the weights without the sinks", lambda r: r.leave_out(sinks=None))
-    yield Content("the weights without the scale of the call", lambda r: r.leave_out(scale=None))
+    for words, given in LEFT_OUT.items():
+        left_out = partial(_weights_without, given)
+        yield Content(f"the weights without {words}", left_out)
+        if words == "mask and causal rule":
+            zeros = f"the weights without {words}, with zeros for hidden keys"
+            yield Content(zeros, lambda r, made=left_out: r.allowed * made(r))
     yield Content("the softmax over the queries", lambda r: torch.softmax(r.logits, 2))
     yield Content("the softmax over the heads", lambda r: torch.softmax(r.logits, _HEADS))
     yield Content("the pairs that are attended, as ones and zeros", lambda r: r.allowed)
@@ -186,6 +162,24 @@ def _simple() -> Iterator[Content]:
     )
     yield Content("one for the largest weight of a row, zero for others", _largest)
     yield Content("the softmax of the weights", lambda r: torch.softmax(r.exact, -1))
+
+
+# What a call may give, left out, with words.
+LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
+    "the causal rule": {"causal": False},
+    "the mask": {"keep": None, "given_bias": None},
+    "the numbers of an additive mask": {"given_bias": None},
+    "mask and causal rule": {"keep": None, "given_bias": None, "causal": False},
+    "the window": {"window": None},
+    "the softcap": {"softcap": None},
+    "the sinks": {"given_sinks": None},
+    "the scale of the call": {"given_scale": None},
+}
+
+
+def _weights_without(given: dict[str, Any], returned: Returned) -> Tensor:
+    weights: Tensor = returned.run.edited(**given)["weights"]
+    return weights
 
 
 def _softmax_of_all(returned: Returned, *, minus_infinity: bool) -> Tensor:

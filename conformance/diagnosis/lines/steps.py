@@ -58,7 +58,7 @@ class Step:
 def right_steps(declared: golden.Semantics, inputs: Inputs, answer: Tensor) -> list[Step]:
     """Return the values that a right computation of an answer may pass through."""
     call = DeclaredCall(inputs=inputs.replace(point=declared), semantics=declared)
-    _, attention = mistaken_attention(call, (), every_key=True)
+    _, attention = mistaken_attention(call, ())
     return [
         *_head_steps(call, attention.run),
         *_attention_steps(call, attention),
@@ -77,7 +77,7 @@ def mistaken_steps(
     Raises the exceptions of acting out.
     """
     call = mistaken_call(declared, made, inputs.replace(point=declared))
-    before, core = mistaken_attention(call, made, every_key=True)
+    before, core = mistaken_attention(call, made)
     seen = torch.where(torch.isneginf(core.logits), torch.nan, core.logits)
     return [
         *_head_steps(call, core.run),
