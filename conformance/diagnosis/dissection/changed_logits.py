@@ -24,7 +24,6 @@ from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import append_sinks, row_largest
 from ..mistakes.named_mistake import Edits, read_every_key, run_of_call
 from ..mistakes.softmaxes import Shift, shifted
-from .logits import MASK, SCORES
 from .places import added_to_logits
 from .reading import Reading, digits_of, statement
 
@@ -232,12 +231,10 @@ def pair_statements(reading: Reading) -> Iterator[NamedMistake]:
 
     It is read from several batch items, and known for these heads and lengths alone.
     """
-    attention, call = reading.attention, reading.call
-    scores, bias = (term.values(call, attention) for term in (SCORES, MASK))
-    shown = reading.legible & attention.allowed
+    shown = reading.legible & reading.attention.allowed
     count, always = shown.sum(dim=0), shown.all(dim=0)
     read = bool((count > 0).all() & always.any(-1).all())
-    if scores is None or len(shown) < _FEWEST_ITEMS or not read:
+    if len(shown) < _FEWEST_ITEMS or not read:
         return
 
     def against_mean(table: Tensor, sign: float) -> Tensor:
@@ -245,8 +242,7 @@ def pair_statements(reading: Reading) -> Iterator[NamedMistake]:
         mean = torch.where(always, table, 0.0).sum(-1, keepdim=True) / always.sum(-1, keepdim=True)
         return torch.where(shown, table + sign * mean, 0.0)
 
-    more = reading.logits - scores - (0.0 if bias is None else bias)
-    more = against_mean(more, -1.0)
+    more = against_mean(reading.logits - reading.run["biased"], -1.0)
     room = 6.0 * against_mean(model.LOGIT_READ_TO + reading.logit_error, 1.0)
     table = more.sum(dim=0) / count
     alike = ((more - table).abs() <= room) | ~shown

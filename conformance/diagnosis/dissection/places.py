@@ -15,7 +15,7 @@ from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..mistakes import NamedMistake, NotExpressible
 from ..mistakes._steps import places_ahead
-from .logits import FEWEST_LEFT, MASK, SCORES
+from .logits import FEWEST_LEFT
 from .reading import Reading, digits_of, statement
 
 
@@ -89,12 +89,10 @@ def added_to_logits(words: str, fix: str, added: Callable[[Inputs], Tensor]) -> 
 
 def place_table(reading: Reading, *, bottom_right: bool) -> PlaceTable | None:
     """Return the term of the logits by place, if it explains all of them."""
-    attention, call = reading.attention, reading.call
-    scores, bias = (term.values(call, attention) for term in (SCORES, MASK))
-    shown = reading.legible & attention.allowed
-    if scores is None or attention.alibi is not None or not bool((shown & reading.wrong).any()):
+    shown = reading.legible & reading.attention.allowed
+    if reading.attention.alibi is not None or not bool((shown & reading.wrong).any()):
         return None  # of slopes of a declared bias more is said elsewhere
-    more = torch.where(shown, reading.logits - scores - (0.0 if bias is None else bias), 0.0)
+    more = torch.where(shown, reading.logits - reading.run["biased"], 0.0)
     both = shown[..., 1:] & shown[..., :-1]
     off = torch.where(shown, model.LOGIT_READ_TO + reading.logit_error, 0.0)
     room = 3.0 * (off[..., 1:] + off[..., :-1])[both]

@@ -30,6 +30,7 @@ from ..agreement import within
 from ..battery import answer_to
 from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
 from ..mistakes import IMPOSSIBLE, DeclaredCall, NamedMistake, NotExpressible
+from ..mistakes.named_mistake import read_every_key
 
 # The most keys of a reading: each key may cost a call.
 MOST_KEYS: Final = 160
@@ -67,6 +68,11 @@ class Reading:
     def sizes(self) -> Geometry:
         """The sizes of the call."""
         return self.call.inputs.geometry
+
+    @property
+    def run(self) -> golden.Run:
+        """The run behind the attention, with keys that no query reads."""
+        return read_every_key(self.attention.run)
 
     @cached_property
     def same(self) -> float:

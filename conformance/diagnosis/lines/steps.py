@@ -29,7 +29,7 @@ from ..mistaken_answer import (
     mistaken_call,
 )
 from ..mistakes import DeclaredCall
-from ..mistakes._steps import biased, capped_scores, plain_scores, unmasked_logits
+from ..mistakes.named_mistake import read_every_key
 
 # exp(x) is 2 to the power of x times this.
 _LOG2_E: Final = 1.4426950408889634
@@ -124,20 +124,17 @@ def _tokens(call: DeclaredCall) -> tuple[Tensor, ...]:
     return (*tokens, *products)
 
 
+# Stages of tables of all queries and keys, in front of the softmax.
+_BEFORE_SOFTMAX: Final = ("products", "scores", "squashed", "capped", "modified", "biased")
+
+
 def _attention_steps(call: DeclaredCall, attention: golden.Attention) -> Iterator[Step]:
-    point, bias = call.semantics, attention.bias
-    products = attention.query @ attention.key.transpose(-1, -2)
-    scores, capped = plain_scores(attention), capped_scores(attention)
-    if bias is not None and point.bias_order == "before-scale":
-        finite = torch.where(torch.isneginf(bias), 0.0, bias)
-        scores = attention.scale * (products + finite)
-    changed = golden.modify(capped, point)
-    tables = [products, scores, capped, changed, biased(attention, capped)]
+    point, run = call.semantics, read_every_key(attention.run)
+    tables = list({id(run[name]): run[name] for name in _BEFORE_SOFTMAX}.values())
     if attention.softcap is not None:
-        tables += [scores / attention.softcap, torch.tanh(scores / attention.softcap)]
-    tables += [attention.alibi] if attention.alibi is not None else []
-    if bias is not None:
-        tables += [unmasked_logits(attention), biased(attention, capped) + bias]
+        tables.append(run["scores"] / attention.softcap)
+    if attention.alibi is not None:
+        tables += [attention.alibi, run["modified"] + attention.alibi]
     logits, weights = attention.logits, attention.weights
     largest = logits.amax(dim=-1, keepdim=True)
     largest = torch.where(torch.isneginf(largest), 0.0, largest)

@@ -280,8 +280,8 @@ def _tiled(heads: Tensor, sizes: golden.Sizes) -> Tensor:
 
 
 def _merged_across(output: Tensor, sizes: golden.Sizes) -> Tensor:
-    keys_of_groups: Tensor = output.unflatten(1, (sizes.num_kv_heads, -1))
-    return keys_of_groups.transpose(1, 2).flatten(1, 2)
+    groups: Tensor = output.unflatten(1, (sizes.num_kv_heads, -1))
+    return groups.transpose(1, 2).flatten(1, 2)
 
 
 def _repeats(point: golden.Semantics, sizes: golden.Sizes) -> bool:
