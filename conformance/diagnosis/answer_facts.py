@@ -23,7 +23,8 @@ from .conditions import CONDITIONS, Condition, size_limit
 from .dissection.influence import influence_facts
 from .dissection.layer_weights import set_values_to_one
 from .dissection.reading import digits_of
-from .mistaken_answer import DiagnosedSubject, declared_with_every_key
+from .mistaken_answer import DiagnosedSubject
+from .mistakes.named_mistake import read_every_key
 from .narrowing import say_limits, telling_apart
 from .neighbours import right_with_fewer
 
@@ -462,8 +463,7 @@ def _spoken(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> l
 
 
 def _has_extreme_logits(answer: BatteryAnswer) -> bool:
-    core = declared_with_every_key(answer.exact)
-    scores = core.scale * core.query @ core.key.mT
+    scores = read_every_key(answer.exact.core.run)["scores"]
     return bool((scores.abs() > EXTREME).any())
 
 

@@ -26,7 +26,7 @@ from ..clauses.subject import Differentiator, Subject
 from ..declare.candidate import like_nobody
 from ..declare.declaration import Declaration
 from ..oracle import headroom
-from ..oracle.oracle import Golden, Oracle, core_of, evaluate, run_of
+from ..oracle.oracle import Golden, Oracle, core_of, evaluate
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..tolerance import largest_size, model
@@ -35,7 +35,6 @@ from .mistakes.named_mistake import (
     EVERY_KEY,
     IMPOSSIBLE,
     asked_otherwise,
-    edited,
     is_of_call,
     read_every_key,
     run_of_call,
@@ -429,21 +428,18 @@ def mistaken_attention(
     The latter has keys and values that no query reads. ``call`` comes from :func:`mistaken_call`.
     """
     before = core_of(evaluate(call.inputs, call.semantics))
-    later = [edit for edit in _edits_of(made) if not is_of_call(edit)]
-    if not later:
+    if all(map(is_of_call, _edits_of(made))):
         return before, _include_every_key(before)
-    given = {"inputs": call.inputs, "past": call.inputs.past, "point": call.semantics}
-    return before, edited(before, *later, **given)
+    return before, golden.evaluation_of(mistaken_run(call, made), call.semantics)
 
 
 def mistaken_run(call: DeclaredCall, made: Combination) -> golden.Run:
-    """Return the run behind the attention proper, its results computed on demand if possible.
+    """Return the run with the edits by mistakes, with keys and values that no query reads.
 
     ``call`` comes from :func:`mistaken_call`.
     """
-    if all(map(is_of_call, _edits_of(made))):
-        return run_of(call.inputs, call.semantics)
-    return mistaken_attention(call, made)[1].run
+    later = (edit for edit in _edits_of(made) if not is_of_call(edit))
+    return read_every_key(run_of_call(call)).edited(*later)
 
 
 def _limit_to_rows(
@@ -520,18 +516,6 @@ def _declared_answer(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golde
     point = oracle.point(given)
     unchanged = call.semantics is point or call.semantics == point
     return oracle.answer(given) if unchanged else None
-
-
-def declared_with_every_key(declared: Golden) -> golden.Attention:
-    """Return the golden attention with the keys and values that no query reads."""
-    remembered = _WITH_EVERY_KEY.get(declared)
-    if remembered is None:
-        remembered = _include_every_key(declared.core)
-        _WITH_EVERY_KEY[declared] = remembered
-    return remembered
-
-
-_WITH_EVERY_KEY: Final[WeakKeyDictionary[Golden, golden.Attention]] = WeakKeyDictionary()
 
 
 def _include_every_key(attention: golden.Attention) -> golden.Attention:

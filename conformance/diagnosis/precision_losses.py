@@ -18,10 +18,8 @@ from ..operators.roundings import (
     round_to_tf32,
     step_rounding,
 )
-from .mistakes.named_mistake import edited
+from .mistakes.named_mistake import Edits
 
-LossyOutput = Callable[[golden.Attention], Tensor]
-Edits = tuple[golden.Edit, ...]
 # From a rounding to the edits of the program.
 Lossy = Callable[[Rounding], Edits]
 # Numbers of the partial products that are held at the same time: 32 MiB.
@@ -177,10 +175,6 @@ class PrecisionLoss:
     edits: Edits
     fix: str = KEPT
     manner: str = ""
-
-    def output(self, attention: golden.Attention) -> Tensor:
-        """Return the output ``[B, H, Lq, Dv]`` of golden attention with this loss."""
-        return edited(attention, *self.edits).output
 
     @property
     def name(self) -> str:

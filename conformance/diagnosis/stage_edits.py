@@ -20,10 +20,10 @@ from ..tolerance import model
 from .agreement import BatteryAnswer, within
 from .layer_edits import layer_edits
 from .misread_structures import misread_structures
-from .mistaken_answer import made_on, mistaken_attention, mistaken_call
+from .mistaken_answer import made_on, mistaken_call, mistaken_run
 from .mistakes import NamedMistake, NotExpressible, everywhere
 from .mistakes._steps import has_bias, has_causal, has_mask, has_sinks, has_softcap, has_window
-from .mistakes.named_mistake import IMPOSSIBLE, read_every_key
+from .mistakes.named_mistake import IMPOSSIBLE
 from .turned_edits import is_turned, turned_edits
 
 _PRIMARY: Final = "numerics.golden"
@@ -234,22 +234,13 @@ def fitting(
 
 
 def run_besides(answer: BatteryAnswer, known: Sequence[NamedMistake]) -> golden.Run | None:
-    """Return the run of an answer's call with known mistakes and every key; None if impossible.
-
-    The run also holds the inputs, past and point that edits may read.
-    """
+    """Return the run of an answer's call with known mistakes and every key; None if impossible."""
     inputs, declared = answer.inputs, answer.subject.declaration.semantics
-    attention = answer.exact.core
-    if known:
-        made = made_on(declared, known, inputs)
-        try:
-            call = mistaken_call(declared, made, inputs)
-            attention = mistaken_attention(call, made)[1]
-        except (NotExpressible, *IMPOSSIBLE):
-            return None
-        inputs = call.inputs
-    own = {"inputs": inputs, "past": inputs.past, "point": attention.semantics}
-    return read_every_key(attention.run).edited(**own)
+    made = made_on(declared, known, inputs)
+    try:
+        return mistaken_run(mistaken_call(declared, made, inputs), made).complete()
+    except (NotExpressible, *IMPOSSIBLE):
+        return None
 
 
 def _changed_stages(one: NamedMistake) -> tuple[str, ...]:

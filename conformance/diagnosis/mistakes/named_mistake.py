@@ -164,12 +164,6 @@ def asked_otherwise(call: DeclaredCall, edits: Sequence[golden.Edit]) -> Declare
     return DeclaredCall(inputs=inputs.replace(**changes), semantics=call.semantics)
 
 
-def edited(attention: golden.Attention, *edits: golden.Edit, **given: Any) -> golden.Attention:
-    """Return the attention with edited stages, which may read the ``given`` results."""
-    run = read_every_key(attention.run).edited(*edits, **given)
-    return golden.evaluation_of(run, attention.semantics)
-
-
 def read_every_key(run: golden.Run) -> golden.Run:
     """Return the run that reads every key, with all results; remembered for many edits."""
     remembered = _RUNS.get(run)
