@@ -52,6 +52,12 @@ class Condition:
         )
 
 
+def _option(
+    name: str, noun: str, holds: Callable[[Inputs], bool], *, implies: str = ""
+) -> Condition:
+    return Condition(name, f"with {noun}", holds, implies, f"without {noun}")
+
+
 def _form_condition(form: str, words: str) -> Condition:
     return Condition(form, words, lambda inputs: inputs.mask_form == form, implies="mask")
 
@@ -75,21 +81,19 @@ def _size_condition(
 
 
 CONDITIONS: Final[tuple[Condition, ...]] = (
-    Condition("mask", "with a mask", has_mask, otherwise="without a mask"),
+    _option("mask", "a mask", has_mask),
     _form_condition("keep", "with a mask of what to keep"),
     _form_condition("drop", "with a mask of what to drop"),
     _form_condition("keep_int", "with an integer mask"),
     _form_condition("bias", "with an additive mask"),
     _form_condition("lengths", "with lengths"),
     *(_form_condition(form, f"with a mask by {form}") for form in STRUCTURED_FORMS),
-    Condition("causal", "with the causal flag", has_causal, otherwise="without the causal flag"),
-    Condition(
-        "scale", "with a scale of the call", has_scale, otherwise="without a scale of the call"
-    ),
-    Condition("softcap", "with a softcap", has_softcap, otherwise="without a softcap"),
-    Condition("window", "with a window", has_window, otherwise="without a window"),
-    Condition("sinks", "with sinks", has_sinks, otherwise="without sinks"),
-    Condition("cache", "with cached keys", has_cache, otherwise="without cached keys"),
+    _option("causal", "the causal flag", has_causal),
+    _option("scale", "a scale of the call", has_scale),
+    _option("softcap", "a softcap", has_softcap),
+    _option("window", "a window", has_window),
+    _option("sinks", "sinks", has_sinks),
+    _option("cache", "cached keys", has_cache),
     _size_condition(
         "num_heads",
         "several heads",
@@ -324,12 +328,11 @@ FINER: Final[tuple[Condition, ...]] = (
         implies="cache",
         otherwise="with more or fewer cached keys than new ones",
     ),
-    Condition(
+    _option(
         "finite bias",
-        "with finite numbers in an additive mask",
+        "finite numbers in an additive mask",
         lambda inputs: inputs.bias is not None,
         implies="bias",
-        otherwise="without finite numbers in an additive mask",
     ),
     Condition(
         "weights",
@@ -337,25 +340,18 @@ FINER: Final[tuple[Condition, ...]] = (
         lambda inputs: inputs.return_weights,
         otherwise="where no weights are returned",
     ),
-    Condition(
-        "dropout",
-        "with a dropout probability",
-        lambda inputs: inputs.dropout is not None,
-        otherwise="without a dropout probability",
-    ),
-    Condition(
+    _option("dropout", "a dropout probability", lambda inputs: inputs.dropout is not None),
+    _option(
         "nothing before",
-        "with a window of no key before the query",
+        "a window of no key before the query",
         lambda inputs: inputs.window is not None and inputs.window[0] == 0,
         implies="window",
-        otherwise="without a window of no key before the query",
     ),
-    Condition(
+    _option(
         "some after",
-        "with a window that shows keys after the query",
+        "a window that shows keys after the query",
         lambda inputs: inputs.window is not None and inputs.window[1] > 0,
         implies="window",
-        otherwise="without a window that shows keys after the query",
     ),
     Condition(
         "nothing after",
@@ -363,16 +359,15 @@ FINER: Final[tuple[Condition, ...]] = (
         _hides_the_future,
         otherwise="where some key after the query may be attended",
     ),
-    Condition(
+    _option(
         "limited on both sides",
-        "with keys hidden on both sides of the query",
+        "keys hidden on both sides of the query",
         lambda inputs: (
             inputs.window is not None
             and inputs.window[0] >= 0
             and (inputs.causal or inputs.window[1] >= 0)
         ),
         implies="window",
-        otherwise="without keys hidden on both sides of the query",
     ),
     Condition("hiding", "where keys are hidden", hides_keys, otherwise="where no key is hidden"),
     *(scale_below(number) for number in (0.5, 1.0)),

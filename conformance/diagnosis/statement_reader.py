@@ -24,7 +24,6 @@ from .agreement import BatteryAnswer
 from .battery import BatteryEntry, answer_to, fitted_problem
 from .conditions import CONDITIONS
 from .dissection.changed_logits import (
-    added_number_statements,
     lost_row_statements,
     pair_statements,
     shift_statements,
@@ -109,8 +108,7 @@ class StatementReader:
         if reading is not None and _is_legible(reading):
             said += lost_cache_statements(reading)
             said += self._place_statements(reading)
-        said += [*shift_statements(answer), *alike_row_statements(answer)]
-        return [*said, *added_number_statements(answer)]
+        return [*said, *shift_statements(answer), *alike_row_statements(answer)]
 
     def _weights(self, inputs: Inputs) -> Reading | None:
         if not inputs.is_layer:

@@ -1,7 +1,7 @@
 """Logits shifted by another number than the row maximum, or with a number added.
 
-Numbers are subtracted before the exponentials, join their sums, or are added for each pair of query
-and key.
+Numbers are subtracted before the exponentials, join the sums of plain ones, or are added for each
+pair of query and key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from ..mistakes._steps import append_sinks, row_largest
+from ..mistakes._steps import row_largest
 from ..mistakes.named_mistake import Edits, read_every_key, run_of_call
 from ..mistakes.softmaxes import Shift, shifted
 from .places import added_to_logits
@@ -29,10 +29,7 @@ from .reading import Reading, digits_of, statement
 
 # Below this magnitude of logits no exponential vanishes or overflows in any format.
 _LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
-# A row must be too small by this many roundings before a number is read.
-_CLEARLY: Final = 32.0
 _FEWEST_ITEMS: Final = 2  # of a batch, to show independence of the inputs
-_LARGEST_ADDED: Final = 0.5  # of the numbers that are looked for
 
 
 def _over_every_key(_logits: Tensor, every: Tensor, _kept: Tensor) -> Tensor:
@@ -133,7 +130,7 @@ def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
 
     for (words, shift), more in product(_PLAIN_SHIFTS, _ADDED):  # no row may have a part left
         if is_made(shifted(shift, partial(torch.add, other=more), wide=False)):
-            yield _number_statement(words, shift, more, beside=True)
+            yield _number_statement(words, shift, more)
     for wide in (False, True)[: 1 + half]:
         for (words, shift), (added, divisor) in product(_SHIFTS, _DIVISORS):
             edits = shifted(shift, divisor, wide=wide)
@@ -164,43 +161,13 @@ def lost_row_statements(wrong: Sequence[BatteryAnswer]) -> list[NamedMistake]:
     return list(chain.from_iterable(_OF_LOST_ROWS[one] for one in extreme))
 
 
-def added_number_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
-    """Yield numbers added to the sums of exponentials, or lower limits of the sums.
-
-    The row that is most too small determines the number. The exponentials are of the plain logits:
-    a number beside relative ones is a loss of precision.
-    """
-    exact, inputs = answer.exact, answer.inputs
-    if not answer.fits or inputs.is_layer or not answer.output.numel():
-        return
-    size = exact.output.square().sum(-1)
-    left = (answer.output * exact.output).sum(-1) / size
-    least = torch.finfo(inputs.query.dtype).eps
-    lost = torch.where((left > least) & torch.isfinite(left), 1.0 - left, 0.0)
-    run = _run_of(answer)
-    lost = lost.masked_fill(run["empty"], 0.0)
-    row = int(lost.argmax())
-    part = float(lost.flatten()[row])
-    if part < _CLEARLY * least:
-        return
-    logits = append_sinks(run["logits"], run["sinks"])
-    for words, shift in _PLAIN_SHIFTS:
-        powers = (logits - shift(logits, run["biased"], run["by_mask"])).exp().sum(-1).flatten()
-        total = float(powers[row])
-        for number, beside in ((total * part / (1.0 - part), True), (total / (1.0 - part), False)):
-            if 0.0 < number < _LARGEST_ADDED:
-                yield _number_statement(words, shift, float(f"{number:.1g}"), beside=beside)
-
-
-def _number_statement(words: str, shift: Shift, number: float, *, beside: bool) -> NamedMistake:
-    divisor = partial(torch.add, other=number) if beside else partial(torch.clamp, min=number)
-    sums = f"their sum and {number:g}" if beside else f"their sum, or {number:g} if larger"
+def _number_statement(words: str, shift: Shift, number: float) -> NamedMistake:
     return statement(
-        f"exponentials: {words}, divided by {sums}",
-        f"the exponentials are {words}, and divided by {sums}",
+        f"exponentials: {words}, divided by their sum and {number:g}",
+        f"the exponentials are {words}, and divided by their sum and {number:g}",
         "subtract each row's largest logit first: the sum is then at least one, and needs no "
         "number beside it",
-        edits=shifted(shift, divisor, wide=False),
+        edits=shifted(shift, partial(torch.add, other=number), wide=False),
     )
 
 
