@@ -6,23 +6,16 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from ..._golden import golden
 from ...clauses.subject import Subject
 from ...problems.inputs import Inputs
-from .returned_weights import LEFT_OUT, Beside, Content, Returned
+from .returned_weights import LEFT_OUT, Beside, Content, Returned, changed_contents
 
 # The clauses that judge returned log-sum-exps.
 OF_LOG_SUM_EXPS: Final = ("lse.golden", "lse.merge")
-_CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    ("the negatives of the log-sum-exps", torch.neg),
-    ("the log-sum-exps of the first head, for all of them", lambda a: a[:, :1].expand_as(a)),
-    ("the log-sum-exps of the first batch item, for all of them", lambda a: a[:1].expand_as(a)),
-    ("the log-sum-exps of the first query, for all of them", lambda a: a[..., :1].expand_as(a)),
-    ("the log-sum-exps of the query before", lambda a: a.roll(1, -1)),
-    ("the log-sum-exps of the head before", lambda a: a.roll(1, 1)),
+_LAYOUTS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     (
         "the log-sum-exps in the memory of [B, Lq, H], taken for [B, H, Lq]",
         lambda a: a.mT.reshape(a.shape),
@@ -31,8 +24,6 @@ _CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
         "the log-sum-exps in the memory of [B, H, Lq], taken for [B, Lq, H]",
         lambda a: a.reshape(a.mT.shape).mT,
     ),
-    ("the log-sum-exps rounded to bfloat16", lambda a: a.bfloat16().double()),
-    ("the log-sum-exps rounded to float16", lambda a: a.half().double()),
 )
 
 
@@ -75,8 +66,9 @@ def _contents() -> Iterator[Content]:
     yield Content("the largest logits alone", lambda r: _largest(r) * _base(r.subject))
     for words, given in {**LEFT_OUT, "the scale": {"given_scale": 1.0}}.items():
         yield Content(f"the log-sum-exps without {words}", _leave_out(given))
-    for words, change in _CHANGES:
+    for words, change in _LAYOUTS:
         yield Content(words, _changed(change))
+    yield from changed_contents("log-sum-exps", "BHQ")
 
 
 def _asked(subject: Subject, inputs: Inputs) -> Inputs:

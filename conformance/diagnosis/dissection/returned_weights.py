@@ -20,6 +20,7 @@ from ...calls.differentiating import NotDifferentiable
 from ...calls.recording import Recording
 from ...clauses.registry import Clause
 from ...clauses.subject import Subject
+from ...operators import functions, moves, roundings_below, sums
 from ...problems.inputs import Inputs
 from ...problems.problem import Problem
 from ...tolerance import model
@@ -155,13 +156,11 @@ def _simple() -> Iterator[Content]:
     yield Content("the softmax over the queries", lambda r: torch.softmax(r.logits, 2))
     yield Content("the softmax over the heads", lambda r: torch.softmax(r.logits, _HEADS))
     yield Content("the pairs that are attended, as ones and zeros", lambda r: r.allowed)
-    yield Content("zeros", lambda r: torch.zeros_like(r.exact))
     yield Content(
         "the same weight for every key that is attended",
         lambda r: r.allowed / r.allowed.sum(-1, keepdim=True).clamp_min(1.0),
     )
     yield Content("one for the largest weight of a row, zero for others", _largest)
-    yield Content("the softmax of the weights", lambda r: torch.softmax(r.exact, -1))
 
 
 # What a call may give, left out, with words.
@@ -205,30 +204,6 @@ def _largest(returned: Returned) -> Tensor:
     return torch.nn.functional.one_hot(weights.argmax(-1), weights.shape[-1]).double()
 
 
-_CHANGES: Final[tuple[tuple[str, Change], ...]] = (
-    ("the weights with queries and keys exchanged", lambda w: w.mT),
-    ("the weights with heads and queries exchanged", lambda w: w.transpose(1, 2)),
-    ("the weights with the heads in reverse order", lambda w: w.flip(_HEADS)),
-    ("the weights with the keys in reverse order", lambda w: w.flip(-1)),
-    ("the weights with the queries in reverse order", lambda w: w.flip(2)),
-    ("the weights of the first batch item, for all of them", lambda w: w[:1].expand_as(w)),
-    ("the weights of the first head, for all of them", lambda w: w[:, :1].expand_as(w)),
-    ("the weights of the last head, for all of them", lambda w: w[:, -1:].expand_as(w)),
-    ("the weights of the first query, for all of them", lambda w: w[:, :, :1].expand_as(w)),
-    ("the weights of the last query, for all of them", lambda w: w[:, :, -1:].expand_as(w)),
-    ("the weights of the head before", lambda w: w.roll(1, _HEADS)),
-    ("the weights of the head after", lambda w: w.roll(-1, _HEADS)),
-    ("the weights of the batch item before", lambda w: w.roll(1, 0)),
-    ("the weights of the key before", lambda w: w.roll(1, -1)),
-    ("the weights of the key after", lambda w: w.roll(-1, -1)),
-    ("the weights averaged over the queries", lambda w: w.mean(2, keepdim=True).expand_as(w)),
-    ("the weights averaged over the batch", lambda w: w.mean(0, keepdim=True).expand_as(w)),
-    ("the squares of the weights", torch.square),
-    ("the roots of the weights", torch.sqrt),
-    ("one minus the weights", lambda w: 1.0 - w),
-    ("the sums of the weights so far", lambda w: w.cumsum(-1)),
-    ("the weights divided by the largest of each row", lambda w: w / w.amax(-1, keepdim=True)),
-)
 _REDUCTIONS: Final[tuple[tuple[str, Change], ...]] = (
     ("the mean of the weights over the heads", lambda w: w.mean(_HEADS, keepdim=True)),
     ("the sum of the weights over the heads", lambda w: w.sum(_HEADS, keepdim=True)),
@@ -265,8 +240,15 @@ def _changed(change: Change, *, everywhere: bool = False, squeezed: bool = False
     return values
 
 
+def changed_contents(noun: str, axes: str) -> Iterator[Content]:
+    """Yield the right tensor, changed by each operator of its axes that needs nothing else."""
+    for operator in (*moves(axes), *sums(axes), *functions(axes), *roundings_below()):
+        if not golden.reads_besides(operator.change):
+            yield Content(f"{noun} that are {operator.words}", _changed(operator.change))
+
+
 def _weight_contents() -> Iterator[Content]:
-    for words, change in (*_CHANGES, *_SHAPES):
+    for words, change in _SHAPES:
         yield Content(words, _changed(change))
     yield Content("the weights with an axis of groups and one of their heads", _grouped)
     for words, change in _REDUCTIONS:
@@ -275,7 +257,11 @@ def _weight_contents() -> Iterator[Content]:
         yield Content(f"{words}, [B, Lq, Lk]", _changed(change, squeezed=True))
 
 
-CONTENTS: Final[tuple[Content, ...]] = (*_weight_contents(), *_simple())
+CONTENTS: Final[tuple[Content, ...]] = (
+    *_weight_contents(),
+    *_simple(),
+    *changed_contents("weights", "BHQK"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)

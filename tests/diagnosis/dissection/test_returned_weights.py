@@ -80,7 +80,7 @@ def names(candidate: Candidate, clause: str) -> list[str]:
 @pytest.mark.parametrize(
     ("candidate", "name"),
     [
-        (WeightsOfReversedHeads, "the weights with the heads in reverse order"),
+        (WeightsOfReversedHeads, "weights that are those of the head counted from the end"),
         (WeightsWithoutBias, "the weights without the numbers of an additive mask"),
         (
             WeightsBeforeSoftmax,
