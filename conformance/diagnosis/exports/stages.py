@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, Final
@@ -21,6 +21,7 @@ from ...problems.inputs import Inputs
 from ...tolerance.attention_bound import one_sided_bound
 from ...tolerance.layer import head_errors
 from ...tolerance.spread import EXACT, Carried
+from ..lines.steps import arrangements
 
 Shape = tuple[int, ...]
 
@@ -31,41 +32,11 @@ def views(tensor: Tensor, shape: Shape) -> Iterator[Tensor]:
     Axes may be permuted; items and heads folded (items first); heads and head size packed (heads
     first); heads cut into groups; the axis of a single item missing.
     """
-    items, heads, length, size = shape
-    if tensor.numel() != items * heads * length * size:
-        return
-    for folded in (shape, (items * heads, length, size), (items, length, heads * size)):
-        for seen in _reorder(tensor, folded):
-            yield _unfolded(seen, folded, shape)
-    yield from _leaner(tensor, shape)
-
-
-def _reorder(tensor: Tensor, wanted: Shape) -> Iterator[Tensor]:
-    if sorted(tensor.shape) != sorted(wanted):
-        return
-    for order in itertools.permutations(range(tensor.dim())):
-        if all(tensor.shape[axis] == size for axis, size in zip(order, wanted, strict=True)):
-            yield tensor.permute(order)
-
-
-def _unfolded(seen: Tensor, folded: Shape, shape: Shape) -> Tensor:
-    items, heads, length, size = shape
-    if len(folded) == len(shape):
-        return seen
-    if folded == (items * heads, length, size):
-        return seen.reshape(shape)
-    return seen.reshape(items, length, heads, size).transpose(1, 2)
-
-
-def _leaner(tensor: Tensor, shape: Shape) -> Iterator[Tensor]:
-    items, heads, length, size = shape
-    if tensor.dim() > len(shape):
+    if tensor.dim() > len(shape) and tensor.numel() == math.prod(shape):
         yield tensor.reshape(shape)
-    elif items == 1:
-        for seen in _reorder(tensor, (heads, length, size)):
-            yield seen.reshape(shape)
-        for seen in _reorder(tensor, (length, heads * size)):
-            yield seen.reshape(length, heads, size).transpose(0, 1).reshape(shape)
+    for order in arrangements("BNQD", shape, tuple(tensor.shape)):
+        places = sorted(range(len(order)), key=order.__getitem__)
+        yield tensor.reshape([shape[axis] for axis in order]).permute(places)
 
 
 # In the order of the computation; after the heads comes the output.
