@@ -16,7 +16,6 @@ from ...calls.calling import arguments, guarded
 from ...clauses.subject import Subject
 from ...graphs.opened import OpenedGraph, Stages
 from ...graphs.process import Setting
-from ...oracle.oracle import known_weights
 from ...problems.inputs import Inputs
 from ...tolerance.attention_bound import one_sided_bound
 from ...tolerance.layer import head_errors
@@ -107,11 +106,11 @@ class Held:
         return head_errors(evaluation, self.contract)
 
     def _projected_right(self, name: str) -> bool:
-        place = ("query", "key", "value").index(name)
-        error = getattr(self._errors, name)
-        repeated = self._heads(place)
+        error, sizes = getattr(self._errors, name), self.inputs.geometry
+        point = self.subject.declaration.semantics
+        repeated = golden.repeat_heads(self.core.run[f"given_{name}"], sizes.num_heads, point)
         bound = torch.zeros_like(repeated) if error is None else error
-        count = self.core.query.shape[1] if place == 0 else self.inputs.geometry.num_kv_heads
+        count = sizes.num_heads if name == "query" else sizes.num_kv_heads
         for wanted, allowed in self._choose_heads(repeated, bound, count):
             for seen in views(self.tapped[name], tuple(wanted.shape)):
                 if _within(seen, wanted, allowed) or (
@@ -119,19 +118,6 @@ class Held:
                 ):
                     return True
         return False
-
-    def _heads(self, place: int) -> Tensor:
-        inputs, point = self.inputs, self.subject.declaration.semantics
-        sizes = inputs.geometry
-        count = sizes.num_heads if place == 0 else sizes.num_kv_heads
-        tokens = (inputs.query, inputs.key, inputs.value)[place].double()
-        if inputs.is_layer:
-            letter, weights = "qkv"[place], known_weights(inputs)
-            has_bias = (point.query_bias, point.key_bias, point.value_bias)[place]
-            bias = getattr(weights, f"{letter}_bias") if has_bias else None
-            projected = golden.project(tokens, getattr(weights, letter), bias)
-            tokens = golden.split_heads(projected, count, point)
-        return golden.repeat_heads(tokens, sizes.num_heads, point)
 
     def _choose_heads(
         self, repeated: Tensor, bound: Tensor, count: int
