@@ -179,7 +179,10 @@ def _both_show(promises: Promises, one: NamedMistake, two: NamedMistake) -> bool
     point = subject.declaration.semantics
     if set(one.changes) & set(two.changes):
         return False
-    if any(not m.speaks_at(point) or (m.changes and m.at(point) == point) for m in (one, two)):
+    if any(
+        not m.speaks_at(point) or (m.changes and m.changed_point(point) == point)
+        for m in (one, two)
+    ):
         return False
     return _shows_beside(subject, problems, one, two) and _shows_beside(subject, problems, two, one)
 

@@ -23,15 +23,15 @@ from .backward import (
     BACKWARD,
     BOTH_PASSES,
     BOTH_PASSES_OF_LAYER,
-    of_memory,
-    of_table,
-    of_temperature,
-    of_weight,
     outer,
+    sum_to_memory,
+    sum_to_table,
+    sum_to_temperature,
+    sum_to_weight,
     summed_groups,
 )
-from .choices import at_point, counts, edits_of, hide, modify, slope_of_function
-from .forward import FORWARD, Sizes, beside_memory, unread
+from .choices import choose_point, counts, edits_of, hide, modify, slope_of_function
+from .forward import FORWARD, Sizes, append_column, unread
 from .heads import merge_heads, project, split_heads
 from .layer import (
     LAYER,
@@ -95,10 +95,10 @@ __all__ = [
     "alibi_slopes",
     "always",
     "angles_at",
-    "at_point",
+    "append_column",
     "attend",
     "attended_keys",
-    "beside_memory",
+    "choose_point",
     "counts",
     "cut_heads",
     "distances",
@@ -114,10 +114,6 @@ __all__ = [
     "normalise_heads",
     "normalised_gradient",
     "norms",
-    "of_memory",
-    "of_table",
-    "of_temperature",
-    "of_weight",
     "outer",
     "parted_heads",
     "position_heads",
@@ -147,6 +143,10 @@ __all__ = [
     "softmax",
     "split_heads",
     "structural_mask",
+    "sum_to_memory",
+    "sum_to_table",
+    "sum_to_temperature",
+    "sum_to_weight",
     "summed_groups",
     "temper",
     "turn_heads",

@@ -24,7 +24,7 @@ from .checks import (
     check_tensor,
     check_window,
 )
-from .choices import at_point
+from .choices import choose_point
 from .forward import FORWARD, SOFTMAX, shared
 from .program import Edit, Run
 from .relative import check_table
@@ -228,7 +228,7 @@ def run_of_attention(
     given = given_options(_check_shapes(query, key, value), **options)
     given |= {"given_query": query.double(), "given_key": key.double()}
     given["given_value"] = value.double()
-    return Run(at_point(FORWARD, semantics), given)
+    return Run(choose_point(FORWARD, semantics), given)
 
 
 def given_options(
@@ -282,7 +282,7 @@ def evaluation_of(run: Run, semantics: Semantics) -> Attention:
     if not unchanged:
         given = run.edited(Edit("joined_key", lambda given_key: given_key))
         if semantics.qk_norm_over == "all-heads":  # a norm reads a key that any head reads
-            given = given.edited(Edit("unread_keys", change=_of_no_head))
+            given = given.edited(Edit("unread_keys", change=_unread_by_all))
         of_every_head = given["key"]
     run.forget_but(RESULTS)
     return Attention(
@@ -297,7 +297,7 @@ def evaluation_of(run: Run, semantics: Semantics) -> Attention:
     )
 
 
-def _of_no_head(unread_keys: Tensor) -> Tensor:
+def _unread_by_all(unread_keys: Tensor) -> Tensor:
     return unread_keys.all(dim=-3, keepdim=True)
 
 
@@ -339,7 +339,9 @@ def softmax(logits: Tensor, axis: str = "key", *, sinks: Tensor | None = None) -
     known = axis in _SOFTMAX_AXES
     check_argument(known, "axis", f"is {axis!r}, not one of {', '.join(_SOFTMAX_AXES)}")
     given = {"logits": logits, "given_sinks": None if sinks is None else sinks.double()}
-    program = SOFTMAX if axis == "key" else at_point(SOFTMAX, STANDARD.replace(softmax_axis=axis))
+    program = (
+        SOFTMAX if axis == "key" else choose_point(SOFTMAX, STANDARD.replace(softmax_axis=axis))
+    )
     shares: Tensor = Run(program, given)["shares"]
     return shares
 

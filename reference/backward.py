@@ -43,22 +43,24 @@ def outer(gradient: Tensor, tokens: Tensor) -> Tensor:
     return gradient.flatten(0, 1).mT @ tokens.flatten(0, 1)
 
 
-def of_temperature(gradient: Tensor, heads: Tensor, temperature: Tensor | None) -> Tensor | None:
+def sum_to_temperature(
+    gradient: Tensor, heads: Tensor, temperature: Tensor | None
+) -> Tensor | None:
     """The gradient of temperatures ``[H]`` from that of heads ``[B, H, L, D]`` times them."""
     return None if temperature is None else (gradient * heads).sum(dim=(-4, -2, -1))
 
 
-def of_tokens(gradient: Tensor, memory: Tensor | None) -> Tensor:
+def drop_memory(gradient: Tensor, memory: Tensor | None) -> Tensor:
     """The gradient of the tokens of a call, without that of a memory behind them."""
     return gradient if memory is None else gradient[..., :-1, :]
 
 
-def of_memory(gradient: Tensor, memory: Tensor | None) -> Tensor | None:
+def sum_to_memory(gradient: Tensor, memory: Tensor | None) -> Tensor | None:
     """The gradient of a memory ``[Hkv, D]``, which stands behind the tokens of every item."""
     return None if memory is None else gradient[..., -1, :].sum(dim=-3)
 
 
-def of_table(gradient: Tensor, buckets: Tensor | None, table: Tensor | None) -> Tensor | None:
+def sum_to_table(gradient: Tensor, buckets: Tensor | None, table: Tensor | None) -> Tensor | None:
     """The gradient of a table ``[N, H]`` from that of the logits ``[B, H, Lq, Lk]``."""
     if table is None or buckets is None:
         return None
@@ -69,7 +71,7 @@ def of_table(gradient: Tensor, buckets: Tensor | None, table: Tensor | None) -> 
     return by_head.mT
 
 
-def of_weight(gradient: Tensor, heads: Tensor, weight: Tensor | None) -> Tensor | None:
+def sum_to_weight(gradient: Tensor, heads: Tensor, weight: Tensor | None) -> Tensor | None:
     """The gradient of learned factors ``[D]`` or ``[H*D]`` from that of heads times them."""
     if weight is None:
         return None
@@ -79,7 +81,7 @@ def of_weight(gradient: Tensor, heads: Tensor, weight: Tensor | None) -> Tensor 
 
 
 # Reads the results of FORWARD's stages, and the gradient of the heads' output.
-BACKWARD: Final = Program.of(
+BACKWARD: Final = Program.unedited(
     Stage(
         "live_weights",
         "BHQK",
@@ -131,7 +133,7 @@ BACKWARD: Final = Program.of(
     Stage("value_gradient", "BGKV", Rewired(summed_groups, ("value_gradients", "sizes"))),
     # Gradients before the rotation, then before the normalisation.
     Stage("turned_query_gradient", "BHQD", lambda query_gradient: query_gradient),
-    Stage("turned_key_gradient", "BGKD", Rewired(of_tokens, ("key_gradient", "bias_k"))),
+    Stage("turned_key_gradient", "BGKD", Rewired(drop_memory, ("key_gradient", "bias_k"))),
     Stage(
         "weighed_query_gradient", "BHQD", Rewired(temper, ("turned_query_gradient", "temperature"))
     ),
@@ -145,32 +147,32 @@ BACKWARD: Final = Program.of(
         "given_query_gradient", "BHQD", lambda normalised_query_gradient: normalised_query_gradient
     ),
     Stage("given_key_gradient", "BGKD", lambda normalised_key_gradient: normalised_key_gradient),
-    Stage("given_value_gradient", "BGKV", Rewired(of_tokens, ("value_gradient", "bias_v"))),
+    Stage("given_value_gradient", "BGKV", Rewired(drop_memory, ("value_gradient", "bias_v"))),
     # Gradients of learned arguments.
     Stage(
         "temperature_gradient",
         "H",
-        Rewired(of_temperature, ("turned_query_gradient", "weighed_query", "temperature")),
+        Rewired(sum_to_temperature, ("turned_query_gradient", "weighed_query", "temperature")),
     ),
     Stage(
         "query_norm_weight_gradient",
         "D",
-        Rewired(of_weight, ("weighed_query_gradient", "normalised_query", "query_norm_weight")),
+        Rewired(sum_to_weight, ("weighed_query_gradient", "normalised_query", "query_norm_weight")),
     ),
     Stage(
         "key_norm_weight_gradient",
         "D",
-        Rewired(of_weight, ("turned_key_gradient", "normalised_key", "key_norm_weight")),
+        Rewired(sum_to_weight, ("turned_key_gradient", "normalised_key", "key_norm_weight")),
     ),
     Stage(
         "relative_table_gradient",
         "NH",
-        lambda logit_gradient, bias_slope, buckets, relative_table: of_table(
+        lambda logit_gradient, bias_slope, buckets, relative_table: sum_to_table(
             logit_gradient * bias_slope, buckets, relative_table
         ),
     ),
-    Stage("bias_k_gradient", "GD", Rewired(of_memory, ("key_gradient", "bias_k"))),
-    Stage("bias_v_gradient", "GV", Rewired(of_memory, ("value_gradient", "bias_v"))),
+    Stage("bias_k_gradient", "GD", Rewired(sum_to_memory, ("key_gradient", "bias_k"))),
+    Stage("bias_v_gradient", "GV", Rewired(sum_to_memory, ("value_gradient", "bias_v"))),
     Stage(
         "alibi_slopes_gradient",
         "BH",
@@ -183,12 +185,12 @@ BACKWARD: Final = Program.of(
         ),
     ),
 )
-BOTH_PASSES: Final = Program.of(
+BOTH_PASSES: Final = Program.unedited(
     *FORWARD.stages, Stage("output_gradient", "BHQV", lambda upstream: upstream), *BACKWARD.stages
 )
 
 
-def _of_projection(role: str) -> tuple[Stage, ...]:
+def _projection_stages(role: str) -> tuple[Stage, ...]:
     """The gradients of a role's tokens, matrix and bias."""
     behind, tokens = f"projected_{role}_gradient", f"{role}_tokens"
     return (
@@ -203,12 +205,12 @@ def _over_tokens(gradient: Tensor) -> Tensor:
     return gradient.sum(dim=(0, 1))
 
 
-BOTH_PASSES_OF_LAYER: Final = Program.of(
+BOTH_PASSES_OF_LAYER: Final = Program.unedited(
     *LAYER.stages,
     Stage("merged_gradient", "BQE", lambda upstream, o: upstream if o is None else upstream @ o),
     Stage("output_gradient", "BHQV", Rewired(split_heads, ("merged_gradient", "num_heads"))),
     *BACKWARD.stages,
     Stage("o_gradient", "EE", Rewired(outer, ("upstream", "merged"))),
     Stage("o_bias_gradient", "E", Rewired(_over_tokens, ("upstream",))),
-    *(stage for role in ("query", "key", "value") for stage in _of_projection(role)),
+    *(stage for role in ("query", "key", "value") for stage in _projection_stages(role)),
 )

@@ -27,7 +27,7 @@ _POINTWISE: Final = 2.0**-6
 
 
 @lru_cache(maxsize=1024)
-def at_point(program: Program, point: Semantics) -> Program:
+def choose_point(program: Program, point: Semantics) -> Program:
     """A program with the choices of a point, as far as it has the edited stages."""
     return program.edited(edits_of(point))
 
@@ -37,14 +37,14 @@ def edits_of(point: Semantics) -> tuple[Edit, ...]:
     if point == STANDARD:
         return ()
     return (
-        *_of_tables(point),
-        *_of_heads(point),
-        *_of_scores(point),
-        *_of_masks(point),
-        *_of_softmax(point),
-        *_of_influence(point),
-        *_of_layers(point),
-        *_of_backward(point),
+        *_table_edits(point),
+        *_head_edits(point),
+        *_score_edits(point),
+        *_mask_edits(point),
+        *_softmax_edits(point),
+        *_influence_edits(point),
+        *_layer_edits(point),
+        *_backward_edits(point),
     )
 
 
@@ -60,9 +60,9 @@ def counts(point: Semantics, *, causal: bool, masked: bool, query_length: int) -
     return rule != "mask-only", rule != "causal-only"
 
 
-def _of_tables(point: Semantics) -> Iterator[Edit]:
+def _table_edits(point: Semantics) -> Iterator[Edit]:
     if point.causal_alignment == "top-left":
-        yield Edit("positions", _from_first_key)
+        yield Edit("positions", _places_from_first_key)
     if point.causal_by == "positions":
         yield Edit(
             "ahead",
@@ -100,11 +100,11 @@ def _of_tables(point: Semantics) -> Iterator[Edit]:
         )
 
 
-def _from_first_key(given_query: Tensor) -> Tensor:
+def _places_from_first_key(given_query: Tensor) -> Tensor:
     return torch.arange(given_query.shape[-2], device=given_query.device)
 
 
-def _of_heads(point: Semantics) -> Iterator[Edit]:
+def _head_edits(point: Semantics) -> Iterator[Edit]:
     normalise = partial(normalise_heads, semantics=point)
     if point.qk_norm != "none" and not point.normalises_late:
         yield Edit("normalised_query", change=normalise)
@@ -133,7 +133,7 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
         yield Edit(
             "joined_key",
             change=Rewired(
-                partial(_behind_turned, point=point),
+                partial(_prepare_other_keys, point=point),
                 (
                     *("turned_key", "given_key", "key_positions"),
                     *("given_tables", "turned_keys", "key_weight"),
@@ -146,7 +146,7 @@ def _of_heads(point: Semantics) -> Iterator[Edit]:
         yield Edit("shared_value", lambda every_value, sizes: _tiled(every_value, sizes))
 
 
-def _behind_turned(
+def _prepare_other_keys(
     turned_key: Tensor,
     given_key: Tensor,
     positions: Tensor | None,
@@ -167,7 +167,7 @@ def _tiled(heads: Tensor, sizes: Sizes) -> Tensor:
     return torch.cat([heads] * (sizes.num_heads // sizes.num_kv_heads), dim=-3)
 
 
-def _of_scores(point: Semantics) -> Iterator[Edit]:
+def _score_edits(point: Semantics) -> Iterator[Edit]:
     if (point.scale, point.scale_factor) != (STANDARD.scale, STANDARD.scale_factor):
         yield Edit(
             "default_scale",
@@ -304,7 +304,7 @@ def hide(logits: Tensor, admitted: Tensor, point: Semantics) -> Tensor:
     return operations[point.mask_operation]()
 
 
-def _of_masks(point: Semantics) -> Iterator[Edit]:
+def _mask_edits(point: Semantics) -> Iterator[Edit]:
     if (point.mask_operation, point.mask_fill) != (STANDARD.mask_operation, STANDARD.mask_fill):
         yield Edit("masked", lambda biased, admitted: hide(biased, admitted, point))
     if point.mask_operation == "multiply-weights":
@@ -315,10 +315,10 @@ def _of_masks(point: Semantics) -> Iterator[Edit]:
         yield Edit("logits", lambda masked, softcap: cap(masked, softcap))
 
 
-def _of_softmax(point: Semantics) -> Iterator[Edit]:
+def _softmax_edits(point: Semantics) -> Iterator[Edit]:
     if point.softmax_axis == "key":
         if point.null_key:
-            yield Edit("sinks", _with_null_key)
+            yield Edit("sinks", _join_null_key)
         return
     yield Edit("sinks", lambda: None)  # another axis knows none
     if point.softmax_axis == "none":
@@ -335,7 +335,7 @@ def _of_softmax(point: Semantics) -> Iterator[Edit]:
     yield Edit("total", lambda exponentials: exponentials.sum(dim=dim, keepdim=True).clamp_min(1.0))
 
 
-def _with_null_key(given_sinks: Tensor | None, logits: Tensor) -> Tensor:
+def _join_null_key(given_sinks: Tensor | None, logits: Tensor) -> Tensor:
     """The logits of each head's sink and of a key of zeros, as one."""
     null = logits.new_zeros(logits.shape[-3])
     return null if given_sinks is None else torch.logaddexp(given_sinks, null)
@@ -351,7 +351,7 @@ def excludes_exactly(point: Semantics, *, capped: bool) -> bool:
     )
 
 
-def _of_influence(point: Semantics) -> Iterator[Edit]:
+def _influence_edits(point: Semantics) -> Iterator[Edit]:
     """Edits for ignored keys with influence, and else for the answers of rows without keys."""
     exact = excludes_exactly(point, capped=False)
     if not excludes_exactly(point, capped=True):
@@ -383,7 +383,7 @@ def _mean_of_admitted(shares: Tensor, empty: Tensor, structure: Tensor) -> Tenso
     return torch.where(empty.unsqueeze(-1), uniform, shares)
 
 
-def _of_layers(point: Semantics) -> Iterator[Edit]:
+def _layer_edits(point: Semantics) -> Iterator[Edit]:
     if point.head_split != "blocks":
         split = partial(split_heads, semantics=point)
         yield Edit(
@@ -400,7 +400,7 @@ def _of_layers(point: Semantics) -> Iterator[Edit]:
         yield Edit("merged", lambda output: merge_heads(output, point))
 
 
-def _of_backward(point: Semantics) -> Iterator[Edit]:
+def _backward_edits(point: Semantics) -> Iterator[Edit]:
     """Edits of the gradients through prepared heads, other head groups, and scores."""
     back = partial(normalised_gradient, semantics=point)
     if point.rotary != "none":

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from .normalisation import by_head, temper, weigh
+from .normalisation import split_by_head, temper, weigh
 from .program import Program, Rewired, Stage
 from .rotary import angles_at
 
@@ -47,7 +47,7 @@ def sizes(given_query: Tensor, given_key: Tensor, given_value: Tensor) -> Sizes:
     )
 
 
-def from_last_key(given_query: Tensor, given_key: Tensor) -> Tensor:
+def places_from_last_key(given_query: Tensor, given_key: Tensor) -> Tensor:
     """The key position of each query ``[Lq]``, the last query standing at the last key."""
     last = given_key.shape[-2]
     return torch.arange(last - given_query.shape[-2], last, device=given_query.device)
@@ -94,7 +94,7 @@ def admitted(structure: Tensor, by_mask: Tensor, scores_shape: tuple[int, ...]) 
     return (structure & by_mask).expand(scores_shape)
 
 
-def beside_memory(
+def append_column(
     table: Tensor | None, scores_shape: tuple[int, ...], bias_k: Tensor | None, *, entry: float
 ) -> Tensor | None:
     """A table of keys with one more column of equal entries, if every query has a memory key."""
@@ -104,7 +104,7 @@ def beside_memory(
     return torch.cat([whole, table.new_full((*table.shape[:-1], 1), entry)], dim=-1)
 
 
-def with_memory(heads: Tensor, memory: Tensor | None) -> Tensor:
+def append_memory(heads: Tensor, memory: Tensor | None) -> Tensor:
     """Heads ``[B, Hkv, Lk, D]`` with a memory ``[Hkv, D]`` behind the last token, if given."""
     if memory is None:
         return heads
@@ -140,7 +140,7 @@ def shared(heads: Tensor, num_heads: int) -> Tensor:
     return heads if group == 1 else heads.repeat_interleave(group, dim=-3)
 
 
-def without(heads: Tensor, unread: Tensor | None) -> Tensor:
+def zero_unread(heads: Tensor, unread: Tensor | None) -> Tensor:
     """Zeros where nobody reads: junk must not matter, but 0 * NaN is NaN."""
     return heads if unread is None else heads.masked_fill(unread, 0.0)
 
@@ -197,8 +197,8 @@ def weighed(
     """The weighted values; an empty row may read values that other rows must not meet."""
     if not bool(empty.any()):
         return weights @ value
-    output = weights @ without(shared_value, unread(allowed))
-    of_empty = weights @ without(shared_value, unread(weights.abs() > 0))
+    output = weights @ zero_unread(shared_value, unread(allowed))
+    of_empty = weights @ zero_unread(shared_value, unread(weights.abs() > 0))
     return torch.where(empty.unsqueeze(-1), of_empty, output)
 
 
@@ -214,7 +214,7 @@ _TABLES: Final = (
     # Whether causality, and whether the mask, count in a call that gives them.
     Stage("counted", "", lambda causal: (causal, True)),
     # Places in memory, for causality and windows; and positions.
-    Stage("positions", "Q", from_last_key),
+    Stage("positions", "Q", places_from_last_key),
     Stage("query_places", "Q", places_of_queries),
     Stage("key_places", "K", places_of_keys),
     Stage("ahead", "QK", ahead),
@@ -230,13 +230,13 @@ _TABLES: Final = (
     Stage(
         "admitted",
         "BHQK",
-        Rewired(partial(beside_memory, entry=True), ("own_admitted", "scores_shape", "bias_k")),
+        Rewired(partial(append_column, entry=True), ("own_admitted", "scores_shape", "bias_k")),
     ),
     Stage("counted_bias", "BHQK", lambda given_bias, counted: given_bias if counted[1] else None),
     Stage(
         "bias",
         "BHQK",
-        Rewired(partial(beside_memory, entry=0.0), ("counted_bias", "scores_shape", "bias_k")),
+        Rewired(partial(append_column, entry=0.0), ("counted_bias", "scores_shape", "bias_k")),
     ),
     Stage("attended", "BHQK", attended),
 )
@@ -246,8 +246,8 @@ _FORWARD: Final = (
     Stage("normalised_query", "BHQD", lambda given_query: given_query),
     Stage("normalised_key", "BGKD", lambda given_key: given_key),
     # Learned factors behind the norm, and one of all scores of a head.
-    Stage("query_weight", "HD", Rewired(by_head, ("query_norm_weight", "given_query"))),
-    Stage("key_weight", "GD", Rewired(by_head, ("key_norm_weight", "given_key"))),
+    Stage("query_weight", "HD", Rewired(split_by_head, ("query_norm_weight", "given_query"))),
+    Stage("key_weight", "GD", Rewired(split_by_head, ("key_norm_weight", "given_key"))),
     Stage("weighed_query", "BHQD", Rewired(weigh, ("normalised_query", "query_weight"))),
     Stage("weighed_key", "BGKD", Rewired(weigh, ("normalised_key", "key_weight"))),
     Stage("tempered_query", "BHQD", Rewired(temper, ("weighed_query", "temperature"))),
@@ -264,13 +264,13 @@ _FORWARD: Final = (
     Stage("turned_key", "BGKD", lambda stretched_key: stretched_key),
     # With the keys of a cache that are given turned.
     Stage("joined_key", "BGKD", lambda turned_key: turned_key),
-    Stage("every_key", "BGKD", Rewired(with_memory, ("joined_key", "bias_k"))),
+    Stage("every_key", "BGKD", Rewired(append_memory, ("joined_key", "bias_k"))),
     Stage("shared_key", "BHKD", lambda every_key, sizes: shared(every_key, sizes.num_heads)),
     Stage("value_heads", "BGKV", lambda given_value: given_value),
-    Stage("every_value", "BGKV", Rewired(with_memory, ("value_heads", "bias_v"))),
+    Stage("every_value", "BGKV", Rewired(append_memory, ("value_heads", "bias_v"))),
     Stage("shared_value", "BHKV", lambda every_value, sizes: shared(every_value, sizes.num_heads)),
     Stage("unread_keys", "BHK1", lambda attended: unread(attended)),
-    Stage("key", "BHKD", lambda shared_key, unread_keys: without(shared_key, unread_keys)),
+    Stage("key", "BHKD", lambda shared_key, unread_keys: zero_unread(shared_key, unread_keys)),
     Stage("default_scale", "", lambda sizes: max(sizes.head_size, 1) ** -0.5),
     Stage(
         "scale",
@@ -294,10 +294,12 @@ _FORWARD: Final = (
     Stage("weights", "BHQK", lambda shares: shares),
     Stage("unread_values", "BHK1", lambda allowed, weights: unread(allowed | (weights.abs() > 0))),
     Stage(
-        "value", "BHKV", lambda shared_value, unread_values: without(shared_value, unread_values)
+        "value",
+        "BHKV",
+        lambda shared_value, unread_values: zero_unread(shared_value, unread_values),
     ),
     Stage("output", "BHQV", weighed),
 )
-SOFTMAX: Final = Program.of(*_SOFTMAX)
-TABLES: Final = Program.of(*_TABLES)
-FORWARD: Final = Program.of(*_FORWARD)
+SOFTMAX: Final = Program.unedited(*_SOFTMAX)
+TABLES: Final = Program.unedited(*_TABLES)
+FORWARD: Final = Program.unedited(*_FORWARD)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .attention import MEMORY, Attention, check_order, evaluation_of, given_options
 from .checks import check_argument, check_divides, check_size, check_tensor
-from .choices import at_point
+from .choices import choose_point
 from .forward import FORWARD
 from .heads import merge_heads, project, split_heads
 from .program import Program, Run, Stage
@@ -75,7 +75,7 @@ def project_heads(merged: Tensor, o: Tensor | None, o_bias: Tensor | None) -> Te
 
 
 # The heads of a layer's tokens, attention, merged heads and the output projection.
-LAYER: Final = Program.of(
+LAYER: Final = Program.unedited(
     Stage(
         "projected_query",
         "BQE",
@@ -205,7 +205,7 @@ def run_of_layer(
     given |= {n: each.double() for n, each in memory.items() if each is not None}
     given |= {**own, "num_heads": num_heads}
     given["num_kv_heads"] = num_kv_heads
-    return Run(at_point(LAYER, semantics), given)
+    return Run(choose_point(LAYER, semantics), given)
 
 
 def layer_evaluation_of(run: Run, semantics: Semantics) -> MultiHeadAttention:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .checks import check_argument, check_window
-from .choices import at_point
+from .choices import choose_point
 from .forward import TABLES
 from .program import Run
 from .semantics import Semantics
@@ -88,5 +88,5 @@ def _tables(
         "given_key": torch.empty(*shape[:2], shape[3], 0, device=device),
         **options,
     }
-    run = Run(at_point(TABLES, semantics), given)
+    run = Run(choose_point(TABLES, semantics), given)
     return run if rows is None else run.edited(positions=run["positions"][rows])

@@ -49,7 +49,7 @@ def temper(heads: Tensor, temperature: Tensor | None) -> Tensor:
     return heads if temperature is None else heads * temperature[..., None, None]
 
 
-def by_head(weight: Tensor | None, heads: Tensor) -> Tensor | None:
+def split_by_head(weight: Tensor | None, heads: Tensor) -> Tensor | None:
     """Learned factors ``[D]`` of every head, or ``[H*D]``, by head: ``[1, D]`` or ``[H, D]``."""
     return None if weight is None else weight.unflatten(-1, (-1, heads.shape[-1]))
 

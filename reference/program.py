@@ -124,7 +124,7 @@ class Program(NamedTuple):
         return id(self)
 
     @classmethod
-    def of(cls, *stages: Stage) -> Program:
+    def unedited(cls, *stages: Stage) -> Program:
         """A program without edits."""
         steps = {stage.name: step(stage.rule) for stage in stages}
         return cls(stages, (), MappingProxyType(steps))

@@ -216,7 +216,7 @@ def _fits(value: Any) -> bool:
 COPIED_FROM: Final = "CONFORMANCE_COPIED_FROM"
 
 
-def in_repository(path: Path) -> str:
+def path_in_repository(path: Path) -> str:
     """A path relative to its repository, else to the working folder, else in full."""
     path, here = path.resolve(), Path.cwd()
     copied_from = os.environ.get(COPIED_FROM)

@@ -203,7 +203,7 @@ class Share:
     amounts: Mapping[str, float] = field(default_factory=lambda: {"CPU": 1.0})
     accelerator: str = ""
 
-    def with_gpu(self) -> Share:
+    def add_gpu(self) -> Share:
         """The share of a worker whose candidate asks for a GPU."""
         return Share(amounts={"GPU": 1.0, **self.amounts}, accelerator=self.accelerator)
 

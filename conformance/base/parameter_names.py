@@ -152,7 +152,7 @@ def option_of(parameter: inspect.Parameter) -> str:
     words = set(_split(parameter.name))
     for option, option_words in _OPTIONS.items():
         if words & option_words or parameter.name.lower() in option_words:
-            return _as_mask(words, parameter) if option == "mask" else option
+            return _role_of_mask(words, parameter) if option == "mask" else option
     named = _INPUTS.fullmatch(parameter.name.lower())
     return "input" if named and may_be_left_out(parameter) else ""
 
@@ -163,7 +163,7 @@ def may_be_left_out(parameter: inspect.Parameter) -> bool:
     return parameter.default is None or (isinstance(shape, tuple) and 0 in shape)
 
 
-def _as_mask(words: set[str], parameter: inspect.Parameter) -> str:
+def _role_of_mask(words: set[str], parameter: inspect.Parameter) -> str:
     """A switch called mask is the triangle; numbers and texts are no masks."""
     if words & _NO_MASK:
         return ""

@@ -178,8 +178,8 @@ def _place(frames: Frames) -> str:
     raised = telling[-1]
     own = [frame for frame in frames if _is_own(frame)]
     if _is_own(raised) or not own:
-        return _at(raised)
-    return f"{_at(raised)}, called at {_at(own[-1])}"
+        return _place_of(raised)
+    return f"{_place_of(raised)}, called at {_place_of(own[-1])}"
 
 
 def _tells(frame: traceback.FrameSummary) -> bool:
@@ -197,7 +197,7 @@ def _is_installed(frame: traceback.FrameSummary) -> bool:
     return frame.filename.startswith(_INSTALLED) or "site-packages" in frame.filename
 
 
-def _at(frame: traceback.FrameSummary) -> str:
+def _place_of(frame: traceback.FrameSummary) -> str:
     """``attention.py:12``; of a library the path from its package."""
     for folder in _INSTALLED:
         if frame.filename.startswith(folder):
@@ -208,7 +208,7 @@ def _at(frame: traceback.FrameSummary) -> str:
 
 def _line(frame: traceback.FrameSummary) -> str:
     code = f": {frame.line}" if frame.line else ""
-    return f"{_at(frame)} in {frame.name}{code}"
+    return f"{_place_of(frame)} in {frame.name}{code}"
 
 
 def size_text(size: int) -> str:

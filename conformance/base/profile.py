@@ -142,7 +142,7 @@ class GraphOptions:
         }
         return [option for option, value in options.items() if value is not None]
 
-    def beside(self) -> dict[str, str | None]:
+    def record_options(self) -> dict[str, str | None]:
         """The options for the record, from which a replay opens equal candidates."""
         return {
             "source": self.source,
@@ -159,7 +159,7 @@ def read_graph_options(options: Any) -> GraphOptions:
     """The options in the ``beside`` of a record; raises UsageError for anything else."""
     if options is None:
         return NO_GRAPH_OPTIONS
-    names = {*NO_GRAPH_OPTIONS.beside(), "definition"}
+    names = {*NO_GRAPH_OPTIONS.record_options(), "definition"}
     if not isinstance(options, Mapping) or not names >= set(options):
         msg = f"the report's 'beside' is {options!r:.60}: give {', '.join(sorted(names))}"
         raise UsageError(msg)

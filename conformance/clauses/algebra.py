@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..base.results import Violation
 from ..declare.candidate import Candidate
-from ..oracle.comparison import compare, with_relation
+from ..oracle.comparison import add_relation, compare
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
 from ..problems.problem import Problem
@@ -143,7 +143,7 @@ def value_linear(subject: Subject, problem: Problem) -> Finding:
         wording="the answer for v + w and 0 is not the answer for v plus the answer for w",
     )
     binding = bool((judged & (answers[2].abs() > bound)).any())
-    violation = with_relation(
+    violation = add_relation(
         agreement.violation,
         subject.recording,
         expected=[(answer, None) for answer in returned[:2]],

@@ -223,7 +223,7 @@ def dropout(subject: Subject, problem: Problem) -> Finding:
     if kept is None:
         return Finding(inapplicable=reason)
     oracle = subject.gradients.oracle
-    expected = oracle.of_dropped(inputs, upstream, kept)
+    expected = oracle.dropped_gradients(inputs, upstream, kept)
     finding = compare_gradients(subject, inputs, expected, gradients)
     apart = _differs(expected, oracle.answer(inputs, upstream))
     return finding.only_if(apart)

@@ -12,7 +12,7 @@ from ..base.geometry import LENGTHS
 from ..calls.calling import Answer
 from ..calls.devices import taken
 from ..declare.candidate import Candidate
-from ..oracle.comparison import WEIGHT_AXES, Comparison, View, compare, moves, with_relation
+from ..oracle.comparison import WEIGHT_AXES, Comparison, View, add_relation, compare, moves
 from ..oracle.headroom import finite_limit as largest_finite
 from ..oracle.oracle import Golden, known_weights
 from ..oracle.yardstick import Yardstick, fitted_scale_error
@@ -185,7 +185,7 @@ def relate(
     if weighed and counterfactual is not None and second_golden is not None:
         other = golden_at(subject, second[0], counterfactual)
         binding = moves(second_golden, other, allowed, judged)
-    violation = with_relation(
+    violation = add_relation(
         agreement.violation, subject.recording, expected=[(first[1], view)], got=[(second[1], None)]
     )
     return Finding(binding=binding, margin=agreement.margin, violation=violation)

@@ -11,7 +11,7 @@ from torch import Tensor
 from .._golden import golden
 from ..calls.calling import CandidateFailure
 from ..declare.declaration import PADDED_QUERIES
-from ..oracle.comparison import compare, moves, with_relation
+from ..oracle.comparison import add_relation, compare, moves
 from ..oracle.oracle import evaluate
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for
@@ -112,7 +112,7 @@ def unaffected(
         free = dirty.without_mask() if counterfactual is None else counterfactual
         junked = free.with_tokens(query=dirty.query, key=dirty.key, value=dirty.value)
         binding = moves(golden_output, subject.oracle.output(junked), allowed, judged)
-    violation = with_relation(
+    violation = add_relation(
         agreement.violation,
         subject.recording,
         expected=[(clean_answer, None)],
@@ -219,7 +219,9 @@ def padded_queries(subject: Subject, problem: Problem) -> Finding:
     if others.kind or subject.declaration.padded_rows == "any":
         return Finding.of(others, binding=binding)
     point = subject.declaration.semantics
-    zeros = subject.oracle.at(inputs, subject.oracle.point(inputs).replace(empty_rows="zeros"))
+    zeros = subject.oracle.answer_at(
+        inputs, subject.oracle.point(inputs).replace(empty_rows="zeros")
+    )
     rows = inputs.answer_rows(absent.expand(inputs.score_shape[:3]), point)
     own = compare(
         answer,

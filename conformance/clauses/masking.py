@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..calls.calling import arguments
 from ..declare.candidate import Candidate
-from ..oracle.extreme_logits import along_one_channel, single_key_inputs
+from ..oracle.extreme_logits import keep_one_channel, single_key_inputs
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for, mask_sizes
 from ..problems.memory_layouts import STRIDED
@@ -374,7 +374,7 @@ def single_key(subject: Subject, problem: Problem) -> Finding:
     target, low = case = _single_key_case(subject, drawn, problem.seed)
     live = 0 if drawn.mask_form == "lengths" else problem.seed % drawn.geometry.key_length
     if case == ONE_PRODUCT:
-        drawn = along_one_channel(drawn, live=live)
+        drawn = keep_one_channel(drawn, live=live)
     inputs, judged = single_key_inputs(drawn, live=live, target=target, low=low)
     fill = subject.declaration.semantics.replace(mask_operation="add", mask_fill=-target / 2)
     expected = subject.golden(inputs)

@@ -82,7 +82,7 @@ def _reachable(inputs: Inputs, expected: Golden | None) -> Iterator[tuple[str, T
 
 def _golden_again(subject: Subject, inputs: Inputs, expected: Golden) -> bool:
     """Whether the golden answer computed once more is the same, but for float64's own rounding."""
-    again = subject.oracle.at(inputs, subject.declaration.semantics)
+    again = subject.oracle.answer_at(inputs, subject.declaration.semantics)
     looser = (again.bound > GROSS * expected.bound) & expected.judged
     return not moves(expected.output, again.output, expected.bound, expected.judged) and not bool(
         looser.any()

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..calls.differentiating import INPUT_NAMES, NotDifferentiable
 from ..declare.candidate import Candidate
 from ..declare.declaration import CACHE_WRITE, SEQUENCES
-from ..oracle.comparison import compare, moves, with_relation
+from ..oracle.comparison import add_relation, compare, moves
 from ..problems.inputs import Inputs
 from ..problems.mask_patterns import NO_KEYS, NO_QUERIES, NO_TOKENS
 from ..problems.materialise import generator_for
@@ -322,7 +322,7 @@ def _undisturbed(subject: Subject, inputs: Inputs, other: Inputs, stays: Tensor)
     binding = bool(judged.any())
     if binding and golden_output is not None:
         binding = moves(golden_output, subject.oracle.output(_leaking(other)), allowed, judged)
-    violation = with_relation(
+    violation = add_relation(
         agreement.violation,
         subject.recording,
         expected=[(first, None)],

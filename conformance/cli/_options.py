@@ -111,7 +111,7 @@ def file_option(*names: str, metavar: str = "FILE", **more: Any) -> Decorator:
     return click.option(*names, type=click.Path(path_type=Path), metavar=metavar, **more)
 
 
-def to_file_or_output(text: str) -> str:
+def output_help(text: str) -> str:
     """The help of an option whose file may be ``-``."""
     return f"{text.removesuffix('.')} (- for standard output)."
 
@@ -123,7 +123,7 @@ def expected_failures_option(text: str) -> Decorator:
 
 def json_option(text: str) -> Decorator:
     """``--json FILE``, the argument ``json_path`` of the command."""
-    return file_option("--json", "json_path", help=to_file_or_output(text))
+    return file_option("--json", "json_path", help=output_help(text))
 
 
 class NumberRange(click.FloatRange):
@@ -335,14 +335,14 @@ _CLUSTER: Final = (
 
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options of a run on a cluster; ``on_cluster`` obeys them."""
+    """Give a command the options of a run on a cluster; ``cluster_at`` obeys them."""
     for option in reversed(_CLUSTER):
         command = option(command)
     return command
 
 
 @contextlib.contextmanager
-def on_cluster(
+def cluster_at(
     options: RunOptions, address: str | None, per_worker: tuple[str, ...], jobs: int | None
 ) -> Iterator[Cluster | None]:
     """The cluster at an address, None without one; raises UsageError."""

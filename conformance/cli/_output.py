@@ -18,7 +18,7 @@ from ..base.printable_text import is_on_github, no_commands, printable
 from ..base.record import record_text
 from ..errors import UsageError
 from ..views import TERMINAL, VIEWS, View
-from ._options import Decorator, to_file_or_output
+from ._options import Decorator, output_help
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -167,7 +167,7 @@ def _option(view: View) -> Decorator:
         view.parameter,
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help=to_file_or_output(view.help),
+        help=output_help(view.help),
     )
 
 
@@ -218,7 +218,7 @@ def keep_so_far(json_path: Path, record: Mapping[str, Any]) -> None:
             write_text(record_text(record), json_path)
 
 
-def as_written(files: str, use: Callable[[], Made]) -> Made:
+def use_as_written(files: str, use: Callable[[], Made]) -> Made:
     """The result of ``use`` on records of files; raises UsageError for inconsistent parts.
 
     Reading a record checks the parts that all records have; tensors and the like fail in use.

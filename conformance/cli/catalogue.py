@@ -16,13 +16,13 @@ from ._help import Command
 from ._options import (
     PROFILE,
     SEED,
+    cluster_at,
     cluster_options,
     file_option,
     json_option,
-    on_cluster,
+    output_help,
     separated,
     timeout_option,
-    to_file_or_output,
 )
 from ._output import check_files, printing, progress_bar, stream_for, write_to
 from .completion import complete_explained, complete_targets
@@ -119,11 +119,11 @@ def explain_command(*, names: tuple[str, ...]) -> int:
 @cluster_options
 @timeout_option("Stop a mistake that gives no answer for so long: it is caught.")
 @json_option("Write the record there.")
-@file_option("--html", "html_path", help=to_file_or_output("Write the matrix as a page."))
+@file_option("--html", "html_path", help=output_help("Write the matrix as a page."))
 @file_option(
     "--markdown",
     "markdown_path",
-    help=to_file_or_output("Write the matrix as markdown."),
+    help=output_help("Write the matrix as markdown."),
 )
 def teeth_command(
     *,
@@ -167,7 +167,7 @@ def teeth_command(
         not_mistakes=skip,
         thorough=not first,
     )
-    with progress_bar() as progress, on_cluster(options, cluster, per_worker, jobs) as machines:
+    with progress_bar() as progress, cluster_at(options, cluster, per_worker, jobs) as machines:
         many = (jobs or default_jobs()) if machines is None else machines.jobs
         pace = Pace(jobs=many, timeout=timeout, first=first)
         make_pool = WorkerPool if machines is None else machines.make_pool

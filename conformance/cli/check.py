@@ -33,13 +33,13 @@ from ._options import (
     STRICT,
     UNCHECKED,
     ConfiguredCommand,
+    cluster_at,
     cluster_options,
     expected_failures_option,
     file_option,
     is_strict,
     json_option,
     long_options,
-    on_cluster,
     read_long,
     timeout_option,
 )
@@ -288,7 +288,7 @@ def check_command(
         first = (*failed, *(SOONEST if soonest else ()))
         with (
             progress_bar() as progress,
-            on_cluster(options, cluster, per_worker, work.jobs) as machines,
+            cluster_at(options, cluster, per_worker, work.jobs) as machines,
             contextlib.nullcontext() if changes is None else changes.ending(),
         ):
             report = check(

@@ -25,12 +25,12 @@ from ._options import (
     STRICT,
     UNCHECKED,
     NumberRange,
+    cluster_at,
     cluster_options,
     expected_failures_option,
     file_option,
     is_strict,
     json_option,
-    on_cluster,
     timeout_option,
 )
 from ._output import (
@@ -38,7 +38,6 @@ from ._output import (
     STANDARD_OUTPUT,
     VERBOSE,
     Files,
-    as_written,
     check_files,
     check_not_read,
     printing,
@@ -46,6 +45,7 @@ from ._output import (
     show_run,
     stream_for,
     tell_github,
+    use_as_written,
     view_options,
     write_to,
     write_views,
@@ -136,20 +136,20 @@ def compare_command(
             skip=skip,
             unchecked=unchecked,
         )
-        with on_cluster(options, cluster, per_worker, None) as machines:
+        with cluster_at(options, cluster, per_worker, None) as machines:
             run = _run(options, machines, expected_failures, strict=strict, timeout=timeout)
         sources = [ComparedRecord(name=JUST_NOW, record=run), *sources]
     named = ", ".join(map(str, files)) or "this run"
-    record = as_written(named, lambda: joined(sources))
+    record = use_as_written(named, lambda: joined(sources))
     record["fail_on"] = "should" if strict else "must"
     try:
         if json_path is not None:
             write_to(record_text(record), json_path)
-        as_written(named, lambda: _write(record, views))
+        use_as_written(named, lambda: _write(record, views))
     finally:  # the result is shown although a disk is full
         stream = stream_for(views, json_path)
         with printing(stream):
-            as_written(named, lambda: show_comparison(record, stream))
+            use_as_written(named, lambda: show_comparison(record, stream))
     return exit_code(record, strict=strict)
 
 
@@ -234,13 +234,13 @@ def diff_command(
         msg = f"--margin-ratio is {margin_ratio}: give a number above 1, such as 2"
         raise UsageError(msg)
     named, records = f"{old} or {new}", (read_record(old), read_record(new))
-    changes = as_written(named, lambda: difference(*records, ratio=margin_ratio))
+    changes = use_as_written(named, lambda: difference(*records, ratio=margin_ratio))
     try:
         _write_diff(changes, json_path, markdown_path)
     finally:  # the result is shown although a disk is full
         stream = stream_for(views, json_path)
         with printing(stream):
-            as_written(named, lambda: show_diff(changes, stream))
+            use_as_written(named, lambda: show_diff(changes, stream))
     return EXIT_RED if changes["worse"] else EXIT_OK
 
 
@@ -299,7 +299,7 @@ def merge_command(
     check_not_read(shards, written, "one of the shards", "another name")
     check_files(views, {"--json": json_path})
     named = ", ".join(map(str, shards))
-    record = as_written(named, lambda: merge_shards(read_shards(shards)))
+    record = use_as_written(named, lambda: merge_shards(read_shards(shards)))
     record["fail_on"] = "should" if strict else "must"
     try:
         write_views(record, views, json_path)
@@ -334,17 +334,17 @@ def render_command(*, report: Path, views: Files, github: bool | None, verbosity
     terminal = views.get(TERMINAL.option)
     files = {option: path for option, path in views.items() if option != TERMINAL.option}
     if terminal == STANDARD_OUTPUT or not (views or github):
-        as_written(str(report), lambda: _show(record, verbosity))
+        use_as_written(str(report), lambda: _show(record, verbosity))
     elif terminal is not None:
-        write_to(as_written(str(report), lambda: _as_text(record, verbosity)), terminal)
-    as_written(str(report), lambda: write_views(record, files))
+        write_to(use_as_written(str(report), lambda: _terminal_text(record, verbosity)), terminal)
+    use_as_written(str(report), lambda: write_views(record, files))
     if github:
         with printing():
-            as_written(str(report), lambda: tell_github(record, stream_for(views)))
+            use_as_written(str(report), lambda: tell_github(record, stream_for(views)))
     return 0
 
 
-def _as_text(record: Mapping[str, Any], verbosity: int) -> str:
+def _terminal_text(record: Mapping[str, Any], verbosity: int) -> str:
     from ..views.terminal import render_terminal  # noqa: PLC0415 (loads rich)
 
     return render_terminal(record, verbosity)

@@ -15,7 +15,7 @@ from ..base.record import read_record
 from ..errors import UsageError
 from ._help import Command
 from ._options import Decorator, file_option, timeout_option
-from ._output import as_written, printing, progress_bar
+from ._output import printing, progress_bar, use_as_written
 from .completion import complete_files
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def explain_failure_command(*, reference: str, candidate: str | None, dtype: str
         show_failure(case.candidate, case.clause, sys.stdout, report=report)
 
     with printing(sys.stdout):
-        as_written(report, tell)
+        use_as_written(report, tell)
     return 0
 
 
@@ -130,7 +130,7 @@ def replay_command(
     from ..views.tool_texts import show_count, show_replay  # noqa: PLC0415
 
     report = str(report_path(reference))
-    failures = as_written(report, lambda: cases(reference, candidate, dtype=dtype))
+    failures = use_as_written(report, lambda: cases(reference, candidate, dtype=dtype))
     if script_path is not None:
         failures = single(failures, script_path)
     _require_consent(failures, target, trust=trust)
@@ -148,7 +148,7 @@ def replay_command(
                     write_script(result.clause, source, script_path)
 
     with progress_bar() as progress:
-        as_written(report, lambda: again(progress))
+        use_as_written(report, lambda: again(progress))
     with printing():
         show_count(outcomes, stream)
     return int(any(outcome != "passes" for outcome in outcomes))
@@ -197,13 +197,13 @@ def bundle_command(
     from ..views.tool_texts import show_bundle  # noqa: PLC0415
 
     report = report_path(reference)
-    failures = as_written(str(report), lambda: cases(reference, candidate, dtype=dtype))
+    failures = use_as_written(str(report), lambda: cases(reference, candidate, dtype=dtype))
     (case,) = single(failures, option="conformance bundle")
     folder = folder_for(case, output)
     if not recorded:
         _require_consent([case], target, trust=trust, instead="take --recorded, ")
     with progress_bar() as progress:
-        bundled = as_written(
+        bundled = use_as_written(
             str(report),
             lambda: bundle(
                 case,

@@ -141,7 +141,7 @@ class BatteryAnswer:
     def _all_finite(self) -> bool:
         return bool(np.isfinite(self.array).all())
 
-    def _as_close(self, left: float, judged: Array | None) -> bool:
+    def _is_as_close(self, left: float, judged: Array | None) -> bool:
         if self._least is not None and left <= model.AS_CLOSE * self._typical(self._least, judged):
             return True
         if left > model.AS_CLOSE * self.exact.most_bound:
@@ -220,7 +220,7 @@ class BatteryAnswer:
             left, distance = _size(error), self._distance
         else:
             left, distance = _size(error[judged]), _size(self._error[judged & self._numbers])
-        if left <= model.MUCH_CLOSER * distance or self._as_close(left, judged):
+        if left <= model.MUCH_CLOSER * distance or self._is_as_close(left, judged):
             return True
         if acted.stepwise:
             return False
@@ -301,14 +301,14 @@ class RowComparison:
     @torch.inference_mode()
     def _compared(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
         if not answer.fits:
-            return self._of_another_shape(mistake, answer)
+            return self._compare_other_shape(mistake, answer)
         right, judged = self._right_and_judged(answer)
         none = torch.zeros_like(right)
         without = Rows(made=none, spared=none, unexplained=judged & ~right)
         if not self.acted.touches(mistake, answer.inputs):
             return without
         try:
-            acted = self.acted.of(mistake, answer.inputs)
+            acted = self.acted.answer(mistake, answer.inputs)
         except NotExpressible:
             return replace(without, unable=judged & right)
         if acted.output.shape != answer.output.shape:
@@ -320,11 +320,11 @@ class RowComparison:
             judged = judged & ~unjudged.expand(answer.output.shape).any(dim=-1)
         return _rows(answer, acted, right, judged)
 
-    def _of_another_shape(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
+    def _compare_other_shape(self, mistake: NamedMistake, answer: BatteryAnswer) -> Rows | None:
         if not self.acted.touches(mistake, answer.inputs):
             return None
         try:
-            agrees = answer.agrees(self.acted.of(mistake, answer.inputs))
+            agrees = answer.agrees(self.acted.answer(mistake, answer.inputs))
         except NotExpressible:
             return None
         every = torch.ones(answer.exact.output.shape[:-1], dtype=torch.bool)

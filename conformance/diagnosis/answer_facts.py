@@ -21,10 +21,11 @@ from .agreement import BatteryAnswer
 from .battery import answer_to, plainest_wrong
 from .conditions import CONDITIONS, Condition, size_limit
 from .dissection.influence import influence_facts
-from .dissection.layer_weights import with_values_of_one
-from .dissection.reading import in_digits
-from .mistaken_answer import DiagnosedSubject, declared_with_every_key
-from .narrowing import in_words, telling_apart
+from .dissection.layer_weights import set_values_to_one
+from .dissection.reading import digits_of
+from .mistaken_answer import DiagnosedSubject
+from .mistakes.named_mistake import read_every_key
+from .narrowing import say_limits, telling_apart
 from .neighbours import right_with_fewer
 
 # The clause that compares the answers of two devices.
@@ -134,7 +135,7 @@ def _gather(
         common += right_with_fewer(subject, plainest_wrong([*wrong, *further]), answer_to)
     if one is not None:
         which = "this example" if one is shown else "the plainest wrong problem"
-        example += _of_answer(subject, facts, one, which)
+        example += _describe_answer(subject, facts, one, which)
     if not only_shown:
         if one is not None:
             facts["repeats"] = repeats(subject, one)
@@ -153,7 +154,7 @@ def _plainest(wrong: Sequence[BatteryAnswer]) -> BatteryAnswer | None:
     )
 
 
-def _of_answer(
+def _describe_answer(
     subject: Subject, facts: dict[str, Any], answer: BatteryAnswer, which: str
 ) -> list[str]:
     exact = subject.golden(answer.inputs)
@@ -205,7 +206,9 @@ def _listed(indices: list[int]) -> str:
 def _sizes(facts: dict[str, Any], actual: Tensor, expected: Tensor, bound: Tensor) -> list[str]:
     error = (actual - expected).abs()
     facts["largest_error"] = float(error.max())
-    texts = [f"the largest error is {facts['largest_error']:.3g}{_in_bounds(facts, error, bound)}"]
+    texts = [
+        f"the largest error is {facts['largest_error']:.3g}{_describe_bounds(facts, error, bound)}"
+    ]
     if not bool(actual.any()):
         facts["answer"] = "zero"
         return [*texts, "the answer is zero there"]
@@ -222,7 +225,7 @@ def _sizes(facts: dict[str, Any], actual: Tensor, expected: Tensor, bound: Tenso
     return texts
 
 
-def _in_bounds(facts: dict[str, Any], error: Tensor, bound: Tensor) -> str:
+def _describe_bounds(facts: dict[str, Any], error: Tensor, bound: Tensor) -> str:
     allowed = bound > 0.0
     if not bool(allowed.any()):
         return " where the answer must be exact"
@@ -264,7 +267,7 @@ def _values_of_one(
     subject: Subject, facts: dict[str, Any], wrong: Sequence[BatteryAnswer]
 ) -> list[str]:
     plain = next((answer for answer in wrong if not answer.inputs.masked), None)
-    ones = None if plain is None else with_values_of_one(subject, plain.inputs)
+    ones = None if plain is None else set_values_to_one(subject, plain.inputs)
     if ones is None or ones.mode == "memory" or facts.get("repeats") is False:
         return []
     try:
@@ -279,11 +282,11 @@ def _values_of_one(
         # Rows whose answer is zero are not wrong at these values: the fact would say nothing.
         return [] if facts.get("answer") == "zero" else ["values that are all one stay so"]
     facts["ones_become"] = [least, most]
-    said = ["NaN"] if math.isnan(least) else dict.fromkeys(map(in_digits, (least, most)))
+    said = ["NaN"] if math.isnan(least) else dict.fromkeys(map(digits_of, (least, most)))
     return [f"values that are all one become {' to '.join(said)}"]
 
 
-def on_device_alone(
+def add_device_alone(
     subject: Subject, entries: list[dict[str, Any]], problem: Problem | None
 ) -> list[dict[str, Any]]:
     """Add to entries that the call is answered rightly on the CPU, if it is."""
@@ -301,7 +304,7 @@ def on_device_alone(
     return [{**entry, "text": f"{entry['text']}; {alone}"} for entry in entries]
 
 
-def with_raising_calls(subject: Subject, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def add_raising_calls(subject: Subject, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Add to the first entry a sentence about other calls, if many of these raise.
 
     A single mistake may cause both, for example a reversed condition that leaves a result
@@ -363,7 +366,7 @@ def which_go_wrong(
     facts["never_with"] = [one.name for one in never]
     text = f"{len(wrong)} of {len(observed)} problems go wrong"
     if only:
-        text += f", only those {in_words(only)}"
+        text += f", only those {say_limits(only)}"
     if never:
         text += f", none {' or '.join(one.words for one in never)}"
     return text
@@ -460,8 +463,7 @@ def _spoken(wrong: Sequence[BatteryAnswer], right: Sequence[BatteryAnswer]) -> l
 
 
 def _has_extreme_logits(answer: BatteryAnswer) -> bool:
-    core = declared_with_every_key(answer.exact)
-    scores = core.scale * core.query @ core.key.mT
+    scores = read_every_key(answer.exact.core.run)["scores"]
     return bool((scores.abs() > EXTREME).any())
 
 

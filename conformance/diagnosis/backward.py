@@ -91,14 +91,14 @@ class BackwardDiagnostician:
         if not wrong:
             if blamed := self._blamed_elsewhere(clause, problem):
                 return blamed
-            explanations = _by_clause(clause, problem)
+            explanations = _mistakes_of_clause(clause, problem)
         else:
-            explanations = self._by_gradients(every) or self._read(every)
+            explanations = self._explain_gradients(every) or self._read(every)
             rounded = [] if explanations else self._rounded(every)
             if rounded:
                 return rounded
             if not explanations and all(each.wrong == ("bias",) for each in wrong):
-                explanations = _by_clause(clause, problem)
+                explanations = _mistakes_of_clause(clause, problem)
             if not explanations:
                 return [_unknown(every, wrong)]
         if any(mistake.right_without for mistake in explanations) and self._answers_wrong(problem):
@@ -122,7 +122,7 @@ class BackwardDiagnostician:
         answer = answer_to(self.subject, self.subject.inputs(problem))
         return answer is None or answer.margin > 1.0
 
-    def _by_gradients(self, every: Sequence[ObservedGradients]) -> list[NamedMistake]:
+    def _explain_gradients(self, every: Sequence[ObservedGradients]) -> list[NamedMistake]:
         ordered, declared = sorted(every, key=_dearness), self.subject.declaration
         made = {m.name: m for m in BACKWARD if _explains(m, ordered)}
         rules = (declared.masks, declared.causal, "window" in declared.features)
@@ -228,7 +228,7 @@ def _is_rounded(observed: ObservedGradients, names: Collection[str], dtype: torc
     return True
 
 
-def _by_clause(clause: str, problem: Problem) -> list[NamedMistake]:
+def _mistakes_of_clause(clause: str, problem: Problem) -> list[NamedMistake]:
     unstepped = [mistake for mistake in BACKWARD if not mistake.backward]
     options = [mistake for mistake in unstepped if mistake.right_without]
     for mistake in unstepped:

@@ -453,12 +453,12 @@ def _stretched(subject: Subject, sizes: tuple[int, ...] = _APART) -> Iterator[In
     for target, low in (*both, *((target, True) for target in _LOW_TARGETS)):
         stretched = single_key_inputs(drawn, live=0, target=target, low=low)[0]
         if drawn.mode == "self":
-            stretched = _without_squares(subject, drawn, stretched, target, low=low)
+            stretched = _limit_squares(subject, drawn, stretched, target, low=low)
         if largest_product(subject.golden(stretched).core) < torch.finfo(drawn.query.dtype).max:
             yield stretched  # what overflows in half precision would hide every mistake
 
 
-def _without_squares(
+def _limit_squares(
     subject: Subject, drawn: Inputs, stretched: Inputs, target: float, *, low: bool
 ) -> Inputs:
     """Return self-attention whose relevant logits stay near the target.

@@ -150,8 +150,8 @@ def _observed(subject: Subject, inputs: Inputs) -> Iterator[_Call]:
             in_slots(one, at, present, junk, after=False)
             for one, junk in zip(heads, at.store.junk, strict=True)
         )
-        after = map(taken, given[0][1:3])
-        after = after if axes.endswith("SHD") else (cache.transpose(1, 2) for cache in after)
+        written = map(taken, given[0][1:3])
+        after = (one if axes.endswith("SHD") else one.transpose(1, 2) for one in written)
         yield _Call(at, (key, value), tuple(before), tuple(after))  # type: ignore[arg-type]
 
 
@@ -180,9 +180,9 @@ def _ways() -> Iterator[tuple[str, Write]]:
     for size in ASSUMED_SIZES[1:]:
         words = f"{_WRITTEN} to the slot of a page whose number is taken modulo {size}"
         yield words, partial(_modulo, size=size)
-    for one in moves("BQHD"):
-        words = one.words.replace("queries", "tokens").replace("query", "token")
-        yield f"{_WRITTEN} as {words}", partial(_moved, change=one.change)
+    for move in moves("BQHD"):
+        words = move.words.replace("queries", "tokens").replace("query", "token")
+        yield f"{_WRITTEN} as {words}", partial(_moved, change=move.change)
 
 
 def _elsewhere(call: _Call, *, reading: Reading) -> Caches:

@@ -146,7 +146,7 @@ def race_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
 
         if others() < _AT_FIRST:
             return None
-        with _on_one_processor(processors):
+        with _keep_to_one_processor(processors):
             alike = not others()
         if alike and others() >= _AT_FIRST:  # no state that has settled meanwhile
             return {
@@ -161,7 +161,7 @@ def race_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
 
 
 @contextmanager
-def _on_one_processor(processors: set[int]) -> Iterator[None]:
+def _keep_to_one_processor(processors: set[int]) -> Iterator[None]:
     """Run all threads of this process on one processor.
 
     Threads that are started meanwhile inherit the processor of their parent.

@@ -52,11 +52,17 @@ class Condition:
         )
 
 
-def _of_form(form: str, words: str) -> Condition:
+def _option(
+    name: str, noun: str, holds: Callable[[Inputs], bool], *, implies: str = ""
+) -> Condition:
+    return Condition(name, f"with {noun}", holds, implies, f"without {noun}")
+
+
+def _form_condition(form: str, words: str) -> Condition:
     return Condition(form, words, lambda inputs: inputs.mask_form == form, implies="mask")
 
 
-def _of_sizes(
+def _size_condition(
     fields: str,
     name: str,
     words: str,
@@ -75,29 +81,27 @@ def _of_sizes(
 
 
 CONDITIONS: Final[tuple[Condition, ...]] = (
-    Condition("mask", "with a mask", has_mask, otherwise="without a mask"),
-    _of_form("keep", "with a mask of what to keep"),
-    _of_form("drop", "with a mask of what to drop"),
-    _of_form("keep_int", "with an integer mask"),
-    _of_form("bias", "with an additive mask"),
-    _of_form("lengths", "with lengths"),
-    *(_of_form(form, f"with a mask by {form}") for form in STRUCTURED_FORMS),
-    Condition("causal", "with the causal flag", has_causal, otherwise="without the causal flag"),
-    Condition(
-        "scale", "with a scale of the call", has_scale, otherwise="without a scale of the call"
-    ),
-    Condition("softcap", "with a softcap", has_softcap, otherwise="without a softcap"),
-    Condition("window", "with a window", has_window, otherwise="without a window"),
-    Condition("sinks", "with sinks", has_sinks, otherwise="without sinks"),
-    Condition("cache", "with cached keys", has_cache, otherwise="without cached keys"),
-    _of_sizes(
+    _option("mask", "a mask", has_mask),
+    _form_condition("keep", "with a mask of what to keep"),
+    _form_condition("drop", "with a mask of what to drop"),
+    _form_condition("keep_int", "with an integer mask"),
+    _form_condition("bias", "with an additive mask"),
+    _form_condition("lengths", "with lengths"),
+    *(_form_condition(form, f"with a mask by {form}") for form in STRUCTURED_FORMS),
+    _option("causal", "the causal flag", has_causal),
+    _option("scale", "a scale of the call", has_scale),
+    _option("softcap", "a softcap", has_softcap),
+    _option("window", "a window", has_window),
+    _option("sinks", "sinks", has_sinks),
+    _option("cache", "cached keys", has_cache),
+    _size_condition(
         "num_heads",
         "several heads",
         "with several heads",
         lambda sizes: sizes.num_heads > 1,
         otherwise="with one head",
     ),
-    _of_sizes(
+    _size_condition(
         "num_heads num_kv_heads",
         "grouped heads",
         "where heads share keys and values",
@@ -105,28 +109,28 @@ CONDITIONS: Final[tuple[Condition, ...]] = (
         implies="several heads",
         otherwise="where each head has its own keys and values",
     ),
-    _of_sizes(
+    _size_condition(
         "batch",
         "several items",
         "with several batch items",
         lambda sizes: sizes.batch > 1,
         otherwise="with one batch item",
     ),
-    _of_sizes(
+    _size_condition(
         "key_length",
         "many keys",
         f"with more than {MANY_KEYS} keys",
         lambda sizes: sizes.key_length > MANY_KEYS,
         otherwise=f"with at most {MANY_KEYS} keys",
     ),
-    _of_sizes(
+    _size_condition(
         "query_length key_length",
         "unequal lengths",
         "with more or fewer keys than queries",
         lambda sizes: sizes.query_length != sizes.key_length,
         otherwise="with as many keys as queries",
     ),
-    _of_sizes(
+    _size_condition(
         "query_length key_length",
         "more queries",
         "with more queries than keys",
@@ -208,7 +212,7 @@ def plainest(least: int, most: int) -> int:
 def _multiple_of(field: str, number: int) -> Condition:
     of = f"the {_COUNTS[field]}"
     odd = number == 2  # noqa: PLR2004 (there is a word for it)
-    return _of_sizes(
+    return _size_condition(
         field,
         f"{field} % {number}",
         f"where {of} is odd" if odd else f"where {number} does not divide {of}",
@@ -233,7 +237,7 @@ def _is_power_of_two(number: int) -> bool:
 
 def _power_of_two(field: str) -> Condition:
     of = f"the {_COUNTS[field]}"
-    return _of_sizes(
+    return _size_condition(
         field,
         f"{field} no power of two",
         f"where {of} is no power of two",
@@ -244,7 +248,7 @@ def _power_of_two(field: str) -> Condition:
 
 def _one_past(name: str, field: str, number: int) -> Condition:
     words = f"where the number of {name} is"
-    return _of_sizes(
+    return _size_condition(
         field,
         f"{name} % {number} == 1",
         f"{words} one more than a multiple of {number}",
@@ -253,9 +257,9 @@ def _one_past(name: str, field: str, number: int) -> Condition:
     )
 
 
-def _as_many(one: str, other: str) -> Condition:
+def _equal_counts(one: str, other: str) -> Condition:
     words = f"where the {_COUNTS[one]} is"
-    return _of_sizes(
+    return _size_condition(
         f"{one} {other}",
         f"{one} == {other}",
         f"{words} the {_COUNTS[other]}",
@@ -306,7 +310,7 @@ def _hides_the_future(inputs: Inputs) -> bool:
 
 # Conditions that a branch in the code may test, the plainest first.
 FINER: Final[tuple[Condition, ...]] = (
-    _of_sizes(
+    _size_condition(
         "query_length",
         "one query",
         "with one query",
@@ -340,12 +344,11 @@ FINER: Final[tuple[Condition, ...]] = (
         lambda inputs: _keys_of_page(inputs) == 1,
         otherwise="with pages of several slots",
     ),
-    Condition(
+    _option(
         "finite bias",
-        "with finite numbers in an additive mask",
+        "finite numbers in an additive mask",
         lambda inputs: inputs.bias is not None,
         implies="bias",
-        otherwise="without finite numbers in an additive mask",
     ),
     Condition(
         "weights",
@@ -353,25 +356,18 @@ FINER: Final[tuple[Condition, ...]] = (
         lambda inputs: inputs.return_weights,
         otherwise="where no weights are returned",
     ),
-    Condition(
-        "dropout",
-        "with a dropout probability",
-        lambda inputs: inputs.dropout is not None,
-        otherwise="without a dropout probability",
-    ),
-    Condition(
+    _option("dropout", "a dropout probability", lambda inputs: inputs.dropout is not None),
+    _option(
         "nothing before",
-        "with a window of no key before the query",
+        "a window of no key before the query",
         lambda inputs: inputs.window is not None and inputs.window[0] == 0,
         implies="window",
-        otherwise="without a window of no key before the query",
     ),
-    Condition(
+    _option(
         "some after",
-        "with a window that shows keys after the query",
+        "a window that shows keys after the query",
         lambda inputs: inputs.window is not None and inputs.window[1] > 0,
         implies="window",
-        otherwise="without a window that shows keys after the query",
     ),
     Condition(
         "nothing after",
@@ -379,27 +375,26 @@ FINER: Final[tuple[Condition, ...]] = (
         _hides_the_future,
         otherwise="where some key after the query may be attended",
     ),
-    Condition(
+    _option(
         "limited on both sides",
-        "with keys hidden on both sides of the query",
+        "keys hidden on both sides of the query",
         lambda inputs: (
             inputs.window is not None
             and inputs.window[0] >= 0
             and (inputs.causal or inputs.window[1] >= 0)
         ),
         implies="window",
-        otherwise="without keys hidden on both sides of the query",
     ),
     Condition("hiding", "where keys are hidden", hides_keys, otherwise="where no key is hidden"),
     *(scale_below(number) for number in (0.5, 1.0)),
-    _of_sizes(
+    _size_condition(
         "head_size value_head_size",
         "wider values",
         "where values are wider than keys",
         lambda sizes: sizes.value_head_size > sizes.head_size,
         otherwise="where values are no wider than keys",
     ),
-    _of_sizes(
+    _size_condition(
         "head_size value_head_size",
         "narrower values",
         "where values are narrower than keys",
@@ -413,7 +408,7 @@ FINER: Final[tuple[Condition, ...]] = (
     ),
     *(_multiple_of("head_size", number) for number in (2, 4, 8, 16)),
     *(_multiple_of(field, 2) for field in ("num_heads", "batch", "value_head_size")),
-    _of_sizes(
+    _size_condition(
         "num_heads num_kv_heads",
         "odd groups",
         "where an odd number of heads shares each key and value",
@@ -431,7 +426,7 @@ FINER: Final[tuple[Condition, ...]] = (
     _varies(2, "queries"),
     # Equal sizes: only then can axes be confused.
     *(
-        _as_many(*fields)
+        _equal_counts(*fields)
         for fields in (
             ("batch", "num_heads"),
             ("query_length", "num_heads"),
@@ -462,7 +457,7 @@ def calls_for_weights(subject: Subject) -> Subject:
     return subject.called_otherwise(asking)
 
 
-def of_calls_for_weights(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def limit_to_calls_for_weights(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Limit entries, in their text, to calls that return the weights."""
     return [
         {**entry, "text": f"{entry['text']} (only where the weights are returned)"}

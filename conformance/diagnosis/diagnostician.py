@@ -19,7 +19,7 @@ from .agreement import BatteryAnswer, fails_alike
 from .backward import BackwardDiagnostician, loses_history, passes_anew
 from .battery import Observation, answer_to, plainest_wrong
 from .cache_writes import explain_writes
-from .conditions import calls_for_weights, of_calls_for_weights
+from .conditions import calls_for_weights, limit_to_calls_for_weights
 from .dissection import returned_weights
 from .dissection.returned_log_sum_exps import LOG_SUM_EXPS, OF_LOG_SUM_EXPS
 from .lines import LineFinder, telling
@@ -28,7 +28,7 @@ from .mistakes import NamedMistake, named_mistakes
 from .pairs import has_no_nan
 from .picture import Illustrator
 from .precision_diagnosis import loses_alike
-from .scale_diagnosis import in_numbers
+from .scale_diagnosis import add_numbers
 from .statement_search import (
     OTHER_VALUES,
     Explanation,
@@ -84,20 +84,20 @@ class Diagnostician:
         if not candidate.golden_known or candidate.kind == "positions":
             return []
         if clause is not None and problem is not None and not clause.explained:
-            entries = self._of_law(clause, problem)
+            entries = self._explain_law(clause, problem)
         else:
             entries = self._explained(clause, problem)
         of_gradients = clause is not None and clause.family == "gradients"
         if not entries or (of_gradients and not self.anything_wrong):
             return entries  # where the answers are right, so are the weights
-        entries = answer_facts.on_device_alone(self.subject, entries, problem)
-        entries = in_numbers(self.subject, entries, problem)
+        entries = answer_facts.add_device_alone(self.subject, entries, problem)
+        entries = add_numbers(self.subject, entries, problem)
         if clause is not None:
-            entries = answer_facts.with_raising_calls(self.subject, entries)
-        told = [self._in_parts(one, clause, problem) for one in self._located(entries, problem)]
+            entries = answer_facts.add_raising_calls(self.subject, entries)
+        told = [self._add_parts(one, clause, problem) for one in self._located(entries, problem)]
         return self._illustrator.illustrated(told, problem)
 
-    def _in_parts(
+    def _add_parts(
         self, entry: dict[str, Any], clause: Clause | None, problem: Problem | None
     ) -> dict[str, Any]:
         named = (one for one in self.explanations if one.entry["name"] == entry["name"])
@@ -146,12 +146,12 @@ class Diagnostician:
         if clause is not None and problem is not None and clause.family == "gradients":
             right = shown is None or shown.margin <= 1.0
             if right or self.anything_wrong:
-                return self._of_gradients(clause, problem)
+                return self._explain_gradients(clause, problem)
         self.ways.base = self.ways.base or problem
         entries = self._entries(self.explanations, clause, problem)
-        if not entries and self.ways.of_first and not self._searched_all:
+        if not entries and self.ways.first_explanations and not self._searched_all:
             self._searched_all = True  # there is another mistake
-            self.explanations.extend(self.ways.of_all)
+            self.explanations.extend(self.ways.all_explanations)
             entries = self._entries(self.explanations, clause, problem)
         if not entries and clause is not None and not self.anything_wrong:
             asked = problem is not None and returned_weights.asks_for_weights(
@@ -166,44 +166,48 @@ class Diagnostician:
             self.explanations.extend(near)
             entries = self._entries(near, clause, problem)
         if not entries and not self.explanations:  # calls on which two options meet tell more
-            self.explanations.extend(self.ways.of_combined)
+            self.explanations.extend(self.ways.combined_explanations)
             entries = self._entries(self.explanations, clause, problem)
         if entries:
             return answer_facts.shared_confidence(entries)
         if clause is None and not self.anything_wrong:
             return []
         written = explain_writes(self.subject, problem)
-        return written or self._of_earlier_calls(problem, shown) or [self._unknown(clause, shown)]
+        return (
+            written
+            or self._explain_by_earlier_calls(problem, shown)
+            or [self._unknown(clause, shown)]
+        )
 
-    def _of_gradients(self, clause: Clause, problem: Problem) -> list[dict[str, Any]]:
+    def _explain_gradients(self, clause: Clause, problem: Problem) -> list[dict[str, Any]]:
         if not self.anything_wrong:
             wrong_weights = (
                 self._returned_weights if clause.id == returned_weights.OF_WEIGHTS else []
             )
             explained = wrong_weights or self.backward.explain(clause.id, problem)
-            return self._of_second_calls if explained == [earlier.SECOND_CALL] else explained
+            return self._second_call_entries if explained == [earlier.SECOND_CALL] else explained
         # The answers are wrong, and wrong gradients are a consequence.
         if not self.explanations:
-            self.explanations.extend(self.ways.of_combined)
+            self.explanations.extend(self.ways.combined_explanations)
         if self.explanations:
             asked = partial(changes_gradients, self.subject, clause, problem)
             made = [one.entry for one in self.explanations if not one.made or asked(one.made)]
             return answer_facts.shared_confidence(made)
-        return self._of_earlier_calls(None, None) or [self._unknown(clause, None)]
+        return self._explain_by_earlier_calls(None, None) or [self._unknown(clause, None)]
 
-    def _of_earlier_calls(
+    def _explain_by_earlier_calls(
         self, problem: Problem | None, shown: BatteryAnswer | None
     ) -> list[dict[str, Any]]:
-        if self._of_state is not None:
-            self._state = self._of_state
+        if self._state_entry is not None:
+            self._state = self._state_entry
             return [self._state]
         kept = problem is not None and not self.anything_wrong
         if kept and problem is not None and earlier.keeps_state(self.subject, problem):
-            return self._of_second_calls
-        order = self._of_order(problem, shown)
+            return self._second_call_entries
+        order = self._order_entry(problem, shown)
         return [order] if order else []
 
-    def _of_order(self, problem: Problem | None, shown: BatteryAnswer | None) -> dict[str, Any]:
+    def _order_entry(self, problem: Problem | None, shown: BatteryAnswer | None) -> dict[str, Any]:
         own = problem if shown is not None and shown.margin > 1.0 else None
         if self._state and own is not None:  # the call that this answer is wrong after
             return earlier.order_entry(self.subject, own) or self._state
@@ -257,14 +261,14 @@ class Diagnostician:
         return entry
 
     @cached_property
-    def _of_state(self) -> dict[str, Any] | None:
+    def _state_entry(self) -> dict[str, Any] | None:
         return earlier.state_entry(self.subject)
 
     @cached_property
-    def _of_second_calls(self) -> list[dict[str, Any]]:
+    def _second_call_entries(self) -> list[dict[str, Any]]:
         """The entries if first calls are answered rightly and second calls are not."""
         second = Diagnostician(earlier.second_calls(self.subject), self.mistakes)
-        return earlier.of_second_calls(second.explain())
+        return earlier.limit_to_second_calls(second.explain())
 
     @cached_property
     def backward(self) -> BackwardDiagnostician:
@@ -272,17 +276,20 @@ class Diagnostician:
         return BackwardDiagnostician(self.subject)
 
     @cached_property
-    def _for_weights(self) -> Diagnostician:
+    def _diagnostician_for_weights(self) -> Diagnostician:
         return Diagnostician(calls_for_weights(self.subject), self.mistakes)
 
     @cached_property
     def _returned_weights(self) -> list[dict[str, Any]]:
         """The entries of what is returned in place of the weights; empty if they are right."""
-        if self._for_weights.anything_wrong:
-            told, wrong = self._for_weights.explain(), "wrong where the weights are returned"
-            named = {one.entry["name"] for one in self._for_weights.explanations}
+        if self._diagnostician_for_weights.anything_wrong:
+            told, wrong = (
+                self._diagnostician_for_weights.explain(),
+                "wrong where the weights are returned",
+            )
+            named = {one.entry["name"] for one in self._diagnostician_for_weights.explanations}
             told = [entry for entry in told if entry["name"] in named]  # nothing of earlier calls
-            return of_calls_for_weights(told) or [
+            return limit_to_calls_for_weights(told) or [
                 answer_facts.unnamed_entry(f"answers are {wrong}")
             ]
         asked = self.subject, self.mistakes, self._acted
@@ -298,7 +305,7 @@ class Diagnostician:
     @property
     def observed(self) -> list[BatteryAnswer]:
         """The answers to the battery, as far as needed, or the answers to explain."""
-        enough = self.ways.of_first and not self._searched_all
+        enough = self.ways.first_explanations and not self._searched_all
         return self._observation.first if enough else self._observation.whole
 
     @cached_property
@@ -314,7 +321,7 @@ class Diagnostician:
 
         Explanations of failing problems are added later.
         """
-        return list(self.ways.of_first or self.ways.of_all)
+        return list(self.ways.first_explanations or self.ways.all_explanations)
 
     @property
     def misplacing(self) -> frozenset[str]:
@@ -348,7 +355,10 @@ class Diagnostician:
             kept_here = kept if earlier.makes_law_fail(*asked) else ""
             if name := next(names, "") or kept_here:
                 return str(name)
-            ways = lambda: self._returned_weights, lambda: self._for_weights.explanations
+            ways = (
+                lambda: self._returned_weights,
+                lambda: self._diagnostician_for_weights.explanations,
+            )
             if name := weights_follow(*asked, *ways):
                 return name
             if not self.explanations and earlier.compares_wrong_answers(*asked):
@@ -362,7 +372,7 @@ class Diagnostician:
         alone = self._failing_alone(one.made, clause, problem)
         return str(alone[0].name if len(alone) == 1 else one.entry["name"])
 
-    def _of_law(self, clause: Clause, problem: Problem) -> list[dict[str, Any]]:
+    def _explain_law(self, clause: Clause, problem: Problem) -> list[dict[str, Any]]:
         """Return the entries behind a failed clause that only compares answers.
 
         Either a known explanation breaks the clause, or earlier calls do.
@@ -375,9 +385,9 @@ class Diagnostician:
             return entries
         unseen = not self._state and not self.anything_wrong
         if unseen and earlier.keeps_state(self.subject, problem):
-            return self._of_second_calls
+            return self._second_call_entries
         # The first entry names all later failures, so the deciding call is looked for.
-        kept = self._state or self._of_state or earlier.order_entry(self.subject, problem)
+        kept = self._state or self._state_entry or earlier.order_entry(self.subject, problem)
         self._state = kept or earlier.EARLIER_CALLS
         return [self._state]
 

@@ -32,7 +32,7 @@ from ..tolerance import model
 from .agreement import BatteryAnswer
 from .battery import answer_to, plain_problem
 from .conditions import CONDITIONS
-from .neighbours import OWN, neighbours, with_size
+from .neighbours import OWN, neighbours, resize_field
 
 # The clause that compares inputs before and after a call.
 CHANGED_INPUTS: Final = "state.inputs-unchanged"
@@ -80,7 +80,7 @@ def second_calls(subject: Subject) -> Subject:
     return subject.called_otherwise(twice)
 
 
-def of_second_calls(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def limit_to_second_calls(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return entries for a candidate from the diagnosis of its second calls."""
     if not entries or entries[0]["name"] == UNKNOWN:
         return [SECOND_CALL]
@@ -151,7 +151,7 @@ def state_entry(subject: Subject) -> dict[str, Any] | None:
     for turn in range(_TWICE):
         problem = base.replace(seed=base.seed + turn)
         for field, size in _UNSEEN.items():
-            problem = with_size(subject, problem, field, size + 2 * turn) or problem
+            problem = resize_field(subject, problem, field, size + 2 * turn) or problem
         kept = [words for one in _options(subject, problem) for words in _left_over(subject, one)]
         common = kept if common is None else [words for words in common if words in kept]
     if not common:
@@ -258,13 +258,13 @@ def _earlier_calls(subject: Subject, problem: Problem) -> Iterator[tuple[str, Pr
     for field, plural in _RESIZED:
         size = getattr(problem.geometry, field)
         for word, other in (("more", size + 1), ("fewer", size // 2), ("more", 2 * size + 6)):
-            resized = with_size(subject, problem, field, other) if other else None
+            resized = resize_field(subject, problem, field, other) if other else None
             if resized is not None:
                 yield f"{word} {plural}", resized
     sizes = problem.geometry
-    shorter = with_size(subject, problem, "query_length", max(sizes.query_length // 2, 1))
+    shorter = resize_field(subject, problem, "query_length", max(sizes.query_length // 2, 1))
     if shorter is not None and sizes.key_length > 1:  # no fewer keys than queries may be asked
-        shorter = with_size(subject, shorter, "key_length", sizes.key_length // 2)
+        shorter = resize_field(subject, shorter, "key_length", sizes.key_length // 2)
         yield from [] if shorter is None else [("fewer queries and keys", shorter)]
     own = subject.inputs(problem)
     for other in neighbours(subject, problem, (OWN,)):

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from .._golden import golden
 from ..base.geometry import Geometry
-from ..operators.keys import from_first_key, from_last_key
+from ..operators.keys import distances_from_first_key, distances_from_last_key
 from ..operators.moves import ORDERS, moves, sums
 from ..operators.operator import Operator
 from ..oracle.comparison import GROSS
@@ -38,7 +38,7 @@ from .mistakes._steps import (
     has_softcap,
     hides_keys,
 )
-from .mistakes.named_mistake import IMPOSSIBLE, with_every_key
+from .mistakes.named_mistake import IMPOSSIBLE, read_every_key
 from .stage_edits import answers_of, run_besides
 from .turned_edits import is_turned
 
@@ -154,11 +154,11 @@ _ADDED: Final[tuple[tuple[str, Callable[..., Tensor]], ...]] = (
     ("the distance from query to key", lambda ahead: ahead.abs()),
     (
         "the distance from query to key, queries counted from the first key",
-        lambda ahead: from_first_key(ahead).abs(),
+        lambda ahead: distances_from_first_key(ahead).abs(),
     ),
     (
         "the distance from query to key, queries counted from the last key",
-        lambda ahead: from_last_key(ahead).abs(),
+        lambda ahead: distances_from_last_key(ahead).abs(),
     ),
     ("the logarithm of one and the distance", lambda ahead: ahead.abs().log1p()),
     ("the square of the distance", lambda ahead: ahead.square()),
@@ -177,7 +177,7 @@ _ADDED: Final[tuple[tuple[str, Callable[..., Tensor]], ...]] = (
 )
 
 
-def _with_more(biased: Tensor, number: Any, other: Tensor, *, of: Callable[..., Tensor]) -> Tensor:
+def _add_term(biased: Tensor, number: Any, other: Tensor, *, of: Callable[..., Tensor]) -> Tensor:
     made: Tensor = biased + number * of(other).double()
     return made
 
@@ -197,21 +197,21 @@ def _scaled(_scores: Tensor, number: Any, products: Tensor) -> Tensor:
     return made
 
 
-def _at_most(result: Tensor, number: Any) -> Tensor:
+def _cap(result: Tensor, number: Any) -> Tensor:
     return torch.minimum(result, torch.as_tensor(number, dtype=result.dtype))
 
 
-def _at_least(result: Tensor, number: Any) -> Tensor:
+def _floor(result: Tensor, number: Any) -> Tensor:
     return torch.maximum(result, torch.as_tensor(number, dtype=result.dtype))
 
 
 def _within(result: Tensor, number: Any) -> Tensor:
-    return _at_least(_at_most(result, number), -1.0 * number)
+    return _floor(_cap(result, number), -1.0 * number)
 
 
 _CLAMPS: Final = (
-    ("no larger than {}", _at_most),
-    ("no smaller than {}", _at_least),
+    ("no larger than {}", _cap),
+    ("no smaller than {}", _floor),
     ("clamped to {} of either sign", _within),
 )
 
@@ -288,14 +288,14 @@ def families() -> Iterator[Family]:
         yield Family(f"the sums of the exponentials have {{}}{words} added", "total", more)
         said = f"the exponentials are divided by {{}}{words}, not by their sum"
         yield Family(said, "total", instead)
-    yield from _of_rotations()
+    yield from _rotary_families()
     for words, of in _ADDED:
-        change = golden.Rewired(partial(_with_more, of=of), ("", "", *golden.reads(of)))
+        change = golden.Rewired(partial(_add_term, of=of), ("", "", *golden.reads(of)))
         yield Family(f"the logits have {{}} times {words} added", "biased", change)
     yield from fills()
     yield from _limits()
     for heads, holds in _SOME_HEADS:
-        in_heads = partial(_in_heads, change=_times, holds=holds)
+        in_heads = partial(_change_heads, change=_times, holds=holds)
         said = f"the scores of {heads} are {{}} times what they should be"
         yield Family(said, "scores", in_heads, _is_layer, by_head=False)
 
@@ -303,12 +303,12 @@ def families() -> Iterator[Family]:
 def _limits() -> Iterator[Family]:
     fix = "let every key that is not hidden have its weight, however small"
     for words, stage, change in (
-        ("weights below {} count as zero", "weights", _without_small),
+        ("weights below {} count as zero", "weights", _zero_small),
         ("weights below {} count as zero, and the others sum to one", "weights", _renormalised),
         (
             "exponentials below {} times the row's largest count as zero",
             "exponentials",
-            _without_small,
+            _zero_small,
         ),
     ):
         limited = partial(_positive, stage=stage)
@@ -320,12 +320,12 @@ def _positive(run: golden.Run, *, stage: str) -> Tensor:
     return result[result > 0.0]
 
 
-def _without_small(result: Tensor, number: Any) -> Tensor:
+def _zero_small(result: Tensor, number: Any) -> Tensor:
     return result.where(result >= number, 0.0)
 
 
 def _renormalised(result: Tensor, number: Any) -> Tensor:
-    left = _without_small(result, number)
+    left = _zero_small(result, number)
     total = left.sum(-1, keepdim=True)
     return left * result.sum(-1, keepdim=True) / total.where(total != 0.0, 1.0)
 
@@ -419,7 +419,7 @@ _SOME_HEADS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 )
 
 
-def _in_heads(
+def _change_heads(
     result: Tensor,
     number: Any,
     *,
@@ -430,7 +430,7 @@ def _in_heads(
     return torch.where(chosen, change(result, number), result)
 
 
-def _of_base(frequencies: Tensor, number: Any, point: golden.Semantics) -> Tensor:
+def _change_base(frequencies: Tensor, number: Any, point: golden.Semantics) -> Tensor:
     power = torch.as_tensor(number).double().log() / math.log(point.rotary_base or 1.0)
     made: Tensor = frequencies**power
     return made
@@ -443,11 +443,11 @@ def _stretched(frequencies: Tensor, number: Any) -> Tensor:
     return made
 
 
-def _of_rotations() -> Iterator[Family]:
+def _rotary_families() -> Iterator[Family]:
     """Yield rotary families, bases first: a base tells head sizes apart."""
     bases = torch.logspace(-5, 9, 281, dtype=torch.float64)
     for words, stage, change, grid in (
-        ("the base of the rotary positions is {}", "frequencies", _of_base, bases),
+        ("the base of the rotary positions is {}", "frequencies", _change_base, bases),
         (
             "the slowest rotary frequency is divided by {}, others by powers of it",
             "frequencies",
@@ -505,7 +505,7 @@ class NumberFit:
         self.count = told.numel()  # how many elements tell numbers
 
     @classmethod
-    def of(cls, answer: BatteryAnswer, known: Combination = ()) -> NumberFit | None:
+    def fit(cls, answer: BatteryAnswer, known: Combination = ()) -> NumberFit | None:
         """Fit an answer besides known mistakes, without rows that have no keys.
 
         None if no other row is wrong or the known mistakes give an answer of another shape.
@@ -630,7 +630,7 @@ def _limit_in_words(family: Family, fits: Iterator[NumberFit]) -> Iterator[Named
         yield family.mistake(f"{limit:g}", partial(_constant, limit))
 
 
-def _in_words(
+def _word_numbers(
     family: Family, read: list[float], sizes: Geometry, run: golden.Run
 ) -> Iterator[NamedMistake]:
     same = model.SAME_READ
@@ -644,7 +644,7 @@ def _in_words(
             yield family.mistake(one.words, one.value)
         return
     for each in head_numbers(read, sizes, same):
-        yield family.mistake(each.words, partial(_of_heads, each, family.stage))
+        yield family.mistake(each.words, partial(_shape_for_stage, each, family.stage))
 
 
 def _closed(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
@@ -701,8 +701,8 @@ def _constant(number: float, _sizes: Geometry) -> float:
     return number
 
 
-def _of_heads(read: HeadNumbers, stage: str, sizes: Geometry) -> Tensor:
-    made = read.of_heads(sizes)
+def _shape_for_stage(read: HeadNumbers, stage: str, sizes: Geometry) -> Tensor:
+    made = read.tensor_of_heads(sizes)
     return made.flatten() if stage == "sinks" else made
 
 
@@ -724,7 +724,7 @@ def numbers_making(
     Several answers to values that are not generic are tried, since a number may not show in the
     first.
     """
-    fitted = cache(partial(NumberFit.of, known=known))
+    fitted = cache(partial(NumberFit.fit, known=known))
     for family in some:
         left, possible = _ODD, [one for one in plainest if family.where(one.inputs)]
         if family.limited:
@@ -735,7 +735,7 @@ def numbers_making(
             if fit is None:
                 continue
             read = fit.numbers(family)
-            yield from _in_words(family, read, answer.inputs.geometry, fit.run) if read else ()
+            yield from _word_numbers(family, read, answer.inputs.geometry, fit.run) if read else ()
             left = 0 if read or answer.inputs.generic else left - 1
             if not left:
                 break
@@ -746,7 +746,7 @@ def is_wrong_by_head(reading: Reading) -> bool:
 
     The numbers multiply the scores or the distances that are added to the scores.
     """
-    run, told = with_every_key(reading.attention.run), torch.isfinite(reading.weights)
+    run, told = read_every_key(reading.attention.run), torch.isfinite(reading.weights)
     fit = NumberFit(run, "weights", reading.weights, told)
     some = (one for one in families() if one.words in _BY_HEAD)
     read = filter(None, map(fit.numbers, some))
@@ -757,7 +757,7 @@ def bases_read(reading: Reading) -> Iterator[float]:
     """Yield bases of the rotary positions that make the read weights, the plainest first."""
     told = torch.isfinite(reading.weights)
     run = reading.attention.run.edited(point=reading.call.semantics)
-    for read in NumberFit(run, "weights", reading.weights, told).numbers(next(_of_rotations())):
+    for read in NumberFit(run, "weights", reading.weights, told).numbers(next(_rotary_families())):
         yield from dict.fromkeys(float(f"{read:.{digits}g}") for digits in range(1, 7))
 
 

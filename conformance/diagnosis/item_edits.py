@@ -13,19 +13,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .._golden import golden
 from ..clauses.rearranging import reordered_items, reordered_keys, reordered_queries
 from ..declare.head_layouts import HEAD_LAYOUTS
 from ..problems.arrangements import there
 from ..problems.inputs import Inputs
 from .agreement import BatteryAnswer
 from .mistakes import NamedMistake
-from .mistakes.named_mistake import IMPOSSIBLE, DeclaredCall, run_of_call, with_every_key
+from .mistakes.named_mistake import IMPOSSIBLE, DeclaredCall, read_every_key, run_of_call
 from .stage_edits import edits_making
 
 
 def item_edits(wrong: Sequence[BatteryAnswer]) -> list[NamedMistake]:
     """Return the edits that make a few errors of items, for all items of a call."""
-    return [_of_each_item(one) for one in edits_making([*_answers(wrong)])]
+    return [_edit_each_item(one) for one in edits_making([*_answers(wrong)])]
 
 
 def _answers(answers: Iterable[BatteryAnswer]) -> Iterator[BatteryAnswer]:
@@ -53,15 +54,14 @@ def _alone(inputs: Inputs) -> Iterator[tuple[int, Tensor, Inputs]]:
         yield item, rows, reordered_keys(reordered_queries(alone, rows), places)
 
 
-def _of_each_item(edit: NamedMistake) -> NamedMistake:
-    def change(call: DeclaredCall, output: Tensor) -> Tensor:
+def _edit_each_item(edit: NamedMistake) -> NamedMistake:
+    def change(output: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
         changed = output.clone()
-        for item, rows, alone in _alone(call.inputs):
-            one = DeclaredCall(inputs=alone, semantics=call.semantics)
-            given = {"inputs": alone, "past": alone.past, "point": call.semantics}
+        for item, rows, alone in _alone(inputs):
+            call = DeclaredCall(inputs=alone, semantics=point)
             with suppress(*IMPOSSIBLE):  # such as parts of a single key: the item stays right
-                run = with_every_key(run_of_call(one)).edited(**given).edited(*edit.edits)
+                run = read_every_key(run_of_call(call)).edited(*edit.edits)
                 changed[item, :, rows] = run["output"][0]
         return changed
 
-    return replace(edit, edits=(), output=change)
+    return replace(edit, edits=(golden.Edit("output", change=change),))

@@ -15,7 +15,7 @@ from .._golden import golden
 from ..operators.functions import over_root_mean_square, standardised
 from .mistakes import NamedMistake
 from .mistakes.named_mistake import Edits
-from .mistakes.projections import by_channel, by_head, other_weight, repacked, weight
+from .mistakes.projections import other_weight, repacked, split_by_channel, split_by_head, weight
 
 Edit = golden.Edit
 _PRIMARY: Final = "numerics.golden"
@@ -34,9 +34,9 @@ _OF_TOKENS: Final = (("query", "key", "value"), ("key", "value"), ("query", "val
 def layer_edits() -> Iterator[NamedMistake]:
     """Yield wrong projections of a layer, and wrong merges of its heads."""
     yield from normed_tokens()
-    yield from _of_matrices()
-    yield from _of_channels()
-    yield from _of_sources()
+    yield from _matrix_mistakes()
+    yield from _channel_mistakes()
+    yield from _source_mistakes()
 
 
 def _mistake(words: str, fix: str, edits: Edits, *, misplaces: bool = True) -> NamedMistake:
@@ -58,7 +58,7 @@ def normed_tokens() -> Iterator[NamedMistake]:
     )
     for roles, (words, norm) in product((*_OF_TOKENS, *((role,) for role in ROLES)), NORMS):
         named = "input" if len(roles) == len(ROLES) else _listed(roles)
-        edits = tuple(Edit(f"{role}_tokens", change=_in_double(norm)) for role in roles)
+        edits = tuple(Edit(f"{role}_tokens", change=_norm_in_double(norm)) for role in roles)
         said = f"each token of the {named} is {words} before it is projected"
         yield _mistake(said, fix, edits, misplaces=False)
 
@@ -67,11 +67,11 @@ def _listed(roles: tuple[str, ...]) -> str:
     return " and ".join(ROLES[role] for role in roles)
 
 
-def _in_double(norm: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def _norm_in_double(norm: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda tokens: norm(tokens.double())
 
 
-def _of_matrices() -> Iterator[NamedMistake]:
+def _matrix_mistakes() -> Iterator[NamedMistake]:
     fix = "multiply by the projection's own matrix, (out, in) as in nn.Linear, and add its own bias"
     for role, name in _PROJECTIONS.items():
         for other, of in ((o, n) for o, n in _PROJECTIONS.items() if o != role):
@@ -94,13 +94,13 @@ def _of_matrices() -> Iterator[NamedMistake]:
         yield _mistake(f"{said}, with their own biases", "cut the bias as the matrix", edits[::2])
 
 
-_ORDERS: Final = {"head by head": by_head, "channel by channel": by_channel}
+_ORDERS: Final = {"head by head": split_by_head, "channel by channel": split_by_channel}
 
 
-def _of_channels() -> Iterator[NamedMistake]:
+def _channel_mistakes() -> Iterator[NamedMistake]:
     for role, plural in ROLES.items():
         heads = "num_heads" if role == "query" else "num_kv_heads"
-        edit = Edit(f"projected_{role}", change=golden.Rewired(_in_blocks, ("", heads)))
+        edit = Edit(f"projected_{role}", change=golden.Rewired(_deinterleave_heads, ("", heads)))
         said = (
             f"the projected {plural} are cut so that head h takes every H-th channel from the h-th"
         )
@@ -110,18 +110,18 @@ def _of_channels() -> Iterator[NamedMistake]:
         ("as if [B, H, L, D] were [H, B, L, D]", Edit("merged", _merged_as_items)),
         (
             "channel by channel: channel d of head h goes to d * H + h",
-            Edit("merged", change=golden.Rewired(_in_turns, ("", "num_heads"))),
+            Edit("merged", change=golden.Rewired(_interleave_heads, ("", "num_heads"))),
         ),
     ):
         yield _mistake(f"the heads of the answer are put together {words}", fix, (edit,))
 
 
-def _in_turns(merged: Tensor, heads: int) -> Tensor:
+def _interleave_heads(merged: Tensor, heads: int) -> Tensor:
     turned: Tensor = merged.unflatten(-1, (heads, -1)).mT.flatten(-2)
     return turned
 
 
-def _in_blocks(merged: Tensor, heads: int) -> Tensor:
+def _deinterleave_heads(merged: Tensor, heads: int) -> Tensor:
     turned: Tensor = merged.unflatten(-1, (-1, heads)).mT.flatten(-2)
     return turned
 
@@ -135,7 +135,7 @@ def _merged_as_items(output: Tensor) -> Tensor:
 Source = tuple[str, str, bool]
 
 
-def _of_sources() -> Iterator[NamedMistake]:
+def _source_mistakes() -> Iterator[NamedMistake]:
     every = [*product(ROLES, ROLES, (False, True))]
     for role, source in product(ROLES, every):
         if source != (role, role, False):

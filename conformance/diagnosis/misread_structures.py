@@ -21,7 +21,7 @@ _PRIMARY: Final = "mask.golden"
 _OF_PADDING: Final = "mask.padded-queries"
 
 
-def _with(form: str, name: str, change: Callable[[Any], Any]) -> _Read:
+def _change_argument(form: str, name: str, change: Callable[[Any], Any]) -> _Read:
     return lambda given, structure: STRUCTURED_MASKS[form].read(
         {**given, name: change(given[name])}, structure
     )
@@ -61,7 +61,7 @@ def _chunk_as_window(*, behind: bool) -> _Read:
     return read
 
 
-def _of_tree(family: Callable[[Tensor, Tensor], Tensor], *, cached: bool = True) -> _Read:
+def _change_tree(family: Callable[[Tensor, Tensor], Tensor], *, cached: bool = True) -> _Read:
     def read(given: Arguments, structure: Structure) -> Tensor:
         table = STRUCTURED_MASKS["tree"].read(given, structure).clone()
         past = structure.geometry.key_length - structure.geometry.query_length
@@ -85,12 +85,12 @@ def _ancestors_at_keys(given: Arguments, structure: Structure) -> Tensor:
     return table.roll(-past, dims=-1)
 
 
-def _from_the_end(indices: Tensor, structure: Structure) -> Tensor:
+def _count_from_end(indices: Tensor, structure: Structure) -> Tensor:
     return torch.where(indices < 0, indices + structure.geometry.key_length, indices)
 
 
 def _indices_from_the_end(given: Arguments, structure: Structure) -> Tensor:
-    indices = _from_the_end(given["key_indices"], structure)
+    indices = _count_from_end(given["key_indices"], structure)
     return STRUCTURED_MASKS["indices"].read({"key_indices": indices}, structure)
 
 
@@ -125,8 +125,8 @@ _MISREADINGS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     *(
         ("prefix", f"made with a prefix one key {words}", "keep the keys before the length", read)
         for words, read in (
-            ("longer", _with("prefix", "prefix_lengths", lambda lengths: lengths + 1)),
-            ("shorter", _with("prefix", "prefix_lengths", lambda lengths: lengths - 1)),
+            ("longer", _change_argument("prefix", "prefix_lengths", lambda lengths: lengths + 1)),
+            ("shorter", _change_argument("prefix", "prefix_lengths", lambda lengths: lengths - 1)),
         )
     ),
     (
@@ -153,8 +153,8 @@ _MISREADINGS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     *(
         ("chunks", f"made with chunks one key {words}", "divide by the size as it is", read)
         for words, read in (
-            ("longer", _with("chunks", "chunk", lambda size: size + 1)),
-            ("shorter", _with("chunks", "chunk", lambda size: max(size - 1, 1))),
+            ("longer", _change_argument("chunks", "chunk", lambda size: size + 1)),
+            ("shorter", _change_argument("chunks", "chunk", lambda size: max(size - 1, 1))),
         )
     ),
     *(
@@ -168,19 +168,19 @@ _MISREADINGS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
         "tree",
         "made with the parent alone: further ancestors are hidden",
         "follow the parents up to the root",
-        _of_tree(_parent_alone),
+        _change_tree(_parent_alone),
     ),
     (
         "tree",
         "made without the cache, which every new token attends",
         "show the cached keys to each new token",
-        _of_tree(lambda family, _parents: family, cached=False),
+        _change_tree(lambda family, _parents: family, cached=False),
     ),
     (
         "tree",
         "made without the token itself",
         "show each new token its own key",
-        _of_tree(lambda family, _parents: family.tril(-1)),
+        _change_tree(lambda family, _parents: family.tril(-1)),
     ),
     (
         "tree",
@@ -216,7 +216,7 @@ _MISREADINGS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
         PADDED_QUERIES,
         "made with lengths one query shorter",
         "answer the queries before the length",
-        _with(PADDED_QUERIES, "query_lengths", lambda lengths: lengths - 1),
+        _change_argument(PADDED_QUERIES, "query_lengths", lambda lengths: lengths - 1),
     ),
 )
 

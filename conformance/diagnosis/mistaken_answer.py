@@ -1,7 +1,7 @@
-"""Acts a mistake out: the golden answer of a mistaken candidate, step by step.
+"""Acts a mistake out: the golden answer of a mistaken candidate.
 
-The steps are inputs, point of the semantics, heads, attention proper and answer; a mistake may
-change each of them. Mistakes that are made together change the steps one after another.
+A mistake may change the inputs, the point of the semantics, and stages of the program. Mistakes
+that are made together change each of them one after another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..clauses.subject import Differentiator, Subject
 from ..declare.candidate import like_nobody
 from ..declare.declaration import Declaration
 from ..oracle import headroom
-from ..oracle.oracle import Golden, Oracle, core_of, evaluate, run_of
+from ..oracle.oracle import Golden, Oracle, core_of, evaluate
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..tolerance import largest_size, model
@@ -35,10 +35,9 @@ from .mistakes.named_mistake import (
     EVERY_KEY,
     IMPOSSIBLE,
     asked_otherwise,
-    edited,
     is_of_call,
+    read_every_key,
     run_of_call,
-    with_every_key,
 )
 
 Combination = tuple[NamedMistake, ...]
@@ -76,7 +75,7 @@ class MistakenAnswer:
     @cached_property
     def bound(self) -> Tensor:
         """How far a candidate of the declared precision may be from this answer."""
-        exact = self.exact or self._before_steps()
+        exact = self.exact or self._answer_before_steps()
         if not self.stepwise:
             return exact.bound
         largest, before = map(_largest_finite, (self.output, exact.output))
@@ -100,12 +99,12 @@ class MistakenAnswer:
         """The golden answer of the mistaken point or call; None where a later step differs."""
         if self.stepwise or self.evaluation is None:
             return None
-        return self.oracle.of(self.evaluation)
+        return self.oracle.answer_of(self.evaluation)
 
-    def _before_steps(self) -> Golden:
+    def _answer_before_steps(self) -> Golden:
         if self.semantics == self.oracle.point(self.inputs):
             return self.oracle.answer(self.inputs)
-        return self.oracle.at(self.inputs, self.semantics)
+        return self.oracle.answer_at(self.inputs, self.semantics)
 
     @cached_property
     def array(self) -> Array:
@@ -157,10 +156,10 @@ class MistakenAnswer:
         marks them as right (bool of the answer's shape without channels): these do have keys.
         ``right`` is slow.
         """
-        rows = self._without_keys(declaration, right)
+        rows = self._rows_without_keys(declaration, right)
         if not self._is_small_before:
             able = headroom.representable_rows(self.core, self.limit)
-            unable = self._of_answer(~able | headroom.is_below_fills(self.core))
+            unable = self._rows_of_answer(~able | headroom.is_below_fills(self.core))
             rows = unable if rows is None else rows | unable
         if rows is not None and rows.shape != self.output.shape[:-1]:
             rows = None
@@ -170,19 +169,19 @@ class MistakenAnswer:
             rows = overflows if rows is None else rows | overflows
         return None if rows is None else rows.unsqueeze(-1)
 
-    def _without_keys(
+    def _rows_without_keys(
         self, declaration: Declaration, right: Callable[[], Tensor | None]
     ) -> Tensor | None:
         if not self.has_empty_rows:
             return None
         empty, had_keys = self.core.empty, self.given.allowed(declaration.semantics).any(dim=-1)
         emptied = empty & had_keys if had_keys.shape == empty.shape else torch.zeros_like(empty)
-        rows = self._of_answer(empty if declaration.empty_rows == "any" else emptied)
+        rows = self._rows_of_answer(empty if declaration.empty_rows == "any" else emptied)
         if not bool(emptied.any()):
             return rows if bool(rows.any()) else None
         # With a single key the mean of all values is the right answer: a right row may be empty.
         spared = right() if self.given.geometry.key_length > 1 else None
-        emptied = self._of_answer(emptied)
+        emptied = self._rows_of_answer(emptied)
         return rows if spared is None or spared.shape != rows.shape else rows & ~(emptied & spared)
 
     def empties_rows(self, declared: golden.Semantics) -> bool:
@@ -191,7 +190,7 @@ class MistakenAnswer:
         empty = self.core.empty
         return had_keys.shape == empty.shape and bool((empty & had_keys).any())
 
-    def _of_answer(self, rows: Tensor) -> Tensor:
+    def _rows_of_answer(self, rows: Tensor) -> Tensor:
         return self.given.answer_rows(rows, self.core.semantics).squeeze(-1)
 
 
@@ -215,7 +214,7 @@ class ActedAnswers:
         """Return how many mistakes have been acted out on the inputs."""
         return self._counts[id(inputs)]
 
-    def of(self, mistake: NamedMistake, inputs: Inputs) -> MistakenAnswer:
+    def answer(self, mistake: NamedMistake, inputs: Inputs) -> MistakenAnswer:
         """Return the answer of a candidate that makes one mistake; NotExpressible if impossible."""
         key = id(mistake), id(inputs)
         if key not in self._answers:
@@ -259,9 +258,9 @@ MOST_KEPT_LOGITS: Final = 2048
 class _QuickOracle(Oracle):
     """An oracle whose answers nobody differentiates: operations are a third quicker."""
 
-    def at(self, inputs: Inputs, point: golden.Semantics) -> Golden:
+    def answer_at(self, inputs: Inputs, point: golden.Semantics) -> Golden:
         with torch.inference_mode():
-            return super().at(inputs, point)
+            return super().answer_at(inputs, point)
 
 
 class CommonAnswers:
@@ -286,7 +285,7 @@ class CommonAnswers:
         self._catalogue = frozenset(map(id, named_mistakes()))
 
     @classmethod
-    def of(cls, subject: Subject) -> CommonAnswers:
+    def shared(cls, subject: Subject) -> CommonAnswers:
         """Return the common answers of a subject's declaration, dtype and device."""
         place = subject.declaration, subject.dtype, subject.device
         common = next((one for one in cls._latest if one.place == place), None)
@@ -314,7 +313,7 @@ class DiagnosedSubject(Subject):
     def __init__(self, subject: Subject) -> None:
         vars(self).update(vars(subject))
         shares = subject.candidate.fixed_weights is None and subject.candidate.weights_known
-        self._common = CommonAnswers.of(subject) if shares else None
+        self._common = CommonAnswers.shared(subject) if shares else None
         if self._common is not None:
             self.oracle, self.inputs = self._common.oracle, self._common.inputs
         self.gradients = Differentiator(self)
@@ -383,7 +382,7 @@ def act(
         if mistake.rows is not None:
             others = [other for other in made if other is not mistake]
             without = act(oracle, declared, others, inputs)
-            answer = _in_its_rows(mistake, inputs, answer, without)
+            answer = _limit_to_rows(mistake, inputs, answer, without)
     return answer
 
 
@@ -407,7 +406,7 @@ def _asked(declared: golden.Semantics, made: Combination, inputs: Inputs) -> Dec
     """
     point = declared
     for mistake in made:
-        point = mistake.at(point)
+        point = mistake.changed_point(point)
     if point.mask_polarity == "drop":
         inputs = inputs if inputs.keep is None else inputs.replace(keep=~inputs.keep)
         point = point.replace(mask_polarity="keep")
@@ -422,48 +421,28 @@ def _edits_of(made: Combination) -> list[golden.Edit]:
 
 
 def mistaken_attention(
-    call: DeclaredCall, made: Combination, *, every_key: bool, declared: Golden | None = None
+    call: DeclaredCall, made: Combination
 ) -> tuple[golden.Attention, golden.Attention]:
-    """Return the attention proper before and after the changes by mistakes.
+    """Return the attention proper before and after the edits by mistakes.
 
-    ``every_key`` includes keys and values that no query reads. ``call`` comes from
-    :func:`mistaken_call`; ``declared`` is the golden answer to it, if known.
+    The latter has keys and values that no query reads. ``call`` comes from :func:`mistaken_call`.
     """
-    if any(mistake.heads for mistake in made):
-        heads = call.projected_heads()
-        for mistake in made:
-            if mistake.heads is not None:
-                heads = mistake.heads(call, heads) or heads
-        before = call.attend(heads)
-        core = _with_every_key(before) if every_key else before
-    elif declared is not None:
-        before = declared.core
-        core = declared_with_every_key(declared) if every_key else before
-    else:
-        before = core_of(evaluate(call.inputs, call.semantics))
-        core = _with_every_key(before) if every_key else before
-    later = [edit for edit in _edits_of(made) if not is_of_call(edit)]
-    if later:
-        given = {"inputs": call.inputs, "past": call.inputs.past, "point": call.semantics}
-        core = edited(core, *later, **given)
-    for mistake in made:
-        if mistake.core is not None:
-            core = mistake.core(call, core) or core
-    return before, core
+    before = core_of(evaluate(call.inputs, call.semantics))
+    if all(map(is_of_call, _edits_of(made))):
+        return before, _include_every_key(before)
+    return before, golden.evaluation_of(mistaken_run(call, made), call.semantics)
 
 
 def mistaken_run(call: DeclaredCall, made: Combination) -> golden.Run:
-    """Return the run behind the attention proper, its results computed on demand if possible.
+    """Return the run with the edits by mistakes, with keys and values that no query reads.
 
     ``call`` comes from :func:`mistaken_call`.
     """
-    in_steps = any(mistake.heads or mistake.core for mistake in made)
-    if in_steps or not all(map(is_of_call, _edits_of(made))):
-        return mistaken_attention(call, made, every_key=True)[1].run
-    return run_of(call.inputs, call.semantics)
+    later = (edit for edit in _edits_of(made) if not is_of_call(edit))
+    return read_every_key(run_of_call(call)).edited(*later)
 
 
-def _in_its_rows(
+def _limit_to_rows(
     mistake: NamedMistake, inputs: Inputs, answer: MistakenAnswer, without: MistakenAnswer
 ) -> MistakenAnswer:
     if mistake.rows is None or without.output.shape != answer.output.shape:
@@ -477,8 +456,6 @@ def _in_its_rows(
 
 
 def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination) -> MistakenAnswer:
-    if any(one.heads or one.core or one.output for one in made):
-        return _answer_in_steps(oracle, given, asked_otherwise(call, _edits_of(made)), made)
     evaluation = None
     if edits := _edits_of(made):
         run = run_of_call(call)
@@ -486,7 +463,7 @@ def _answer(oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination
         if not all(map(is_of_call, edits)):
             return _edited_answer(oracle, given, call, run, edits)
         evaluation = golden.evaluated(run.complete().edited(*edits), call.semantics)
-    elif declared := _as_declared(oracle, given, call):
+    elif declared := _declared_answer(oracle, given, call):
         evaluation = declared.evaluation
     evaluation = evaluation or evaluate(call.inputs, call.semantics)
     return MistakenAnswer(
@@ -509,8 +486,8 @@ def _edited_answer(
     right: golden.Run,
     edits: Sequence[golden.Edit],
 ) -> MistakenAnswer:
-    run = with_every_key(right).edited(*edits)
-    declared = _as_declared(oracle, given, call)
+    run = read_every_key(right).edited(*edits)
+    declared = _declared_answer(oracle, given, call)
     before = declared.core if declared else core_of(evaluate(call.inputs, call.semantics))
     output = run["answer" if "answer" in run else "output"]
     return MistakenAnswer(
@@ -532,31 +509,7 @@ def _emptied(core: golden.Attention, empty: Tensor) -> golden.Attention:
     return dataclasses.replace(core, empty=core.empty | empty)
 
 
-def _answer_in_steps(
-    oracle: Oracle, given: Inputs, call: DeclaredCall, made: Combination
-) -> MistakenAnswer:
-    declared = _as_declared(oracle, given, call)
-    every_key = any(one.core or one.edits for one in made)
-    before, core = mistaken_attention(call, made, every_key=every_key, declared=declared)
-    output = _answer_of(call, core)
-    for mistake in made:
-        if mistake.output is not None:
-            changed = mistake.output(call, output)
-            output = output if changed is None else changed
-    opens = core.empty.shape == before.empty.shape
-    return MistakenAnswer(
-        given=given,
-        inputs=call.inputs,
-        semantics=call.semantics,
-        core=dataclasses.replace(before, empty=core.empty) if opens else before,
-        weights=core.weights,
-        output=output,
-        stepwise=True,
-        oracle=oracle,
-    )
-
-
-def _as_declared(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golden | None:
+def _declared_answer(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golden | None:
     """Return the golden answer to the given inputs if the call equals them; remembered."""
     if call.inputs is not given:
         return None
@@ -565,28 +518,7 @@ def _as_declared(oracle: Oracle, given: Inputs, call: DeclaredCall) -> Golden | 
     return oracle.answer(given) if unchanged else None
 
 
-def _answer_of(call: DeclaredCall, core: golden.Attention) -> Tensor:
-    """Return the answer from the heads' output; an edited layer's own answer if still valid."""
-    run = core.run
-    if call.inputs.is_layer and "answer" in run.program.steps and core.output is run["output"]:
-        answer: Tensor = run["answer"]
-        return answer
-    return call.answer_of(core.output)
-
-
-def declared_with_every_key(declared: Golden) -> golden.Attention:
-    """Return the golden attention with the keys and values that no query reads."""
-    remembered = _WITH_EVERY_KEY.get(declared)
-    if remembered is None:
-        remembered = _with_every_key(declared.core)
-        _WITH_EVERY_KEY[declared] = remembered
-    return remembered
-
-
-_WITH_EVERY_KEY: Final[WeakKeyDictionary[Golden, golden.Attention]] = WeakKeyDictionary()
-
-
-def _with_every_key(attention: golden.Attention) -> golden.Attention:
+def _include_every_key(attention: golden.Attention) -> golden.Attention:
     """Include keys and values that no query reads: a mistake may read them."""
     run = attention.run.edited(*EVERY_KEY)
     return dataclasses.replace(attention, key=run["key"], value=run["shared_value"])

@@ -52,16 +52,18 @@ Limitation = Condition | Part
 
 
 def _index(name: str, words: str, holds: Callable[[Tensor, int], Tensor], axis: str) -> Part:
-    def of_rows(inputs: Inputs, item: Tensor, head: Tensor | None, query: Tensor) -> Tensor | None:
+    def holds_in_rows(
+        inputs: Inputs, item: Tensor, head: Tensor | None, query: Tensor
+    ) -> Tensor | None:
         index = {"item": item, "head": head, "query": query}[axis]
         sizes = inputs.geometry
         count = {"item": sizes.batch, "head": sizes.num_heads, "query": sizes.query_length}[axis]
         return None if index is None else holds(index, count)
 
-    return Part(name, words, of_rows)
+    return Part(name, words, holds_in_rows)
 
 
-def _without_keys(
+def _are_without_keys(
     inputs: Inputs, item: Tensor, head: Tensor | None, query: Tensor
 ) -> Tensor | None:
     empty = ~inputs.allowed(inputs.point).any(dim=-1)
@@ -70,7 +72,7 @@ def _without_keys(
     return empty[item, head, query]
 
 
-def _with_hidden_keys(
+def _have_hidden_keys(
     inputs: Inputs, item: Tensor, head: Tensor | None, query: Tensor
 ) -> Tensor | None:
     hidden = ~inputs.allowed(inputs.point).all(dim=-1)
@@ -96,7 +98,7 @@ def _index_limit(axis: str, number: int, *, above: bool) -> Part:
     return _index(words, words, lambda index, _n: (index > number) == above, axis)
 
 
-def _in_a_short_tile(size: int) -> Part:
+def _short_tile_part(size: int) -> Part:
     words = f"for queries past the last whole tile of {size}"
     return _index(f"short tile of {size}", words, lambda i, n: i >= n // size * size, "query")
 
@@ -104,8 +106,8 @@ def _in_a_short_tile(size: int) -> Part:
 # The first parts depend on the mask, the others on indices and sizes alone.
 OF_MASKS: Final = 2
 PARTS: Final[tuple[Part, ...]] = (
-    Part("rows without keys", "in rows without keys", _without_keys),
-    Part("rows with hidden keys", "in rows from which some key is hidden", _with_hidden_keys),
+    Part("rows without keys", "in rows without keys", _are_without_keys),
+    Part("rows with hidden keys", "in rows from which some key is hidden", _have_hidden_keys),
     *(
         part
         for axis, one, several in (
@@ -127,7 +129,7 @@ PARTS: Final[tuple[Part, ...]] = (
         )
     ),
     Part("past the keys", "for queries past the number of keys", _past_the_keys),
-    *(_in_a_short_tile(size) for size in (2, 4, 8, 16, 32)),
+    *(_short_tile_part(size) for size in (2, 4, 8, 16, 32)),
 )
 
 
@@ -294,17 +296,17 @@ def _telling_apart(made: Tensor, spared: Tensor, most: int) -> tuple[Limitation,
     met = made.bool().all(dim=0).tolist()
     common = [(place, literal) for place, literal in _PLACES if met[place]]
     literals = [literal for _, literal in common]
-    left = [_as_bits(spared[:, place].bool()) for place, _ in common]
+    left = [_bits_of(spared[:, place].bool()) for place, _ in common]
     for place, field in _NUMBERS:
         sizes, others = made[:, place], spared[:, place]
         for number, above in limits(sizes.tolist(), others.tolist()):
             limited = partial(_index_limit if field in _SEVERAL else size_limit, field)
             literals.append(limited(number, above=above))
-            left.append(_as_bits((others > number) == above))
+            left.append(_bits_of((others > number) == above))
     for place, axis in _NUMBERS[: len(_SEVERAL)]:
         for part in _regular(axis, made[:, place]):
             literals.append(part.literal)
-            left.append(_as_bits(part.holds(spared[:, place])))
+            left.append(_bits_of(part.holds(spared[:, place])))
     chosen = fewest(left, len(spared), most)
     return None if chosen is None else tuple(literals[index] for index in chosen)
 
@@ -333,10 +335,10 @@ def _regular(axis: str, made: Tensor) -> Iterator[_Regular]:
         odd = first // size % 2
         if bool((indices // size % 2 == odd).all()):
             words = f"for {several} in the {_ORDINALS[odd]}, … tile of {size}"
-            yield _regularly(axis, words, partial(_in_tile, size, odd))
+            yield _regularly(axis, words, partial(_is_in_tile, size, odd))
 
 
-def _in_tile(size: int, odd: int, index: Tensor) -> Tensor:
+def _is_in_tile(size: int, odd: int, index: Tensor) -> Tensor:
     return index // size % 2 == odd
 
 
@@ -409,7 +411,7 @@ def _common_bits(masks: Sequence[int]) -> int:
     return reduce(and_, masks)
 
 
-def _as_bits(flags: Tensor) -> int:
+def _bits_of(flags: Tensor) -> int:
     digits = flags.flip(0).to(torch.uint8) + ord("0")
     return int(bytes(digits.tolist()) or b"0", 2)
 
@@ -422,7 +424,7 @@ def made_under(mistake: NamedMistake, literals: Sequence[Limitation]) -> NamedMi
     parts = [one for one in literals if isinstance(one, Part)]
     return dataclasses.replace(
         mistake,
-        sentence=f"{mistake.sentence} (only {in_words(literals)})",
+        sentence=f"{mistake.sentence} (only {say_limits(literals)})",
         where=lambda inputs: (
             mistake.where(inputs) and all(condition.holds(inputs) for condition in conditions)
         ),
@@ -438,7 +440,7 @@ _WIDTHS: Final = frozenset(
 _AS_WIDE: Final = "where values are as wide as keys"
 
 
-def in_words(literals: Sequence[Limitation]) -> str:
+def say_limits(literals: Sequence[Limitation]) -> str:
     """Return the words after "only"; limits on one size are merged to a range."""
     said: dict[str, None] = {}
     for one in literals:

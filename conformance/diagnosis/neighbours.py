@@ -119,7 +119,7 @@ def neighbours(subject: Subject, problem: Problem, reach: Sequence[str] = REACH)
     return list(dict.fromkeys(one_at_a_time(changed, subject.candidate) for changed in near))
 
 
-def with_size(subject: Subject, problem: Problem, field: str, size: int) -> Problem | None:
+def resize_field(subject: Subject, problem: Problem, field: str, size: int) -> Problem | None:
     """Return a problem with new values and one field of ``Geometry`` at an exact size.
 
     None if the candidate cannot be called with this size. As many heads as possible share keys and
@@ -129,7 +129,7 @@ def with_size(subject: Subject, problem: Problem, field: str, size: int) -> Prob
     if field == "num_heads":
         heads, shared = problem.geometry.num_heads, problem.geometry.num_kv_heads
         sizes["num_kv_heads"] = size if shared == heads else gcd(size, shared)
-    resized = at_sizes(subject, problem, sizes)
+    resized = resize(subject, problem, sizes)
     return resized if getattr(resized.geometry, field) == size else None
 
 
@@ -147,7 +147,7 @@ def right_with_fewer(
         return
 
     def is_right(field: str, size: int) -> bool | None:
-        other = with_size(subject, problem, field, size)
+        other = resize_field(subject, problem, field, size)
         answer = None if other is None else ask(subject, subject.inputs(other))
         return None if answer is None else answer.margin <= 1.0
 
@@ -165,12 +165,12 @@ def right_with_fewer(
             yield f"the plainest goes right with {right} {SIZES[field][0]}, and wrong with {many}"
 
 
-def at_sizes(subject: Subject, problem: Problem, sizes: dict[str, int]) -> Problem:
+def resize(subject: Subject, problem: Problem, sizes: dict[str, int]) -> Problem:
     """Return a problem with new values at the nearest possible sizes."""
     return one_at_a_time(_resized(subject, _anew(problem), sizes), subject.candidate)
 
 
-def at_unseen_sizes(
+def draw_unseen_sizes(
     subject: Subject, problem: Problem, rules: Sequence[SizeRule], seen: Collection[Geometry]
 ) -> Iterator[Problem]:
     """Yield a problem at unseen sizes, the next ones at which the conditions on sizes hold.
@@ -190,18 +190,18 @@ def at_unseen_sizes(
             for size in range(1, most)
             if size not in known and hold(problem.geometry.replace(**{field: size}))
         )
-        resized = (with_size(subject, problem, field, size) for size in islice(sizes, _TRIED))
+        resized = (resize_field(subject, problem, field, size) for size in islice(sizes, _TRIED))
         yield from islice((one for one in resized if one and hold(one.geometry)), _UNSEEN)
         twice = 2 * getattr(problem.geometry, field)
-        doubled = with_size(subject, problem, field, twice) if twice not in known else None
+        doubled = resize_field(subject, problem, field, twice) if twice not in known else None
         if doubled is not None:
             yield doubled
     for rule in rules:
         if len(rule.fields) > 1:  # a rule on several sizes may need all of them to change
-            yield from _with_new_sizes(subject, problem, rule, seen)
+            yield from _draw_new_sizes(subject, problem, rule, seen)
 
 
-def _with_new_sizes(
+def _draw_new_sizes(
     subject: Subject, problem: Problem, rule: SizeRule, seen: Collection[Geometry]
 ) -> Iterator[Problem]:
     """Yield problems with all sizes of a rule at one new number."""
@@ -209,7 +209,7 @@ def _with_new_sizes(
     for size in islice((size for size in count(2) if size not in known), _UNSEEN):
         resized: Problem | None = problem
         for field in rule.fields:
-            resized = resized and with_size(subject, resized, field, size)
+            resized = resized and resize_field(subject, resized, field, size)
         if resized is not None and rule.holds(resized.geometry):
             yield resized
 

@@ -27,7 +27,7 @@ from ..tolerance import model
 from .conditions import plainness
 from .mistakes.backward_pass import both_passes
 from .mistakes.named_mistake import NamedMistake
-from .neighbours import OWN, at_unseen_sizes, neighbours
+from .neighbours import OWN, draw_unseen_sizes, neighbours
 
 # The number of hand-picked sizes, with which every clause begins.
 SIZES: Final = 8
@@ -128,7 +128,7 @@ def gradients_at_unseen_sizes(
     made = [each for each in observed if each.wrong and mistake.where(each.inputs)]
     if not made:
         return []
-    problems = at_unseen_sizes(subject, _telling(made).problem, mistake.sizes, seen)
+    problems = draw_unseen_sizes(subject, _telling(made).problem, mistake.sizes, seen)
     return list(_observed(subject, problems))
 
 

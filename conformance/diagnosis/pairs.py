@@ -36,7 +36,7 @@ from .fitted_numbers import families, fitted_mistakes
 from .mistaken_answer import Combination, act
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible
 from .narrowing import made_under, telling_apart
-from .neighbours import at_unseen_sizes
+from .neighbours import draw_unseen_sizes
 from .precision_diagnosis import precision_entry, spread_over
 from .scale_diagnosis import scale_entry
 from .search import MOST_PARTIAL, MistakeSearch
@@ -102,16 +102,16 @@ class PairSearch:
         # A mistake of the catalogue besides an edited stage or a read statement.
         said = chain.from_iterable(islice(self._reader.statements(search.observed), MOST_PARTIAL))
         plain = sorted(found(), key=lambda one: len(one.sentence))
-        alone = search.among([*plain, *said]).partial
+        alone = search.search_among([*plain, *said]).partial
         partial = [_sparing(one, search) for one in alone]
         self._kept += partial
         yield self.confirmed(search, search.pairs(partial))
         yield self.confirmed(search, self._read_besides(search, partial))
         yield self.confirmed(more, self._besides_under_conditions(more, partial))
         yield self.confirmed(more, more.pairs(orders=True))
-        yield self._with_one_alone(search)
-        yield self.confirmed(search, self._read_besides(search, self._of_values(search)))
-        yield self._of_one_and_several(search, search.pairs())
+        yield self._isolate_one(search)
+        yield self.confirmed(search, self._read_besides(search, self._value_edits(search)))
+        yield self._name_common(search, search.pairs())
 
     def besides_nan(self, search: MistakeSearch) -> list[Explanation]:
         """Return the explanation of all answers without NaN in place of promised numbers.
@@ -136,29 +136,29 @@ class PairSearch:
         searched = [*left, *near, *resized]
         sources = (self.subject, search.mistakes, search.acted, searched, self._reader, more)
         stated = StatementSearch(*sources, counts=has_no_nan)
-        found = chain(stated.in_every_call(), islice(stated.under_conditions(), 1))
+        found = chain(stated.explain_every_call(), islice(stated.explain_conditions(), 1))
         return explanations_of(next(filter(None, found), []))
 
     def singles(self, search: MistakeSearch) -> list[Combination]:
         """Return mistakes that alone explain every answer, if need be with zeros for their NaN."""
-        return search.singles() or self._with_zeros_for_nan(search)
+        return search.singles() or self._zero_nan(search)
 
-    def _with_zeros_for_nan(self, search: MistakeSearch) -> list[Combination]:
+    def _zero_nan(self, search: MistakeSearch) -> list[Combination]:
         zeroed = [answer for answer in search.observed if _has_zeroed_rows(answer)]
         variants: list[NamedMistake] = []
         for one in search.mistakes if zeroed else ():
             with suppress(NotExpressible):
                 for answer in zeroed[:MOST_ZEROED]:
                     touched = search.acted.touches(one, answer.inputs)
-                    if touched and not search.acted.of(one, answer.inputs).all_finite:
+                    if touched and not search.acted.answer(one, answer.inputs).all_finite:
                         variants.append(_zeros_for_nan(one))
                         break
         self._kept += variants
-        found = search.among(variants).singles() if variants else []
+        found = search.search_among(variants).singles() if variants else []
         wrong = [answer for answer in search.observed if answer.margin > 1.0]
         return [made for made in found if any(_makes_numbers(made, one, search) for one in wrong)]
 
-    def _with_one_alone(self, search: MistakeSearch) -> list[Explanation]:
+    def _isolate_one(self, search: MistakeSearch) -> list[Explanation]:
         _, near, resized = self._unseen()
         answers = (answer_to(self.subject, one) for one in _leaving_one(self.subject))
         apart = [one for one in answers if one is not None]
@@ -166,7 +166,7 @@ class PairSearch:
         more = self._searching([*search.observed, *near, *resized, *apart], search)
         return self.confirmed(more, more.pairs(more.explaining_any(telling), orders=True))
 
-    def _of_values(self, search: MistakeSearch) -> list[NamedMistake]:
+    def _value_edits(self, search: MistakeSearch) -> list[NamedMistake]:
         """Return edits that make the wrong answers to calls of one key, whose weight must be 1."""
         _, near, resized = self._unseen()
         every = (*search.observed, *near, *resized)
@@ -188,7 +188,9 @@ class PairSearch:
         orders = chain.from_iterable(map(permutations, told))
         found = [one for one in orders if self._explains_all(one, combined, near)]
         every = (*search.observed, *combined, *near, *resized)
-        found = [one for one in found if not any(self._by_width(one, answer) for answer in every)]
+        found = [
+            one for one in found if not any(self._fits_by_width(one, answer) for answer in every)
+        ]
         explained = explanations_of(found)
         first = explained[0].made if explained else ()
         alike = all(
@@ -198,7 +200,7 @@ class PairSearch:
         )
         return explained if alike else []
 
-    def _by_width(self, made: Combination, answer: BatteryAnswer) -> bool:
+    def _fits_by_width(self, made: Combination, answer: BatteryAnswer) -> bool:
         """Whether a pair explains an answer only by the wider bound of its second mistake.
 
         In this case one mistake alone does not explain the answer, though both answers agree. Rows
@@ -218,7 +220,7 @@ class PairSearch:
                         return True
         return False
 
-    def _of_one_and_several(
+    def _name_common(
         self, search: MistakeSearch, pairs: Sequence[Combination]
     ) -> list[Explanation]:
         """Return the mistake common to all pairs, if it alone explains nearly every answer.
@@ -336,7 +338,7 @@ class PairSearch:
         if problem is None or not two.sizes:
             return further
         seen = {one.inputs.geometry for one in observed}
-        sized = at_unseen_sizes(self.subject, problem, two.sizes, seen)
+        sized = draw_unseen_sizes(self.subject, problem, two.sizes, seen)
         return [*further, *answers_to(self.subject, list(sized))]
 
 
@@ -363,7 +365,7 @@ def has_no_nan(answer: BatteryAnswer) -> bool:
 
 def _makes_numbers(made: Combination, answer: BatteryAnswer, search: MistakeSearch) -> bool:
     """Whether a mistake makes nonzero elements wrong: zeroed rows alone prove nothing."""
-    acted = search.acted.of(made[0], answer.inputs).output
+    acted = search.acted.answer(made[0], answer.inputs).output
     if answer.wrong is None or acted.shape != answer.wrong.shape:
         return False
     return bool((answer.wrong & (acted != 0.0)).any())
@@ -379,17 +381,13 @@ def _has_zeroed_rows(answer: BatteryAnswer) -> bool:
 
 
 def _zeros_for_nan(one: NamedMistake) -> NamedMistake:
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        changed = one.changed_core(call, attention)
-        nan = changed.output.isnan().any(dim=-1, keepdim=True)
-        return dataclasses.replace(
-            changed,
-            output=changed.output.masked_fill(nan, 0.0),
-            weights=changed.weights.masked_fill(changed.weights.isnan(), 0.0),
-        )
-
     sentence = f"{one.sentence}, and rows that it makes NaN are set to zero"
-    return dataclasses.replace(one, edits=(), core=core, sentence=sentence)
+    zeroed = golden.Edit("output", change=_zero_nan_rows)
+    return dataclasses.replace(one, edits=(*one.edits, zeroed), sentence=sentence)
+
+
+def _zero_nan_rows(output: Tensor) -> Tensor:
+    return output.masked_fill(output.isnan().any(dim=-1, keepdim=True), 0.0)
 
 
 def _is_small(answer: BatteryAnswer) -> bool:
@@ -412,14 +410,14 @@ def _leaving_one(subject: Subject) -> Iterator[Inputs]:
             yield inputs.with_tokens(value=normalize(inputs.value, dim=-1))
     elif subject.candidate.draws_weights:
         weights = known_weights(inputs)
-        yield inputs.replace(weights=_with(weights, torch.zeros_like, "q"))
+        yield inputs.replace(weights=_change_matrices(weights, torch.zeros_like, "q"))
         if weights.o is not None and weights.o.shape == weights.o.T.shape:
-            yield inputs.replace(weights=_with(weights, _identity, "o"))
+            yield inputs.replace(weights=_change_matrices(weights, _identity, "o"))
         if weights.q.shape == weights.v.shape == weights.q.T.shape:
-            yield inputs.replace(weights=_with(weights, _identity, "q", "k", "v", "o"))
+            yield inputs.replace(weights=_change_matrices(weights, _identity, "q", "k", "v", "o"))
 
 
-def _with(
+def _change_matrices(
     weights: golden.ProjectionWeights, change: Callable[[Tensor], Tensor], *roles: str
 ) -> golden.ProjectionWeights:
     """Change the matrices of projections and zero their biases."""

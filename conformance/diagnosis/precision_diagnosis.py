@@ -18,16 +18,16 @@ from ..calls.calling import CandidateFailure
 from ..clauses.numerics import LONG
 from ..clauses.precision import AVERAGED, NEARLY_TIED
 from ..clauses.subject import Subject
-from ..operators.roundings import ROUNDINGS, Rounding, to_format, to_tf32
+from ..operators.roundings import ROUNDINGS, Rounding, format_rounding, round_to_tf32
 from ..oracle.comparison import GROSS, compare
-from ..oracle.oracle import known_weights
 from ..problems.edges import edge_problems
 from ..problems.inputs import Inputs
 from ..problems.materialise import TORCH_DTYPES
 from ..tolerance import model
 from .agreement import BatteryAnswer
 from .conditions import MANY_KEYS
-from .mistaken_answer import declared_with_every_key
+from .mistakes import DeclaredCall
+from .mistakes.named_mistake import Edits, read_every_key, run_of_call
 from .precision_losses import (
     ALLOW_TF32,
     AS_INPUTS,
@@ -38,11 +38,9 @@ from .precision_losses import (
     SPOKEN,
     SUMS,
     TEN_BITS,
-    Edits,
     Lossy,
-    LossyOutput,
     PrecisionLoss,
-    of_format,
+    losses_of_format,
     relative_exponentials,
 )
 
@@ -57,7 +55,7 @@ FIRST_TRIED: Final = 3
 HALF: Final = 0.5
 
 
-def _in_tiles(stages: tuple[str, ...], tile: int) -> Lossy:
+def _relative_in_tiles(stages: tuple[str, ...], tile: int) -> Lossy:
     def edits(rounding: Rounding) -> Edits:
         return relative_exponentials(rounding, *stages, tile=tile)
 
@@ -69,16 +67,18 @@ TILED: Final[tuple[PrecisionLoss, ...]] = tuple(
     loss
     for size in (16, 32, 64, 128)
     for name, rounding, remedy in (
-        ("float16", to_format("float16"), AS_INPUTS),
-        ("tf32", to_tf32, ALLOW_TF32),
-        ("bfloat16", to_format("bfloat16"), AS_INPUTS),
+        ("float16", format_rounding("float16"), AS_INPUTS),
+        ("tf32", round_to_tf32, ALLOW_TF32),
+        ("bfloat16", format_rounding("bfloat16"), AS_INPUTS),
     )
-    for loss in of_format(
+    for loss in losses_of_format(
         name,
         rounding,
         remedy,
         manner=f" (relative to the largest logit so far, in tiles of {size} keys)",
-        stages=[(stage, what, _in_tiles(stages, size)) for stage, what, stages in EXPONENTIALS],
+        stages=[
+            (stage, what, _relative_in_tiles(stages, size)) for stage, what, stages in EXPONENTIALS
+        ],
     )
 )
 EVERY: Final = (LOSSES, TILED, EIGHT_BITS, SUMS)
@@ -156,7 +156,7 @@ def _may_be_of_precision(subject: Subject, observed: Observed, wrong: Observed) 
     if _bits_entry(subject, wrong) is not None:
         return True
     speaking = [_Lossy(subject, *pair) for pair in few]
-    if any(_unexplained(speaking, loss.output, HALF) <= HALF for loss in chain(*EVERY)):
+    if any(_unexplained(speaking, loss.edits, HALF) <= HALF for loss in chain(*EVERY)):
         return True
     elements = sum(output.numel() for _, output in wrong)
     return elements < model.FEWEST_FITTED or _epsilon_entry(subject, wrong) is not None
@@ -201,7 +201,7 @@ def _entry_of_two(wrong: Sequence[_Lossy], dtype: str) -> dict[str, Any] | None:
 
 
 def _explains_half(wrong: _Lossy, loss: PrecisionLoss) -> bool:
-    return _unexplained([wrong], loss.output, HALF) <= HALF
+    return _unexplained([wrong], loss.edits, HALF) <= HALF
 
 
 def loses_alike(subject: Subject, entry: dict[str, Any], observed: Observed) -> bool:
@@ -216,8 +216,8 @@ def loses_alike(subject: Subject, entry: dict[str, Any], observed: Observed) -> 
     if telling.numel() and entry["name"] == _computed_in(_coarsest(subject, telling)):
         return True
     names = parts_of(entry["name"])  # of two losses, each makes a part of the wrong answers
-    every = [one.output for one in chain(*EVERY) if one.name_in(subject.dtype) in names]
-    acted = [_with_epsilon(entry["epsilon"])] if "epsilon" in entry else every
+    every = [one.edits for one in chain(*EVERY) if one.name_in(subject.dtype) in names]
+    acted = [_add_epsilon(entry["epsilon"])] if "epsilon" in entry else every
     each = (_Lossy(subject, *pair) for pair in wrong)
     return all(any(_unexplained([one], loss, HALF) <= HALF for loss in acted) for one in each)
 
@@ -231,14 +231,14 @@ def _entry_of(
     """
     few = wrong[:FIRST_TRIED]
     # Each answer must be explained: a loss that fails on a few is not tried on the rest.
-    promising = [loss for loss in losses if _unexplained(few, loss.output, HALF) <= HALF]
+    promising = [loss for loss in losses if _unexplained(few, loss.edits, HALF) <= HALF]
     if not promising:
         return None
     # A loss that leaves more is neither the best nor compared with the best below.
     most = max(model.LARGEST_LEFT_BY_LOSS / model.CLEARLY_LESS, model.MUCH_CLOSER)
     # The largest errors first: a loss that does not explain them is soon given up.
     largest = sorted(wrong, key=lambda one: -one.total)
-    left = [(_unexplained(largest, loss.output, most), loss) for loss in promising]
+    left = [(_unexplained(largest, loss.edits, most), loss) for loss in promising]
     least = min(part for part, _ in left)
     if least > model.LARGEST_LEFT_BY_LOSS:
         return None
@@ -257,7 +257,7 @@ def _entry_of(
         if loss.stage == best.stage and part <= max(least / model.CLEARLY_LESS, model.MUCH_CLOSER)
     }
     either = best.number_format in SHORT_FORMATS and formats.issuperset(SHORT_FORMATS)
-    text = best.in_ten_bits() if either else best.text
+    text = best.what_in_ten_bits() if either else best.text
     doubt = len({loss.name for loss in equals} | {f"{best.stage}-{name}" for name in formats})
     return {
         "name": best.name_in(dtype),
@@ -274,7 +274,7 @@ def _epsilon_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
         if not math.isfinite(move):
             return None
         epsilon += max(-model.LARGEST_STEP, min(move, model.LARGEST_STEP))
-    if epsilon <= 0.0 or not _one_number_explains(speaking, _with_epsilon(epsilon)):
+    if epsilon <= 0.0 or not _one_number_explains(speaking, _add_epsilon(epsilon)):
         return None
     return {
         "name": "epsilon-in-the-denominator",
@@ -290,7 +290,7 @@ def _newton_step(wrong: Sequence[_Lossy], epsilon: float) -> float:
     step, along, steepness = model.DIFFERENCE_STEP, 0.0, 0.0
     for one in wrong:
         here, below, above = (
-            one.lacking(_with_epsilon(epsilon + change)) for change in (0.0, -step, step)
+            one.lacking(_add_epsilon(epsilon + change)) for change in (0.0, -step, step)
         )
         slope = (below - above) / (2.0 * step)
         along += float((here * slope).sum())
@@ -298,18 +298,16 @@ def _newton_step(wrong: Sequence[_Lossy], epsilon: float) -> float:
     return along / steepness if steepness > 0.0 else math.inf
 
 
-def _with_epsilon(epsilon: float) -> LossyOutput:
+def _add_epsilon(epsilon: float) -> Edits:
     """Divide by a sum with epsilon added; the exponentials are relative to the largest logit."""
 
-    def output(core: golden.Attention) -> Tensor:
-        # The exponential of the largest is one, so its weight is one over the sum.
-        largest = golden.softmax(core.logits, sinks=core.sinks).amax(dim=-1, keepdim=True)
-        return core.output / (1.0 + epsilon * largest)
+    def change(total: Tensor, exponentials: Tensor) -> Tensor:
+        return total + epsilon * exponentials.amax(dim=-1, keepdim=True)
 
-    return output
+    return (golden.Edit("total", change=change),)
 
 
-def _one_number_explains(wrong: Sequence[_Lossy], acted: LossyOutput) -> bool:
+def _one_number_explains(wrong: Sequence[_Lossy], acted: Edits) -> bool:
     most = model.LARGEST_UNEXPLAINED
     return (
         all(_unexplained([one], acted, most) <= most for one in wrong)
@@ -436,16 +434,12 @@ def _computed_in(name: str) -> str:
 
 class _Lossy:
     def __init__(self, subject: Subject, inputs: Inputs, output: Tensor) -> None:
-        self._subject = subject
-        self._inputs = inputs
         self._output = output
         known = subject.golden(inputs)
-        self._evaluation = known.evaluation
-        if isinstance(known.evaluation, golden.Attention) and bool(
-            torch.isfinite(inputs.key).all()
-        ):
-            # A quantisation step of a whole tensor depends on keys that no query reads, too.
-            self._evaluation = declared_with_every_key(known)
+        call = DeclaredCall(inputs=inputs, semantics=subject.declaration.semantics)
+        # A quantisation step of a whole tensor depends on keys that no query reads, too.
+        self._run = read_every_key(run_of_call(call))
+        self._answer = "answer" if inputs.is_layer else "output"
         # Rows that are not finite do not count: formats differ in where they overflow.
         judged = known.judged & torch.isfinite(output).all(dim=-1, keepdim=True)
         self._judged = judged.expand(known.output.shape)
@@ -453,19 +447,19 @@ class _Lossy:
         self.elements = output.numel()
         self.keys = inputs.geometry.key_length
         # The squared errors in bounds, without any loss.
-        self.total = self.left(lambda core: core.output)
+        self.total = self.left(())
 
-    def lacking(self, acted: LossyOutput) -> Tensor:
+    def lacking(self, acted: Edits) -> Tensor:
         """Return the distance to the answer of an acted loss, in bounds, per element."""
-        lossy = _acted(self._subject, self._inputs, self._evaluation, acted)
+        lossy = self._run.edited(*acted)[self._answer]
         return (self._output - lossy)[self._judged] * self._weight
 
-    def left(self, acted: LossyOutput) -> float:
+    def left(self, acted: Edits) -> float:
         """Return the squared errors, in bounds, that an acted loss leaves."""
         return float(self.lacking(acted).square().sum())
 
 
-def _unexplained(wrong: Sequence[_Lossy], acted: LossyOutput, most: float) -> float:
+def _unexplained(wrong: Sequence[_Lossy], acted: Edits, most: float) -> float:
     """Return the part of the squared errors that a loss leaves: 0 if it explains everything.
 
     Infinite as soon as the part exceeds ``most``; later answers are then not computed.
@@ -477,16 +471,3 @@ def _unexplained(wrong: Sequence[_Lossy], acted: LossyOutput, most: float) -> fl
             return math.inf
     part = left / total if total > 0.0 else math.inf
     return part if math.isfinite(part) else math.inf
-
-
-def _acted(
-    subject: Subject,
-    inputs: Inputs,
-    evaluation: golden.Attention | golden.MultiHeadAttention,
-    loss: LossyOutput,
-) -> Tensor:
-    if isinstance(evaluation, golden.Attention):
-        return loss(evaluation)
-    semantics = subject.declaration.semantics
-    merged = golden.merge_heads(loss(evaluation.core), semantics)
-    return golden.project_output(merged, known_weights(inputs), semantics)

@@ -12,23 +12,21 @@ from torch import Tensor
 from .._golden import golden
 from ..operators.roundings import (
     Rounding,
-    in_steps_of,
-    to_cut_tf32,
-    to_format,
-    to_integers,
-    to_tf32,
+    cut_to_tf32,
+    format_rounding,
+    integer_rounding,
+    round_to_tf32,
+    step_rounding,
 )
-from .mistakes.named_mistake import edited
+from .mistakes.named_mistake import Edits
 
-LossyOutput = Callable[[golden.Attention], Tensor]
-Edits = tuple[golden.Edit, ...]
 # From a rounding to the edits of the program.
 Lossy = Callable[[Rounding], Edits]
 # Numbers of the partial products that are held at the same time: 32 MiB.
 _PRODUCTS_HELD: Final = 2**22
 
 
-def _at(*stages: str) -> Lossy:
+def _round_at(*stages: str) -> Lossy:
     return lambda rounding: tuple(golden.Edit(stage, change=rounding) for stage in stages)
 
 
@@ -50,7 +48,7 @@ def relative_exponentials(rounding: Rounding, *stages: str, tile: int = 0) -> Ed
         largest = _largest(weights, tile)
         return rounding(weights / largest) * largest
 
-    return (*_at(*stages)(rounding), golden.Edit("weights", change=change))
+    return (*_round_at(*stages)(rounding), golden.Edit("weights", change=change))
 
 
 def added_up(left: Tensor, right: Tensor, rounding: Rounding, at_once: int) -> Tensor:
@@ -178,10 +176,6 @@ class PrecisionLoss:
     fix: str = KEPT
     manner: str = ""
 
-    def output(self, attention: golden.Attention) -> Tensor:
-        """Return the output ``[B, H, Lq, Dv]`` of golden attention with this loss."""
-        return edited(attention, *self.edits).output
-
     @property
     def name(self) -> str:
         """The stable slug."""
@@ -197,7 +191,7 @@ class PrecisionLoss:
         spoken = SPOKEN.get(self.number_format, self.number_format) + self.manner
         return self.what.format(spoken)
 
-    def in_ten_bits(self) -> str:
+    def what_in_ten_bits(self) -> str:
         """Return the description if float16 and TensorFloat-32 explain the answers alike."""
         return self.what.format(TEN_BITS)
 
@@ -228,39 +222,51 @@ _ROUNDED: Final[tuple[tuple[str, str, Lossy], ...]] = (
     (
         "weights-in",
         "the softmax weights are rounded to {} before they meet the values",
-        _at("weights"),
+        _round_at("weights"),
     ),
     _RELATIVE[0],
-    ("values-in", "the values are rounded to {} before they meet the weights", _at("shared_value")),
+    (
+        "values-in",
+        "the values are rounded to {} before they meet the weights",
+        _round_at("shared_value"),
+    ),
     (
         "weights-and-values-in",
         "weights and values are rounded to {} before their product",
-        _at("weights", "shared_value"),
+        _round_at("weights", "shared_value"),
     ),
     _RELATIVE[1],
-    ("scores-in", "the scores are rounded to {} before the softmax", _at("capped")),
-    ("scores-in", "the logits, bias too, are rounded to {} before the softmax", _at("logits")),
-    ("scores-in", "the dot products are rounded to {} before the scale", _at("products")),
+    ("scores-in", "the scores are rounded to {} before the softmax", _round_at("capped")),
+    (
+        "scores-in",
+        "the logits, bias too, are rounded to {} before the softmax",
+        _round_at("logits"),
+    ),
+    ("scores-in", "the dot products are rounded to {} before the scale", _round_at("products")),
     ("additive-mask-in", "the additive mask is rounded to {} before it is added", _rounded_mask),
     (
         "softmax-in",
         "the softmax is computed in {}: scores and weights are rounded to it",
-        _at("logits", "weights"),
+        _round_at("logits", "weights"),
     ),
-    ("denominator-in", "the sum of the exponentials is rounded to {}", _at("total")),
-    ("exponents-in", "the exponents, logits less the largest, are rounded to {}", _at("exponents")),
-    ("query-in", "the query is rounded to {} before it meets the key", _at("query")),
-    ("key-in", "the key is rounded to {} before it meets the query", _at("shared_key")),
-    ("scores-from", "query and key are rounded to {} before their product", _at(*_OPERANDS)),
+    ("denominator-in", "the sum of the exponentials is rounded to {}", _round_at("total")),
+    (
+        "exponents-in",
+        "the exponents, logits less the largest, are rounded to {}",
+        _round_at("exponents"),
+    ),
+    ("query-in", "the query is rounded to {} before it meets the key", _round_at("query")),
+    ("key-in", "the key is rounded to {} before it meets the query", _round_at("shared_key")),
+    ("scores-from", "query and key are rounded to {} before their product", _round_at(*_OPERANDS)),
     (
         "scores-in",
         "query, key and their dot products are rounded to {}",
-        _at(*_OPERANDS, "products"),
+        _round_at(*_OPERANDS, "products"),
     ),
     (
         "products-in",
         "the operands of both products are rounded to {}",
-        _at(*_OPERANDS, "weights", "shared_value"),
+        _round_at(*_OPERANDS, "weights", "shared_value"),
     ),
     _RELATIVE[2],
 )
@@ -274,12 +280,12 @@ _INTEGERS: Final[tuple[tuple[str, str, Lossy], ...]] = (
     (
         "key-and-values-in",
         "keys and values are rounded to {} before they are read",
-        _at("shared_key", "shared_value"),
+        _round_at("shared_key", "shared_value"),
     ),
 )
 
 
-def of_format(
+def losses_of_format(
     name: str,
     rounding: Rounding,
     remedy: str,
@@ -347,12 +353,12 @@ _SINGLE: Final = (
     ),
 )
 LOSSES: Final[tuple[PrecisionLoss, ...]] = (
-    *of_format("float32", to_format("float32"), AS_INPUTS),
+    *losses_of_format("float32", format_rounding("float32"), AS_INPUTS),
     *_SINGLE,
-    *of_format("float16", to_format("float16"), AS_INPUTS),
-    *of_format("tf32", to_tf32, ALLOW_TF32),
-    *of_format("tf32", to_cut_tf32, ALLOW_TF32, manner=" (cut off, not rounded)"),
-    *of_format("bfloat16", to_format("bfloat16"), AS_INPUTS),
+    *losses_of_format("float16", format_rounding("float16"), AS_INPUTS),
+    *losses_of_format("tf32", round_to_tf32, ALLOW_TF32),
+    *losses_of_format("tf32", cut_to_tf32, ALLOW_TF32, manner=" (cut off, not rounded)"),
+    *losses_of_format("bfloat16", format_rounding("bfloat16"), AS_INPUTS),
 )
 # Tensors that share the step between two integers, with their axes of ``[B, H, L, D]``.
 _SHARING: Final = (
@@ -367,14 +373,14 @@ EIGHT_BITS: Final[tuple[PrecisionLoss, ...]] = (
     *(
         loss
         for name in ("float8_e4m3fn", "float8_e5m2")
-        for loss in of_format(name, to_format(name), AS_INPUTS)
+        for loss in losses_of_format(name, format_rounding(name), AS_INPUTS)
     ),
     *(
         loss
         for steps in (127, 255)
-        for loss in of_format(
+        for loss in losses_of_format(
             "int8",
-            in_steps_of(1.0 / steps),
+            step_rounding(1.0 / steps),
             AS_INPUTS,
             manner=f" (multiples of 1/{steps})",
             stages=[one for one in _ROUNDED if one[0] == "weights-in"],
@@ -383,9 +389,9 @@ EIGHT_BITS: Final[tuple[PrecisionLoss, ...]] = (
     *(
         loss
         for words, axes in _SHARING
-        for loss in of_format(
+        for loss in losses_of_format(
             "int8",
-            to_integers(127, axes),
+            integer_rounding(127, axes),
             AS_INPUTS,
             manner=f" (with a step for {words})",
             stages=_INTEGERS,
@@ -396,5 +402,5 @@ EIGHT_BITS: Final[tuple[PrecisionLoss, ...]] = (
 SUMS: Final[tuple[PrecisionLoss, ...]] = tuple(
     loss
     for name in ("float32", "float16", "bfloat16")
-    for loss in _sums_of_format(name, to_format(name))
+    for loss in _sums_of_format(name, format_rounding(name))
 )

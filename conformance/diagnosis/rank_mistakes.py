@@ -17,7 +17,7 @@ from torch import Tensor
 from .._golden import golden
 from ..declare.ranks import Placed
 from ..oracle.oracle import known_weights
-from .mistakes.named_mistake import NotExpressible
+from .mistakes.named_mistake import NotExpressible, run_of_call
 from .rank_parts import IS_WRONG, RAISES, Block, Parts, RankMistake, merged
 
 Edits = tuple[golden.Edit, ...]
@@ -65,7 +65,7 @@ def _masked(
 
 
 def _open(parts: Parts) -> tuple[Tensor, Tensor]:
-    return parts.without_causality.logits, parts.without_causality.value
+    return parts.full_attention.logits, parts.full_attention.value
 
 
 def _counted(times: Callable[[Parts, int, int], int]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def _counted(times: Callable[[Parts, int, int], int]) -> dict[str, Any]:
 
 def _stale(step: int, names: Sequence[str], parts: Parts, rank: int, right: list[Block]) -> Any:
     """Return ring blocks with the content of an earlier step and their own mask."""
-    core, changed = parts.without_causality, []
+    core, changed = parts.full_attention, []
     for block in right:
         walked = (rank - block.home) % len(right)
         source = (block.home + min(step, walked)) % len(right)
@@ -110,15 +110,18 @@ def _other_heads(
 ) -> list[Block]:
     """Return blocks of other key/value heads: ``shared(own heads, rank, own count, kv count)``."""
     del right
-    query, key, value = parts.call.projected_heads()
-    own = query.shape[1] // parts.count
-    index = torch.arange(query.shape[1]) * 0
-    index[own * rank : own * (rank + 1)] = shared(torch.arange(own), rank, own, key.shape[1])
-    core = parts.call.attend((query, key[:, index], value[:, index]))
-    return parts.blocks(core.logits, core.value)
+    sizes = parts.inputs.geometry
+    own = sizes.num_heads // parts.count
+    index = torch.arange(sizes.num_heads) * 0
+    index[own * rank : own * (rank + 1)] = shared(torch.arange(own), rank, own, sizes.num_kv_heads)
+    run = run_of_call(parts.call).edited(
+        golden.Edit("shared_key", lambda every_key: every_key[:, index]),
+        golden.Edit("shared_value", lambda every_value: every_value[:, index]),
+    )
+    return parts.blocks(run["logits"], run["value"])
 
 
-def _by_sums(
+def _merge_by_sums(
     change: Callable[[Tensor], Tensor], _parts: Parts, _rank: int, right: list[Block]
 ) -> Tensor:
     sums = torch.stack([change(each.logits.logsumexp(-1)) for each in right])
@@ -210,7 +213,7 @@ def _named(name: str, sentence: str, fix: str, *ways: dict[str, Any]) -> list[Ra
 def _half(dtype: torch.dtype) -> dict[str, Any]:
     words = f"the logarithm of each part's sum is rounded to {str(dtype).removeprefix('torch.')}"
     return {
-        "merge": partial(_by_sums, lambda sums: sums.to(dtype).double()),
+        "merge": partial(_merge_by_sums, lambda sums: sums.to(dtype).double()),
         "sentence": f"{words} before the parts are merged",
     }
 

@@ -92,7 +92,7 @@ class Parts:
         return self._core(self.inputs)
 
     @cached_property
-    def without_causality(self) -> Any:
+    def full_attention(self) -> Any:
         """The golden's attention proper without the causal rule."""
         return self._core(self.inputs.replace(causal=False))
 
@@ -179,7 +179,7 @@ class RankMistake:
     def whole(self, parts: Parts, rank: int) -> Tensor:
         """Return the whole answer as a rank would give it."""
         core = parts.attention
-        value = parts.without_causality.value if parts.inputs.causal else core.value
+        value = parts.full_attention.value if parts.inputs.causal else core.value
         blocks = parts.blocks(core.logits, value)
         if self.blocks is not None:
             blocks = self.blocks(parts, rank, blocks)

@@ -38,7 +38,7 @@ from .lines.raising import (
     RaisingOperation,
     RaisingRecorder,
 )
-from .neighbours import at_sizes
+from .neighbours import resize
 
 # The outcome of another problem's call ("raises", "right" or "wrong") and its message; None for a
 # problem that cannot be asked.
@@ -147,7 +147,7 @@ class RefusedCall:
         declared = replace(declared, pins=replace(declared.pins, equal_to=ties))
         return Subject(replace(candidate, declaration=declared), subject.dtype, subject.device)
 
-    def with_names(self, named: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    def combine_with(self, named: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Combine entries of wrong answers with the raising operation and sizes."""
         first, *others = [entry for entry in named if entry["name"] != UNKNOWN] or [self.entry]
         if first is self.entry:
@@ -251,7 +251,7 @@ class _RefusedCalls:
             sizes["num_kv_heads"] = heads if same else gcd(heads, own.num_kv_heads)
         elif heads % shared:
             sizes["num_heads"] = shared if "num_heads" not in sizes else shared * heads
-        problem = at_sizes(self._subject, self._problem, sizes)
+        problem = resize(self._subject, self._problem, sizes)
         if problem.geometry not in self._answers:
             told = self._asks(problem)
             if told is None:
@@ -372,13 +372,13 @@ class _RefusedCalls:
         own = self._problem.geometry
         if own.num_heads == own.num_kv_heads:
             apart["num_kv_heads"] = apart["num_heads"]
-        largest = at_sizes(self._subject, self._problem, apart)
+        largest = resize(self._subject, self._problem, apart)
         names = AxisNames(
             largest.geometry, largest.past, layer=self._subject.candidate.kind == "layer"
         )
         message, operation = self._operation(largest)
         if operation is not None:
-            line = RaisingLine.of(operation, names)
+            line = RaisingLine.named_by(operation, names)
             return line.text, CONTIGUOUS if _NO_VIEW in message else line.fix
         if message:
             said = names.within(message)
@@ -386,7 +386,7 @@ class _RefusedCalls:
             return given, GENERAL
         seen = self._operation(self._problem)[1]
         if seen is not None:
-            line = RaisingLine.of(seen, None)
+            line = RaisingLine.named_by(seen, None)
             return line.text, line.fix
         return "", GENERAL if self._code else TAKE_EVERY_SIZE
 

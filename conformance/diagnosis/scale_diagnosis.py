@@ -160,7 +160,7 @@ def _scale(least: float, most: float, where: str) -> dict[str, Any]:
     }
 
 
-def in_numbers(
+def add_numbers(
     subject: Subject, entries: list[dict[str, Any]], problem: Problem | None
 ) -> list[dict[str, Any]]:
     """Add the number of the scale to names of a rule, if sizes do not identify the rule.

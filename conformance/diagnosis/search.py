@@ -89,7 +89,7 @@ class MistakeSearch:
         if earlier is not None:
             self._take_over(earlier)
 
-    def among(self, mistakes: Sequence[NamedMistake]) -> MistakeSearch:
+    def search_among(self, mistakes: Sequence[NamedMistake]) -> MistakeSearch:
         """Return the search among other mistakes, which must outlive it."""
         _ = self._narrowing  # rows are compared once for all searches among these answers
         other = copy(self)
@@ -102,7 +102,7 @@ class MistakeSearch:
             mistake
             for mistake in mistakes
             if mistake.speaks_at(self.declared)
-            and (not mistake.changes or mistake.at(self.declared) != self.declared)
+            and (not mistake.changes or mistake.changed_point(self.declared) != self.declared)
             and mistake.is_about(self.subject.declaration)
         ]
 
@@ -253,7 +253,7 @@ class MistakeSearch:
         for two in others:
             if one.name == two.name or not self._may_change(two, place):
                 continue
-            turned = orders and one.changes_step_of(two)
+            turned = orders and one.changes_stage_of(two)
             for pair in ((one, two), (two, one)) if turned else ((one, two),):
                 if self._explains(two, place) if apart else self._judge(pair, place):
                     yield pair
@@ -403,7 +403,7 @@ class MistakeSearch:
 
     def _acted(self, made: Combination, inputs: Inputs) -> MistakenAnswer:
         if len(made) == 1:
-            return self.acted.of(made[0], inputs)
+            return self.acted.answer(made[0], inputs)
         if made is not self._pair[0]:
             self._pair = made, {}
         answers = self._pair[1]

@@ -20,10 +20,10 @@ from ..tolerance import model
 from .agreement import BatteryAnswer, within
 from .layer_edits import layer_edits
 from .misread_structures import misread_structures
-from .mistaken_answer import made_on, mistaken_attention, mistaken_call
+from .mistaken_answer import made_on, mistaken_call, mistaken_run
 from .mistakes import NamedMistake, NotExpressible, everywhere
 from .mistakes._steps import has_bias, has_causal, has_mask, has_sinks, has_softcap, has_window
-from .mistakes.named_mistake import IMPOSSIBLE, with_every_key
+from .mistakes.named_mistake import IMPOSSIBLE
 from .turned_edits import is_turned, turned_edits
 
 _PRIMARY: Final = "numerics.golden"
@@ -169,8 +169,8 @@ def stage_edits(kind: str) -> tuple[NamedMistake, ...]:
     rewired = {one.name: one for one in _rewired()}
     return (
         *chain.from_iterable(map(_edits_of, searched)),
-        *_of_both_masks(),
-        *_of_misread_masks(),
+        *_double_mask_mistakes(),
+        *_misread_mask_mistakes(),
         *misread_structures(),
         *rewired.values(),
         *turned_edits(),
@@ -234,24 +234,13 @@ def fitting(
 
 
 def run_besides(answer: BatteryAnswer, known: Sequence[NamedMistake]) -> golden.Run | None:
-    """Return the run of an answer's call with known mistakes and every key; None if impossible.
-
-    The run also holds the inputs, past and point that edits may read.
-    """
+    """Return the run of an answer's call with known mistakes and every key; None if impossible."""
     inputs, declared = answer.inputs, answer.subject.declaration.semantics
-    attention = answer.exact.core
-    if any(one.heads or one.core or one.output for one in known):
+    made = made_on(declared, known, inputs)
+    try:
+        return mistaken_run(mistaken_call(declared, made, inputs), made).complete()
+    except (NotExpressible, *IMPOSSIBLE):
         return None
-    if known:
-        made = made_on(declared, known, inputs)
-        try:
-            call = mistaken_call(declared, made, inputs)
-            attention = mistaken_attention(call, made, every_key=True)[1]
-        except (NotExpressible, *IMPOSSIBLE):
-            return None
-        inputs = call.inputs
-    own = {"inputs": inputs, "past": inputs.past, "point": attention.semantics}
-    return with_every_key(attention.run).edited(**own)
 
 
 def _changed_stages(one: NamedMistake) -> tuple[str, ...]:
@@ -386,7 +375,7 @@ def _rewired() -> Iterator[NamedMistake]:
     order = [stage.name for stage in golden.FORWARD.stages]
     for stage in golden.FORWARD.stages:
         noun, names = _SAID.get(stage.name, ""), golden.reads(stage.rule)
-        for name, other in ((n, o) for n in names if noun for o in _in_place_of(n)):
+        for name, other in ((n, o) for n in names if noun for o in _replacements(n)):
             if order.index(other) >= order.index(stage.name):
                 continue
             words = f"made with {_SAID[other]} in place of {_SAID[name]}"
@@ -415,7 +404,7 @@ def _verb(noun: str) -> str:
     return "is" if noun.startswith(_SINGULAR) else "are"
 
 
-def _in_place_of(name: str) -> Iterator[str]:
+def _replacements(name: str) -> Iterator[str]:
     own = {"key": "shared_key", "value": "shared_value", "modified": "capped", "masked": "logits"}
     plain = own.get(name, name)
     for nouns in _NOUNS:
@@ -447,15 +436,15 @@ def _edits_of(searched: Searched) -> Iterator[NamedMistake]:
         )
 
 
-def _of_both_masks() -> Iterator[NamedMistake]:
+def _double_mask_mistakes() -> Iterator[NamedMistake]:
     of_bias: list[tuple[str, Operator, Callable[..., Any]]] = [
-        (f"{one.words}, and its own hides keys as well", one, _beside(one.change))
+        (f"{one.words}, and its own hides keys as well", one, _hide_besides(one.change))
         for one in moves(_AXES["by_mask"])
     ]
     for one in sums(_AXES["bias"]):
         if one.words in _MEANS:
             kept = partial(torch.Tensor.all, dim=_MEANS[one.words], keepdim=True)
-            of_bias.append((one.words, one, _as_wide(kept)))
+            of_bias.append((one.words, one, _expand_change(kept)))
     for words, operator, of_table in of_bias:
         yield NamedMistake(
             name=f"mask: {words}",
@@ -469,7 +458,7 @@ def _of_both_masks() -> Iterator[NamedMistake]:
         )
 
 
-def _of_misread_masks() -> Iterator[NamedMistake]:
+def _misread_mask_mistakes() -> Iterator[NamedMistake]:
     for operator in misread_masks():
         yield NamedMistake(
             name=f"mask: {operator.words}",
@@ -508,11 +497,11 @@ def _expanded(change: Callable[..., Tensor]) -> golden.Rewired:
 _MEANS: Final = {f"averaged over the {n}": axis for n, axis in (("queries", -2), ("heads", -3))}
 
 
-def _as_wide(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+def _expand_change(change: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return lambda table: change(table).expand_as(table)
 
 
-def _beside(change: Callable[..., Tensor]) -> golden.Rewired:
+def _hide_besides(change: Callable[..., Tensor]) -> golden.Rewired:
     def changed(table: Tensor, *besides: object) -> Tensor:
         return table & change(table, *besides)
 

@@ -24,7 +24,6 @@ from .agreement import BatteryAnswer
 from .battery import BatteryEntry, answer_to, fitted_problem
 from .conditions import CONDITIONS
 from .dissection.changed_logits import (
-    added_number_statements,
     lost_row_statements,
     pair_statements,
     shift_statements,
@@ -65,7 +64,7 @@ class StatementReader:
         self.subject = subject
         self.known = known
         self._said: dict[Inputs, list[NamedMistake]] = {}
-        self._at_the_turn: list[NamedMistake] | None = None
+        self._turned: list[NamedMistake] | None = None
         self._far: list[NamedMistake] = []
         self._placed: set[bool] = set()
 
@@ -89,9 +88,9 @@ class StatementReader:
             names.update(new)
             yield list(new.values())
         few = list(map(_keeps_few, wrong))  # the known mistakes may explain the rest
-        if self._at_the_turn is None and any(few) and (all(few) or not self.known):
-            self._at_the_turn = self._where_hidden_keys_win()
-        yield self._at_the_turn or []
+        if self._turned is None and any(few) and (all(few) or not self.known):
+            self._turned = self._where_hidden_keys_win()
+        yield self._turned or []
         lost = lost_row_statements(wrong)
         self._far += lost  # searches know a statement by its identity, so it must outlive them
         yield lost
@@ -108,9 +107,8 @@ class StatementReader:
         reading = self._weights(answer.inputs)
         if reading is not None and _is_legible(reading):
             said += lost_cache_statements(reading)
-            said += self._by_place(reading)
-        said += [*shift_statements(answer), *alike_row_statements(answer)]
-        return [*said, *added_number_statements(answer)]
+            said += self._place_statements(reading)
+        return [*said, *shift_statements(answer), *alike_row_statements(answer)]
 
     def _weights(self, inputs: Inputs) -> Reading | None:
         if not inputs.is_layer:
@@ -119,7 +117,7 @@ class StatementReader:
         reading = None if few is None else read_layer(self.subject, few, self.known)
         return reading if reading is not None and reading.explained else None
 
-    def _by_place(self, reading: Reading) -> Iterator[NamedMistake]:
+    def _place_statements(self, reading: Reading) -> Iterator[NamedMistake]:
         """Yield a bias by place, read again at many heads and lengths to fill its table.
 
         Places are counted from both corners, if both fit.
@@ -132,7 +130,7 @@ class StatementReader:
             several = of_layers if reading.call.inputs.is_layer else (_MANY_PLACES,)
             tables = [self._placed_at(sizes, bottom_right=corner) for sizes in several]
             if tables[0] is not None:
-                yield tables[0].with_more(tables[-1]).statement()
+                yield tables[0].extended(tables[-1]).statement()
         if self._has_fixed_lengths and (of_items := self._read_at(_SEVERAL_ITEMS)):
             yield from pair_statements(of_items)
 
@@ -167,12 +165,12 @@ def _where_hidden_keys_win(subject: Subject) -> Iterator[Inputs]:
         return
     for form, shape in dict(reversed(options)).items():
         plan = MaskPlan(pattern="single", form=form, shape=shape)
-        inputs = _at_the_turn(subject, subject.inputs(base.replace(mask=plan)))
+        inputs = _find_turn(subject, subject.inputs(base.replace(mask=plan)))
         if inputs is not None:
             yield inputs
 
 
-def _at_the_turn(subject: Subject, drawn: Inputs) -> Inputs | None:
+def _find_turn(subject: Subject, drawn: Inputs) -> Inputs | None:
     """Lower the only kept key, by bisection, until hidden keys weigh about as much."""
     least, most, target = 0.0, 0.0, 1.0
     while target < _HIGHEST_TURN:

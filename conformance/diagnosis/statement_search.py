@@ -38,7 +38,7 @@ from .mistaken_answer import (
 )
 from .mistakes import NamedMistake, NotExpressible, touches_any
 from .narrowing import MOST_CONDITIONS, Narrowed, made_under
-from .neighbours import ENLARGED, OWN, at_unseen_sizes, neighbours, with_size
+from .neighbours import ENLARGED, OWN, draw_unseen_sizes, neighbours, resize_field
 from .search import MistakeSearch, is_special_case
 from .stage_edits import edits_making
 from .statement_reader import StatementReader
@@ -143,7 +143,7 @@ def _touches_any(subject: Subject, made: Combination, inputs: Inputs) -> bool:
 
 def _acted(subject: Subject, made: Combination, inputs: Inputs) -> MistakenAnswer:
     if len(made) == 1 and isinstance(subject, DiagnosedSubject):
-        return subject.acted.of(made[0], inputs)
+        return subject.acted.answer(made[0], inputs)
     return act(subject.oracle, subject.declaration.semantics, made, inputs)
 
 
@@ -170,7 +170,7 @@ _UNEVEN: Final = 31
 _WHOLE: Final = (16, 32, 64)
 
 
-def of_precision(entry: dict[str, Any] | None) -> list[Explanation]:
+def precision_explanations(entry: dict[str, Any] | None) -> list[Explanation]:
     """Return the explanation by a loss of precision or by a scale, if there is an entry."""
     return [] if entry is None else [Explanation(entry=entry)]
 
@@ -204,7 +204,7 @@ class StatementSearch:
         self._around: list[BatteryAnswer] = []
         self._kept: list[NamedMistake] = []
 
-    def in_every_call(self) -> Iterator[list[Combination]]:
+    def explain_every_call(self) -> Iterator[list[Combination]]:
         """Yield explanations made in every call: of the catalogue, edits, numbers, statements.
 
         Each step gives confirmed explanations of every answer. Reading is expensive, so statements
@@ -215,7 +215,7 @@ class StatementSearch:
         yield self._first_confirmed(self._fitted, rounds=1)
         yield self._first_confirmed(partial(self._stated, 1), rounds=1)
 
-    def under_conditions(self) -> Iterator[list[Combination]]:
+    def explain_conditions(self) -> Iterator[list[Combination]]:
         """Yield explanations under conditions, few first, and statements of several answers."""
         yield self._first_confirmed(self._soon_named)
         yield self._first_confirmed(partial(self._edited_under, 1), rounds=1)
@@ -228,7 +228,7 @@ class StatementSearch:
 
     @cached_property
     def _edits(self) -> MistakeSearch:
-        return self._search.among(self._making)
+        return self._search.search_among(self._making)
 
     @cached_property
     def _making(self) -> tuple[NamedMistake, ...]:
@@ -246,16 +246,16 @@ class StatementSearch:
 
     @cached_property
     def _fits(self) -> MistakeSearch:
-        return self._among_fitted(families())
+        return self._search_fitted(families())
 
     @cached_property
     def _blends(self) -> MistakeSearch:
-        return self._among_fitted(blends())
+        return self._search_fitted(blends())
 
-    def _among_fitted(self, some: Iterable[Family]) -> MistakeSearch:
+    def _search_fitted(self, some: Iterable[Family]) -> MistakeSearch:
         found = list(fitted_mistakes(self._search.observed, some))
         self._kept += found  # searches know a mistake by its identity, so it must outlive them
-        return self._search.among(found)
+        return self._search.search_among(found)
 
     def found(self) -> list[NamedMistake]:
         """Return stages with operators or with numbers that alone make the plainest errors."""
@@ -278,7 +278,7 @@ class StatementSearch:
         """
         for said in islice(self._reader.statements(self.observed), most):
             check_time()  # thousands of statements ask for no call
-            for one in self._search.among(said).explaining():
+            for one in self._search.search_among(said).explaining():
                 yield [(one,)]
 
     def _limited(self) -> Iterator[list[Combination]]:
@@ -292,7 +292,7 @@ class StatementSearch:
             yield self._exactly(named)
 
     def _soon_narrowed(self) -> Iterator[list[Combination]]:
-        read = self._search.among(self._read(SOON))
+        read = self._search.search_among(self._read(SOON))
         for one in sorted(read.narrowed(1), key=_length):
             yield self._exactly([one])
 
@@ -301,7 +301,7 @@ class StatementSearch:
         conditions = named[0].conditions if named else 0
         if named and conditions <= 1:  # what is read cannot be plainer
             yield self._exactly(named)
-        read = self._search.among(self._read())
+        read = self._search.search_among(self._read())
         fewer = sorted(read.narrowed(conditions - 1), key=_length) if conditions else []
         for one in fewer:
             yield self._exactly([one])
@@ -369,17 +369,19 @@ class StatementSearch:
         near = answers_near(self.subject, problem, (OWN,))
         if any(one.rows is not None for one in made):
             twice = 2 * problem.geometry.query_length
-            more = (self._with_size(plainest, "query_length", n) for n in (twice, twice | _UNEVEN))
+            more = (
+                self._answer_at_size(plainest, "query_length", n) for n in (twice, twice | _UNEVEN)
+            )
             near += filter(None, more)
         if any(one.edits for one in made):  # whole tiles decide between many edits
             lengths = product(("query_length", "key_length"), _WHOLE)
-            near += filter(None, (self._with_size(plainest, *length) for length in lengths))
+            near += filter(None, (self._answer_at_size(plainest, *length) for length in lengths))
         if any(edit.stage in GUESSED for one in made for edit in one.edits):
             large = neighbours(self.subject, problem, (ENLARGED,))[:1]
             near += answers_to(self.subject, [one.replace(values="integers") for one in large])
         rules = [rule for one in made for rule in one.sizes]
         seen = {one.inputs.geometry for one in (*self.observed, *self._unseen, *near)}
-        at_sizes = at_unseen_sizes(self.subject, problem, rules, seen)
+        at_sizes = draw_unseen_sizes(self.subject, problem, rules, seen)
         around = [*near, *answers_to(self.subject, list(at_sizes))]
         return list(filter(self._counts, around))
 
@@ -394,11 +396,11 @@ class StatementSearch:
         Observed answers leave a range for a limit, within which the candidate is asked. A mistake
         may have left rows open where its conditions do not hold: there it explains nothing.
         """
-        limited = ((self._with_exact_limits(one),) for one in group)
+        limited = ((self._find_exact_limits(one),) for one in group)
         wrong = [answer for answer in self.observed if answer.margin > 1.0]
         return [made for made in limited if all(explains(self.subject, made, a) for a in wrong)]
 
-    def _with_exact_limits(self, narrowed: Narrowed) -> NamedMistake:
+    def _find_exact_limits(self, narrowed: Narrowed) -> NamedMistake:
         plainest = self._plainest((narrowed.mistake,))
         literals = list(narrowed.literals)
         for index, literal in enumerate(literals):
@@ -427,7 +429,7 @@ class StatementSearch:
         spared = min(sizes, key=lambda other: abs(other - made), default=made)
         while abs(made - spared) > 1:
             middle = (made + spared) // 2
-            verdict = self._is_made(wherever, self._with_size(plainest, limit.field, middle))
+            verdict = self._is_made(wherever, self._answer_at_size(plainest, limit.field, middle))
             if verdict is None:
                 return limit
             made, spared = (middle, spared) if verdict else (made, middle)
@@ -469,10 +471,10 @@ class StatementSearch:
         right, explained = answer.margin <= 1.0, explains(self.subject, (wherever,), answer)
         return explained if right != explained else None
 
-    def _with_size(self, answer: BatteryAnswer, field: str, size: int) -> BatteryAnswer | None:
+    def _answer_at_size(self, answer: BatteryAnswer, field: str, size: int) -> BatteryAnswer | None:
         if answer.problem is None:
             return None
-        problem = with_size(self.subject, answer.problem, field, size)
+        problem = resize_field(self.subject, answer.problem, field, size)
         return None if problem is None else self._answer(problem)
 
     def _answer(self, problem: Problem) -> BatteryAnswer | None:

@@ -13,8 +13,8 @@ from torch.nn.functional import normalize
 
 from .._golden import golden
 from ..operators.functions import over_root_mean_square, standardised
-from ..operators.operator import axes_of, in_words
-from ..operators.roundings import to_format
+from ..operators.operator import axes_of, insert_place
+from ..operators.roundings import format_rounding
 from ..problems.inputs import Inputs
 from .mistakes import NamedMistake
 
@@ -29,10 +29,10 @@ _NORMALISED: Final = {"queries": "normalised_query", "keys": "normalised_key"}
 _BOTH: Final[tuple[tuple[str, ...], ...]] = (("queries", "keys"), ("queries",), ("keys",))
 # The rotated channels of a pair, from the channels and the cosine and sine of their angle.
 Form = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-_SHORT: Final = {name: to_format(name) for name in ("bfloat16", "float16")}
+_SHORT: Final = {name: format_rounding(name) for name in ("bfloat16", "float16")}
 
 
-def _by_rounded(
+def _turn_rounded(
     a: Tensor, b: Tensor, c: Tensor, s: Tensor, *, short: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, Tensor]:
     return a * short(c) - b * short(s), b * short(c) + a * short(s)
@@ -56,7 +56,7 @@ _FORMS: Final[dict[str, Form]] = {
     "only the first channel of each pair is turned": lambda a, b, c, s: (a * c - b * s, b),
     "only the second channel of each pair is turned": lambda a, b, c, s: (a, b * c + a * s),
     **{
-        f"sines and cosines are rounded to {name}": partial(_by_rounded, short=short)
+        f"sines and cosines are rounded to {name}": partial(_turn_rounded, short=short)
         for name, short in _SHORT.items()
     },
 }
@@ -113,32 +113,32 @@ def turned_edits() -> Iterator[NamedMistake]:
     """Yield wrong rotations, wrong positions, and wrong norms before them."""
     for words, form in _FORMS.items():
         for sides in _BOTH:
-            yield _turned(f"so that {words}", sides, partial(_by_form, form=form))
-    yield _turned("by other pairs of channels", _BOTH[0], _by_other_pairs)
+            yield _turned(f"so that {words}", sides, partial(_turn_by_form, form=form))
+    yield _turned("by other pairs of channels", _BOTH[0], _turn_other_pairs)
     for layout, neighbours in (("c // 2", True), ("c modulo R/2", False)):
         for words, of in (("", "own"), (", in the other pairs", "other")):
-            by = partial(_by_channel, neighbours=neighbours, pairs=of)
+            by = partial(_turn_channels, neighbours=neighbours, pairs=of)
             fix = "give both channels of a pair one angle: {}, not {}, for such pairs"
             said = f"with the frequency of index {layout} in channel c{words}"
             yield _turned(said, _BOTH[0], by, fix.format(*_LAID[:: 1 if neighbours else -1]))
-    yield _turned("as one wide head, before they are cut into heads", _BOTH[0], _as_one_head)
+    yield _turned("as one wide head, before they are cut into heads", _BOTH[0], _turn_as_one_head)
     for fraction, words in ((0.5, "half of the"), (1.0, "all"), (0.25, "a quarter of the")):
-        yield _mistake(f"in {words} channels", edits=_of_fraction(fraction))
-    of_head = Edit("frequencies", change=_of_head_size)
+        yield _mistake(f"in {words} channels", edits=_change_fraction(fraction))
+    of_head = Edit("frequencies", change=_scale_to_head_size)
     yield _mistake("with exponents that are divided by the head size", edits=(of_head,))
     for words, factor in (("", 1.0), (", backwards", -1.0)):
         edit = Edit("value_heads", change=partial(_turned_value, factor=factor))
         yield _mistake(f"and the values, too{words}", edits=(edit,))
     for (words, places), sides in product(_PLACES, _BOTH):
         named = "" if len(sides) > 1 else f" of the {sides[0]}"
-        edits = tuple(_at_places(side, places) for side in sides)
+        edits = tuple(_turn_at_places(side, places) for side in sides)
         yield _mistake(f"by positions{named} that are {words}", edits=edits)
     for role in ("query", "key"):
         short = Edit(f"stretched_{role}", golden.Rewired(torch.clone, (f"normalised_{role}",)))
         said = f"with an amplitude that the {role} lacks, as if it were that of the scores"
         fix = "multiply the cosines and sines of queries and of keys by the amplitude"
         yield _mistake(said, fix, edits=(short,), where=_is_stretched)
-    yield from _of_tables()
+    yield from _table_mistakes()
     yield from _normalised()
 
 
@@ -179,7 +179,7 @@ _BY_ROWS: Final = "turn the tokens of a call by the rows of its tables, which ar
 _READ: Final = "turn queries and keys by the tables that the call gives, not by tables of your own"
 
 
-def _of_tables() -> Iterator[NamedMistake]:
+def _table_mistakes() -> Iterator[NamedMistake]:
     """Tables of a call that are not read, or are read otherwise."""
     for words, fix, change in _TABLES:
         edit = Edit("rotary_tables", change=change)
@@ -199,7 +199,7 @@ def _of_tables() -> Iterator[NamedMistake]:
         )
         said = f"by positions from zero on, whatever tables the call gives{words}"
         yield _mistake(said, _READ, edits=(*own, *kept), where=is_given_tables)
-    both = tuple(_by_rows(side, _rows_of_new) for side in _SIDES)
+    both = tuple(_read_rows(side, _rows_of_new) for side in _SIDES)
     said = "by the rows behind the length of the cache, of tables that are cut already"
     yield _mistake(said, _BY_ROWS, edits=both, where=_caches_with_tables)
     yield NamedMistake(
@@ -259,7 +259,7 @@ def _rows_of_new(places: Tensor, inputs: Inputs) -> Tensor:
     return inputs.past + places % (inputs.geometry.key_length - inputs.past)
 
 
-def _by_rows(side: str, rows: Callable[[Tensor, Inputs], Tensor]) -> golden.Edit:
+def _read_rows(side: str, rows: Callable[[Tensor, Inputs], Tensor]) -> golden.Edit:
     def angles(at: Tensor, frequencies: Tensor, tables: Tensor, inputs: Inputs) -> Tensor | None:
         return golden.angles_at(rows(at, inputs), frequencies, tables)
 
@@ -314,7 +314,7 @@ def _turned(
     )
 
 
-def _by_form(heads: Tensor, angles: Tensor, point: golden.Semantics, *, form: Form) -> Tensor:
+def _turn_by_form(heads: Tensor, angles: Tensor, point: golden.Semantics, *, form: Form) -> Tensor:
     first, second = golden.rotary_pairs(heads.shape[-1], point)
     turned = heads.clone()
     made = form(heads[..., first], heads[..., second], angles.cos(), angles.sin())
@@ -326,11 +326,11 @@ def _other_pairs(point: golden.Semantics) -> golden.Semantics:
     return point.replace(rotary="halves" if point.rotary != "halves" else "interleaved")
 
 
-def _by_other_pairs(heads: Tensor, angles: Tensor, point: golden.Semantics) -> Tensor:
+def _turn_other_pairs(heads: Tensor, angles: Tensor, point: golden.Semantics) -> Tensor:
     return golden.turn_heads(heads, angles, _other_pairs(point))
 
 
-def _by_channel(
+def _turn_channels(
     heads: Tensor, angles: Tensor, point: golden.Semantics, *, neighbours: bool, pairs: str
 ) -> Tensor:
     """Rotate each channel by an angle from a table of the opposite layout."""
@@ -344,7 +344,7 @@ def _by_channel(
     return turned
 
 
-def _as_one_head(heads: Tensor, angles: Tensor, point: golden.Semantics) -> Tensor:
+def _turn_as_one_head(heads: Tensor, angles: Tensor, point: golden.Semantics) -> Tensor:
     wide = heads.transpose(-3, -2).flatten(-2)
     frequencies = golden.rotary_frequencies(wide.shape[-1], point)
     # The first pair turns by whole positions.
@@ -353,7 +353,7 @@ def _as_one_head(heads: Tensor, angles: Tensor, point: golden.Semantics) -> Tens
     return cut
 
 
-def _of_fraction(fraction: float) -> tuple[golden.Edit, ...]:
+def _change_fraction(fraction: float) -> tuple[golden.Edit, ...]:
     def frequencies(sizes: golden.Sizes, point: golden.Semantics) -> Tensor:
         return golden.rotary_frequencies(sizes.head_size, point.replace(rotary_fraction=fraction))
 
@@ -364,7 +364,7 @@ def _of_fraction(fraction: float) -> tuple[golden.Edit, ...]:
     return Edit("frequencies", frequencies), *turns
 
 
-def _of_head_size(frequencies: Tensor, sizes: golden.Sizes) -> Tensor:
+def _scale_to_head_size(frequencies: Tensor, sizes: golden.Sizes) -> Tensor:
     return frequencies ** (2 * len(frequencies) / max(sizes.head_size, 1))
 
 
@@ -378,7 +378,7 @@ def _spread(index: Tensor, at: Tensor) -> Tensor:
     return index.double().expand(*index.shape[:-1], at.shape[-1])
 
 
-def _at_places(side: str, places: Places) -> golden.Edit:
+def _turn_at_places(side: str, places: Places) -> golden.Edit:
     of_queries = side == "queries"
     at = "query_places" if of_queries else "key_places"
     reads = (at, "frequencies", "rotary_tables", "sizes", "inputs")
@@ -424,7 +424,7 @@ def _normalised() -> Iterator[NamedMistake]:
         every: list[tuple[str, Callable[[Tensor], Tensor]]] = [("left as they are", torch.clone)]
         for noun, along in axes_of("BHLD".replace("L", "K")):
             every += [
-                (in_words(words, noun.replace("key", "token")), along(n)) for words, n in _NORMS
+                (insert_place(words, noun.replace("key", "token")), along(n)) for words, n in _NORMS
             ]
         for words, norm in every:
             given = [Edit(n, golden.Rewired(norm, (f"given_{n[11:]}",))) for n in names]

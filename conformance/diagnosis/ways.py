@@ -34,8 +34,8 @@ from .statement_search import (
     StatementSearch,
     explains,
     explanations_of,
-    of_precision,
     only_one,
+    precision_explanations,
     some_wrong,
 )
 
@@ -68,7 +68,7 @@ class Ways:
         )
 
     @cached_property
-    def of_first(self) -> list[Explanation]:
+    def first_explanations(self) -> list[Explanation]:
         """The only explanation of the first answers to a long battery, if there is one.
 
         It also explains calls in which any two options meet. Of several explanations, further
@@ -79,7 +79,11 @@ class Ways:
         search = self._first_search = self._search(self._observation.first)
         if search.wrong and not answer_facts.repeats(self.subject, search.observed[0]):
             return []
-        ways = self.in_order(search) if search.gross else iter([self._of_gross_near(search)])
+        ways = (
+            self.explain_in_order(search)
+            if search.gross
+            else iter([self._explain_gross_near(search)])
+        )
         plainest = next(filter(None, ways), [])
         explanations = only_one(self.subject, plainest, self._observation.others)
         made = explanations[0].made if len(explanations) == 1 else None
@@ -88,7 +92,7 @@ class Ways:
         return explanations
 
     @cached_property
-    def of_all(self) -> list[Explanation]:
+    def all_explanations(self) -> list[Explanation]:
         """The explanations of every battery answer: single mistakes first, pairs last."""
         if not self._observation.whole:
             return []
@@ -96,10 +100,12 @@ class Ways:
         if search.wrong and not answer_facts.repeats(self.subject, search.observed[0]):
             return []  # random answers cannot be acted out
         if not search.gross:
-            return self._of_gross_near(search) or self._of_small_errors(search)
-        return next(filter(None, self.in_order(search, last=True)), [])
+            return self._explain_gross_near(search) or self._explain_small_errors(search)
+        return next(filter(None, self.explain_in_order(search, last=True)), [])
 
-    def in_order(self, search: MistakeSearch, *, last: bool = False) -> Iterator[list[Explanation]]:
+    def explain_in_order(
+        self, search: MistakeSearch, *, last: bool = False
+    ) -> Iterator[list[Explanation]]:
         """Yield explanations of gross mistakes, way by way, on demand.
 
         Each is confirmed on answers that nothing was learnt from. ``last`` adds pairs of
@@ -108,35 +114,35 @@ class Ways:
         observed = [*search.observed, *self.near, *self._resized]
         pairs = [(answer.inputs, answer.output) for answer in observed]
         stated = self._statements(observed, search)
-        yield self._of_catalogue(search)
-        yield self._of_catalogue(search.among(misread_caches()))[:1]
-        yield of_precision(precision_entry(self.subject, spread_over(search.observed)))
+        yield self._explain_by_catalogue(search)
+        yield self._explain_by_catalogue(search.search_among(misread_caches()))[:1]
+        yield precision_explanations(precision_entry(self.subject, spread_over(search.observed)))
         slight = are_slight(self.subject, pairs)  # reading would state each scale by itself
         if slight:
-            yield of_precision(scale_entry(self.subject, pairs))
-        yield from map(explanations_of, stated.in_every_call())
-        yield self._of_items(search)
+            yield precision_explanations(scale_entry(self.subject, pairs))
+        yield from map(explanations_of, stated.explain_every_call())
+        yield self._explain_items(search)
         yield self._pairs.confirmed(search, search.pairs())
         yield self._pairs.besides_nan(search)
-        yield from map(explanations_of, stated.under_conditions())
+        yield from map(explanations_of, stated.explain_conditions())
         if not slight:
-            yield of_precision(scale_entry(self.subject, pairs))
+            yield precision_explanations(scale_entry(self.subject, pairs))
         if last:
             yield from self._pairs.explained(search, stated.found)
 
-    def _of_catalogue(self, search: MistakeSearch) -> list[Explanation]:
+    def _explain_by_catalogue(self, search: MistakeSearch) -> list[Explanation]:
         near = self._near_in((GROWN, ENLARGED))
         named = [made for made in self._pairs.singles(search) if self.explain_all(made, near)]
         return explanations_of([made for made in named if self.explain_all(made, self.combined)])
 
-    def _of_items(self, search: MistakeSearch) -> list[Explanation]:
+    def _explain_items(self, search: MistakeSearch) -> list[Explanation]:
         """Stages edited for each item of sequences or caches alone."""
         layout = self.subject.declaration.head_layout
         if not (layout.has_sequences or layout.cache_axes):
             return []
-        return self._of_catalogue(search.among(item_edits(search.observed)))[:1]
+        return self._explain_by_catalogue(search.search_among(item_edits(search.observed)))[:1]
 
-    def _of_gross_near(self, search: MistakeSearch) -> list[Explanation]:
+    def _explain_gross_near(self, search: MistakeSearch) -> list[Explanation]:
         base = self.base
         near = [] if base is None else answers_near(self.subject, base, (OWN, ENLARGED))
         wrong = [answer for answer in near if answer.margin > 1.0]
@@ -145,18 +151,18 @@ class Ways:
         named = self._search([*search.observed, *wrong], search).singles()
         return explanations_of([made for made in named if self.explain_all(made, self.combined)])
 
-    def _of_small_errors(self, search: MistakeSearch) -> list[Explanation]:
+    def _explain_small_errors(self, search: MistakeSearch) -> list[Explanation]:
         if not self.small_errors:
             return []
         near = self._wrong_near
         pairs = [(answer.inputs, answer.output) for answer in (*search.observed, *near)]
-        return of_precision(
+        return precision_explanations(
             scale_entry(self.subject, pairs)
             or precision_entry(self.subject, [*spread_over(search.observed), *plain(near)])
         )
 
     @cached_property
-    def of_combined(self) -> list[Explanation]:
+    def combined_explanations(self) -> list[Explanation]:
         """The explanations of errors that only two options together cause."""
         wrong = plainest_wrong(self.combined)
         return [] if wrong is None or wrong.problem is None else self.near_problem(wrong.problem)
@@ -168,7 +174,7 @@ class Ways:
         if not some_wrong(observed, GROSS):
             return []
         stated = self._statements(observed)
-        ways = chain(stated.in_every_call(), stated.under_conditions())
+        ways = chain(stated.explain_every_call(), stated.explain_conditions())
         return explanations_of(next(filter(None, ways), []))
 
     @cached_property

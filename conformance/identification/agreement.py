@@ -65,7 +65,7 @@ class PointJudge:
         """The answer at a point with its bound; NotExpressible where a change has no meaning."""
         inputs = self.read(inputs)
         if not self.made:
-            expected = self.oracle.at(inputs, point)
+            expected = self.oracle.answer_at(inputs, point)
             return expected.output, expected.bound
         acted = act(self.oracle, point, self.made, inputs)
         return acted.output, acted.bound

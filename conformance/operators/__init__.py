@@ -20,7 +20,7 @@ from .operator import Operator
 from .parts import parts_lost
 from .places import FLAGS, places
 from .roundings import roundings_below
-from .softmaxes import of_one_stage
+from .softmaxes import stage_operators
 from .tables import guessed_from_values, lost_rows, mask_moves, tables
 
 # Stages that are tables of the keys attended by a query.
@@ -66,7 +66,7 @@ def operators(stage: str, axes: str, *, multiplied: bool = True) -> tuple[Operat
 
 
 @cache
-def _of_axes(made: Callable[[str], Iterator[Operator]], axes: str) -> tuple[Operator, ...]:
+def _cached_operators(made: Callable[[str], Iterator[Operator]], axes: str) -> tuple[Operator, ...]:
     return tuple(made(axes))
 
 
@@ -74,7 +74,7 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
     if stage == "counted":
         yield from FLAGS
     elif stage == "shares":  # further operators are those of the weights
-        yield from of_one_stage(stage)
+        yield from stage_operators(stage)
     elif stage in OF_PLACES:
         yield from places(stage)
         yield from moves(axes)
@@ -83,11 +83,11 @@ def _operators(stage: str, axes: str, *, multiplied: bool) -> Iterator[Operator]
         yield from moves(axes)
         yield from guessed_from_values() if stage == "admitted" else ()
     else:
-        yield from _of_axes(functions, axes) if stage not in _OF_ROTATIONS else ()
-        yield from _of_axes(multiples, axes) if multiplied else ()
+        yield from _cached_operators(functions, axes) if stage not in _OF_ROTATIONS else ()
+        yield from _cached_operators(multiples, axes) if multiplied else ()
         for made in (moves, sums, parts_lost, layouts):
-            yield from _of_axes(made, axes)
-        yield from of_one_stage(stage)
+            yield from _cached_operators(made, axes)
+        yield from stage_operators(stage)
         yield from roundings_below() if stage in _OF_ROTATIONS else ()
         if stage in OF_SHARES:
             yield from kinds_of_keys("zero")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from .keys import from_first_key, from_last_key
+from .keys import distances_from_first_key, distances_from_last_key
 from .operator import Operator
 
 
@@ -27,7 +27,7 @@ def _two_sequences(heads: int, first: int, further: int) -> Tensor:
     return torch.cat([_geometric(power, first, power), finer])[:heads]
 
 
-def _of_groups(sizes: golden.Sizes) -> Tensor:
+def _group_slopes(sizes: golden.Sizes) -> Tensor:
     group = sizes.num_heads // max(sizes.num_kv_heads, 1)
     return golden.alibi_slopes(sizes.num_kv_heads).repeat_interleave(group)
 
@@ -48,7 +48,7 @@ _SLOPES: Final[tuple[tuple[str, Callable[[golden.Sizes], Tensor]], ...]] = (
         "2 ** (-8 (h + 1) / n) for every number n of heads",
         lambda s: _geometric(s.num_heads, 1, s.num_heads),
     ),
-    ("of the key/value heads", _of_groups),
+    ("of the key/value heads", _group_slopes),
     ("of one", lambda s: torch.ones(s.num_heads, dtype=torch.float64)),
     ("squared", lambda s: golden.alibi_slopes(s.num_heads).square()),
     ("as roots of the declared ones", lambda s: golden.alibi_slopes(s.num_heads).sqrt()),
@@ -64,8 +64,8 @@ _DISTANCES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("distances one too small but for the query's own place", lambda a: (a.abs() - 1.0).relu()),
     ("distances of keys before the query alone", lambda ahead: (-ahead).relu()),
     ("distances of keys after the query alone", lambda ahead: ahead.relu()),
-    ("distances counted from the first key", lambda ahead: from_first_key(ahead).abs()),
-    ("distances counted from the last key", lambda ahead: from_last_key(ahead).abs()),
+    ("distances counted from the first key", lambda ahead: distances_from_first_key(ahead).abs()),
+    ("distances counted from the last key", lambda ahead: distances_from_last_key(ahead).abs()),
     *(
         (f"distances of at most {most}", lambda ahead, most=most: ahead.abs().clamp_max(most))
         for most in (1, 2, 3, 4, 5, 8, 10, 16, 20, 32, 50, 64, 100, 128)
@@ -78,7 +78,7 @@ def linear_biases() -> Iterator[Operator]:
     for words, slopes in _SLOPES:
         yield Operator(f"made with slopes {words}", partial(_sloped, slopes=slopes))
     for words, distance in _DISTANCES:
-        yield Operator(f"made of {words}", partial(_of_distances, distance=distance))
+        yield Operator(f"made of {words}", partial(_function_of_distance, distance=distance))
 
 
 def _sloped(
@@ -92,7 +92,7 @@ def _sloped(
     return made.expand(bias.shape).to(bias)
 
 
-def _of_distances(
+def _function_of_distance(
     bias: Tensor, ahead: Tensor, slopes: Tensor, *, distance: Callable[[Tensor], Tensor]
 ) -> Tensor:
     made = -slopes[..., None, None] * distance(ahead.double())

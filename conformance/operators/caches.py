@@ -11,19 +11,19 @@ from torch import Tensor
 
 from .moves import main_moves
 from .operator import Operator
-from .roundings import to_format, to_integers
+from .roundings import format_rounding, integer_rounding
 
 Change = Callable[[Tensor], Tensor]
 _STORED: Final[tuple[tuple[str, Change], ...]] = (
     ("zero", torch.zeros_like),
     ("multiplied by the scale of the head size", lambda t: t * max(t.shape[-1], 1) ** -0.5),
     *(
-        (f"rounded to {name}", to_format(name))
+        (f"rounded to {name}", format_rounding(name))
         for name in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
     ),
-    ("rounded to int8 for each token and head", to_integers(127, (-1,))),
-    ("rounded to int8 for each channel and head", to_integers(127, (-2,))),
-    ("rounded to int8 together", to_integers(127, (-4, -3, -2, -1))),
+    ("rounded to int8 for each token and head", integer_rounding(127, (-1,))),
+    ("rounded to int8 for each channel and head", integer_rounding(127, (-2,))),
+    ("rounded to int8 together", integer_rounding(127, (-4, -3, -2, -1))),
 )
 
 
@@ -31,20 +31,20 @@ def cached(axes: str) -> Iterator[Operator]:
     """Yield moves and roundings of cached keys or values alone, or of new ones alone."""
     for move in main_moves(axes):
         for part, of_cached in (("cached", True), ("new", False)):
-            moved = partial(_in_part, change=move.change, of_cached=of_cached)
+            moved = partial(_change_part, change=move.change, of_cached=of_cached)
             words = f"{move.words}, {part} ones alone"
             yield Operator(words, moved, misplaces=move.misplaces)
     for words, change in _STORED:
-        stored = partial(_in_part, change=change, of_cached=True)
+        stored = partial(_change_part, change=change, of_cached=True)
         yield Operator(f"{words}, cached ones alone", stored)
-    yield Operator("with the cached ones behind the new ones", _behind)
+    yield Operator("with the cached ones behind the new ones", _put_cached_last)
     if axes.endswith("V"):
         yield Operator("the keys, cached ones alone", _keys)
     else:
         yield Operator("the values, cached ones alone", _values)
 
 
-def _in_part(result: Tensor, past: int, *, change: Change, of_cached: bool) -> Tensor:
+def _change_part(result: Tensor, past: int, *, change: Change, of_cached: bool) -> Tensor:
     before, new = result[..., :past, :], result[..., past:, :]
     if not past:
         return result
@@ -52,7 +52,7 @@ def _in_part(result: Tensor, past: int, *, change: Change, of_cached: bool) -> T
     return torch.cat(parts, dim=-2)
 
 
-def _behind(result: Tensor, past: int) -> Tensor:
+def _put_cached_last(result: Tensor, past: int) -> Tensor:
     return result.roll(-past, -2)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .operator import AlongAxis, Operator, axes_of, in_words
+from .operator import AlongAxis, Operator, axes_of, insert_place
 
 Function = Callable[[Tensor], Tensor]
 # Larger exponents overflow.
@@ -59,7 +59,7 @@ def functions(axes: str) -> Iterator[Operator]:
         yield Operator(words, function)
     for noun, along in axes_of(axes):
         for words, along_axis in _OF_ROWS:
-            yield Operator(in_words(words, noun), along(along_axis))
+            yield Operator(insert_place(words, noun), along(along_axis))
 
 
 def _softmax(result: Tensor, axis: int) -> Tensor:

@@ -22,23 +22,23 @@ _DISTANCES: Final = range(1, 64)
 _STEPS: Final = range(3, 34)
 
 
-def from_first_key(ahead: Tensor) -> Tensor:
+def distances_from_first_key(ahead: Tensor) -> Tensor:
     """Return distances from queries to keys, the first query at the first key."""
     queries, keys = ahead.shape[-2:]
     return torch.arange(keys) - torch.arange(queries)[:, None]
 
 
-def from_last_key(ahead: Tensor) -> Tensor:
+def distances_from_last_key(ahead: Tensor) -> Tensor:
     """Return distances from queries to keys, the last query at the last key."""
     queries, keys = ahead.shape[-2:]
-    return from_first_key(ahead) - (keys - queries)
+    return distances_from_first_key(ahead) - (keys - queries)
 
 
 # Where the places of queries are counted from, in words.
 _COUNTED: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("", torch.clone),
-    (", counted from the first key", from_first_key),
-    (", counted from the last key", from_last_key),
+    (", counted from the first key", distances_from_first_key),
+    (", counted from the last key", distances_from_last_key),
 )
 _BY_DISTANCE: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     ("at the query's own place", lambda ahead: ahead == 0),
@@ -76,11 +76,11 @@ def _index(ahead: Tensor) -> Tensor:
     return torch.arange(ahead.shape[-1]).expand(ahead.shape)
 
 
-def _by_distance(holds: Callable[[Tensor], Tensor]) -> Kind:
+def _distance_kind(holds: Callable[[Tensor], Tensor]) -> Kind:
     return lambda ahead, _sizes, _past: holds(ahead)
 
 
-def _by_index(holds: Callable[[Tensor], Tensor]) -> Kind:
+def _index_kind(holds: Callable[[Tensor], Tensor]) -> Kind:
     return lambda ahead, _sizes, _past: holds(_index(ahead))
 
 
@@ -88,13 +88,13 @@ def _counted(kind: Kind, ahead_of: Callable[[Tensor], Tensor]) -> Kind:
     return lambda ahead, sizes, past: kind(ahead_of(ahead), sizes, past)
 
 
-def _by_tile(size: int, relation: Callable[[Tensor, Tensor], Tensor]) -> Kind:
-    return _by_distance(
+def _tile_kind(size: int, relation: Callable[[Tensor, Tensor], Tensor]) -> Kind:
+    return _distance_kind(
         lambda ahead: relation(_index(ahead) // size, (_index(ahead) - ahead) // size)
     )
 
 
-def _of_cache(of: Callable[[Tensor, int], Tensor]) -> Kind:
+def _cache_kind(of: Callable[[Tensor, int], Tensor]) -> Kind:
     return lambda ahead, _sizes, past: of(_index(ahead), past)
 
 
@@ -103,19 +103,19 @@ def _past_size(size_of: Callable[[golden.Sizes], int]) -> Kind:
 
 
 def _past(number: int) -> Kind:
-    return _by_index(lambda index: index >= number)
+    return _index_kind(lambda index: index >= number)
 
 
-def _among(number: int) -> Kind:
-    return _by_index(lambda index: index < number)
+def _first_keys(number: int) -> Kind:
+    return _index_kind(lambda index: index < number)
 
 
-def _at_steps(step: int) -> Kind:
-    return _by_index(lambda index: index % step == step - 1)
+def _stepped_keys(step: int) -> Kind:
+    return _index_kind(lambda index: index % step == step - 1)
 
 
 def _more_than(number: int, sign: int) -> Kind:
-    return _by_distance(lambda ahead: sign * ahead > number)
+    return _distance_kind(lambda ahead: sign * ahead > number)
 
 
 def _up_to_folded(*, by_query: bool) -> Kind:
@@ -133,28 +133,28 @@ def _up_to_folded(*, by_query: bool) -> Kind:
 
 
 def _kinds() -> Iterator[tuple[str, Kind]]:
-    of_places = [(words, _by_distance(holds)) for words, holds in _BY_DISTANCE]
+    of_places = [(words, _distance_kind(holds)) for words, holds in _BY_DISTANCE]
     of_tiles = [
-        (words.format(size), _by_tile(size, relation))
+        (words.format(size), _tile_kind(size, relation))
         for size in TILES
         for words, relation in _BY_TILE
     ]
     for more, ahead_of in _COUNTED:
         for words, kind in (*of_places, *of_tiles):
             yield f"{words}{more}", _counted(kind, ahead_of)
-    yield from ((words, _of_cache(of)) for words, of in _OF_CACHE)
+    yield from ((words, _cache_kind(of)) for words, of in _OF_CACHE)
     for words, size_of in _OTHER_SIZES:
         yield f"past as many as there are {words}", _past_size(size_of)
     for number in _INDICES:
         if number not in TILES[2:]:  # tiles are parts of any axis
             yield f"past the first {number}", _past(number)
-        yield f"among the first {number}", _among(number)
+        yield f"among the first {number}", _first_keys(number)
     for number in _DISTANCES:
         yield f"more than {number} after the query", _more_than(number, 1)
         yield f"more than {number} before the query", _more_than(number, -1)
     for step in filter(lambda step: step not in TILES, _STEPS):
         places = ", ".join(str(times * step - 1) for times in (1, 2, 3))
-        yield f"at the indices {places}, …", _at_steps(step)
+        yield f"at the indices {places}, …", _stepped_keys(step)
     for words, by_query in (("query by query", True), ("head by head", False)):
         said = "up to the index of the row, where a group's heads are folded into rows"
         yield f"{said} {words}", _up_to_folded(by_query=by_query)

@@ -77,13 +77,13 @@ def loops() -> Iterator[Operator]:
     for size, (sums, wrong) in product(_SIZES, _SUMS.items()):
         for where, at in _AT:
             for words, factor in _NOT if where else _FACTORS:
-                made = partial(_in_turn, size=size, wrong=wrong, factor=factor, at=at)
+                made = partial(_online_softmax, size=size, wrong=wrong, factor=factor, at=at)
                 verb = "are" if sums.startswith("both") else "is"
                 said = f"made in tiles of {size} keys, of which {sums} {verb} {words}{where}"
                 yield Operator(said, made, fix=_FIX)
     for size in TILES:
         tiles = f"made in tiles of {size} keys"
-        peaks = partial(_in_turn, size=size, wrong=(False, False), of_tile=True)
+        peaks = partial(_online_softmax, size=size, wrong=(False, False), of_tile=True)
         yield Operator(
             f"{tiles}, each less its own largest logit and not that so far", peaks, fix=_FIX
         )
@@ -91,7 +91,7 @@ def loops() -> Iterator[Operator]:
             ("", (False, False)),
             *((f", and {s} not rescaled", w) for s, w in _SUMS.items()),
         ):
-            plain = partial(_in_turn, size=size, wrong=wrong, relative=False)
+            plain = partial(_online_softmax, size=size, wrong=wrong, relative=False)
             said = f"{tiles}, of exponentials that are not less the largest logit so far{words}"
             yield Operator(said, plain, fix=_FIX)
     for (cut, lengths), (words, share) in product(_cuts(), _SHARES.items()):
@@ -99,7 +99,7 @@ def loops() -> Iterator[Operator]:
         yield Operator(f"made of a softmax of each {cut}, {words}", apart, fix=_FIX_OF_TILES)
 
 
-def _in_turn(
+def _online_softmax(
     _shares: Tensor,
     logits: Tensor,
     sinks: Tensor | None,
@@ -166,7 +166,7 @@ def _longest_first(count: int, keys: int, _page: int) -> list[int]:
     return _tiles_of(-(-keys // count), keys) if keys else []
 
 
-def _by_exponentials(numbers: Tiles) -> Tiles:
+def _softmax_shares(numbers: Tiles) -> Tiles:
     parts: Tiles = torch.cat(list(numbers), -1).softmax(-1).split(1, -1)
     return parts
 
@@ -200,20 +200,20 @@ def _rescaled(tiles: Tiles, *, at_each: bool, divisions: int) -> Tiles:
 _SHARES: Final[dict[str, Callable[[Tiles], Tiles]]] = {
     "averaged": lambda tiles: [torch.ones(()) / len(tiles)] * len(tiles),
     "added": lambda tiles: [torch.ones(())] * len(tiles),
-    "averaged over those with a key for the query": lambda tiles: _by_exponentials(
+    "averaged over those with a key for the query": lambda tiles: _softmax_shares(
         [torch.where(most.isneginf(), most, 0.0) for most in _largest(tiles)]
     ),
     "weighed by 2 to the power of their log-sum-exps, whose base is e": lambda tiles: (
-        _by_exponentials([total * math.log(2.0) for total in _log_sums(tiles)])
+        _softmax_shares([total * math.log(2.0) for total in _log_sums(tiles)])
     ),
     "averaged by their numbers of keys": lambda tiles: [
         torch.tensor(tile.shape[-1] / sum(one.shape[-1] for one in tiles)) for tile in tiles
     ],
     "weighed by the exponentials of their largest logits": (
-        lambda tiles: _by_exponentials(_largest(tiles))
+        lambda tiles: _softmax_shares(_largest(tiles))
     ),
     "weighed by sums of exponentials that are less the largest logit of each, and not of all": (
-        lambda tiles: _by_exponentials(
+        lambda tiles: _softmax_shares(
             [total - most for total, most in zip(_log_sums(tiles), _largest(tiles), strict=True)]
         )
     ),

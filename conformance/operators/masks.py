@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from .operator import PLACES, Operator, in_words
+from .operator import PLACES, Operator, insert_place
 
 _AXES: Final = "BHQ"
 # Indices that may replace an axis' own, by axis.
@@ -40,24 +40,24 @@ def misread_masks() -> Iterator[Operator]:
     """Yield masks, full or broadcast, that are indexed wrongly; of the shape of the scores."""
     for axis, others in _OTHERS.items():
         for other in others:
-            words = f"indexed along {in_words('{}s', PLACES[axis])} by the {other}"
+            words = f"indexed along {insert_place('{}s', PLACES[axis])} by the {other}"
             yield Operator(words, partial(_indexed, axis=axis, by=other))
     for count in range(1, len(_AXES) + 1):
         for counted in combinations(_AXES, count):
             kept = chain.from_iterable(combinations(counted, n) for n in range(count + 1))
             for read in kept:
                 if ("B" in counted) == ("B" in read):  # no axis lies outside of that of the items
-                    yield from _of_offsets(counted, read)
+                    yield from _misread_layouts(counted, read)
 
 
-def _of_offsets(counted: tuple[str, ...], read: tuple[str, ...]) -> Iterator[Operator]:
-    named = " and ".join(in_words("{}s", PLACES[letter]) for letter in counted)
+def _misread_layouts(counted: tuple[str, ...], read: tuple[str, ...]) -> Iterator[Operator]:
+    named = " and ".join(insert_place("{}s", PLACES[letter]) for letter in counted)
     first = " and ".join(PLACES[letter] for letter in counted if letter not in read)
     words = f"read in memory as if it had all {named}" + (
         f", of the first {first}" if first else ""
     )
     for beyond, behind in _PAST_THE_END:
-        change = partial(_at_offsets, counted=counted, read=read, behind=behind)
+        change = partial(_read_at_offsets, counted=counted, read=read, behind=behind)
         yield Operator(f"{words}; past its end comes {beyond}", change)
 
 
@@ -89,7 +89,7 @@ def _indexed(mask: Tensor, sizes: golden.Sizes, *, axis: str, by: str) -> Tensor
     return mask[tuple(number % length for number, length in zip(index, mask.shape, strict=True))]
 
 
-def _at_offsets(
+def _read_at_offsets(
     mask: Tensor,
     sizes: golden.Sizes,
     *,

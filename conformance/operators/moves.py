@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from .._golden import golden
-from .operator import PLACES, Operator, axes_of, axis_of, in_words
+from .operator import PLACES, Operator, axes_of, axis_of, insert_place
 
 Order = Callable[[int], Tensor]
 # Places of tokens, which a model may shift on purpose.
@@ -21,7 +21,7 @@ TOKENS: Final = ("query", "key")
 TILES: Final = (2, 4, 8, 16, 32, 64, 128)
 
 
-def _from(order: Order) -> Callable[[Tensor, int], Tensor]:
+def _move_to(order: Order) -> Callable[[Tensor, int], Tensor]:
     """Return the move by which place i holds the content of ``order(count)[i]``."""
     return lambda result, axis: result.index_select(
         axis % result.dim(), _indices(order, result.shape[axis])
@@ -44,7 +44,7 @@ def _partner(partner: Callable[[Tensor], Tensor]) -> Order:
     return order
 
 
-def _by_parity(count: int) -> Tensor:
+def _even_first(count: int) -> Tensor:
     own = torch.arange(count)
     return torch.cat([own[::2], own[1::2]])
 
@@ -70,14 +70,14 @@ def _first_of_tile(size: int) -> Order:
     return lambda count: torch.arange(count) // size * size
 
 
-def _in_tiles(order: Order, size: int) -> Order:
+def _reorder_tiles(order: Order, size: int) -> Order:
     """Reorder whole tiles, as pages under a wrong table; the last tile may be smaller."""
 
-    def of(count: int) -> Tensor:
+    def indices(count: int) -> Tensor:
         tiles = torch.arange(count).split(size)
         return torch.cat([tiles[i] for i in order(len(tiles)).tolist()])
 
-    return of
+    return indices
 
 
 _ORDERS_OF_TILES: Final[tuple[tuple[str, Order], ...]] = (
@@ -100,8 +100,8 @@ _ORDERS: Final[tuple[tuple[str, Order], ...]] = (
     ("those of the {} counted from the end", lambda count: torch.arange(count).flip(0)),
     ("those of the other {} of each pair", _partner(lambda own: own ^ 1)),
     ("with the {}s' halves exchanged", lambda count: torch.arange(count).roll(count // 2)),
-    ("with even {}s first, odd ones behind", _by_parity),
-    ("with {}s dealt out to even places first", lambda count: _by_parity(count).argsort()),
+    ("with even {}s first, odd ones behind", _even_first),
+    ("with {}s dealt out to even places first", lambda count: _even_first(count).argsort()),
     ("with the first {} and the last exchanged", _ends_exchanged),
     *((f"those of the {{}} at the same place of the first tile of {n}", _modulo(n)) for n in TILES),
     *((f"those of the first {{}} of each tile of {n}", _first_of_tile(n)) for n in TILES),
@@ -132,7 +132,7 @@ def moves(axes: str) -> Iterator[Operator]:
     for noun, along in axes_of(axes, pairs=True):
         for words, order in _ORDERS:
             misplaces = noun not in TOKENS
-            yield Operator(in_words(words, noun), along(_from(order)), misplaces=misplaces)
+            yield Operator(insert_place(words, noun), along(_move_to(order)), misplaces=misplaces)
     if axes.endswith("QK"):
         exchanged = partial(_exchanged, one=-2, other=-1)
         yield Operator("those of queries and keys exchanged", exchanged)
@@ -141,10 +141,10 @@ def moves(axes: str) -> Iterator[Operator]:
         exchanged = partial(_exchanged, one=one, other=other)
         yield Operator("those of batch items and heads exchanged", exchanged, misplaces=True)
     if "H" in axes[:2]:
-        in_turns = partial(_in_turns, axis=axis_of(axes, "H"))
+        in_turns = partial(_deal_out, axis=axis_of(axes, "H"))
         yield Operator("those of the head dealt out in turns over the groups", in_turns)
         for words, exchange in _OF_GROUPS:
-            yield Operator(words, partial(_in_groups, axis=axis_of(axes, "H"), order=exchange))
+            yield Operator(words, partial(_change_groups, axis=axis_of(axes, "H"), order=exchange))
 
 
 # Of heads of groups in front of their place within a group.
@@ -159,7 +159,7 @@ _OF_GROUPS: Final[tuple[tuple[str, Callable[[Tensor, int, int], Tensor]], ...]] 
 )
 
 
-def _in_groups(
+def _change_groups(
     result: Tensor, sizes: golden.Sizes, *, axis: int, order: Callable[[Tensor, int, int], Tensor]
 ) -> Tensor:
     shared = max(sizes.num_kv_heads, 1)
@@ -172,7 +172,7 @@ def _in_groups(
 
 def main_orders(noun: str) -> Iterator[tuple[str, Order]]:
     """Yield the main moves of things with a name: words, and where the content of each is from."""
-    return ((in_words(words, noun), order) for words, order in _ORDERS[:_MAIN])
+    return ((insert_place(words, noun), order) for words, order in _ORDERS[:_MAIN])
 
 
 def main_moves(axes: str, *, but: str = "") -> Iterator[Operator]:
@@ -180,25 +180,29 @@ def main_moves(axes: str, *, but: str = "") -> Iterator[Operator]:
     for noun, along in islice(axes_of(axes), len(axes) - 1):
         for words, order in _ORDERS[:_MAIN] if noun != PLACES.get(but) else ():
             misplaces = noun not in TOKENS
-            yield Operator(in_words(words, noun), along(_from(order)), misplaces=misplaces)
+            yield Operator(insert_place(words, noun), along(_move_to(order)), misplaces=misplaces)
 
 
 def moves_in_one_head(axes: str) -> Iterator[Operator]:
     """Yield the main moves in the first head alone, or in the last."""
     for move in main_moves(axes, but=axes[1]):
         for words, head in (("first", 0), ("last", -1)):
-            change = partial(_in_head, change=move.change, axis=axis_of(axes, axes[1]), head=head)
+            change = partial(
+                _change_head, change=move.change, axis=axis_of(axes, axes[1]), head=head
+            )
             yield Operator(f"{move.words}, in the {words} head alone", change)
 
 
-def _in_head(result: Tensor, *, change: Callable[[Tensor], Tensor], axis: int, head: int) -> Tensor:
+def _change_head(
+    result: Tensor, *, change: Callable[[Tensor], Tensor], axis: int, head: int
+) -> Tensor:
     changed = result.clone()
     changed.select(axis, head).copy_(change(result).select(axis, head))
     return changed
 
 
 _ORDERS_IN_TILES: Final = tuple(
-    (f"with tiles of {size} {{}}s {words}", _in_tiles(order, size))
+    (f"with tiles of {size} {{}}s {words}", _reorder_tiles(order, size))
     for words, order in _ORDERS_OF_TILES
     for size in TILES
 )
@@ -211,10 +215,10 @@ def layouts(axes: str) -> Iterator[Operator]:
     """
     for noun, along in axes_of(axes):
         for words, order in _ORDERS_IN_TILES:
-            yield Operator(in_words(words, noun), along(_from(order)))
+            yield Operator(insert_place(words, noun), along(_move_to(order)))
     if axes[-1] not in "DV" or len(axes) < len("BHQD"):
         return
-    names = [in_words("{}s", PLACES[letter]) for letter in axes]
+    names = [insert_place("{}s", PLACES[letter]) for letter in axes]
     own = ", ".join(names)
     for axis_order in islice(permutations(range(4)), 1, None):
         other = ", ".join(names[axis] for axis in axis_order)
@@ -232,7 +236,7 @@ def _read_back(result: Tensor, *, order: tuple[int, ...]) -> Tensor:
     return result.reshape(shape).permute([order.index(axis) for axis in range(len(order))])
 
 
-def _in_turns(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
+def _deal_out(result: Tensor, sizes: golden.Sizes, *, axis: int) -> Tensor:
     """Put the head ``g * Hkv + j`` in the place of ``j * G + g``, for groups of G heads."""
     count = result.shape[axis]
     if count % max(sizes.num_kv_heads, 1):
@@ -246,7 +250,7 @@ def sums(axes: str) -> Iterator[Operator]:
     """Yield sums, means and similar reductions along each axis of a result."""
     for noun, along in axes_of(axes):
         for words, together in _TOGETHER:
-            yield Operator(in_words(words, noun), along(together))
+            yield Operator(insert_place(words, noun), along(together))
 
 
 def _exchanged(result: Tensor, *, one: int, other: int) -> Tensor:

@@ -46,7 +46,7 @@ def axis_of(axes: str, letter: str) -> int:
     return axes.index(letter) - len(axes)
 
 
-def in_words(words: str, place: str) -> str:
+def insert_place(words: str, place: str) -> str:
     """Replace ``{}`` in words by a place's name, and ``{}s`` by its plural."""
     plural = "queries" if place == "query" else f"{place}s"
     return words.replace("{}s", plural).replace("{}", place)
@@ -63,20 +63,23 @@ def axes_of(
     With ``pairs``, batch items and heads also count as one axis, as kernels count blocks.
     """
     for letter in filter(PLACES.get, dict.fromkeys(axes)):
-        yield PLACES[letter], partial(_bound, axis=axis_of(axes, letter), along=_along)
+        yield PLACES[letter], partial(_bound, axis=axis_of(axes, letter), along=_change_along)
     if pairs and axes[:2] in ("BH", "BG"):
-        yield "item-head pair", partial(_bound, axis=axis_of(axes, axes[1]), along=_along_pairs)
+        yield (
+            "item-head pair",
+            partial(_bound, axis=axis_of(axes, axes[1]), along=_change_along_pairs),
+        )
 
 
 def _bound(change: AlongAxis, *, axis: int, along: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return partial(along, change=change, axis=axis)
 
 
-def _along(result: Tensor, *, change: AlongAxis, axis: int) -> Tensor:
+def _change_along(result: Tensor, *, change: AlongAxis, axis: int) -> Tensor:
     return change(result, axis)
 
 
-def _along_pairs(result: Tensor, *, change: AlongAxis, axis: int) -> Tensor:
+def _change_along_pairs(result: Tensor, *, change: AlongAxis, axis: int) -> Tensor:
     """Change a result along the joined axis of items and heads; ``axis`` is the heads' axis."""
     changed = change(result.flatten(axis - 1, axis), axis)
     pairs: Tensor = changed.unflatten(axis, result.shape[axis - 1 : axis + 1 or None])

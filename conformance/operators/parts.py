@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .moves import TILES, TOKENS
-from .operator import AlongAxis, Operator, axes_of, in_words
+from .operator import AlongAxis, Operator, axes_of, insert_place
 
 # Numbers of places that a loop may miss at an end.
 _FEW: Final = (1, 2, 3)
@@ -31,7 +31,7 @@ def _past_whole(tile: int) -> Part:
     return lambda index, count: index >= count // tile * tile
 
 
-def _behind_tiles(tile: int) -> Part:
+def _rest_behind_tiles(tile: int) -> Part:
     return lambda index, count: (index >= count // tile * tile) & (count >= tile)
 
 
@@ -63,11 +63,11 @@ def _first_tile(tile: int) -> Part:
     return lambda index, count: (index < tile) & (count > tile)
 
 
-def _of_last_tile(tile: int) -> Part:
+def _any_last_tile(tile: int) -> Part:
     return lambda index, count: index >= (count - 1) // tile * tile
 
 
-def _before_last_tile(tile: int) -> Part:
+def _all_but_last_tile(tile: int) -> Part:
     return lambda index, count: index < (count - 1) // tile * tile
 
 
@@ -84,11 +84,11 @@ PARTS: Final[tuple[tuple[str, Part], ...]] = (
     ("the second half of the {}s", lambda index, count: index >= count // 2),
     ("the first half of the {}s", lambda index, count: index < count // 2),
     *((f"{{}}s past whole tiles of {n}", _past_whole(n)) for n in TILES),
-    *((f"{{}}s past whole tiles of {n}, where there is one", _behind_tiles(n)) for n in TILES),
+    *((f"{{}}s past whole tiles of {n}, where there is one", _rest_behind_tiles(n)) for n in TILES),
     *((f"the last tile of {n} {{}}s, of several", _last_tile(n)) for n in TILES),
-    *((f"{{}}s of the last tile of {n}", _of_last_tile(n)) for n in TILES),
+    *((f"{{}}s of the last tile of {n}", _any_last_tile(n)) for n in TILES),
     *((f"the first tile of {n} {{}}s, of several", _first_tile(n)) for n in TILES),
-    *((f"all {{}}s but the last tile of {n}", _before_last_tile(n)) for n in TILES),
+    *((f"all {{}}s but the last tile of {n}", _all_but_last_tile(n)) for n in TILES),
     *((f"{{}}s past the first {n}", _past(n)) for n in TILES[2:]),
     *((f"every second tile of {n} {{}}s", _second_tiles(n)) for n in TILES),
     *((f"the last {{}} of each tile of {n}", _last_of_tiles(n)) for n in TILES),
@@ -106,13 +106,13 @@ def parts_lost(axes: str) -> Iterator[Operator]:
         for words, part in PARTS:
             lost = along(filled(part, 0.0))
             misplaces = noun not in TOKENS
-            yield Operator(f"zero for {in_words(words, noun)}", lost, misplaces=misplaces)
+            yield Operator(f"zero for {insert_place(words, noun)}", lost, misplaces=misplaces)
 
 
 def parts_doubled() -> Iterator[Operator]:
     """Yield keys of the last axis that count twice, as in overlapping tiles."""
     for words, part in PARTS:
-        yield Operator(f"doubled for {in_words(words, 'key')}", partial(_doubled, part=part))
+        yield Operator(f"doubled for {insert_place(words, 'key')}", partial(_doubled, part=part))
     for step in _STEPS:
         words = f"doubled for the keys at the indices {step}, {2 * step}, {3 * step}, …"
         yield Operator(words, partial(_doubled, part=_first_of_tiles(step)))

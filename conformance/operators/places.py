@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from .keys import from_first_key
+from .keys import distances_from_first_key
 from .moves import TILES
 from .operator import Operator
 
@@ -59,7 +59,7 @@ def places(stage: str) -> Iterator[Operator]:
     yield Operator("negated", torch.neg)
     yield Operator("without their sign", torch.abs)
     for size in TILES:
-        yield Operator(f"counted in tiles of {size}", partial(_in_tiles, size=size))
+        yield Operator(f"counted in tiles of {size}", partial(_round_to_tiles, size=size))
     shifted = _places_from if stage == "positions" else _distances_from
     for words, shift in _SHIFTS:
         yield Operator(f"counted {words}", partial(shifted, shift=shift))
@@ -70,7 +70,7 @@ def places(stage: str) -> Iterator[Operator]:
         ("negative past 127, as in a signed byte", 128),
         ("counted from zero again past 255, as in a byte", 0),
     ):
-        yield Operator(words, partial(_in_bytes, least=least))
+        yield Operator(words, partial(_wrap_in_bytes, least=least))
     for most in _LIMITS:
         before, behind = partial(_no_more, most=most), partial(_no_less, least=-most)
         said = f"counted from the last key, but from no more than {most} keys"
@@ -79,12 +79,12 @@ def places(stage: str) -> Iterator[Operator]:
     for size in TILES[2:]:
         for words, by in (("one less", -1), ("one more", 1)):
             said = f"counted {words} for each tile of {size} queries before"
-            yield Operator(said, partial(_by_tiles, size=size, by=by))
+            yield Operator(said, partial(_shift_by_tiles, size=size, by=by))
         said = f"those of the last query of its tile of {size}"
-        yield Operator(said, partial(_of_last_in_tile, size=size))
+        yield Operator(said, partial(_last_of_tile, size=size))
 
 
-def _in_tiles(result: Tensor, *, size: int) -> Tensor:
+def _round_to_tiles(result: Tensor, *, size: int) -> Tensor:
     return result.div(size, rounding_mode="floor") * size
 
 
@@ -109,18 +109,18 @@ def _modulo_keys(ahead: Tensor) -> Tensor:
     return -((-ahead) % max(ahead.shape[-1], 1))
 
 
-def _in_bytes(ahead: Tensor, *, least: int) -> Tensor:
+def _wrap_in_bytes(ahead: Tensor, *, least: int) -> Tensor:
     """Return distances of places stored in eight bits, from minus ``least`` on."""
     keys = torch.arange(ahead.shape[-1])
     kept, places = ((each + least) % 256 - least for each in (keys, keys - ahead))
     return kept - places
 
 
-def _by_tiles(ahead: Tensor, *, size: int, by: int) -> Tensor:
+def _shift_by_tiles(ahead: Tensor, *, size: int, by: int) -> Tensor:
     return ahead - by * (torch.arange(ahead.shape[-2]) // size)[:, None]
 
 
-def _of_last_in_tile(ahead: Tensor, *, size: int) -> Tensor:
+def _last_of_tile(ahead: Tensor, *, size: int) -> Tensor:
     queries = torch.arange(ahead.shape[-2])
     last = (queries // size * size + size - 1).clamp_max(max(ahead.shape[-2] - 1, 0))
     return ahead.index_select(-2, last)
@@ -181,7 +181,7 @@ def _up_to(ahead: Tensor, *, number: int) -> Tensor:
     return ahead <= number
 
 
-def _by_number(number: int) -> str:
+def _difference_text(number: int) -> str:
     keys = "key" if abs(number) == 1 else "keys"
     return f"{abs(number)} {'more' if number > 0 else 'fewer'} {keys}"
 
@@ -221,7 +221,10 @@ _NUMBERS: Final[tuple[tuple[str, Callable[[int, int], int]], ...]] = (
     ("half as many keys", lambda side, _past: side // 2),
     ("twice as many keys", lambda side, _past: 2 * side),
     ("as many keys more as are cached", lambda side, past: side + past),
-    *((_by_number(number), partial(_moved, number=number)) for number in (-3, -2, -1, 1, 2, 3)),
+    *(
+        (_difference_text(number), partial(_moved, number=number))
+        for number in (-3, -2, -1, 1, 2, 3)
+    ),
 )
 # The ends of a window: words, verb, and flags for before and after the query.
 _SIDES: Final = (
@@ -255,19 +258,19 @@ def window_tables() -> Iterator[Operator]:
     for anew in (False, True):
         more = ", counted from the first key" if anew else ""
         for words, change in _WINDOWS if anew else filter(_is_changed, _WINDOWS):
-            yield Operator(f"made {words}{more}", partial(_of_window, change=change, anew=anew))
+            yield Operator(f"made {words}{more}", partial(_change_window, change=change, anew=anew))
         for (words, of), (where, _, sides) in product(_NUMBERS, _SIDES):
-            counted = partial(_of_numbers, of=of, sides=sides, anew=anew)
+            counted = partial(_change_sides, of=of, sides=sides, anew=anew)
             yield Operator(f"made with {words} {where}{more}", counted)
-    yield Operator("made without a limit before the query for cached keys", _with_cached)
+    yield Operator("made without a limit before the query for cached keys", _show_cached)
     for words, sides, causal in _LITERAL:
         literal = partial(_taken_literally, sides=sides, causal=causal)
         yield Operator(f"made with -1 {words}", literal)
     for (words, shows), (where, _, sides) in product(_ENDS, _SIDES[:2]):
-        yield Operator(f"made {where} of {words}", partial(_with_end, shows=shows, sides=sides))
+        yield Operator(f"made {where} of {words}", partial(_change_end, shows=shows, sides=sides))
     for size, (_, ends, sides), outwards in product(TILES, _SIDES, (True, False)):
         tile = "the whole tile" if outwards else "no part of the tile"
-        tiled = partial(_to_tiles, size=size, sides=sides, outwards=outwards)
+        tiled = partial(_move_ends_to_tiles, size=size, sides=sides, outwards=outwards)
         yield Operator(f"made with {tile} of {size} keys in which it {ends}", tiled)
 
 
@@ -279,7 +282,7 @@ def _within(ahead: Tensor, left: int, right: int) -> Tensor:
     return ((left == -1) | (ahead >= -left)) & ((right == -1) | (ahead <= right))
 
 
-def _of_window(
+def _change_window(
     table: Tensor,
     ahead: Tensor,
     window: Sides | None,
@@ -289,10 +292,10 @@ def _of_window(
 ) -> Tensor:
     if window is None:
         return table
-    return _within(from_first_key(ahead) if anew else ahead, *change(*window))
+    return _within(distances_from_first_key(ahead) if anew else ahead, *change(*window))
 
 
-def _of_numbers(
+def _change_sides(
     table: Tensor,
     ahead: Tensor,
     window: Sides | None,
@@ -304,7 +307,7 @@ def _of_numbers(
 ) -> Tensor:
     if window is None:
         return table
-    ahead = from_first_key(ahead) if anew else ahead
+    ahead = distances_from_first_key(ahead) if anew else ahead
     left, right = (
         torch.inf if side < 0 else of(side, past) if changed else side
         for side, changed in zip(window, sides, strict=True)
@@ -312,7 +315,7 @@ def _of_numbers(
     return (ahead >= -left) & (ahead <= right)
 
 
-def _with_cached(table: Tensor, ahead: Tensor, window: Sides | None, past: int) -> Tensor:
+def _show_cached(table: Tensor, ahead: Tensor, window: Sides | None, past: int) -> Tensor:
     if window is None:
         return table
     return table | (_within(ahead, -1, window[1]) & (torch.arange(ahead.shape[-1]) < past))
@@ -338,7 +341,7 @@ def _taken_literally(
     return (ahead >= -left) & (ahead <= right)
 
 
-def _with_end(
+def _change_end(
     table: Tensor,
     ahead: Tensor,
     window: Sides | None,
@@ -355,7 +358,7 @@ def _with_end(
     return _within(ahead, left, -1) & shows(ahead, right)
 
 
-def _to_tiles(
+def _move_ends_to_tiles(
     table: Tensor,
     ahead: Tensor,
     window: Sides | None,

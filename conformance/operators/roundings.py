@@ -20,7 +20,7 @@ FORMATS: Final[dict[str, torch.dtype]] = {
 SHORT_BITS: Final = 13
 
 
-def to_format(name: str) -> Rounding:
+def format_rounding(name: str) -> Rounding:
     """Round to a format and back; finite numbers that overflow become the largest finite number."""
     working = FORMATS[name]
     limits = torch.finfo(working)
@@ -34,12 +34,12 @@ def to_format(name: str) -> Rounding:
     return rounded
 
 
-def to_tf32(tensor: Tensor) -> Tensor:
+def round_to_tf32(tensor: Tensor) -> Tensor:
     """Round to nearest, ties away from zero, as a tensor core's operands are."""
     return _cut(tensor.float().contiguous().view(torch.int32) + (1 << (SHORT_BITS - 1)))
 
 
-def to_cut_tf32(tensor: Tensor) -> Tensor:
+def cut_to_tf32(tensor: Tensor) -> Tensor:
     """Cut off the last bits, as TensorFloat-32 without rounding."""
     return _cut(tensor.float().contiguous().view(torch.int32))
 
@@ -48,7 +48,7 @@ def _cut(bits: Tensor) -> Tensor:
     return (bits & ~((1 << SHORT_BITS) - 1)).view(torch.float32).double()
 
 
-def to_integers(steps: int, axes: tuple[int, ...]) -> Rounding:
+def integer_rounding(steps: int, axes: tuple[int, ...]) -> Rounding:
     """Round to multiples of the largest magnitude along the axes divided by ``steps``."""
 
     def rounded(tensor: Tensor) -> Tensor:
@@ -60,18 +60,18 @@ def to_integers(steps: int, axes: tuple[int, ...]) -> Rounding:
     return rounded
 
 
-def in_steps_of(step: float) -> Rounding:
+def step_rounding(step: float) -> Rounding:
     """Round to multiples of a number."""
     return lambda tensor: (tensor / step).round() * step
 
 
 ROUNDINGS: Final[dict[str, Rounding]] = {
-    **{name: to_format(name) for name in FORMATS if name != "float64"},
-    "tf32": to_tf32,
+    **{name: format_rounding(name) for name in FORMATS if name != "float64"},
+    "tf32": round_to_tf32,
 }
 
 
 def roundings_below() -> Iterator[Operator]:
     """Yield roundings to formats of sixteen bits."""
     for name in ("bfloat16", "float16"):
-        yield Operator(f"rounded to {name}", to_format(name))
+        yield Operator(f"rounded to {name}", format_rounding(name))

@@ -42,17 +42,17 @@ _GATES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 )
 
 
-def of_one_stage(stage: str) -> Iterator[Operator]:
+def stage_operators(stage: str) -> Iterator[Operator]:
     """Yield the operators for the meaning of a stage, as opposed to its axes."""
     yield from {
         "distance_bias": linear_biases,
         "capped": _caps,
-        "exponentials": _of_logits,
+        "exponentials": _exponential_operators,
         "sinks": _sinks,
         "total": paddings,
-        "shares": _of_softmaxes,
-        "weights": _of_weights,
-        "output": _of_outputs,
+        "shares": _share_operators,
+        "weights": _weight_operators,
+        "output": _output_operators,
         "answer": _gates_of_layers,
     }.get(stage, lambda: iter(()))()
 
@@ -79,10 +79,10 @@ def _capped(scores: Tensor, cap: float) -> Tensor:
 
 def _caps() -> Iterator[Operator]:
     for words, function in _CAPS:
-        yield Operator(words, partial(_under_cap, function=function))
+        yield Operator(words, partial(_cap_otherwise, function=function))
 
 
-def _under_cap(
+def _cap_otherwise(
     capped: Tensor,
     scores: Tensor,
     softcap: float | None,
@@ -112,7 +112,7 @@ def _sinks_of(
     return sinks.index_select(-1, order(torch.arange(sinks.shape[-1]), max(group, 1)))
 
 
-def _of_logits() -> Iterator[Operator]:
+def _exponential_operators() -> Iterator[Operator]:
     yield from parts_doubled()
     for size in TILES:
         words = f"counted as often for the last key as fills up its tile of {size}"
@@ -120,7 +120,7 @@ def _of_logits() -> Iterator[Operator]:
     fix = "take the softmax of the scaled dot products: it is no product of two feature maps"
     for words, feature in _FEATURES:
         said = f"products of query and key, each {words} first"
-        made, opens = (partial(f, feature=feature) for f in (_of_features, _rounded_features))
+        made, opens = (partial(f, feature=feature) for f in (_feature_products, _rounded_features))
         yield Operator(said, made, fix=fix, opens=opens)
     for words, function in OF_EACH:
         yield Operator(f"the logits, {words}", partial(_function_of_logits, function=function))
@@ -151,7 +151,7 @@ _FEATURES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
 )
 
 
-def _of_features(
+def _feature_products(
     exponentials: Tensor,
     query: Tensor,
     key: Tensor,
@@ -216,39 +216,39 @@ _OF_SINKS: Final[tuple[tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]], .
 )
 
 
-def _of_softmaxes() -> Iterator[Operator]:
+def _share_operators() -> Iterator[Operator]:
     yield from _over_other_sums()
     for words, factor in _OF_SINKS:
         fix = f"multiply what is made without a sink by {_SHARE}"
-        yield Operator(words, partial(_with_sink, factor=factor), fix=fix)
+        yield Operator(words, partial(_weigh_by_sink, factor=factor), fix=fix)
     for words, step in (("after its own, the last one that", -1), ("before its own, the first", 1)):
         said = f"cut at the wrong end: each value meets the weight of the key {words} of the sink"
         yield Operator(said, partial(_cut_elsewhere, step=step), fix="leave the sink's column out")
     yield from loops()
 
 
-def _without_sink(sinks: Tensor | None) -> Tensor:
+def _sink_column(sinks: Tensor | None) -> Tensor:
     if sinks is None:
         msg = "there is no sink"
         raise ValueError(msg)
     return sinks[..., None, None]
 
 
-def _with_sink(
+def _weigh_by_sink(
     _shares: Tensor,
     logits: Tensor,
     sinks: Tensor | None,
     *,
     factor: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Tensor:
-    sink = _without_sink(sinks)
+    sink = _sink_column(sinks)
     total, most = logits.logsumexp(-1, keepdim=True), logits.amax(-1, keepdim=True)
     return golden.softmax(logits) * factor(total, most, sink)
 
 
 def _cut_elsewhere(shares: Tensor, sinks: Tensor | None, attended: Tensor, *, step: int) -> Tensor:
     """Move weights by one key, with the weight of the sink at the free end."""
-    _without_sink(sinks)
+    _sink_column(sinks)
     moved = shares.roll(step, -1)
     moved[..., -1 if step < 0 else 0] = 1.0 - shares.sum(-1)
     return moved * attended
@@ -271,7 +271,7 @@ def _over_sum(weights: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-def _of_weights() -> Iterator[Operator]:
+def _weight_operators() -> Iterator[Operator]:
     for count in _COUNTS:
         words = f"zero for those that are not among the {count} largest of a row"
         for more, whole in (("", False), (", and the others sum to one", True)):
@@ -283,8 +283,8 @@ def _of_weights() -> Iterator[Operator]:
             joined = partial(_joined, join=join, empty_too=empty_too)
             yield Operator(f"{made} {words} behind the softmax{more}", joined, fix=fix)
     said = f"{made} and its minus infinities added behind the softmax"
-    yield Operator(said, _with_infinities, fix=fix)
-    yield Operator(f"{said}, which hide no key from it", _with_unhidden, fix=fix)
+    yield Operator(said, _add_infinities, fix=fix)
+    yield Operator(f"{said}, which hide no key from it", _add_infinities_alone, fix=fix)
 
 
 def _largest(weights: Tensor, *, count: int, whole: bool) -> Tensor:
@@ -312,14 +312,14 @@ def _joined(
     return made if empty_too else torch.where(empty[..., None], weights, made)
 
 
-def _with_infinities(
+def _add_infinities(
     weights: Tensor, logits: Tensor, sinks: Tensor | None, bias: Tensor | None, empty: Tensor
 ) -> Tensor:
     made = _joined(weights, logits, sinks, bias, empty, join=torch.add, empty_too=True)
     return made.masked_fill(logits.isneginf(), -torch.inf)
 
 
-def _with_unhidden(
+def _add_infinities_alone(
     _weights: Tensor,
     modified: Tensor,
     distance_bias: Tensor | None,
@@ -346,7 +346,7 @@ def _divided_over(_shares: Tensor, exponentials: Tensor, *, axes: tuple[int, ...
     return exponentials / torch.where(total == 0.0, 1.0, total)
 
 
-def _of_outputs() -> Iterator[Operator]:
+def _output_operators() -> Iterator[Operator]:
     yield from outputs_guessed_from_queries()
     yield from _gates()
 
@@ -380,16 +380,16 @@ def paddings() -> Iterator[Operator]:
     """Yield padding keys with zero values and a logit of zero, or of minus the softcap."""
     for size in _TILES:
         words = f"for each key that fills up the last tile of {size}"
-        yield Operator(f"made with a logit of zero {words}", partial(_with_zeros, size=size))
-        capped = partial(_with_capped, size=size)
+        yield Operator(f"made with a logit of zero {words}", partial(_pad_with_zeros, size=size))
+        capped = partial(_pad_with_capped, size=size)
         yield Operator(f"made with a logit of minus the softcap {words}", capped)
 
 
-def _with_zeros(total: Tensor, largest: Tensor, sizes: golden.Sizes, *, size: int) -> Tensor:
+def _pad_with_zeros(total: Tensor, largest: Tensor, sizes: golden.Sizes, *, size: int) -> Tensor:
     return _padded(total, -largest, sizes, size)
 
 
-def _with_capped(
+def _pad_with_capped(
     total: Tensor, largest: Tensor, sizes: golden.Sizes, softcap: float | None, *, size: int
 ) -> Tensor:
     if softcap is None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._golden import golden
 from .keys import kinds_of_keys
 from .moves import TILES
-from .operator import Operator, axes_of, in_words
+from .operator import Operator, axes_of, insert_place
 from .parts import PARTS, filled
 from .places import causal_tables, window_tables
 
@@ -31,7 +31,7 @@ def tables(stage: str, axes: str) -> Iterator[Operator]:
         for words, part in PARTS:
             for verb, value in (("false", False), ("true", True)):
                 marked = along(filled(part, value))
-                yield Operator(f"{verb} for {in_words(words, noun)}", marked)
+                yield Operator(f"{verb} for {insert_place(words, noun)}", marked)
     if axes.endswith("QK"):
         yield from kinds_of_keys(*(("false", "true") if stage == "admitted" else ("true",)))
     yield from {
@@ -101,9 +101,9 @@ def _masks() -> Iterator[Operator]:
         yield Operator(f"what it keeps for every {noun}", partial(_all, axis=axis))
     for words, least in (("a signed byte", 128), ("a byte", 0)):
         said = f"true for as many keys as {words} holds of the number of those that it keeps"
-        yield Operator(said, partial(_in_byte, least=least))
+        yield Operator(said, partial(_wrap_in_byte, least=least))
     for own, from_last in _OWN:
-        of_queries = partial(_of_queries, from_last=from_last)
+        of_queries = partial(_own_entries, from_last=from_last)
         yield Operator(f"what it says of the query's own {own.rstrip(',')}", of_queries)
     yield from mask_moves()
 
@@ -112,7 +112,7 @@ def mask_moves() -> Iterator[Operator]:
     """Yield other places at which a mask may be read."""
     for size in TILES[2:]:
         said = f"those of the key at the same place of the tile of {size} before"
-        yield Operator(said, partial(_of_tile_before, size=size))
+        yield Operator(said, partial(_read_tile_before, size=size))
     yield Operator("moved by the number of cached keys", lambda t, past: t.roll(past, -1))
     yield Operator("read with batch items and heads exchanged", _read_exchanged)
     for noun, axis in (("batch items", -4), ("heads", -3)):
@@ -127,7 +127,7 @@ def _all(table: Tensor, *, axis: int) -> Tensor:
     return table.all(axis, keepdim=True).expand_as(table)
 
 
-def _in_byte(table: Tensor, *, least: int) -> Tensor:
+def _wrap_in_byte(table: Tensor, *, least: int) -> Tensor:
     """Return a table of lengths stored in eight bits, from minus ``least`` on."""
     index, count = torch.arange(table.shape[-1]), table.sum(-1, keepdim=True)
     if not torch.equal(table, index < count):
@@ -136,7 +136,7 @@ def _in_byte(table: Tensor, *, least: int) -> Tensor:
     return index < (count + least) % 256 - least
 
 
-def _of_tile_before(table: Tensor, *, size: int) -> Tensor:
+def _read_tile_before(table: Tensor, *, size: int) -> Tensor:
     index = torch.arange(table.shape[-1])
     return table.index_select(-1, torch.where(index < size, index, index - size))
 
@@ -185,7 +185,7 @@ _OWN: Final = (("index", False), ("place, counted from the last key,", True))
 def lost_queries(verb: str) -> Iterator[Operator]:
     """Yield the loss of queries that a mask of keys hides, as if it applied to queries."""
     for own, from_last in _OWN:
-        lost = partial(_without_hidden, from_last=from_last)
+        lost = partial(_lose_hidden_queries, from_last=from_last)
         yield Operator(f"{verb} for queries whose own {own} the mask hides", lost)
 
 
@@ -193,24 +193,24 @@ def lost_rows() -> Iterator[Operator]:
     """Yield rows that are wrongly taken to have no keys."""
     yield from lost_queries("zero")
     words = "zero for queries from which the first half of the keys is hidden"
-    yield Operator(words, _without_first_half)
+    yield Operator(words, _lose_first_half)
 
 
-def _without_first_half(result: Tensor, attended: Tensor) -> Tensor:
+def _lose_first_half(result: Tensor, attended: Tensor) -> Tensor:
     half = attended[..., : attended.shape[-1] // 2]
     return result.masked_fill(~half.any(-1, keepdim=True), 0.0)
 
 
-def _without_hidden(
+def _lose_hidden_queries(
     result: Tensor, by_mask: Tensor, kept: Tensor | None, *, from_last: bool
 ) -> Tensor:
     if kept is None:
         return result
     table = by_mask.expand(*by_mask.shape[:-2], *result.shape[-2:])
-    return result.masked_fill(~_of_queries(table, from_last=from_last), 0)
+    return result.masked_fill(~_own_entries(table, from_last=from_last), 0)
 
 
-def _of_queries(table: Tensor, *, from_last: bool) -> Tensor:
+def _own_entries(table: Tensor, *, from_last: bool) -> Tensor:
     queries, keys = table.shape[-2:]
     place = torch.arange(queries) + (keys - queries if from_last else 0)
     inside = (place >= 0) & (place < keys)

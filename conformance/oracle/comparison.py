@@ -258,7 +258,7 @@ def compare(
     if margin <= 1.0:
         return Comparison(margin=margin)
     with_error = dataclasses.replace(pair, error=error)
-    return with_error.at(ratio == margin, kind="value", margin=margin)
+    return with_error.compare_at(ratio == margin, kind="value", margin=margin)
 
 
 def _all_finite(tensor: Tensor) -> bool:
@@ -271,7 +271,7 @@ def _not_finite(pair: _Pair) -> Comparison | None:
     got, expected, judged = pair.got, pair.expected, pair.judged
     broken = judged & ~torch.isfinite(got) & torch.isfinite(expected)
     if bool(broken.any()):
-        return pair.at(broken, kind="finite", margin=math.inf)
+        return pair.compare_at(broken, kind="finite", margin=math.inf)
     if not pair.compares_two_answers or bool((torch.isfinite(expected) | ~judged).all()):
         return None
     unknown = judged & ~torch.isfinite(expected)
@@ -280,7 +280,7 @@ def _not_finite(pair: _Pair) -> Comparison | None:
     unknown = differing if alone else unknown
     wording = pair.wording if alone else NEITHER_FINITE
     swapped = dataclasses.replace(pair, got=expected, expected_not_finite=True, wording=wording)
-    return swapped.at(unknown, kind="finite", margin=math.inf).replace(tables=pair.tables())
+    return swapped.compare_at(unknown, kind="finite", margin=math.inf).replace(tables=pair.tables())
 
 
 def errors_in_bounds(error: Tensor, bound: Tensor, judged: Tensor) -> Tensor:
@@ -318,7 +318,7 @@ class _Pair:
         }
         return {**tables, "law": True} if self.compares_two_answers and keeping() else tables
 
-    def at(self, chosen: Tensor, *, kind: str, margin: float) -> Comparison:
+    def compare_at(self, chosen: Tensor, *, kind: str, margin: float) -> Comparison:
         """What is wrong at the first chosen element."""
         index = tuple(int(i) for i in chosen.nonzero()[0])
         expected, got = float(self.expected[index]), float(self.got[index])
@@ -366,7 +366,7 @@ View = Callable[[Tensor], Tensor]
 Side = Sequence[tuple[Tensor, View | None]]
 
 
-def with_relation(
+def add_relation(
     violation: Violation | None, recording: Recording | None, *, expected: Side, got: Side
 ) -> Violation | None:
     """A violation with the answers whose sum each side is, if their calls are recorded.

@@ -46,7 +46,7 @@ def single_key_inputs(
     return inputs, (~enlarged).reshape(-1, 1).expand(inputs.output_shape)
 
 
-def along_one_channel(drawn: Inputs, *, live: int) -> Inputs:
+def keep_one_channel(drawn: Inputs, *, live: int) -> Inputs:
     """The inputs of a core with the queries, and one key, zero outside their first channel.
 
     The products are then no sums: nothing on the way to a logit exceeds the logit but the product

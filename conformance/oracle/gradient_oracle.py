@@ -81,7 +81,7 @@ class GradientOracle:
         if unknown:
             raise LookupError(unknown)
         start = time.perf_counter()
-        answer = self._by_input(self._answer(inputs, upstream), inputs)
+        answer = self._add_shared_inputs(self._answer(inputs, upstream), inputs)
         self._oracle.seconds += time.perf_counter() - start
         remembered.append((upstream, answer))
         return answer
@@ -116,9 +116,11 @@ class GradientOracle:
         )
         gradients = dict(answer.gradients)
         gradients["value"] = gradients["value"].of_channels(slice(0, width))
-        return self._by_input(dataclasses.replace(answer, gradients=gradients), inputs)
+        return self._add_shared_inputs(dataclasses.replace(answer, gradients=gradients), inputs)
 
-    def of_dropped(self, inputs: Inputs, upstream: Tensor, factors: Tensor) -> GradientAnswer:
+    def dropped_gradients(
+        self, inputs: Inputs, upstream: Tensor, factors: Tensor
+    ) -> GradientAnswer:
         """The gradients of a core whose weights are multiplied by factors.
 
         ``factors [B, H, Lq, Lk]`` must be zeros and powers of two: no product is rounded. Every
@@ -132,11 +134,11 @@ class GradientOracle:
         answer = self._answer(apart, rows)
         contract = self._oracle.contract(self._oracle.answer(apart).core.scale)
 
-        def of_query(part: Tensor) -> Tensor:
+        def join_queries(part: Tensor) -> Tensor:
             queries: Tensor = part.squeeze(2).unflatten(0, (sizes.batch, count)).transpose(1, 2)
             return queries
 
-        def of_pair(part: Tensor, row: int, head: int) -> Tensor:
+        def part_of_pair(part: Tensor, row: int, head: int) -> Tensor:
             pair: Tensor = part.unflatten(0, (sizes.batch, count))[:, row, head]
             return pair
 
@@ -146,7 +148,7 @@ class GradientOracle:
             for kv_head in range(sizes.num_kv_heads):
                 readers = (heads == kv_head).nonzero().flatten().tolist()
                 parts = [
-                    gradient.viewed(lambda part, row=row, head=head: of_pair(part, row, head))  # type: ignore[misc]  # bound at once
+                    gradient.viewed(lambda part, row=row, head=head: part_of_pair(part, row, head))  # type: ignore[misc]  # bound at once
                     for row in range(count)
                     for head in readers
                 ]
@@ -155,13 +157,13 @@ class GradientOracle:
 
         own = factors.transpose(1, 2).flatten(0, 1).unsqueeze(-1)
         gradients = {
-            "query": answer.gradients["query"].viewed(of_query),
+            "query": answer.gradients["query"].viewed(join_queries),
             "key": added(answer.gradients["key"]),
             "value": added(answer.gradients["value"].viewed(lambda part: part * own)),
         }
-        return self._by_input(dataclasses.replace(answer, gradients=gradients), inputs)
+        return self._add_shared_inputs(dataclasses.replace(answer, gradients=gradients), inputs)
 
-    def _by_input(self, answer: GradientAnswer, inputs: Inputs) -> GradientAnswer:
+    def _add_shared_inputs(self, answer: GradientAnswer, inputs: Inputs) -> GradientAnswer:
         """The gradients of query, key and value, added where they are one input."""
         if inputs.mode == "separate":
             return answer
@@ -216,15 +218,15 @@ def _each_query_alone(
         """Values of pairs ``[B, H, Lq, Lk]``, by item ``[B * Lq, H, 1, Lk]``."""
         return pairs.expand(inputs.score_shape).transpose(1, 2).flatten(0, 1).unsqueeze(2)
 
-    def by_head(tensor: Tensor) -> Tensor:
+    def repeat_heads(tensor: Tensor) -> Tensor:
         return tensor[:, heads].repeat_interleave(count, dim=0)
 
-    scaled = by_head(inputs.value).double() * rows(factors).squeeze(2).unsqueeze(-1)
+    scaled = repeat_heads(inputs.value).double() * rows(factors).squeeze(2).unsqueeze(-1)
     shown = inputs.attending(inputs.allowed(point), point)
     return shown.replace(
         geometry=sizes.replace(batch=items, query_length=1, num_kv_heads=sizes.num_heads),
         query=inputs.query.transpose(1, 2).flatten(0, 1).unsqueeze(2),
-        key=by_head(inputs.key),
+        key=repeat_heads(inputs.key),
         value=scaled.to(inputs.value.dtype),
         keep=None if shown.keep is None else rows(shown.keep),
         bias=None if shown.bias is None else rows(shown.bias),

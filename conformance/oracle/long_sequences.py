@@ -129,7 +129,7 @@ class LongGolden:
                 wording=wording,
             )
             if comparison.margin > worst.margin:
-                worst = _in_place(comparison, block.rows)
+                worst = _place_among_rows(comparison, block.rows)
         return worst
 
     def _contract(self, scale: float) -> Contract:
@@ -193,7 +193,7 @@ class LongGolden:
         return attended.unsqueeze(-1)
 
 
-def _in_place(comparison: Comparison, rows: Tensor) -> Comparison:
+def _place_among_rows(comparison: Comparison, rows: Tensor) -> Comparison:
     """A comparison of some rows, with its worst element's index among all rows."""
     if not comparison.index:
         return comparison

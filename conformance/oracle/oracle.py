@@ -79,12 +79,12 @@ class Golden:
     @property
     def empty_rows(self) -> Tensor:
         """The rows of the answer with a head without keys, broadcastable to output."""
-        return self._of_answer(self.empty)
+        return self._rows_of_answer(self.empty)
 
     @cached_property
     def representable(self) -> Tensor:
         """The rows whose intermediate values are all representable, broadcastable to output."""
-        rows = ~self._of_answer(~self.representable_core)
+        rows = ~self._rows_of_answer(~self.representable_core)
         return rows & representable_output(self.output, self.limit).unsqueeze(-1)
 
     @cached_property
@@ -93,7 +93,7 @@ class Golden:
         rows = representable_rows(self.core, self.limit)
         return rows if self.absent is None else rows & ~self.absent
 
-    def _of_answer(self, heads: Tensor) -> Tensor:
+    def _rows_of_answer(self, heads: Tensor) -> Tensor:
         """Whether some head of a row ``[B, H, Lq]`` is marked, as rows of the answer."""
         is_layer = self.output.dim() == len("BLE")
         rows = rows_of_answer(heads, self.core.semantics) if is_layer else heads
@@ -115,7 +115,7 @@ class Oracle:
         answer = self._answers.get(inputs)
         if answer is None:
             start = time.perf_counter()
-            answer = self.at(inputs, self.point(inputs))
+            answer = self.answer_at(inputs, self.point(inputs))
             self.seconds += time.perf_counter() - start
             self._answers[inputs] = answer
         return answer
@@ -164,11 +164,11 @@ class Oracle:
             output: Tensor = run["answer" if inputs.is_layer else "output"]
         return output.clone()  # as any other tensor
 
-    def at(self, inputs: Inputs, point: golden.Semantics) -> Golden:
+    def answer_at(self, inputs: Inputs, point: golden.Semantics) -> Golden:
         """The answer and its bound at any point; not remembered."""
-        return self.of(evaluate(inputs, point), inputs.absent)
+        return self.answer_of(evaluate(inputs, point), inputs.absent)
 
-    def of(
+    def answer_of(
         self,
         evaluation: golden.Attention | golden.MultiHeadAttention,
         absent: Tensor | None = None,

@@ -119,8 +119,8 @@ class Causes:
             # The answers are searched once, however many clauses ask refused sizes.
             equal = told.condition.equal if told.condition else ()
             answering = self._answering.setdefault((subject, equal), told.answering(subject))
-            mistaken = self.of_exception(answering, problem, clause_run, SHORT_SEARCH)
-        return told.with_names(mistaken)
+            mistaken = self.explain_exception(answering, problem, clause_run, SHORT_SEARCH)
+        return told.combine_with(mistaken)
 
     def unrepeatable(self, subject: Subject, fails: Fails, kind: str) -> Entry | None:
         """Return the cause of a failure that does not recur every time, else None."""
@@ -141,7 +141,7 @@ class Causes:
             self._lost[subject] = lost_search_entry(fault_of(error))
             return None
 
-    def from_few_calls(self, subject: Subject) -> FewCalls:
+    def few_calls_of(self, subject: Subject) -> FewCalls:
         """What explains failures of a subject whose calls are slow."""
         if subject not in self._few:
             self._few[subject] = FewCalls(subject, self._mistakes)
@@ -153,7 +153,7 @@ class Causes:
         """Return the mistakes that explain a failure; searched once for a candidate and dtype."""
         return self._named(subject, clause_run, lambda known: known.explain(clause, problem))
 
-    def of_exception(
+    def explain_exception(
         self,
         subject: Subject,
         problem: Problem,
@@ -196,20 +196,20 @@ class Causes:
         began, calls = fair_clock(), 0
         most = max(FEWEST_CALLS, longest / self.call_seconds) if slow else math.inf
 
-        def before_call() -> None:
+        def count_call() -> None:
             nonlocal calls
             calls += 1
             if calls > most:
                 raise _GivenUp
-            in_time()
+            check_time()
 
-        def in_time() -> None:
+        def check_time() -> None:
             if clause_run.is_over or fair_clock() >= began + longest:
                 raise _GivenUp
 
         known = self.diagnosticians[subject]
         try:
-            with before_each_call(before_call), limited_by(in_time):
+            with before_each_call(count_call), limited_by(check_time):
                 return explain(known)
         except _GivenUp:
             self._lost[subject] = self._so_far(known, calls - 1)

@@ -127,7 +127,7 @@ class ClauseProblems:
         self._memory = memory
         self._place = clause.space, subject.dtype, subject.device
 
-    def of_round(self, number: int) -> Iterator[Problem]:
+    def problems_of_round(self, number: int) -> Iterator[Problem]:
         """Yield the profile's examples, or the examples of a later exploring round."""
         return self._explored(number) if number else self._first()
 

@@ -50,7 +50,7 @@ def check_database(text: str) -> None:
         raise UsageError(msg)
 
 
-def on_this_machine(text: str) -> bool:
+def is_on_this_machine(text: str) -> bool:
     """Tell whether a text names a folder: invisible to other machines."""
     return not _SCHEME.match(text) and not text.startswith("github:")
 

@@ -22,11 +22,11 @@ from .shrinking.counterexample import describe
 from .shrinking.smallest import (
     Failure,
     Smallest,
+    copy_scale_error,
     examine,
     examine_recorded,
     same_failure,
     smallest_failure,
-    with_scale_error,
 )
 from .tally import Tally
 
@@ -74,7 +74,7 @@ class Explainer:
         except Exception as error:  # noqa: BLE001 (a verdict stands though its cause stays unknown)
             return failure.replace(diagnosis=[lost_search_entry(fault_of(error))])
 
-    def of_chance(self, failure: Failure) -> ClauseResult:
+    def explain_chance(self, failure: Failure) -> ClauseResult:
         """Return the result of a failure that did not recur, with a known random cause."""
         causes, asked = self.causes, (failure.subject, failure.fails, failure.violation.kind)
         chance = causes.chance(failure.problem, *asked) or causes.unrepeatable(*asked)
@@ -83,7 +83,7 @@ class Explainer:
     def result(self, failure: Failure, clause_run: ClauseRun) -> ClauseResult:
         """Return a failure reduced and named; with slow calls from the calls made, if possible."""
         slow = failure.subject.slow_calls
-        told = self._of_few_calls(failure, clause_run) if slow else None
+        told = self._explain_few_calls(failure, clause_run) if slow else None
         return told or self._searched_result(failure, clause_run)
 
     def _searched_result(self, failure: Failure, clause_run: ClauseRun) -> ClauseResult:
@@ -91,7 +91,7 @@ class Explainer:
         causes, chance = self.causes, None
         threaded = threads_entry(failure.violation)
         if threaded is not None and threaded["name"] == RACE:  # no smaller problem need show it
-            return _as_drawn(failure, failure.violation, threaded)
+            return _unreduced_result(failure, failure.violation, threaded)
         if kind in _OF_CHANCE and threaded is None:
             chance = causes.chance(failure.problem, subject, failure.fails, kind)
         if chance is not None and chance["name"] != UNORDERED and not clause.of_repetition:
@@ -116,7 +116,7 @@ class Explainer:
         self._reduced[smallest.problem.replace(overrides=None)] = None
         if self._memory is not None:
             self._memory.keep(self._candidate, clause.id, smallest.problem)
-        violation = with_scale_error(smallest.violation, failure.violation)
+        violation = copy_scale_error(smallest.violation, failure.violation)
         in_time = not clause_run.is_over
         diagnosis: list[dict[str, Any]] = []
         failing = replace(failure, problem=smallest.problem, violation=smallest.violation)
@@ -126,7 +126,7 @@ class Explainer:
         elif self._is_diagnosed(clause, kind, subject) and in_time:
             diagnosis = causes.named(subject, clause, smallest.problem, clause_run)
         elif kind == "raised" and in_time:
-            diagnosis = self._of_exception(failing, clause_run)
+            diagnosis = self._explain_exception(failing, clause_run)
         if in_time and all(entry["name"] == UNKNOWN for entry in diagnosis):
             asked = subject, failing.fails, failing.violation.kind
             entry = causes.unrepeatable(*asked) or causes.strides(*asked)
@@ -145,14 +145,14 @@ class Explainer:
         most = TRIES_OF_SLOW_CALLS if subject.slow_calls else tries
         return min(tries, most, TRIES_OF_A_LOSS.get(kind, tries))
 
-    def _of_few_calls(self, failure: Failure, clause_run: ClauseRun) -> ClauseResult | None:
+    def _explain_few_calls(self, failure: Failure, clause_run: ClauseRun) -> ClauseResult | None:
         """Diagnose and reduce a failure from calls already made; None if they do not suffice."""
         clause, subject, found = failure.clause, failure.subject, failure.violation
         if self._candidate.kind not in ("core", "layer") or found.kind not in WRONG_ANSWERS:
             return None
         if not self._candidate.golden_known or clause_run.is_over:
             return None
-        few = self.causes.from_few_calls(subject)
+        few = self.causes.few_calls_of(subject)
         explanations = few.explain(clause, failure.problem)
         if not explanations:
             return None
@@ -184,11 +184,11 @@ class Explainer:
             {**entry, "catalogued": known(str(entry["name"]), reading.meant)} for entry in diagnosis
         ]
 
-    def _of_exception(self, failing: Failure, clause_run: ClauseRun) -> list[dict[str, Any]]:
+    def _explain_exception(self, failing: Failure, clause_run: ClauseRun) -> list[dict[str, Any]]:
         """Explain an exception: by a mistake visible in other answers, or by the call's sizes."""
         subject, problem, mistaken = failing.subject, failing.problem, []
         if self._candidate.eager is None:  # a search that broke hides no refused size
-            found = self.causes.of_exception(subject, problem, clause_run)
+            found = self.causes.explain_exception(subject, problem, clause_run)
             mistaken = [entry for entry in found if entry["name"] != UNKNOWN]
         return self.causes.refused_sizes(
             subject, problem, failing.violation, partial(_asked, failing), clause_run, mistaken
@@ -229,10 +229,12 @@ def _random_failure(failure: Failure, random: dict[str, Any]) -> ClauseResult:
     """
     reason = "equal calls give different answers, which says nothing of what this clause is about"
     violation = Violation(kind=failure.violation.kind, message=reason)
-    return _as_drawn(failure, violation, random)
+    return _unreduced_result(failure, violation, random)
 
 
-def _as_drawn(failure: Failure, violation: Violation, entry: dict[str, Any]) -> ClauseResult:
+def _unreduced_result(
+    failure: Failure, violation: Violation, entry: dict[str, Any]
+) -> ClauseResult:
     smallest = Smallest(
         problem=failure.problem, violation=violation, recording=Recording(), tries=0, repeated=False
     )

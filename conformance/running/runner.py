@@ -245,7 +245,7 @@ class CandidateRun:
             if subject.slow_calls:
                 subject.asked.append(problem)
             if finding.violation is not None:
-                own = _without_platform(clause, subject, problem)
+                own = _examine_without_faults(clause, subject, problem)
                 blamed, finding = (blamed, finding) if own is None else own
             tally.add(finding)
             if finding.violation is not None:
@@ -270,7 +270,7 @@ class CandidateRun:
         )
         tally = Tally(terms=terms, shard=self.shard)
         problems = ClauseProblems(clause, subject, pool=self.pool, tally=tally, memory=self.memory)
-        return problems, problems.of_round(number), tally
+        return problems, problems.problems_of_round(number), tally
 
     def _failed(self, failure: Failure, clause_run: ClauseRun) -> ClauseResult:
         problem, violation = failure.problem, failure.violation
@@ -314,7 +314,7 @@ class CandidateRun:
         explainer = self._explainer()
         if violation is not None:
             return explainer.result(failure, clause_run)
-        return explainer.of_chance(failure)
+        return explainer.explain_chance(failure)
 
     def _explainer(self) -> Explainer:
         """Return the explainer, imported at the first failure: most runs need none."""
@@ -343,7 +343,7 @@ class CandidateRun:
             return causes.follows(subject, clause, problem_from_json(problem), kind)
 
 
-def _without_platform(
+def _examine_without_faults(
     clause: Clause, subject: Subject, problem: Problem
 ) -> tuple[str, Finding] | None:
     """Examine a failing example again with torch's platform faults avoided.

@@ -647,7 +647,7 @@ def candidate_entry(
         **({"site": loaded.site} if loaded.site is not None else {}),
         **({"sites": list(loaded.sites)} if loaded.sites else {}),
         **({} if loaded.reading is None else {"reading": asdict(loaded.reading)}),
-        **({"beside": graph_options.beside()} if has_options else {}),
+        **({"beside": graph_options.record_options()} if has_options else {}),
         "verdict": word,
         "verdict_reason": reason,
         "warnings": list(warnings),

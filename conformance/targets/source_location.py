@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..base.expected import ExpectedFailure, Place
-from ..base.files import in_repository, user_path
+from ..base.files import path_in_repository, user_path
 from ..declare.candidate import Candidate
 from .target_strings import defined_names, is_graph, is_path, split_site, split_target
 
@@ -34,7 +34,7 @@ def whereabouts(candidate: Candidate) -> dict[str, Any] | None:
     if place is None:
         return None
     path, line = place
-    return {"file": in_repository(path), "line": line}
+    return {"file": path_in_repository(path), "line": line}
 
 
 def _of_graph(target: str) -> FileAndLine | None:

@@ -114,7 +114,7 @@ def table_gradient(
     buckets, table = attention.run["buckets"], attention.learned["relative_table"]
 
     def total(terms: Tensor) -> Tensor:
-        summed = golden.of_table(terms.contiguous(), buckets, table)
+        summed = golden.sum_to_table(terms.contiguous(), buckets, table)
         return torch.zeros_like(table) if summed is None else summed
 
     sizes, error = total(gradient.abs() + wrong), total(wrong)

@@ -16,7 +16,7 @@ from ..errors import UsageError, did_you_mean
 from ..running.workers.messages import Loaded, RunOptions
 from ..running.workers.supervisor import DEFAULT_TIMEOUT, Supervisor, WorkerLost
 from ..targets.target_strings import why_foreign
-from ..views.wording import by_cause
+from ..views.wording import sort_by_cause
 
 JOB: Final = "conformance.running.workers.replaying:replay_job"
 EARLIER_JOB: Final = "conformance.running.workers.replaying:earlier_job"
@@ -111,7 +111,7 @@ def first_of(failures: Sequence[FailedClause]) -> FailedClause:
         named = f"{', '.join(names[:_NAMED])}{more} with --candidate"
         msg = f"{len(names)} candidates failed: name one of {named}"
         raise UsageError(msg)
-    order = [id(clause) for clause in by_cause(failures[0].candidate)]
+    order = [id(clause) for clause in sort_by_cause(failures[0].candidate)]
     return min(failures, key=lambda case: (*_urgency(case.clause), order.index(id(case.clause))))
 
 

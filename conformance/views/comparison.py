@@ -136,7 +136,9 @@ def compared(record: Record) -> list[ComparedClause]:
     """Return every clause of all candidates, in the order of first appearance."""
     by_slug = [
         {slug: [clause for _, clause in pairs] for slug, pairs in groups.items()}
-        for groups in (html_words.by_slug(anchored(entry, 0, {})) for entry in record["candidates"])
+        for groups in (
+            html_words.group_by_clause(anchored(entry, 0, {})) for entry in record["candidates"]
+        )
     ]
     firsts = {slug: results[0] for own in reversed(by_slug) for slug, results in own.items()}
     return [
@@ -183,7 +185,7 @@ def not_run_everywhere(clauses: Sequence[ComparedClause]) -> str:
     return f"{words}, and cannot be compared" if number else ""
 
 
-def by_margin(clauses: Sequence[ComparedClause]) -> list[ComparedClause]:
+def sort_by_margin(clauses: Sequence[ComparedClause]) -> list[ComparedClause]:
     """The clauses that compare numbers, the largest margin first; NaN is the largest of all."""
     pairs = [(margin, clause) for clause in clauses if (margin := clause.worst) is not None]
     pairs.sort(key=lambda pair: (pair[0] == pair[0], -pair[0]))
@@ -330,7 +332,7 @@ def _lines(record: Record) -> Iterator[str]:
     ]
     yield table(("candidate", "verdict", "reason"), verdicts) + "\n"
     *differences, runs = _sections(record, clauses)
-    ranked = by_margin(clauses)
+    ranked = sort_by_margin(clauses)
     margins = Section(
         title="largest margins (error over its bound; 1 is at the bound)",
         head="clause",

@@ -135,7 +135,7 @@ def block(data: Table) -> list[str]:
     return [f"{label:<{width}}  {line}".rstrip() for label, line in pairs]
 
 
-def with_notes_below(rows: list[str], width: int) -> list[str]:
+def put_notes_below(rows: list[str], width: int) -> list[str]:
     """The lines of a block; a note at the end of a row wider than ``width`` is a row of its own."""
     shown = []
     for row in rows:
@@ -183,7 +183,7 @@ def _calls(data: Table) -> Iterator[Line]:
         before = calls[number - 1] if number else None
         shown = new_arguments(call, before)
         label = f"call {number + 1}" if several else "call"
-        yield label, signature(data, call) + as_before(call, before, shown)
+        yield label, signature(data, call) + differences_from_before(call, before, shown)
         weights = weights_of(call, layers)
         if before is None or weights != weights_of(before, layers):
             for role, matrix in (weights or {}).items():
@@ -205,7 +205,7 @@ def signature(data: Table, call: Table) -> str:
     return f"{data.get('candidate', 'candidate')}({', '.join([*call['arguments'], *keywords])})"
 
 
-def as_before(call: Table, before: Table | None, shown: Table) -> str:
+def differences_from_before(call: Table, before: Table | None, shown: Table) -> str:
     """Describe the differences of a call from the call before, to follow its signature."""
     if before is None:
         return ""

@@ -86,7 +86,7 @@ def _shown(annotations: Sequence[Annotation]) -> Sequence[Annotation]:
 
 def all_annotations(record: Record) -> list[Annotation]:
     """Return every mark of a complete record, all candidates' first marks before second ones."""
-    own = [list(_of_candidate(record, candidate)) for candidate in record["candidates"]]
+    own = [list(_mark_candidate(record, candidate)) for candidate in record["candidates"]]
     rounds = (entry for turn in zip_longest(*own) for entry in turn if entry is not None)
     by_name = {candidate["name"]: candidate for candidate in record["candidates"]}
     of_the_run = []
@@ -103,14 +103,14 @@ def _placed(annotation: Annotation, candidate: Record) -> Annotation:
     return replace(annotation, file=file_of(candidate), line=line_of(candidate))
 
 
-def _of_candidate(record: Record, candidate: Record) -> Iterator[Annotation]:
+def _mark_candidate(record: Record, candidate: Record) -> Iterator[Annotation]:
     """Yield marks for causes, for remaining red clauses, and for warnings.
 
     A cause's mark stands at the blamed line. A clause failing in several dtypes has one mark.
     """
     by_name = {str(cause["name"]): cause for cause in wording.causes(candidate)}
     by_subject: dict[tuple[str, str], list[Record]] = {}
-    for clause in wording.by_cause({**candidate, "clauses": told(record, candidate)}):
+    for clause in wording.sort_by_cause({**candidate, "clauses": told(record, candidate)}):
         if level := _level(clause, strict=is_strict(record)):
             failed = clause["status"] == "failed"
             cause = wording.cause_of(candidate, clause) if failed else None

@@ -23,9 +23,9 @@ from .html_words import (
     Anchors,
     Result,
     anchored,
-    by_slug,
     complete,
     duration,
+    group_by_clause,
     kind,
     rendered,
     short,
@@ -57,7 +57,7 @@ class Axis:
     low: int
     high: int
 
-    def at(self, margin: float) -> float:
+    def place(self, margin: float) -> float:
         """The place of a margin, in percent of the width."""
         if margin <= 0:
             return _ZERO
@@ -69,14 +69,14 @@ class Axis:
     @property
     def bound(self) -> float:
         """The place of the bound, in percent of the width."""
-        return self.at(1.0)
+        return self.place(1.0)
 
     @property
     def ticks(self) -> list[tuple[float, int]]:
         """Return places and exponents of the labelled powers of ten, including 0."""
         step = max(1, math.ceil((self.high - self.low) / _MOST_TICKS))
         shown = [power for power in range(self.low, self.high + 1) if power % step == 0]
-        return [(self.at(10.0**power), power) for power in shown]
+        return [(self.place(10.0**power), power) for power in shown]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,8 +136,8 @@ def plots(record: Record, scale: Axis, anchors: Anchors) -> list[Plot]:
     shapes = shapes_of(record)
     every = []
     for number, candidate in enumerate(record["candidates"]):
-        results = by_slug(anchored(candidate, number, anchors)).values()
-        lanes = [_lane(own, scale, shapes) for own in map(_with_margin, results) if own]
+        results = group_by_clause(anchored(candidate, number, anchors)).values()
+        lanes = [_lane(own, scale, shapes) for own in map(_keep_measured, results) if own]
         lanes.sort(
             key=lambda lane: math.inf if math.isnan(lane.worst) else lane.worst, reverse=True
         )
@@ -169,7 +169,7 @@ def shapes_of(record: Record) -> dict[str, int]:
     return {name: number % SHAPES for number, name in enumerate(dict.fromkeys(names))}
 
 
-def _with_margin(results: list[Result]) -> list[Result]:
+def _keep_measured(results: list[Result]) -> list[Result]:
     return [pair for pair in results if pair[1]["margin"] is not None]
 
 
@@ -178,7 +178,7 @@ def _lane(results: list[Result], scale: Axis, shapes: dict[str, int]) -> Lane:
     marks = []
     for clause in clauses:
         label = f"{where(clause)} {html_words.margin(clause['margin'])}".strip()
-        place = scale.at(clause["margin"])
+        place = scale.place(clause["margin"])
         marks.append(MarginMark(shape=shapes[where(clause)], at=place, label=label))
     largest = worst(clause["margin"] for clause in clauses)
     return Lane(
@@ -203,8 +203,8 @@ def render_html(record: Record) -> str:
         "models": columns(record, anchors),
         "failure_count": len(anchors),
         "rows": rows,
-        "answering": {of_candidate(number) for number, _ in anchors},
-        "by_candidate": html_tables.by_candidate(rows.shown),
+        "answering": {candidate_anchor(number) for number, _ in anchors},
+        "by_candidate": html_tables.group_by_candidate(rows.shown),
         "filters": html_tables.filters(record, rows.shown),
         "matrix": html_tables.matrix(record, anchors),
         "axis": scale,
@@ -273,7 +273,7 @@ def _causes(record: Record, anchors: Anchors) -> CausesShown:
     """
     numbers = {id(candidate): at for at, candidate in enumerate(record["candidates"])}
     groups: dict[tuple[bool, str, str], list[tuple[Record, Record]]] = {}
-    for candidate in wording.by_urgency(record["candidates"]):
+    for candidate in wording.sort_by_urgency(record["candidates"]):
         for cause in wording.causes(candidate):
             key = (cause["level"] == "MUST", cause_title(cause), str(cause["fix"]))
             groups.setdefault(key, []).append((candidate, cause))
@@ -303,12 +303,12 @@ def _cause_shown(
     # The first dtype with details: a clause may fail in one of them alone.
     details = {
         slug: next((anchor for anchor, _ in own if anchor), "")
-        for slug, own in by_slug(anchored(candidate, number, anchors)).items()
+        for slug, own in group_by_clause(anchored(candidate, number, anchors)).items()
     }
     holders = [
         Holder(
             name=str(one["name"]),
-            anchor=of_candidate(numbers[id(one)]),
+            anchor=candidate_anchor(numbers[id(one)]),
             line=wording.said_line(own),
             site=wording.site(one),
         )
@@ -322,12 +322,12 @@ def _cause_shown(
         "input": wording.counterexample(cause.get("counterexample") or {}),
         "found": wording.new_words(cause, wording.failure_of(candidate, cause)),
         "links": [(slug, details.get(slug, "")) for slug in cause["clauses"]],
-        "families": wording.by_family(cause["clauses"]),
+        "families": wording.count_by_family(cause["clauses"]),
         "holders": holders,
     }
 
 
-def of_candidate(number: int) -> str:
+def candidate_anchor(number: int) -> str:
     """The anchor of the failures of a candidate."""
     return f"of-{number + 1}"
 
@@ -457,8 +457,8 @@ def _header(record: Record) -> dict[str, Any]:
         "site": wording.site,
         "notes": [note for note in notes(record) if note != total.reason],
         "summaries": summaries,
-        "table": _by_verdict(record["candidates"], summaries),
-        "of_candidate": of_candidate,
+        "table": _sort_by_verdict(record["candidates"], summaries),
+        "candidate_anchor": candidate_anchor,
         "strict": is_strict(record),
         "labels": LABELS,
         "shown_counts": [
@@ -472,7 +472,7 @@ def _header(record: Record) -> dict[str, Any]:
 _WORST_FIRST: Final = ("fail", "error", "untestable", "pass")
 
 
-def _by_verdict(
+def _sort_by_verdict(
     candidates: Sequence[Record], summaries: Sequence[Record]
 ) -> list[tuple[int, Record, Record]]:
     every = zip(range(len(candidates)), candidates, summaries, strict=True)
@@ -512,7 +512,7 @@ def render_comparison(record: Record) -> str:
         sources=comparison.sources(record),
         matrix=html_tables.matrix(record, {}),
         axis=axis(record),
-        margins=comparison.by_margin(clauses),
+        margins=comparison.sort_by_margin(clauses),
         detailed=len(record["candidates"]) <= MOST_DETAILED,
         ratio_class=ratio_class,
     )

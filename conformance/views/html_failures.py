@@ -50,7 +50,7 @@ def calls(data: Record) -> list[ShownCall]:
         before = made[number - 1] if number else None
         arguments = counterexample.new_arguments(call, before)
         title = counterexample.signature(whole, call)
-        title += counterexample.as_before(call, before, arguments)
+        title += counterexample.differences_from_before(call, before, arguments)
         shown.append(
             ShownCall(
                 title=f"call {number + 1}: {title}" if several else title,

@@ -13,7 +13,7 @@ from typing import Final
 
 from . import html_words
 from .complete import Record
-from .html_words import Anchors, Result, anchored, by_slug, worst
+from .html_words import Anchors, Result, anchored, group_by_clause, worst
 from .wording import counted, where
 
 
@@ -61,7 +61,7 @@ def matrix(record: Record, anchors: Anchors) -> Matrix:
         columns = [
             (str(entry["name"]), own) for entry, own in zip(candidates, results, strict=True)
         ]
-    by_column = [by_slug(own) for _, own in columns]
+    by_column = [group_by_clause(own) for _, own in columns]
     clauses: dict[str, Record] = {}
     for _, clause in chain.from_iterable(results):
         clauses.setdefault(str(clause["id"]), clause)
@@ -181,7 +181,7 @@ def _unique(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(filter(None, names)))
 
 
-def by_candidate(shown: Sequence[Row]) -> list[tuple[int, list[Row]]]:
+def group_by_candidate(shown: Sequence[Row]) -> list[tuple[int, list[Row]]]:
     """Group the rows by candidate number."""
     return [(number, list(own)) for number, own in groupby(shown, key=lambda row: row.candidate)]
 

@@ -78,7 +78,7 @@ def anchored(candidate: Record, number: int, anchors: Anchors) -> list[Result]:
     return [(anchors.get((number, place), ""), clause) for place, clause in clauses]
 
 
-def by_slug(results: Iterable[Result]) -> dict[str, list[Result]]:
+def group_by_clause(results: Iterable[Result]) -> dict[str, list[Result]]:
     """The results by clause, in the order in which the clauses first appear."""
     groups: dict[str, list[Result]] = {}
     for anchor, clause in results:

@@ -27,10 +27,10 @@ _MARK: Final = "\ue000"
 def escaped(text: object) -> str:
     """Escape a text for one line of Markdown, also inside a table."""
     safe = _SPECIAL.sub(r"\\\1", _plain(text))
-    return _at_the_start(safe).replace(_MARK, _BREAK)
+    return _escape_start(safe).replace(_MARK, _BREAK)
 
 
-def in_html(text: object) -> str:
+def escape_in_html(text: object) -> str:
     """A text between tags, where markdown reads no backslashes."""
     return _plain(text).replace(_MARK, _BREAK)
 
@@ -42,7 +42,7 @@ def _plain(text: object) -> str:
     return re.sub(r"[&<>]", lambda match: _ENTITIES[match[0]], broken)
 
 
-def _at_the_start(line: str) -> str:
+def _escape_start(line: str) -> str:
     """Escape a line's start: no list, heading or rule."""
     return re.sub(r"^(\d*)([-+=#.)])", r"\1\\\2", line)
 
@@ -243,7 +243,7 @@ def _details(candidate: Record, clause: Record) -> str:
     text = "\n".join(lines)
     if len(text) > _BLOCK:
         text = f"{text[:_BLOCK]} … ({len(text) - _BLOCK:,} more characters in the JSON record)"
-    name = in_html(f"{candidate['name']}: {case_id(clause)}")
+    name = escape_in_html(f"{candidate['name']}: {case_id(clause)}")
     return f"<details><summary>{name}</summary>\n\n{code_block(text.splitlines())}\n\n</details>"
 
 

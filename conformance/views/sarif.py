@@ -70,7 +70,7 @@ def render_sarif(record: Record) -> str:
             *(
                 _result(candidate, clause, index)
                 for candidate in record["candidates"]
-                for clause in wording.by_cause(candidate)
+                for clause in wording.sort_by_cause(candidate)
                 if clause["status"] in _RESULTS
             ),
             *_problem_results(record, every, index),

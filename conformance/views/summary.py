@@ -16,9 +16,9 @@ from ..base.printable_text import few
 from . import counterexample, wording
 from .complete import Record
 from .wording import (
-    by_family,
     cause_title,
     causes,
+    count_by_family,
     counted,
     cut,
     failure_of,
@@ -63,7 +63,7 @@ class _Block:
 
     versions: tuple[list[Text], ...]
 
-    def of_at_most(self, lines: int) -> list[Text]:
+    def longest_version(self, lines: int) -> list[Text]:
         """Return the longest version that fits, else the shortest."""
         fitting = (version for version in self.versions if len(version) <= lines)
         return next(fitting, self.versions[-1])
@@ -79,11 +79,11 @@ def summary(
     """
     width = min(width, WIDTH)
     place = _labelled("site", cut(site(candidate), _LONGEST), width)
-    warned = _at_most(_MOST_WARNED, _warnings(candidate, width), "more warning")
+    warned = _first_blocks(_MOST_WARNED, _warnings(candidate, width), "more warning")
     before = [*_heading(candidate, width), *place, *warned]
     after = [
-        *_at_most(_MOST_BESIDES, _findings(candidate, width, advised=advised), "more failure"),
-        *_at_most(_MOST_UNTESTED, _untested(candidate, width), "more reason"),
+        *_first_blocks(_MOST_BESIDES, _findings(candidate, width, advised=advised), "more failure"),
+        *_first_blocks(_MOST_UNTESTED, _untested(candidate, width), "more reason"),
         *(_left_over(candidate, width) if alone else ()),
         *(_recommended(candidate, width) if alone and not advised else ()),
     ]
@@ -96,7 +96,7 @@ def summary(
     return [*before, *_fitted(blocks, MOST_LINES - len(before) - len(after)), *after]
 
 
-def _at_most(most: int, blocks: Iterable[list[Text]], noun: str) -> list[Text]:
+def _first_blocks(most: int, blocks: Iterable[list[Text]], noun: str) -> list[Text]:
     """Return the first blocks within ``most`` lines, and the number of further blocks."""
     every, shown = list(blocks), list[Text]()
     for number, block in enumerate(every):
@@ -118,7 +118,7 @@ def _fitted(blocks: Sequence[_Block], room: int) -> list[Text]:
         if left < least[number] + bool(later) and number:
             more = counted(len(blocks) - number, "more cause")
             return [*shown, Text(f"{more} (-vv lists all)", style="bold red")]
-        shown += block.of_at_most(left - later)
+        shown += block.longest_version(left - later)
     return shown
 
 
@@ -151,7 +151,7 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     fix = [*place, *_labelled("fix", cut(str(cause.get("fix") or ""), _LONGEST), width)]
     fix += _labelled("line", said_line(cause), width)
     clauses = list(cause["clauses"])
-    listed = by_family(clauses) or ", ".join(clauses)
+    listed = count_by_family(clauses) or ", ".join(clauses)
     every = f"{listed} ({counted(len(clauses), 'clause')}{_alone(candidate, cause)})"
     clause = failure_of(candidate, cause)
     # The line of the input or the title names it.
@@ -162,10 +162,10 @@ def _block(candidate: Record, cause: Record, number: int, width: int, *, alone: 
     numbers = [*shown, *_labelled("found", cut(new_words(cause, clause), _LONGEST), width)]
     data = clause.get("counterexample") or {}
     room = width - 1 - _INDENT - _LABEL
-    lines = counterexample.with_notes_below(counterexample.block(data), room)
+    lines = counterexample.put_notes_below(counterexample.block(data), room)
     if len(shown) + len(lines) > MOST_OF_INPUT:
         lines = counterexample.block({**data, "upstream": None})
-        lines = counterexample.with_notes_below(lines, room)
+        lines = counterexample.put_notes_below(lines, room)
     tensors = [row for line in lines for row in _row(line, width)]
     least = [[*name, *fix, *short], _one_line(head.plain + title, width, "bold red")]
     if not alone:

@@ -142,14 +142,14 @@ def summary_lines(record: Record) -> Iterator[tuple[bool, str]]:
         yield False, f"catches no mistake: {slug}"
     if summary["elsewhere"]:
         yield True, f"not run in one process on a CPU: {few(summary['elsewhere'], 4)}"
-    yield from _about_correct(summary, by_name)
+    yield from _correct_failing(summary, by_name)
     if not_run := summary["not_run"]:
         yield False, f"not run to the end: {len(not_run)} ({few(not_run, 4)})"
     red = ("missed", "primary_missed", "toothless_judged", "flagged", "not_run", "errors")
     yield not any(summary[name] for name in red), total(record)
 
 
-def _about_correct(summary: Record, by_name: Record) -> Iterator[tuple[bool, str]]:
+def _correct_failing(summary: Record, by_name: Record) -> Iterator[tuple[bool, str]]:
     for name in summary["flagged"]:
         row = by_name[name]
         for slug in row["flagged"]:

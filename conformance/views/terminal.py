@@ -66,11 +66,11 @@ def render_terminal(report: Record, verbosity: int = SUMMARY) -> str:
 
 def _parts(report: Record, verbosity: int, width: int = WIDTH) -> Iterator[Any]:
     """Yield the parts, from the first line that is not empty."""
-    every = _in_order(report, verbosity, width)
+    every = _parts_of_report(report, verbosity, width)
     return itertools.dropwhile(lambda part: isinstance(part, Text) and not part, every)
 
 
-def _in_order(report: Record, verbosity: int, width: int) -> Iterator[Any]:
+def _parts_of_report(report: Record, verbosity: int, width: int) -> Iterator[Any]:
     """Yield details first, since the end stays in sight."""
     candidates = report["candidates"]
     alone = len(candidates) == 1
@@ -78,7 +78,7 @@ def _in_order(report: Record, verbosity: int, width: int) -> Iterator[Any]:
     advised = is_strict(report) or verbosity >= TABLE
     if alone and verbosity >= TABLE:
         yield _clause_table(candidates[0])
-    for candidate in wording.by_urgency(candidates):
+    for candidate in wording.sort_by_urgency(candidates):
         if in_full:
             yield from _details(candidate, alone=alone)
         if (

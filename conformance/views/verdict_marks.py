@@ -171,7 +171,7 @@ def problems(record: Record) -> list[RunProblem]:
     A candidate that is not green has a failing clause or a problem: a report without a failure is a
     green run.
     """
-    every = [*_of_the_run(record), *_stale(record)]
+    every = [*_problems_of_run(record), *_stale(record)]
     named = {problem.candidate for problem in every}
     for candidate in record["candidates"]:
         marks = {mark(clause, strict=is_strict(record)) for clause in candidate["clauses"]}
@@ -182,7 +182,7 @@ def problems(record: Record) -> list[RunProblem]:
     return every
 
 
-def _of_the_run(record: Record) -> Iterator[RunProblem]:
+def _problems_of_run(record: Record) -> Iterator[RunProblem]:
     if record["interrupted"]:
         yield RunProblem(id="run.interrupted", candidate="", message=_INTERRUPTED)
     elif not record["candidates"]:

@@ -181,7 +181,7 @@ def said_line(entry: Record) -> str:
 _MOST_LISTED: Final = 20
 
 
-def by_family(clauses: Sequence[str]) -> str:
+def count_by_family(clauses: Sequence[str]) -> str:
     """``mask.* 12, shape.* 9``: of many clauses how many are of each family, "" of a few."""
     if len(clauses) <= _MOST_LISTED:
         return ""
@@ -195,7 +195,7 @@ def causes(candidate: Record) -> list[Record]:
     return [{**empty, **cause} for cause in candidate.get("causes") or ()]
 
 
-def by_urgency(candidates: Iterable[Record]) -> list[Record]:
+def sort_by_urgency(candidates: Iterable[Record]) -> list[Record]:
     """Sort candidates: failing with a fix, failing without a fix, then the rest."""
 
     def place(candidate: Record) -> int:
@@ -251,7 +251,7 @@ def cause_of(candidate: Record, clause: Record) -> Record | None:
     return listed[0] if listed else None
 
 
-def by_cause(candidate: Record) -> list[Record]:
+def sort_by_cause(candidate: Record) -> list[Record]:
     """The clauses of a candidate cause by cause, what shows a cause best first; then the others."""
     order: dict[str, int] = {}
     shown: list[Record] = []

@@ -14,7 +14,7 @@ from conformance.errors import UsageError
 def test_what_a_report_holds_is_read_again() -> None:
     """A replay opens the graph with the options of the run, but for its limits."""
     options = GraphOptions(source="module:build", declaration="model.toml")
-    assert read_graph_options(replace(options, seconds=9.0).beside()) == options
+    assert read_graph_options(replace(options, seconds=9.0).record_options()) == options
     assert options.names() == ["--source", "--declaration"]
 
 

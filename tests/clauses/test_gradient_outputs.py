@@ -72,7 +72,7 @@ def test_golden_of_dropped_weights_is_that_of_autograd() -> None:
     inputs = subject.inputs(problem(mask=plan("dense"), **OPTIONS))
     upstream = drawn(*inputs.output_shape)
     factors = 2.0 * (drawn(*inputs.score_shape) > 0.0).double()
-    answer = subject.gradients.oracle.of_dropped(inputs, upstream, factors)
+    answer = subject.gradients.oracle.dropped_gradients(inputs, upstream, factors)
     heads = inputs.read_heads(subject.declaration.semantics)
     expected = by_autograd(
         inputs,

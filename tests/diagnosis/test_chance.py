@@ -137,7 +137,7 @@ def test_a_race_of_threads_that_a_call_starts_is_named(monkeypatch: pytest.Monke
         yield
         pinned.clear()
 
-    monkeypatch.setattr(chance, "_on_one_processor", on_one_processor)
+    monkeypatch.setattr(chance, "_keep_to_one_processor", on_one_processor)
     monkeypatch.setattr(chance.os, "sched_getaffinity", lambda _process: {0, 1})
     report = conformance.check(core(attend, **NONE), only=("numerics.golden", "state.repeatable"))
     assert {cause.name for cause in report.causes} == {"race"}
@@ -147,6 +147,6 @@ def test_a_race_of_threads_that_a_call_starts_is_named(monkeypatch: pytest.Monke
 def test_all_threads_of_the_process_take_turns_on_one_processor() -> None:
     """And are put back."""
     before = os.sched_getaffinity(0)
-    with chance._on_one_processor(before):
+    with chance._keep_to_one_processor(before):
         assert os.sched_getaffinity(0) == {min(before)}
     assert os.sched_getaffinity(0) == before

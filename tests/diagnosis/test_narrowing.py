@@ -12,7 +12,7 @@ from conformance.diagnosis.battery import Observation, answers_to
 from conformance.diagnosis.conditions import FINER, size_limit
 from conformance.diagnosis.mistaken_answer import DiagnosedSubject, acted_answers
 from conformance.diagnosis.mistakes import named_mistakes
-from conformance.diagnosis.narrowing import Narrowing, in_words, telling_apart
+from conformance.diagnosis.narrowing import Narrowing, say_limits, telling_apart
 
 
 def odd_unscaled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -76,12 +76,12 @@ def test_sizes_that_are_next_to_each_other_are_said_as_such() -> None:
     """Conditions on one size are said in one where they leave a range; others as they are."""
     above, most = size_limit("key_length", 6, above=True), size_limit("key_length", 7, above=False)
     heads = size_limit("num_heads", 2, above=True)
-    assert in_words([above, most]) == "with exactly 7 keys"
+    assert say_limits([above, most]) == "with exactly 7 keys"
     wider = [above, heads, size_limit("key_length", 9, above=False)]
-    assert in_words(wider) == "with 7 to 9 keys and with more than 2 heads"
+    assert say_limits(wider) == "with 7 to 9 keys and with more than 2 heads"
     odd = next(one for one in FINER if one.name == "key_length % 2")
-    assert in_words([odd, most]) == f"{odd.words} and {most.words}"
+    assert say_limits([odd, most]) == f"{odd.words} and {most.words}"
     widths = [one.negated for one in FINER if one.name in ("wider values", "narrower values")]
-    assert in_words([*widths, most]) == f"where values are as wide as keys and {most.words}"
-    assert in_words(widths[:1]) == "where values are no wider than keys"
-    assert in_words([above]) == above.words
+    assert say_limits([*widths, most]) == f"where values are as wide as keys and {most.words}"
+    assert say_limits(widths[:1]) == "where values are no wider than keys"
+    assert say_limits([above]) == above.words

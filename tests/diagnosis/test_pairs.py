@@ -98,7 +98,7 @@ def test_a_call_that_leaves_one_of_two_alone_tells_both(kind: str, both: tuple[s
     """No answer to the battery is explained by one of them, and none is left out by the two."""
     diagnostician, search = diagnosing(kind, *both, masks=["keep"], causal="bottom-right")
     assert search.partial == []
-    assert names_of(diagnostician.ways._pairs._with_one_alone(search)) == [set(both)]
+    assert names_of(diagnostician.ways._pairs._isolate_one(search)) == [set(both)]
 
 
 def reversed_and_halved(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Any:
@@ -124,7 +124,7 @@ def test_one_of_two_is_told_where_several_complete_it() -> None:
     diagnostician, search = diagnosing("core", "mask-fill-1e5", "query-used-for-key", **promises)
     (one,), fills = making("query-used-for-key"), making("mask-fill-1e4", "mask-fill-1e5")
     pairs = [(one, fill) for fill in fills]
-    (told,) = diagnostician.ways._pairs._of_one_and_several(search, pairs)
+    (told,) = diagnostician.ways._pairs._name_common(search, pairs)
     assert told.entry["name"] == one.name
     assert told.entry["text"].endswith("besides that one of these: mask-fill-1e4, mask-fill-1e5")
     assert told.entry["confidence"] < 1.0

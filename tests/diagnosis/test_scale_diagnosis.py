@@ -12,7 +12,7 @@ from candidates.eager import Call, EagerCore
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose, scale_diagnosis
 from conformance.diagnosis.precision_diagnosis import precision_entry
-from conformance.diagnosis.scale_diagnosis import in_numbers, scale_entry
+from conformance.diagnosis.scale_diagnosis import add_numbers, scale_entry
 from conformance.oracle.oracle import Oracle
 from conformance.oracle.yardstick import fitted_scale_error
 from conformance.problems.inputs import Inputs
@@ -105,11 +105,11 @@ def test_rules_of_a_scale_that_fit_alike_come_with_their_number() -> None:
     example = problem(seed=0, query_length=9, key_length=12, head_size=4)
     names = ("scale-missing", "scale-hard-coded-eighth")
     rules = [{"name": name, "text": "a rule", "fix": "another"} for name in names]
-    told = in_numbers(subject, rules, example)
+    told = add_numbers(subject, rules, example)
     assert [one["text"] for one in told] == [
         "the scores are multiplied by 1, not by 0.5, as where a rule"
     ] * 2
     assert {one["fix"] for one in told} == {"multiply them by 0.5: another"}
-    assert in_numbers(subject, rules[:1], example) == rules[:1]
+    assert add_numbers(subject, rules[:1], example) == rules[:1]
     pairs = [{**one, "name": f"{one['name']}+mask-ignored"} for one in rules]
-    assert in_numbers(subject, pairs, example) == pairs
+    assert add_numbers(subject, pairs, example) == pairs

@@ -17,7 +17,7 @@ import conformance
 from candidates.eager import EagerCore, EagerLayer
 from conformance.clauses.subject import Subject
 from conformance.diagnosis.diagnostician import Diagnostician
-from conformance.diagnosis.mistakes.named_mistake import with_every_key
+from conformance.diagnosis.mistakes.named_mistake import read_every_key
 from conformance.diagnosis.stage_edits import (
     _answer_of,
     _changed_stages,
@@ -126,7 +126,7 @@ def test_edits_that_are_run_together_answer_as_each_alone(
     inputs = Subject(candidate, "float32").inputs(problem(num_kv_heads=2, num_heads=4, **options))
     point = conformance.Semantics()
     own = {"inputs": inputs, "past": 0, "point": point}
-    run = with_every_key(core_of(evaluate(inputs, point)).run).edited(**own)
+    run = read_every_key(core_of(evaluate(inputs, point)).run).edited(**own)
     edits = [one for one in stage_edits(candidate.kind) if one.where(inputs)]
     compared = 0
     with torch.inference_mode():

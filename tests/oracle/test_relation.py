@@ -7,7 +7,7 @@ from examples import core, plan, problem
 from conformance.base.results import Violation
 from conformance.calls.recording import Recording
 from conformance.clauses.subject import Subject
-from conformance.oracle.comparison import with_relation
+from conformance.oracle.comparison import add_relation
 from conformance.problems.materialise import materialise
 from conformance.problems.problem import MaskPlan
 from conformance.running.shrinking.smallest import Control, NoControlError
@@ -27,7 +27,7 @@ def recorded_answers(count: int) -> tuple[Recording, list[torch.Tensor]]:
 def test_order_of_elements_is_read_off_the_view() -> None:
     """A view is told as the elements it shows, in their order; none where it changes nothing."""
     recording, (first, second) = recorded_answers(2)
-    violation = with_relation(
+    violation = add_relation(
         COMPARED,
         recording,
         expected=[(first, lambda answer: answer.flip(-2))],
@@ -46,9 +46,9 @@ def test_unrecorded_answers_have_no_relation() -> None:
     """Without a recording, or for an answer that is not in it, nothing is claimed."""
     recording, (answer,) = recorded_answers(1)
     sides = {"expected": [(answer, None)], "got": [(answer.clone(), None)]}
-    assert with_relation(COMPARED, recording, **sides) == COMPARED
-    assert with_relation(COMPARED, None, **sides) == COMPARED
-    assert with_relation(None, recording, **sides) is None
+    assert add_relation(COMPARED, recording, **sides) == COMPARED
+    assert add_relation(COMPARED, None, **sides) == COMPARED
+    assert add_relation(None, recording, **sides) is None
 
 
 def test_calls_are_kept_as_they_were_made() -> None:

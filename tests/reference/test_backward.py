@@ -123,7 +123,7 @@ def test_the_stages_are_what_autograd_finds(name: str) -> None:
     upstream = drawn(*attention.output.shape, seed=4)
     found = torch.autograd.grad(attention.output, leaves, upstream)
     run = Run(
-        reference.at_point(reference.BOTH_PASSES, point),
+        reference.choose_point(reference.BOTH_PASSES, point),
         {**attention.run.given, "upstream": upstream},
     )
     stages = [f"given_{role}_gradient" for role in ("query", "key", "value")]
@@ -156,7 +156,7 @@ def test_the_stages_of_a_layer_are_what_autograd_finds(point: Semantics) -> None
     )
     upstream = drawn(*layer.output.shape, seed=4)
     found = torch.autograd.grad(layer.output, list(leaves.values()), upstream)
-    program = reference.at_point(reference.BOTH_PASSES_OF_LAYER, point)
+    program = reference.choose_point(reference.BOTH_PASSES_OF_LAYER, point)
     run = Run(program, {**layer.core.run.given, "upstream": upstream})
     for name, expected in zip(leaves, found, strict=True):
         torch.testing.assert_close(run[f"{name}_gradient"], expected, rtol=1e-10, atol=1e-12)

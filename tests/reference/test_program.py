@@ -21,7 +21,7 @@ def noted(name: str, value: int) -> int:
     return value
 
 
-SUMS = Program.of(
+SUMS = Program.unedited(
     Stage("twice", "", lambda given: noted("twice", 2 * given)),
     Stage("more", "", lambda twice, other: noted("more", twice + other)),
     Stage("negative", "", lambda other: noted("negative", -other)),

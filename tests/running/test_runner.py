@@ -154,7 +154,7 @@ def _writes(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("place", "function", "slug"),
     [
-        ("refused_sizes.at_sizes", _raises, "numerics.golden"),
+        ("refused_sizes.resize", _raises, "numerics.golden"),
         ("earlier_calls.Copying", _writes, "state.inputs-unchanged"),
     ],
 )

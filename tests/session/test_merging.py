@@ -45,7 +45,7 @@ def shard_result(main: str, further: str, shard: Shard, *, subtle: bool = False)
     terms = Terms(counterfactual="no mask", subtle=subtle, excused=subtle)
     tally = Tally(terms=terms, shard=shard)
     questions: Any = ClauseProblems(clause, subject, pool=pool, tally=tally)  # type: ignore[arg-type]
-    for letter in questions.of_round(0):
+    for letter in questions.problems_of_round(0):
         finding = FINDINGS[letter]
         tally.add(finding)
         if finding.violation is not None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from conformance.views.counterexample import block, lines, with_notes_below
+from conformance.views.counterexample import block, lines, put_notes_below
 
 
 def table(values: Any, *sizes: int, **more: Any) -> dict[str, Any]:
@@ -48,9 +48,9 @@ def test_call_is_shown_with_what_was_expected() -> None:
 
 def test_a_note_that_does_not_fit_is_a_row_of_its_own() -> None:
     """Below the numbers, and whole."""
-    rows = with_notes_below(block(one_call()), 32)
+    rows = put_notes_below(block(one_call()), 32)
     assert rows[-3:-1] == ["got       [0.2689*]  [1]", "          (* beyond the bound)"]
-    assert with_notes_below(rows, 32)[-3:] == rows[-3:]
+    assert put_notes_below(rows, 32)[-3:] == rows[-3:]
 
 
 def test_wrong_numbers_look_different_from_the_expected_ones() -> None:

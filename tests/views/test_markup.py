@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rendered import rendered
 from view_records import NASTY
 
-from conformance.views.markdown import code, code_block, escaped, in_html, row, table
+from conformance.views.markdown import code, code_block, escape_in_html, escaped, row, table
 
 # What GitHub makes live in the text after it has read the markdown.
 LIVE = re.compile(r"@\w|://|\bwww\.|#\d|\bGH-\d|:[\w+-]+:", re.IGNORECASE)
@@ -72,7 +72,7 @@ def test_any_text_stays_in_its_cell(text: str) -> None:
 def test_texts_between_tags(text: str) -> None:
     """Between tags, where backslashes are shown, a text is escaped as HTML."""
     text = text.replace("\x00", "").replace("\ud800", "")
-    page = rendered(f"<details><summary>{in_html(text)}</summary>\n\nx\n\n</details>")
+    page = rendered(f"<details><summary>{escape_in_html(text)}</summary>\n\nx\n\n</details>")
     assert page.tags == ["details", "summary", "p"]
     assert visible(page.text) == f"{one_line(text)} x"
 

@@ -172,7 +172,7 @@ def test_what_says_how_to_mend_it_comes_first() -> None:
         caused("#1", ("MUST", ""), ("MUST", "a fix")),
         caused("#2"),
     ]
-    assert [one["name"] for one in wording.by_urgency(every)] == ["#1", "model", "#0", "#2"]
+    assert [one["name"] for one in wording.sort_by_urgency(every)] == ["#1", "model", "#0", "#2"]
 
 
 def test_a_statement_is_said_once_beside_the_names_that_complete_it() -> None:

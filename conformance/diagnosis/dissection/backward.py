@@ -23,7 +23,7 @@ from ..conditions import Condition
 from ..mistakes import BACKWARD, NamedMistake, NotExpressible
 from ..mistakes.backward_pass import stages_of
 from ..mistakes.named_mistake import IMPOSSIBLE
-from ..narrowing import in_words, telling_apart
+from ..narrowing import say_limits, telling_apart
 from ..observed_gradients import ObservedGradients, SquaredErrors, near, room
 from .backward_variants import RIGHT, Variant, all_variants, places
 from .read_gradients import ROLES, TOKENS, clamped, clamped_upstream, read_variants
@@ -88,7 +88,7 @@ class Form:
     @property
     def where(self) -> str:
         """The conditions in words, as a suffix of a sentence."""
-        return f" (only {in_words(self.conditions)})" if self.conditions else ""
+        return f" (only {say_limits(self.conditions)})" if self.conditions else ""
 
 
 class BackwardReading:
@@ -173,7 +173,7 @@ def backward_statements(
         with torch.no_grad():
             readings = [BackwardReading(each) for each in observed]
             wrong = [role for role in ROLES if any(each.is_wrong(role) for each in readings)]
-            variants = [RIGHT] if soon else [*all_variants(), *_of_what_was_read(readings)]
+            variants = [RIGHT] if soon else [*all_variants(), *_read_variants(readings)]
             forms = [_forms(role, variants, readings) for role in wrong]
     except (NotExpressible, ValueError, LookupError):
         return []
@@ -206,7 +206,7 @@ def _forms(
     forms = []
     for variant in variants:
         for times in _multiples(variant, role, wrong):
-            form = _under_conditions(Form(role, variant, times), wrong, right)
+            form = _limit_form(Form(role, variant, times), wrong, right)
             if form is not None:
                 forms.append(form)
                 break
@@ -279,10 +279,10 @@ def _closed_forms(reading: BackwardReading, factor: float, role: str) -> Iterato
     if abs(factor) <= same:
         yield Multiple("0", lambda _run: 0.0)
     for number in numbers(factor, inputs.geometry, same):
-        yield _of_sizes(number)
+        yield _size_multiple(number)
 
 
-def _of_sizes(number: Number) -> Multiple:
+def _size_multiple(number: Number) -> Multiple:
     return Multiple(number.words, lambda run: number.value(run["inputs"].geometry))
 
 
@@ -291,7 +291,7 @@ def _pairs_of_element(run: golden.Run) -> float:
     return 1.0 if bias is None else run["logits"].numel() / bias.numel()
 
 
-def _under_conditions(
+def _limit_form(
     form: Form, wrong: Sequence[BackwardReading], right: Sequence[BackwardReading]
 ) -> Form | None:
     """Return a form under the conditions that spare right gradients; None if none fit."""
@@ -322,7 +322,7 @@ def _complexity(forms: Sequence[Form]) -> tuple[int, int, int]:
     return steps, words, place
 
 
-def _of_what_was_read(readings: Sequence[BackwardReading]) -> Iterator[Variant]:
+def _read_variants(readings: Sequence[BackwardReading]) -> Iterator[Variant]:
     yield from _clamped_steps(readings)
     for role in TOKENS:
         observed = []

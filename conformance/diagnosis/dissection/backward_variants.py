@@ -37,9 +37,9 @@ from ..mistakes.backward import (
     WINDOW_LEFT_OUT,
     Edit,
     logarithms_of_sums,
-    of_groups,
-    of_neighbours,
+    make_shared_gradients,
     recomputed,
+    total_neighbours,
 )
 from ..mistakes.named_mistake import Edits
 
@@ -95,8 +95,8 @@ _UP_TO_WEIGHTS: Final = frozenset(
 
 
 def _variants() -> Iterator[Variant]:
-    yield from _of_catalogue()
-    yield from _of_rules()
+    yield from _catalogue_variants()
+    yield from _rule_variants()
     yield from _recomputed()
     for noun, stage, fix, kinds in _CHANGED:
         for operator in _operators(_STAGES[stage].axes, kinds):
@@ -104,7 +104,7 @@ def _variants() -> Iterator[Variant]:
             yield Variant(words=f"{noun} is {operator.words}", fix=fix, edits=changed)
     for noun, stage, operand in _OPERANDS_CHANGED:
         for operator in _operators(_STAGES[operand].axes, (moves, sums, functions)):
-            rule = with_operand(_STAGES[stage].rule, operand, operator.change)
+            rule = change_operand(_STAGES[stage].rule, operand, operator.change)
             made = (Edit(stage, rule),)
             yield Variant(words=f"{noun} are {operator.words}", fix=_OPERANDS, edits=made)
     for operator in _operators("BHKD", (moves, sums, parts_lost)):
@@ -124,7 +124,7 @@ def _operators(
     yield from roundings_below()
 
 
-def with_operand(
+def change_operand(
     rule: Callable[..., Any], operand: str, change: Callable[..., Any]
 ) -> golden.Rewired:
     """Return a rule that reads one of its results changed."""
@@ -139,7 +139,7 @@ def with_operand(
     return golden.Rewired(made, (*names, *more))
 
 
-def _of_catalogue() -> Iterator[Variant]:
+def _catalogue_variants() -> Iterator[Variant]:
     heads = golden.BOTH_PASSES.steps
     for entry in BACKWARD:
         if entry.backward and all(edit.stage in heads for edit in entry.backward):
@@ -157,7 +157,7 @@ def _collected(
     return torch.einsum("bhld,hg->bgld", heads, belongs.to(heads))
 
 
-def _of_values(weights: Tensor, gradient: Tensor) -> Tensor:
+def _values_gradient(weights: Tensor, gradient: Tensor) -> Tensor:
     return weights.mT @ gradient
 
 
@@ -167,17 +167,19 @@ def _over_attended(numbers: Tensor, allowed: Tensor) -> Tensor:
     return total / kept.sum(dim=-1, keepdim=True).clamp_min(1.0)
 
 
-def _of_rules() -> Iterator[Variant]:
+def _rule_variants() -> Iterator[Variant]:
     for stage, fix, words, rule in _RULES:
         yield Variant(words=words, fix=fix, edits=(Edit(stage, rule),))
     for words, total in (
         ("first query head of each group is missing", lambda heads: heads[:, :, 1:].sum(dim=2)),
         ("last query head of each group is missing", lambda heads: heads[:, :, :-1].sum(dim=2)),
     ):
-        yield Variant(words=f"the {words}", fix=SHARED, edits=of_neighbours(total))
+        yield Variant(words=f"the {words}", fix=SHARED, edits=total_neighbours(total))
     for words, reads in GROUPINGS:
         said = f"what flows back to query head h goes to key/value head {words}"
-        yield Variant(words=said, fix=SHARED, edits=of_groups(partial(_collected, reads=reads)))
+        yield Variant(
+            words=said, fix=SHARED, edits=make_shared_gradients(partial(_collected, reads=reads))
+        )
     words = "the softmax is passed as if it were the identity, for hidden keys as well"
     slopes = (Edit(name, change=torch.ones_like) for name in ("score_slope", "bias_slope"))
     passed_as_it_is = Edit("logit_gradient", lambda weight_gradient: weight_gradient)
@@ -259,7 +261,7 @@ _RULES: Final[tuple[tuple[str, str, str, Callable[..., Tensor]], ...]] = (
             "value_gradients",
             "dV = P^T dO",
             words,
-            golden.Rewired(_of_values, (name, "output_gradient")),
+            golden.Rewired(_values_gradient, (name, "output_gradient")),
         )
         for words, name in (
             ("the weights are not divided by their sum", "exponentials"),
@@ -324,7 +326,7 @@ def _turned(times: int) -> Edits:
     )
 
 
-def _by_constant(gradient: Tensor, heads: Tensor, inputs: Any, *, centred: bool) -> Tensor:
+def _divide_by_constant(gradient: Tensor, heads: Tensor, inputs: Any, *, centred: bool) -> Tensor:
     """Divide by the norm of the heads, taken for a constant; their mean as well unless centred."""
     point = inputs.point
     layer = point.qk_norm == "layer"
@@ -348,7 +350,11 @@ _WAYS_BACK: Final[tuple[tuple[str, str, Edits], ...]] = (
             words,
             _FLOW,
             _both(
-                partial(_by_constant, centred=centred), _TURNED_BACK, _GIVEN, "given_{}", "inputs"
+                partial(_divide_by_constant, centred=centred),
+                _TURNED_BACK,
+                _GIVEN,
+                "given_{}",
+                "inputs",
             ),
         )
         for words, centred in (
@@ -394,7 +400,7 @@ def _recomputed() -> Iterator[Variant]:
         ("is not subtracted", torch.zeros_like),
         *((f"is {one.words}", one.change) for one in (*moves("BHQ1"), *sums("BHQ1"))),
     ):
-        yield _of_saved_sums(f"{lse} {words}", change)
+        yield _saved_sums_variant(f"{lse} {words}", change)
     yield Variant(
         words=f"{lse} is the largest logit",
         fix=RECOMPUTE,
@@ -420,7 +426,7 @@ def _forward_mistakes() -> Iterator[tuple[NamedMistake, Edits]]:
             yield one, edits
 
 
-def _of_saved_sums(words: str, change: Change) -> Variant:
+def _saved_sums_variant(words: str, change: Change) -> Variant:
     def shares(logits: Tensor, right: golden.Run) -> Tensor:
         total = logarithms_of_sums(right)
         total = change(total.masked_fill(right["empty"].unsqueeze(-1), 0.0))

@@ -1,7 +1,7 @@
 """Logits shifted by another number than the row maximum, or with a number added.
 
-Numbers are subtracted before the exponentials, join their sums, or are added for each pair of query
-and key.
+Numbers are subtracted before the exponentials, join the sums of plain ones, or are added for each
+pair of query and key.
 """
 
 from __future__ import annotations
@@ -20,58 +20,41 @@ from ..._golden import golden
 from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import BatteryAnswer
-from ..mistaken_answer import declared_with_every_key
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from ..mistakes._steps import (
-    admitted_by_mask,
-    has_bias,
-    logits_with_sinks,
-    row_largest,
-    unmasked_logits,
-)
+from ..mistakes._steps import row_largest
+from ..mistakes.named_mistake import Edits, read_every_key, run_of_call
 from ..mistakes.softmaxes import Shift, shifted
-from .logits import MASK, SCORES
 from .places import added_to_logits
-from .reading import Reading, in_digits, statement
+from .reading import Reading, digits_of, statement
 
 # Below this magnitude of logits no exponential vanishes or overflows in any format.
 _LEAST_LOST: Final = math.log(torch.finfo(torch.float16).max)
-# A row must be too small by this many roundings before a number is read.
-_CLEARLY: Final = 32.0
 _FEWEST_ITEMS: Final = 2  # of a batch, to show independence of the inputs
-_LARGEST_ADDED: Final = 0.5  # of the numbers that are looked for
 
 
-def _over_every_key(_call: DeclaredCall, attention: golden.Attention, _logits: Tensor) -> Tensor:
-    return unmasked_logits(attention).amax(dim=-1, keepdim=True)
+def _over_every_key(_logits: Tensor, every: Tensor, _kept: Tensor) -> Tensor:
+    return every.amax(dim=-1, keepdim=True)
 
 
-def _but_for_additive_masks(
-    call: DeclaredCall, attention: golden.Attention, _logits: Tensor
-) -> Tensor:
-    """Return the row maximum that ignores boolean masks; added minus infinities count."""
-    logits = unmasked_logits(attention)
-    if has_bias(call.inputs):
-        logits = logits.masked_fill(~admitted_by_mask(call), -math.inf)
-    return row_largest(logits)
+def _over_kept_by_bias(_logits: Tensor, every: Tensor, kept: Tensor) -> Tensor:
+    return row_largest(every.masked_fill(~kept, -math.inf))
 
 
-def _mean(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) -> Tensor:
+def _mean(logits: Tensor, _every: Tensor, _kept: Tensor) -> Tensor:
     hidden = torch.isneginf(logits)
     return logits.masked_fill(hidden, 0.0).mean(dim=-1, keepdim=True)
 
 
 def _floored(floor: float) -> Shift:
-    def largest(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) -> Tensor:
+    def largest(logits: Tensor, _every: Tensor, _kept: Tensor) -> Tensor:
         return row_largest(logits).maximum(torch.tensor(floor).to(logits))  # minus infinity in half
 
     return largest
 
 
-def _along(*axes: int, every: bool = False) -> Shift:
-    def largest(_call: DeclaredCall, attention: golden.Attention, logits: Tensor) -> Tensor:
-        most = unmasked_logits(attention) if every else logits
-        most = most.amax(dim=axes, keepdim=True)
+def _largest_along(*axes: int, hidden_too: bool = False) -> Shift:
+    def largest(logits: Tensor, every: Tensor, _kept: Tensor) -> Tensor:
+        most = (every if hidden_too else logits).amax(dim=axes, keepdim=True)
         return torch.where(torch.isneginf(most), 0.0, most)
 
     return largest
@@ -80,25 +63,28 @@ def _along(*axes: int, every: bool = False) -> Shift:
 # Numbers subtracted from the logits of a row in place of their largest, with their words.
 _SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
     ("the largest one of hidden keys as well", _over_every_key),
-    ("the largest one of keys that a mask of truth values hides as well", _but_for_additive_masks),
+    (
+        "the largest one of keys that a mask of truth values hides as well",
+        _over_kept_by_bias,
+    ),
     ("their mean, with zeros for hidden keys", _mean),
     *(
-        (f"the largest one over the {axes}", _along(axis))
+        (f"the largest one over the {axes}", _largest_along(axis))
         for axes, axis in (("queries", -2), ("heads", 1), ("batch items", 0))
     ),
     *(
-        (f"the largest one {of}{more}", _along(*axes, every=every))
+        (f"the largest one {of}{more}", _largest_along(*axes, hidden_too=hidden_too))
         for of, axes in (
             ("of the head", (2, 3)),
             ("of the batch item", (1, 2, 3)),
             ("of the whole tensor", (0, 1, 2, 3)),
         )
-        for more, every in (("", False), (", hidden keys included", True))
+        for more, hidden_too in (("", False), (", hidden keys included", True))
     ),
     *(
         (
             f"the number {number:g}",
-            lambda _call, _a, logits, by=number: torch.full_like(logits[..., :1], by),
+            lambda logits, _every, _kept, by=number: torch.full_like(logits[..., :1], by),
         )
         for number in (5.0, 10.0, 20.0, 30.0, 50.0, 80.0, 100.0)
     ),
@@ -132,12 +118,11 @@ def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
     lost |= ~torch.isfinite(answer.output).all(-1) & torch.isfinite(exact.output).all(-1)
     if not bool(lost.any()) or not bool((exact.core.scores.abs() >= _LEAST_LOST).any()):
         return
-    call = DeclaredCall(inputs=inputs, semantics=answer.subject.declaration.semantics)
-    attention = declared_with_every_key(exact)
+    run = _run_of(answer)
     half = inputs.query.dtype.itemsize < torch.float32.itemsize
 
-    def is_made(core: Callable[[DeclaredCall, golden.Attention], golden.Attention]) -> bool:
-        made = call.answer_of(core(call, attention).output)
+    def is_made(edits: Edits) -> bool:
+        made = run.edited(*edits)["answer" if inputs.is_layer else "output"]
         apart = (answer.output - made).abs().nan_to_num(nan=math.inf)
         apart = apart.masked_fill(answer.output.isnan() & made.isnan(), 0.0)
         size = model.SAME_READ * float(exact.output.nan_to_num(0.0).abs().amax())
@@ -145,17 +130,17 @@ def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
 
     for (words, shift), more in product(_PLAIN_SHIFTS, _ADDED):  # no row may have a part left
         if is_made(shifted(shift, partial(torch.add, other=more), wide=False)):
-            yield _with_number(words, shift, more, beside=True)
+            yield _number_statement(words, shift, more)
     for wide in (False, True)[: 1 + half]:
         for (words, shift), (added, divisor) in product(_SHIFTS, _DIVISORS):
-            core = shifted(shift, divisor, wide=wide)
-            if is_made(core):
+            edits = shifted(shift, divisor, wide=wide)
+            if is_made(edits):
                 yield statement(
                     f"exponentials: less {words}{added}",
                     f"what is subtracted before the exponentials are taken is {words}{added}: low "
                     "rows vanish, or high ones overflow",
                     "subtract each row's largest logit of the keys that are attended",
-                    core=core,
+                    edits=edits,
                 )
 
 
@@ -176,54 +161,29 @@ def lost_row_statements(wrong: Sequence[BatteryAnswer]) -> list[NamedMistake]:
     return list(chain.from_iterable(_OF_LOST_ROWS[one] for one in extreme))
 
 
-def added_number_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
-    """Yield numbers added to the sums of exponentials, or lower limits of the sums.
-
-    The row that is most too small determines the number. The exponentials are of the plain logits:
-    a number beside relative ones is a loss of precision.
-    """
-    exact, inputs = answer.exact, answer.inputs
-    if not answer.fits or inputs.is_layer or not answer.output.numel():
-        return
-    size = exact.output.square().sum(-1)
-    left = (answer.output * exact.output).sum(-1) / size
-    least = torch.finfo(inputs.query.dtype).eps
-    lost = torch.where((left > least) & torch.isfinite(left), 1.0 - left, 0.0)
-    call = DeclaredCall(inputs=inputs, semantics=answer.subject.declaration.semantics)
-    attention = declared_with_every_key(exact)
-    lost = lost.masked_fill(attention.empty, 0.0)
-    row = int(lost.argmax())
-    part = float(lost.flatten()[row])
-    if part < _CLEARLY * least:
-        return
-    logits = logits_with_sinks(attention)
-    for words, shift in _PLAIN_SHIFTS:
-        powers = (logits - shift(call, attention, logits)).exp().sum(-1).flatten()
-        total = float(powers[row])
-        for number, beside in ((total * part / (1.0 - part), True), (total / (1.0 - part), False)):
-            if 0.0 < number < _LARGEST_ADDED:
-                yield _with_number(words, shift, float(f"{number:.1g}"), beside=beside)
-
-
-def _with_number(words: str, shift: Shift, number: float, *, beside: bool) -> NamedMistake:
-    divisor = partial(torch.add, other=number) if beside else partial(torch.clamp, min=number)
-    sums = f"their sum and {number:g}" if beside else f"their sum, or {number:g} if larger"
+def _number_statement(words: str, shift: Shift, number: float) -> NamedMistake:
     return statement(
-        f"exponentials: {words}, divided by {sums}",
-        f"the exponentials are {words}, and divided by {sums}",
+        f"exponentials: {words}, divided by their sum and {number:g}",
+        f"the exponentials are {words}, and divided by their sum and {number:g}",
         "subtract each row's largest logit first: the sum is then at least one, and needs no "
         "number beside it",
-        core=shifted(shift, divisor, wide=False),
+        edits=shifted(shift, partial(torch.add, other=number), wide=False),
     )
 
 
-def _nothing(_call: DeclaredCall, _attention: golden.Attention, logits: Tensor) -> Tensor:
+def _run_of(answer: BatteryAnswer) -> golden.Run:
+    """Return the right run of an answer's call, with keys that no query reads."""
+    declared = answer.subject.declaration.semantics
+    return read_every_key(run_of_call(DeclaredCall(inputs=answer.inputs, semantics=declared)))
+
+
+def _nothing(logits: Tensor, _every: Tensor, _kept: Tensor) -> Tensor:
     return torch.zeros_like(logits[..., :1])
 
 
-def _nothing_of_any(_call: DeclaredCall, attention: golden.Attention, logits: Tensor) -> Tensor:
+def _nothing_of_any(logits: Tensor, every: Tensor, _kept: Tensor) -> Tensor:
     """Return NaN where the exponential of a hidden logit is infinite: infinity times zero."""
-    powers = unmasked_logits(attention).to(logits.dtype).exp()
+    powers = every.to(logits.dtype).exp()
     return torch.where(torch.isinf(powers).any(-1, keepdim=True), torch.nan, 0.0).to(logits.dtype)
 
 
@@ -238,12 +198,10 @@ def pair_statements(reading: Reading) -> Iterator[NamedMistake]:
 
     It is read from several batch items, and known for these heads and lengths alone.
     """
-    attention, call = reading.attention, reading.call
-    scores, bias = (term.values(call, attention) for term in (SCORES, MASK))
-    shown = reading.legible & attention.allowed
+    shown = reading.legible & reading.attention.allowed
     count, always = shown.sum(dim=0), shown.all(dim=0)
     read = bool((count > 0).all() & always.any(-1).all())
-    if scores is None or len(shown) < _FEWEST_ITEMS or not read:
+    if len(shown) < _FEWEST_ITEMS or not read:
         return
 
     def against_mean(table: Tensor, sign: float) -> Tensor:
@@ -251,8 +209,7 @@ def pair_statements(reading: Reading) -> Iterator[NamedMistake]:
         mean = torch.where(always, table, 0.0).sum(-1, keepdim=True) / always.sum(-1, keepdim=True)
         return torch.where(shown, table + sign * mean, 0.0)
 
-    more = reading.logits - scores - (0.0 if bias is None else bias)
-    more = against_mean(more, -1.0)
+    more = against_mean(reading.logits - reading.run["biased"], -1.0)
     room = 6.0 * against_mean(model.LOGIT_READ_TO + reading.logit_error, 1.0)
     table = more.sum(dim=0) / count
     alike = ((more - table).abs() <= room) | ~shown
@@ -266,7 +223,7 @@ def pair_statements(reading: Reading) -> Iterator[NamedMistake]:
 
     heads, queries, keys = table.shape
     head, query, key = (int(one) for one in torch.unravel_index(table.abs().argmax(), table.shape))
-    largest = in_digits(float(table[head, query, key]))
+    largest = digits_of(float(table[head, query, key]))
     words = (
         "a number of each head for each pair of query and key that no input changes, "
         f"{largest} at query {query} and key {key} of head {head} "

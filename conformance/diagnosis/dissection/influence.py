@@ -46,11 +46,11 @@ def influence_facts(subject: Subject, inputs: Inputs) -> list[str]:
     reading = None if texts else read(subject, inputs)
     if reading is not None and reading.explained:
         texts += _other_keys(reading)
-        texts += [] if texts else _between_tiles(reading)
+        texts += [] if texts else _tile_facts(reading)
     return texts
 
 
-def _between_tiles(reading: Reading) -> list[str]:
+def _tile_facts(reading: Reading) -> list[str]:
     """Name the tile size within which weights are in proportion, but not between tiles.
 
     Empty if the first tile is not followed by another as large: its end alone is no size.
@@ -98,7 +98,7 @@ def _across(subject: Subject, inputs: Inputs, axes: tuple[int, ...]) -> Iterator
         for place in range(count):
             changed = value.clone()
             changed.select(axis, place).neg_()
-            other = answer_to(subject, _with_values(inputs, changed))
+            other = answer_to(subject, _change_values(inputs, changed))
             if other is None or other.output.shape != plain.output.shape:
                 break
             moved = (other.output - plain.output).abs() > 2.0 * ROOM * bound
@@ -112,7 +112,7 @@ def _across(subject: Subject, inputs: Inputs, axes: tuple[int, ...]) -> Iterator
             )
 
 
-def _with_values(inputs: Inputs, value: Tensor) -> Inputs:
+def _change_values(inputs: Inputs, value: Tensor) -> Inputs:
     if inputs.mode == "separate":
         return inputs.with_tokens(value=value)
     return inputs.with_tokens(key=value)
@@ -183,11 +183,11 @@ def lost_cache_statements(reading: Reading) -> Iterator[NamedMistake]:
             f"cache: {part.words}",
             f"of a cache {part.words} are used",
             "attend every cached key, and let places count all of them",
-            inputs=_with_part(part),
+            inputs=_keep_part(part),
         )
 
 
-def _with_part(part: UsedPart) -> InputsChange:
+def _keep_part(part: UsedPart) -> InputsChange:
     def inputs_for(call: DeclaredCall) -> Inputs | None:
         inputs = call.inputs
         if not inputs.past:

@@ -83,7 +83,7 @@ class LayerCalls:
             return
         for one in _variants(subject, self.inputs):
             answer = answer_to(subject, one)
-            output = None if answer is None else _without_lost_rows(answer.output, one)
+            output = None if answer is None else _fill_lost_rows(answer.output, one)
             if output is None or not bool(torch.isfinite(output).all()):
                 self._answers = []
                 return
@@ -123,7 +123,7 @@ class LayerCalls:
         if explained and not fits:
             return None
         call = mistaken_call(declared, made, inputs)
-        _, attention = mistaken_attention(call, made, every_key=True)
+        _, attention = mistaken_attention(call, made)
         return Reading(
             call=call,
             attention=attention,
@@ -140,7 +140,7 @@ def read_layer(subject: Subject, inputs: Inputs, known: Combination = ()) -> Rea
     return LayerCalls(subject, inputs).reading(known)
 
 
-def _without_lost_rows(output: Tensor, inputs: Inputs) -> Tensor:
+def _fill_lost_rows(output: Tensor, inputs: Inputs) -> Tensor:
     """Replace all-NaN rows by the answer without values."""
     bias = known_weights(inputs).o_bias
     nothing = torch.zeros_like(output) if bias is None else bias.to(output).expand_as(output)
@@ -165,11 +165,11 @@ def _count(sizes: Geometry) -> int:
 def _variants(subject: Subject, inputs: Inputs) -> list[Inputs]:
     count = _count(inputs.geometry)
     if subject.candidate.draws_weights:
-        return _with_other_matrices(inputs, count)
-    return _with_other_values(inputs, count) if inputs.mode == "separate" else [inputs]
+        return _draw_other_matrices(inputs, count)
+    return _draw_other_values(inputs, count) if inputs.mode == "separate" else [inputs]
 
 
-def _with_other_matrices(inputs: Inputs, count: int) -> list[Inputs]:
+def _draw_other_matrices(inputs: Inputs, count: int) -> list[Inputs]:
     generator = torch.Generator().manual_seed(_SEED)
     weights = known_weights(inputs)
 
@@ -183,14 +183,14 @@ def _with_other_matrices(inputs: Inputs, count: int) -> list[Inputs]:
     ]
 
 
-def _with_other_values(inputs: Inputs, count: int) -> list[Inputs]:
+def _draw_other_values(inputs: Inputs, count: int) -> list[Inputs]:
     generator = torch.Generator().manual_seed(_SEED)
     shape, dtype = inputs.value.shape, inputs.value.dtype
     drawn = (torch.randn(shape, generator=generator).to(dtype) for _ in range(count))
     return [inputs.with_tokens(value=value) for value in drawn]
 
 
-def with_values_of_one(subject: Subject, inputs: Inputs) -> Inputs | None:
+def set_values_to_one(subject: Subject, inputs: Inputs) -> Inputs | None:
     """Return inputs with values of one; a layer then averages the answers of its heads.
 
     None if a layer has weights of its own, no output matrix, or no value bias.

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..._golden import golden
 from ...tolerance import model
 from ..mistakes import DeclaredCall
-from ..mistakes._steps import plain_scores, scored
+from ..mistakes.named_mistake import read_every_key
 from .reading import Reading
 
 # The fewest logits in excess of a fit's parameters.
@@ -28,17 +28,14 @@ class Term:
     values: TermValues
 
 
-def _finite_mask(call: DeclaredCall, attention: golden.Attention) -> Tensor | None:
-    bias = call.inputs.bias
-    if bias is None:
-        return None
-    return bias.double().masked_fill(torch.isneginf(bias), 0.0).expand_as(attention.scores)
+def _scaled_products(_call: DeclaredCall, attention: golden.Attention) -> Tensor:
+    run = read_every_key(attention.run)
+    products: Tensor = run["scale"] * run["products"]
+    return products
 
 
 ALIBI: Final = Term("the declared bias by distance", lambda _call, attention: attention.alibi)
-MASK: Final = Term("the additive mask", _finite_mask)
-PRODUCTS: Final = Term("the scaled products", lambda _call, a: plain_scores(a))
-SCORES: Final = Term("the scores", lambda _call, a: scored(a, plain_scores(a)))
+PRODUCTS: Final = Term("the scaled products", _scaled_products)
 
 
 class LogitFit:

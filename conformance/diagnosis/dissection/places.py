@@ -15,8 +15,8 @@ from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..mistakes import NamedMistake, NotExpressible
 from ..mistakes._steps import places_ahead
-from .logits import FEWEST_LEFT, MASK, SCORES
-from .reading import Reading, in_digits, statement
+from .logits import FEWEST_LEFT
+from .reading import Reading, digits_of, statement
 
 
 def alignments(reading: Reading) -> list[bool]:
@@ -55,7 +55,7 @@ class PlaceTable:
             raise NotExpressible
         return self.values[:heads, ahead.clamp(0, count - 1)].expand(inputs.score_shape)
 
-    def with_more(self, far: PlaceTable | None) -> PlaceTable:
+    def extended(self, far: PlaceTable | None) -> PlaceTable:
         """Return the table extended by the outer places of another table."""
         if far is None or len(far.values) not in (1, len(self.values)):
             return self
@@ -71,7 +71,7 @@ class PlaceTable:
         clear = self.values[head] * (self.values[head].abs() > model.LOGIT_READ_TO)
         read = dict(enumerate(clear.tolist(), start=self.first))
         said = sorted(sorted(read, key=abs)[:_MOST_SAID])
-        listed = ", ".join(f"{in_digits(read[place])} at {place}" for place in said)
+        listed = ", ".join(f"{digits_of(read[place])} at {place}" for place in said)
         of_head = f" in head {head}, in others other numbers" if len(self.values) > 1 else ""
         corner = "last" if self.bottom_right else "first"
         words = f"a bias by how far the key lies ahead of the query, {listed}{of_head} (places "
@@ -89,12 +89,10 @@ def added_to_logits(words: str, fix: str, added: Callable[[Inputs], Tensor]) -> 
 
 def place_table(reading: Reading, *, bottom_right: bool) -> PlaceTable | None:
     """Return the term of the logits by place, if it explains all of them."""
-    attention, call = reading.attention, reading.call
-    scores, bias = (term.values(call, attention) for term in (SCORES, MASK))
-    shown = reading.legible & attention.allowed
-    if scores is None or attention.alibi is not None or not bool((shown & reading.wrong).any()):
+    shown = reading.legible & reading.attention.allowed
+    if reading.attention.alibi is not None or not bool((shown & reading.wrong).any()):
         return None  # of slopes of a declared bias more is said elsewhere
-    more = torch.where(shown, reading.logits - scores - (0.0 if bias is None else bias), 0.0)
+    more = torch.where(shown, reading.logits - reading.run["biased"], 0.0)
     both = shown[..., 1:] & shown[..., :-1]
     off = torch.where(shown, model.LOGIT_READ_TO + reading.logit_error, 0.0)
     room = 3.0 * (off[..., 1:] + off[..., :-1])[both]
@@ -110,11 +108,11 @@ def place_table(reading: Reading, *, bottom_right: bool) -> PlaceTable | None:
         known = (weights > 0.0).unflatten(0, (heads, count))
         fits = len(steps) >= int(known.sum()) + FEWEST_LEFT
         if fits and bool(((steps - read[places]).abs() <= room).all()) and bool(known.any()):
-            return _from_steps(read.unflatten(0, (heads, count)), known, first, bottom_right)
+            return _sum_steps(read.unflatten(0, (heads, count)), known, first, bottom_right)
     return None
 
 
-def _from_steps(steps: Tensor, known: Tensor, first: int, bottom_right: bool) -> PlaceTable | None:  # noqa: FBT001
+def _sum_steps(steps: Tensor, known: Tensor, first: int, bottom_right: bool) -> PlaceTable | None:  # noqa: FBT001
     every = known.all(dim=0).nonzero().flatten().tolist()
     if not every or every[-1] - every[0] + 1 != len(every):
         return None

@@ -30,6 +30,7 @@ from ..agreement import within
 from ..battery import answer_to
 from ..mistaken_answer import Combination, made_on, mistaken_attention, mistaken_call
 from ..mistakes import IMPOSSIBLE, DeclaredCall, NamedMistake, NotExpressible
+from ..mistakes.named_mistake import read_every_key
 
 # The most keys of a reading: each key may cost a call.
 MOST_KEYS: Final = 160
@@ -68,6 +69,11 @@ class Reading:
         """The sizes of the call."""
         return self.call.inputs.geometry
 
+    @property
+    def run(self) -> golden.Run:
+        """The run behind the attention, with keys that no query reads."""
+        return read_every_key(self.attention.run)
+
     @cached_property
     def same(self) -> float:
         """The relative difference allowed between two computations of the same number."""
@@ -75,7 +81,7 @@ class Reading:
 
     def against(self, call: DeclaredCall, made: Combination = ()) -> Reading:
         """Return the reading beside the golden attention of another call with mistakes."""
-        _, attention = mistaken_attention(call, made, every_key=True)
+        _, attention = mistaken_attention(call, made)
         return replace(self, call=call, attention=attention)
 
     @cached_property
@@ -129,7 +135,7 @@ def read(
     made = made_on(declared, known, inputs)
     try:
         call = mistaken_call(declared, made, inputs)
-        _, attention = mistaken_attention(call, made, every_key=True)
+        _, attention = mistaken_attention(call, made)
     except (NotExpressible, *IMPOSSIBLE):
         return None  # the known mistakes cannot be made on these inputs
     if attention.weights.shape != inputs.score_shape:
@@ -137,7 +143,7 @@ def read(
     if attention.value.shape[-1] != answer.shape[-1]:
         return None  # what is known takes values of another size
 
-    def of(channels: int) -> Reading | None:
+    def read_in(channels: int) -> Reading | None:
         weights = _weights(subject, inputs, offset, channels)
         if weights is None or (finite and not bool(torch.isfinite(weights).all())):
             return None
@@ -154,8 +160,8 @@ def read(
             given=inputs,
         )
 
-    apart = of(answer.shape[-1])
-    return apart if apart is None or apart.explained else of(1)
+    apart = read_in(answer.shape[-1])
+    return apart if apart is None or apart.explained else read_in(1)
 
 
 def _weights(subject: Subject, inputs: Inputs, offset: Tensor, channels: int) -> Tensor | None:
@@ -234,16 +240,16 @@ def numbers(read: float, sizes: Geometry, same: float) -> Iterator[Number]:
         for power, form in _POWERS:
             for sign in (1.0, -1.0):
                 if size(sizes) > 1 and near(sign * math.pow(size(sizes), power)):
-                    yield _of_size("-" * (sign < 0) + form.format(words), size, power, sign)
+                    yield _power_of_size("-" * (sign < 0) + form.format(words), size, power, sign)
         if words in _LOGARITHMS and size(sizes) > 1 and near(math.log(size(sizes))):
             yield _logarithm_of(words, size)
     root = math.sqrt(sizes.head_size or 1)
     factor, plain = float(f"{read / root:.2g}"), float(f"{read:.2g}")
     if abs(factor) not in (0.0, 1.0) and root != 1.0 and near(factor * root):
         if near(plain):  # as round without a root
-            yield _constant(in_digits(plain), plain)
+            yield _constant(digits_of(plain), plain)
         yield Number(f"{factor:g} √(the head size)", lambda at: factor * math.sqrt(at.head_size))
-    yield _constant(in_digits(read), read)
+    yield _constant(digits_of(read), read)
 
 
 @dataclass(frozen=True)
@@ -256,7 +262,7 @@ class HeadNumbers:
     words: str
     of: Callable[[Geometry], list[float]]
 
-    def of_heads(self, sizes: Geometry) -> Tensor:
+    def tensor_of_heads(self, sizes: Geometry) -> Tensor:
         """Return the numbers ``[H, 1, 1]``, to be multiplied with ``[B, H, L, D]``."""
         return torch.tensor(self.of(sizes), dtype=torch.float64)[:, None, None]
 
@@ -302,9 +308,9 @@ def head_numbers(read: Sequence[float], sizes: Geometry, same: float) -> Iterato
     if 1 < shared <= len(read) and max(apart) <= 2.0 * same * most:
         few = sizes.replace(num_heads=shared)
         for words, rule in _rules(read[::group], few, same):
-            yield HeadNumbers(f"{words} in heads of key/value head h", _in_groups(rule))
-    listed = ", ".join(f"{in_digits(number)} in head {head}" for head, number in enumerate(read))
-    yield HeadNumbers(listed, _of_so_many(read))
+            yield HeadNumbers(f"{words} in heads of key/value head h", _repeat_in_groups(rule))
+    listed = ", ".join(f"{digits_of(number)} in head {head}" for head, number in enumerate(read))
+    yield HeadNumbers(listed, _fixed_numbers(read))
 
 
 def _rules(read: Sequence[float], sizes: Geometry, same: float) -> Iterator[tuple[str, HeadRule]]:
@@ -324,7 +330,7 @@ def _rules(read: Sequence[float], sizes: Geometry, same: float) -> Iterator[tupl
     if first and near([first + step * head for head in range(count)]):
         for one, two in product(numbers(first, sizes, same), numbers(step, sizes, same)):
             yield f"{one.words} + {_times(two, 'h')}", _steps(one, two)
-        words = f"numbers from {in_digits(first)} to {in_digits(last)}, evenly spaced,"
+        words = f"numbers from {digits_of(first)} to {digits_of(last)}, evenly spaced,"
         yield words, lambda at: torch.linspace(first, last, at.num_heads).tolist()
     ratio = read[1] / first if first else 0.0
     if ratio > 0.0 and near([first * ratio**head for head in range(count)]):
@@ -336,13 +342,13 @@ def _times(number: Number, words: str) -> str:
     return words if number.words == "1" else f"{number.words} times {words}"
 
 
-def _in_groups(rule: HeadRule) -> HeadRule:
-    def of(at: Geometry) -> list[float]:
+def _repeat_in_groups(rule: HeadRule) -> HeadRule:
+    def numbers_at(at: Geometry) -> list[float]:
         shared = max(at.num_kv_heads, 1)
         made = rule(at.replace(num_heads=shared))
         return [made[head * shared // at.num_heads] for head in range(at.num_heads)]
 
-    return of
+    return numbers_at
 
 
 def _multiples(number: Number, rule: Callable[[int, int], float]) -> HeadRule:
@@ -357,16 +363,16 @@ def _powers(first: Number, ratio: Number) -> HeadRule:
     return lambda at: [first.value(at) * ratio.value(at) ** h for h in range(at.num_heads)]
 
 
-def _of_so_many(read: Sequence[float]) -> HeadRule:
-    def of(at: Geometry) -> list[float]:
+def _fixed_numbers(read: Sequence[float]) -> HeadRule:
+    def numbers_at(at: Geometry) -> list[float]:
         if at.num_heads != len(read):
             raise NotExpressible
         return list(read)
 
-    return of
+    return numbers_at
 
 
-def in_digits(number: float) -> str:
+def digits_of(number: float) -> str:
     """Return a number to four digits; near one, to three digits of the difference to one."""
     apart = abs(abs(number) - 1.0)
     if not model.SAID_AS_ONE < apart < model.SAID_NEAR_ONE:
@@ -382,7 +388,9 @@ def _constant(words: str, value: float) -> Number:
     return Number(words, lambda _sizes: value)
 
 
-def _of_size(words: str, size: Callable[[Geometry], int], power: float, sign: float) -> Number:
+def _power_of_size(
+    words: str, size: Callable[[Geometry], int], power: float, sign: float
+) -> Number:
     return Number(words, lambda sizes: sign * math.pow(size(sizes), power))
 
 

@@ -6,24 +6,17 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from ..._golden import golden
 from ...clauses.subject import Subject
 from ...problems.arrangements import canonical_log_sum_exp, log_sum_exp_shape
 from ...problems.inputs import Inputs
-from .returned_weights import Beside, Content, Returned
+from .returned_weights import LEFT_OUT, Beside, Content, Returned, changed_contents
 
 # The clauses that judge returned log-sum-exps.
 OF_LOG_SUM_EXPS: Final = ("lse.golden", "lse.merge")
-_CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
-    ("the negatives of the log-sum-exps", torch.neg),
-    ("the log-sum-exps of the first head, for all of them", lambda a: a[:, :1].expand_as(a)),
-    ("the log-sum-exps of the first batch item, for all of them", lambda a: a[:1].expand_as(a)),
-    ("the log-sum-exps of the first query, for all of them", lambda a: a[..., :1].expand_as(a)),
-    ("the log-sum-exps of the query before", lambda a: a.roll(1, -1)),
-    ("the log-sum-exps of the head before", lambda a: a.roll(1, 1)),
+_LAYOUTS: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
     (
         "the log-sum-exps in the memory of [B, Lq, H], taken for [B, H, Lq]",
         lambda a: a.mT.reshape(a.shape),
@@ -32,8 +25,6 @@ _CHANGES: Final[tuple[tuple[str, Callable[[Tensor], Tensor]], ...]] = (
         "the log-sum-exps in the memory of [B, H, Lq], taken for [B, Lq, H]",
         lambda a: a.reshape(a.mT.shape).mT,
     ),
-    ("the log-sum-exps rounded to bfloat16", lambda a: a.bfloat16().double()),
-    ("the log-sum-exps rounded to float16", lambda a: a.half().double()),
 )
 
 
@@ -50,11 +41,10 @@ def _largest(returned: Returned) -> Tensor:
     return returned.logits.amax(dim=-1)
 
 
-def _without(**options: Any) -> Callable[[Returned], Tensor]:
+def _leave_out(given: dict[str, Any]) -> Callable[[Returned], Tensor]:
     def values(returned: Returned) -> Tensor:
-        call = returned.call
-        attention = call.attend(call.projected_heads(), **options)
-        return _of_core(returned.subject, attention)
+        made = golden.evaluation_of(returned.run.edited(**given), returned.call.semantics)
+        return _log_sum_exp_of(returned.subject, made)
 
     return values
 
@@ -63,7 +53,7 @@ def _changed(change: Callable[[Tensor], Tensor]) -> Callable[[Returned], Tensor]
     return lambda returned: change(returned.exact)
 
 
-def _of_core(subject: Subject, core: golden.Attention) -> Tensor:
+def _log_sum_exp_of(subject: Subject, core: golden.Attention) -> Tensor:
     return core.log_sum_exp * _base(subject)
 
 
@@ -75,18 +65,11 @@ def _contents() -> Iterator[Content]:
         lambda r: r.exact - _largest(r) * _base(r.subject),
     )
     yield Content("the largest logits alone", lambda r: _largest(r) * _base(r.subject))
-    for words, options in (
-        ("the mask", {"keep": None, "bias": None}),
-        ("the causal rule", {"causal": False}),
-        ("mask and causal rule", {"keep": None, "bias": None, "causal": False}),
-        ("the window", {"window": None}),
-        ("the softcap", {"softcap": None}),
-        ("the sinks", {"sinks": None}),
-        ("the scale", {"scale": 1.0}),
-    ):
-        yield Content(f"the log-sum-exps without {words}", _without(**options))
-    for words, change in _CHANGES:
+    for words, given in {**LEFT_OUT, "the scale": {"given_scale": 1.0}}.items():
+        yield Content(f"the log-sum-exps without {words}", _leave_out(given))
+    for words, change in _LAYOUTS:
         yield Content(words, _changed(change))
+    yield from changed_contents("log-sum-exps", "BHQ")
 
 
 def _asked(subject: Subject, inputs: Inputs) -> Inputs:
@@ -105,7 +88,7 @@ LOG_SUM_EXPS: Final = Beside(
     fix="return the largest logit plus the logarithm of the sum of exponentials, for each query",
     asks=_asked,
     exact=lambda subject, inputs: subject.oracle.log_sum_exp(inputs),
-    of=_of_core,
+    of=_log_sum_exp_of,
     contents=tuple(_contents()),
     contents_first=True,
     read=_as_read,

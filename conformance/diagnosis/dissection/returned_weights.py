@@ -20,6 +20,7 @@ from ...calls.differentiating import NotDifferentiable
 from ...calls.recording import Recording
 from ...clauses.registry import Clause
 from ...clauses.subject import Subject
+from ...operators import functions, moves, roundings_below, sums
 from ...problems.inputs import Inputs
 from ...problems.problem import Problem
 from ...tolerance import model
@@ -28,8 +29,8 @@ from ..battery import battery, plain_problem
 from ..conditions import Condition
 from ..mistaken_answer import ActedAnswers
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
-from ..mistakes._steps import admitted_by_mask, unmasked_logits
-from ..narrowing import in_words, telling_apart
+from ..mistakes.named_mistake import read_every_key, run_of_call
+from ..narrowing import say_limits, telling_apart
 from ..neighbours import neighbours
 from ..observed_gradients import near, room
 from .reading import Number, numbers
@@ -67,44 +68,31 @@ class Returned:
         """The call at the declared point."""
         return DeclaredCall(inputs=self.inputs, semantics=self.subject.declaration.semantics)
 
-    def without(self, **changes: Any) -> Tensor:
-        """Return the weights with options of the call left out."""
-        call = self.call
-        weights: Tensor = call.attend(call.projected_heads(), **changes).weights
-        return weights
+    @property
+    def run(self) -> golden.Run:
+        """The right run of the call, with keys that no query reads."""
+        return read_every_key(run_of_call(self.call))
 
     @property
     def logits(self) -> Tensor:
         """The logits that enter the softmax."""
-        logits: Tensor = self.subject.golden(self.inputs).core.logits
+        logits: Tensor = self.run["logits"]
         return logits
 
-    def before_hiding(self, *, minus_infinity: bool) -> Tensor:
+    def logits_before_hiding(self, *, minus_infinity: bool) -> Tensor:
         """Return the logits of every key, hidden keys included.
 
         ``minus_infinity`` keeps the minus infinities of an additive mask.
         """
-        call, given = self.call, self.inputs
-        shown = {"keep": None, "causal": False, "window": None}
-        logits = unmasked_logits(call.attend(call.projected_heads(), **shown))
-        by_bias = minus_infinity and given.mask_form == "bias"
-        return logits.masked_fill(~admitted_by_mask(call), -math.inf) if by_bias else logits
-
-    @property
-    def scores(self) -> Tensor:
-        """The scaled dot products."""
-        scores: Tensor = self.subject.golden(self.inputs).core.scores
-        return scores
-
-    @property
-    def scale(self) -> float:
-        """The scale of the dot products."""
-        return self.subject.golden(self.inputs).core.scale
+        logits: Tensor = self.run["biased"]
+        by_bias = minus_infinity and self.inputs.mask_form == "bias"
+        return logits.masked_fill(~self.run["by_mask"], -math.inf) if by_bias else logits
 
     @property
     def allowed(self) -> Tensor:
         """The attended pairs as 0.0 and 1.0."""
-        return self.subject.golden(self.inputs).core.allowed.expand(self.exact.shape).double()
+        allowed: Tensor = self.run["allowed"].expand(self.exact.shape).double()
+        return allowed
 
     @cached_property
     def is_right(self) -> bool:
@@ -145,12 +133,12 @@ def _simple() -> Iterator[Content]:
         (False, ""),
         (True, ", with the minus infinities of an additive mask"),
     ):
-        logits = partial(Returned.before_hiding, minus_infinity=minus_infinity)
+        logits = partial(Returned.logits_before_hiding, minus_infinity=minus_infinity)
         softmax = partial(_softmax_of_all, minus_infinity=minus_infinity)
         yield Content(f"the logits, before keys are hidden{but}", logits)
         yield Content(f"the softmax of the logits before keys are hidden{but}", softmax)
-    yield Content("the scaled dot products, before the mask", lambda r: r.scores)
-    yield Content("the dot products, before scale and mask", lambda r: r.scores / r.scale)
+    yield Content("the scaled dot products, before the mask", lambda r: r.run["scores"])
+    yield Content("the dot products, before scale and mask", lambda r: r.run["products"])
     yield Content("the logarithms of the weights", lambda r: r.exact.log())
     yield Content(
         "the exponentials of the logits, not divided by their sum", lambda r: r.logits.exp()
@@ -159,37 +147,42 @@ def _simple() -> Iterator[Content]:
         "the exponentials of the logits less their largest, not divided by their sum",
         lambda r: torch.exp(r.logits - r.logits.amax(-1, keepdim=True)),
     )
-    yield Content("the weights without the causal rule", lambda r: r.without(causal=False))
-    yield Content("the weights without the mask", lambda r: r.without(keep=None, bias=None))
-    yield Content(
-        "the weights without the numbers of an additive mask", lambda r: r.without(bias=None)
-    )
-    yield Content(
-        "the weights without mask and causal rule",
-        lambda r: r.without(keep=None, bias=None, causal=False),
-    )
-    yield Content(
-        "the weights without mask and causal rule, with zeros for hidden keys",
-        lambda r: r.allowed * r.without(keep=None, bias=None, causal=False),
-    )
-    yield Content("the weights without the window", lambda r: r.without(window=None))
-    yield Content("the weights without the softcap", lambda r: r.without(softcap=None))
-    yield Content("the weights without the sinks", lambda r: r.without(sinks=None))
-    yield Content("the weights without the scale of the call", lambda r: r.without(scale=None))
+    for words, given in LEFT_OUT.items():
+        left_out = partial(_weights_without, given)
+        yield Content(f"the weights without {words}", left_out)
+        if words == "mask and causal rule":
+            zeros = f"the weights without {words}, with zeros for hidden keys"
+            yield Content(zeros, lambda r, made=left_out: r.allowed * made(r))
     yield Content("the softmax over the queries", lambda r: torch.softmax(r.logits, 2))
     yield Content("the softmax over the heads", lambda r: torch.softmax(r.logits, _HEADS))
     yield Content("the pairs that are attended, as ones and zeros", lambda r: r.allowed)
-    yield Content("zeros", lambda r: torch.zeros_like(r.exact))
     yield Content(
         "the same weight for every key that is attended",
         lambda r: r.allowed / r.allowed.sum(-1, keepdim=True).clamp_min(1.0),
     )
     yield Content("one for the largest weight of a row, zero for others", _largest)
-    yield Content("the softmax of the weights", lambda r: torch.softmax(r.exact, -1))
+
+
+# What a call may give, left out, with words.
+LEFT_OUT: Final[dict[str, dict[str, Any]]] = {
+    "the causal rule": {"causal": False},
+    "the mask": {"keep": None, "given_bias": None},
+    "the numbers of an additive mask": {"given_bias": None},
+    "mask and causal rule": {"keep": None, "given_bias": None, "causal": False},
+    "the window": {"window": None},
+    "the softcap": {"softcap": None},
+    "the sinks": {"given_sinks": None},
+    "the scale of the call": {"given_scale": None},
+}
+
+
+def _weights_without(given: dict[str, Any], returned: Returned) -> Tensor:
+    weights: Tensor = returned.run.edited(**given)["weights"]
+    return weights
 
 
 def _softmax_of_all(returned: Returned, *, minus_infinity: bool) -> Tensor:
-    return torch.softmax(returned.before_hiding(minus_infinity=minus_infinity), -1)
+    return torch.softmax(returned.logits_before_hiding(minus_infinity=minus_infinity), -1)
 
 
 def _filled(returned: Returned) -> Tensor:
@@ -211,30 +204,6 @@ def _largest(returned: Returned) -> Tensor:
     return torch.nn.functional.one_hot(weights.argmax(-1), weights.shape[-1]).double()
 
 
-_CHANGES: Final[tuple[tuple[str, Change], ...]] = (
-    ("the weights with queries and keys exchanged", lambda w: w.mT),
-    ("the weights with heads and queries exchanged", lambda w: w.transpose(1, 2)),
-    ("the weights with the heads in reverse order", lambda w: w.flip(_HEADS)),
-    ("the weights with the keys in reverse order", lambda w: w.flip(-1)),
-    ("the weights with the queries in reverse order", lambda w: w.flip(2)),
-    ("the weights of the first batch item, for all of them", lambda w: w[:1].expand_as(w)),
-    ("the weights of the first head, for all of them", lambda w: w[:, :1].expand_as(w)),
-    ("the weights of the last head, for all of them", lambda w: w[:, -1:].expand_as(w)),
-    ("the weights of the first query, for all of them", lambda w: w[:, :, :1].expand_as(w)),
-    ("the weights of the last query, for all of them", lambda w: w[:, :, -1:].expand_as(w)),
-    ("the weights of the head before", lambda w: w.roll(1, _HEADS)),
-    ("the weights of the head after", lambda w: w.roll(-1, _HEADS)),
-    ("the weights of the batch item before", lambda w: w.roll(1, 0)),
-    ("the weights of the key before", lambda w: w.roll(1, -1)),
-    ("the weights of the key after", lambda w: w.roll(-1, -1)),
-    ("the weights averaged over the queries", lambda w: w.mean(2, keepdim=True).expand_as(w)),
-    ("the weights averaged over the batch", lambda w: w.mean(0, keepdim=True).expand_as(w)),
-    ("the squares of the weights", torch.square),
-    ("the roots of the weights", torch.sqrt),
-    ("one minus the weights", lambda w: 1.0 - w),
-    ("the sums of the weights so far", lambda w: w.cumsum(-1)),
-    ("the weights divided by the largest of each row", lambda w: w / w.amax(-1, keepdim=True)),
-)
 _REDUCTIONS: Final[tuple[tuple[str, Change], ...]] = (
     ("the mean of the weights over the heads", lambda w: w.mean(_HEADS, keepdim=True)),
     ("the sum of the weights over the heads", lambda w: w.sum(_HEADS, keepdim=True)),
@@ -253,7 +222,7 @@ _SHAPES: Final[tuple[tuple[str, Change], ...]] = (
 )
 
 
-def _in_groups(returned: Returned) -> Tensor:
+def _grouped(returned: Returned) -> Tensor:
     batch, heads, *rest = returned.exact.shape
     groups = returned.inputs.geometry.num_kv_heads
     return returned.exact.view(batch, groups, heads // groups, *rest)
@@ -271,17 +240,28 @@ def _changed(change: Change, *, everywhere: bool = False, squeezed: bool = False
     return values
 
 
-def _of_weights() -> Iterator[Content]:
-    for words, change in (*_CHANGES, *_SHAPES):
+def changed_contents(noun: str, axes: str) -> Iterator[Content]:
+    """Yield the right tensor, changed by each operator of its axes that needs nothing else."""
+    for operator in (*moves(axes), *sums(axes), *functions(axes), *roundings_below()):
+        if not golden.reads_besides(operator.change):
+            yield Content(f"{noun} that are {operator.words}", _changed(operator.change))
+
+
+def _weight_contents() -> Iterator[Content]:
+    for words, change in _SHAPES:
         yield Content(words, _changed(change))
-    yield Content("the weights with an axis of groups and one of their heads", _in_groups)
+    yield Content("the weights with an axis of groups and one of their heads", _grouped)
     for words, change in _REDUCTIONS:
         yield Content(words, _changed(change, everywhere=True))
         yield Content(f"{words}, [B, 1, Lq, Lk]", _changed(change))
         yield Content(f"{words}, [B, Lq, Lk]", _changed(change, squeezed=True))
 
 
-CONTENTS: Final[tuple[Content, ...]] = (*_of_weights(), *_simple())
+CONTENTS: Final[tuple[Content, ...]] = (
+    *_weight_contents(),
+    *_simple(),
+    *changed_contents("weights", "BHQK"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,20 +298,20 @@ WEIGHTS: Final = Beside(
 )
 
 
-def _of_mistakes(
+def _mistake_contents(
     mistakes: Iterable[NamedMistake], acted: ActedAnswers, first: Inputs, beside: Beside
 ) -> Iterator[Content]:
     for mistake in mistakes:
         if acted.touches(mistake, first):
             words = f"the {beside.noun} of {mistake.name}"
-            yield Content(words, _of(mistake, acted, beside), mistake.sentence)
+            yield Content(words, _values_of_mistake(mistake, acted, beside), mistake.sentence)
 
 
-def _of(mistake: NamedMistake, acted: ActedAnswers, beside: Beside) -> Values:
+def _values_of_mistake(mistake: NamedMistake, acted: ActedAnswers, beside: Beside) -> Values:
     def values(returned: Returned) -> Tensor:
         if not acted.touches(mistake, returned.inputs):
             return returned.exact
-        return beside.of(returned.subject, acted.of(mistake, returned.inputs).core)
+        return beside.of(returned.subject, acted.answer(mistake, returned.inputs).core)
 
     return values
 
@@ -357,7 +337,7 @@ def explain_returned(
     if not wrong:
         return []
     observed.sort(key=lambda each: each.is_right)  # most contents are refuted by the first wrong
-    made = _of_mistakes(mistakes, acted, wrong[0].inputs, beside)
+    made = _mistake_contents(mistakes, acted, wrong[0].inputs, beside)
     ways = (_proposed(wrong, beside), made)
     proposed: list[Content] = []
     for contents in ways:
@@ -458,7 +438,7 @@ def _observe(
 
 
 def _entry(content: Content, conditions: Sequence[Condition], beside: Beside) -> dict[str, Any]:
-    words = in_words(conditions)
+    words = say_limits(conditions)
     only = f" (only {words})" if words else ""
     about = f": {content.about}" if content.about else ""
     what = f"{content.words}{only}{about}"

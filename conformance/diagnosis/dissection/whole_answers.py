@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,9 +12,11 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import BatteryAnswer
-from ..mistakes import DeclaredCall, NamedMistake
+from ..mistakes import NamedMistake
+from ..mistakes.named_mistake import answering
 from .reading import statement
 
 # The axes of an answer of heads, and of a layer, by the number of them.
@@ -39,7 +40,7 @@ def alike_row_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
             f"answer: {said} in {words}",
             f"the answer is {said} in all {words}",
             _FIX_EMPTY if without_keys else _FIX_NAN if math.isnan(number) else _FIX_NUMBER,
-            core=partial(_with_rows, number, without_keys),
+            edits=(golden.Edit("output", change=_filled(number, without_keys=without_keys)),),
         )
 
 
@@ -51,15 +52,11 @@ _FIX_NAN: Final = (
 )
 
 
-def _with_rows(
-    number: float,
-    without_keys: bool,  # noqa: FBT001
-    _call: DeclaredCall,
-    attention: golden.Attention,
-) -> golden.Attention:
-    rows = attention.empty if without_keys else ~attention.empty
-    output = attention.output.masked_fill(rows[..., None], number)
-    return dataclasses.replace(attention, output=output)
+def _filled(number: float, *, without_keys: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    def change(output: Tensor, empty: Tensor) -> Tensor:
+        return output.masked_fill((empty == without_keys)[..., None], number)
+
+    return change
 
 
 def answer_order_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
@@ -87,7 +84,7 @@ def answer_order_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
                     f"answer: {words.removeprefix('its ')} {listed}",
                     f"the answer is [{own}], but {words} [{listed}]",
                     f"return the answer as [{own}], in the order of the query's axes",
-                    output=partial(_reordered, change, open_rows),
+                    edits=answering(_reordered(change, open_rows=open_rows)),
                 )
 
 
@@ -96,15 +93,15 @@ def _viewed_as(output: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def _reordered(
-    change: Callable[[Tensor], Tensor],
-    open_rows: bool,  # noqa: FBT001
-    call: DeclaredCall,
-    output: Tensor,
-) -> Tensor:
-    if open_rows:
-        empty = ~call.inputs.allowed(call.semantics).any(dim=-1)
-        output = output.masked_fill(call.inputs.answer_rows(empty, call.semantics), torch.nan)
-    return change(output)
+    change: Callable[[Tensor], Tensor], *, open_rows: bool
+) -> Callable[[Tensor, Inputs, golden.Semantics], Tensor]:
+    def reordered(answer: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
+        if open_rows:
+            empty = ~inputs.allowed(point).any(dim=-1)
+            answer = answer.masked_fill(inputs.answer_rows(empty, point), torch.nan)
+        return change(answer)
+
+    return reordered
 
 
 def _answers(answer: BatteryAnswer, expected: Tensor) -> bool:

@@ -131,14 +131,14 @@ class Trail:
         this = self.outcomes[number]
         if number == 0:
             return (self.absolute or this.output is None) and self.is_wrong(0)
-        before = self._before(number)
+        before = self._number_before(number)
         if this.output is None or self.outcomes[before].output is None:
             return this.output is None and self.outcomes[before].output is not None
         if self.absolute and self.is_wrong(number) and not self.is_wrong(before):
             return True
         return not self._agree(self.outcomes[before], this)
 
-    def _before(self, number: int) -> int:
+    def _number_before(self, number: int) -> int:
         names = [outcome.step.name for outcome in self.outcomes]
         top = names.index(AT_HIGHEST) if AT_HIGHEST in names else number
         return top if number > top else number - 1
@@ -170,7 +170,7 @@ def _that_tell(outcomes: Sequence[StepResult]) -> list[StepResult]:
     ]
 
 
-def with_step(outcomes: Sequence[StepResult], outcome: StepResult) -> list[StepResult]:
+def pair_with_first(outcomes: Sequence[StepResult], outcome: StepResult) -> list[StepResult]:
     """Return the graph's first outcome and a further one, to find a level between."""
     lowest = [one for one in outcomes if one.step.setting is not None][:1]
     named = dataclasses.replace(outcome.step, name=AT_HIGHEST)
@@ -231,7 +231,7 @@ def _entry(
     }
 
 
-def without_influence(
+def first_ignoring(
     graph: OpenedGraph, inputs: Inputs, name: str, some: Sequence[ExportStep]
 ) -> dict[str, Any] | None:
     """Return the first step whose answer ignores an input; None if all depend on it."""
@@ -261,7 +261,7 @@ def without_influence(
     return _entry(blamed, text, [(one, at == number, "") for at, (one, _) in enumerate(reads)])
 
 
-def without_refusal(outcomes: Sequence[StepResult]) -> dict[str, Any] | None:
+def first_answering(outcomes: Sequence[StepResult]) -> dict[str, Any] | None:
     """Return the first step that answers an invalid call; None if all refuse."""
     answers = [outcome.output is not None for outcome in outcomes]
     if True not in answers:
@@ -311,17 +311,17 @@ class Blamer:
         if kind in self._lost:
             return self._lost[kind]
         if clause == INFLUENCE and violation.got is not None:
-            return self._without_influence(str(violation.got), recording)
+            return self._first_ignoring(str(violation.got), recording)
         found = self._blamed(clause, violation, recording, alive)
         if kind in _LOST:
             self._lost[kind] = found
         return found
 
-    def _without_influence(self, name: str, recording: Recording) -> dict[str, Any] | None:
+    def _first_ignoring(self, name: str, recording: Recording) -> dict[str, Any] | None:
         if not recording.calls:
             return None
         some = list(steps(self.subject, self.graph))
-        return without_influence(self.graph, recording.calls[0].inputs, name, some)
+        return first_ignoring(self.graph, recording.calls[0].inputs, name, some)
 
     def _blamed(
         self, clause: str, violation: Violation, recording: Recording, alive: Alive
@@ -330,7 +330,7 @@ class Blamer:
         some = [inputs for inputs in every if self._has_answer(inputs)][:_MOST_CALLS]
         answers = [(inputs, self._outcomes(inputs, alive)) for inputs in some]
         if every and not some and violation.kind == "not-raised":
-            return without_refusal(self._outcomes(every[-1], alive))
+            return first_answering(self._outcomes(every[-1], alive))
         for sharp in (False, True):
             for inputs, outcomes in answers:
                 absolute = clause not in RELATIVE
@@ -338,7 +338,7 @@ class Blamer:
                 if trail.departures:
                     return self._blame_of(self._trusted(trail))
         if not every and clause == MATCHES and self.graph.lacking:
-            return self._without_input()
+            return self._blame_lacking_input()
         return None
 
     def _trusted(self, trail: Trail) -> Trail:
@@ -354,7 +354,7 @@ class Blamer:
             return trail
         return Trail(self.subject, trail.inputs, trail.outcomes, absolute=False)
 
-    def _without_input(self) -> dict[str, Any]:
+    def _blame_lacking_input(self) -> dict[str, Any]:
         names = ", ".join(self.graph.lacking)
         return _entry(AT_LOWEST, f"the export is to blame: the graph has no input for {names}", [])
 
@@ -415,7 +415,7 @@ class Blamer:
         for level in MIDDLE:
             setting = Setting(level=level)
             step = ExportStep(name=level, forward=self.graph.forward(setting), setting=setting)
-            tried = with_step(trail.outcomes, outcome(step, trail.inputs))
+            tried = pair_with_first(trail.outcomes, outcome(step, trail.inputs))
             if Trail(self.subject, trail.inputs, tried, absolute=False).departures:
                 return level
         return "all"

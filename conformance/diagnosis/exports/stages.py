@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
+import math
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, Final
@@ -16,11 +16,11 @@ from ...calls.calling import arguments, guarded
 from ...clauses.subject import Subject
 from ...graphs.opened import OpenedGraph, Stages
 from ...graphs.process import Setting
-from ...oracle.oracle import known_weights
 from ...problems.inputs import Inputs
 from ...tolerance.attention_bound import one_sided_bound
 from ...tolerance.layer import head_errors
 from ...tolerance.spread import EXACT, Carried
+from ..lines.steps import arrangements
 
 Shape = tuple[int, ...]
 
@@ -31,41 +31,11 @@ def views(tensor: Tensor, shape: Shape) -> Iterator[Tensor]:
     Axes may be permuted; items and heads folded (items first); heads and head size packed (heads
     first); heads cut into groups; the axis of a single item missing.
     """
-    items, heads, length, size = shape
-    if tensor.numel() != items * heads * length * size:
-        return
-    for folded in (shape, (items * heads, length, size), (items, length, heads * size)):
-        for seen in _in_order(tensor, folded):
-            yield _unfolded(seen, folded, shape)
-    yield from _leaner(tensor, shape)
-
-
-def _in_order(tensor: Tensor, wanted: Shape) -> Iterator[Tensor]:
-    if sorted(tensor.shape) != sorted(wanted):
-        return
-    for order in itertools.permutations(range(tensor.dim())):
-        if all(tensor.shape[axis] == size for axis, size in zip(order, wanted, strict=True)):
-            yield tensor.permute(order)
-
-
-def _unfolded(seen: Tensor, folded: Shape, shape: Shape) -> Tensor:
-    items, heads, length, size = shape
-    if len(folded) == len(shape):
-        return seen
-    if folded == (items * heads, length, size):
-        return seen.reshape(shape)
-    return seen.reshape(items, length, heads, size).transpose(1, 2)
-
-
-def _leaner(tensor: Tensor, shape: Shape) -> Iterator[Tensor]:
-    items, heads, length, size = shape
-    if tensor.dim() > len(shape):
+    if tensor.dim() > len(shape) and tensor.numel() == math.prod(shape):
         yield tensor.reshape(shape)
-    elif items == 1:
-        for seen in _in_order(tensor, (heads, length, size)):
-            yield seen.reshape(shape)
-        for seen in _in_order(tensor, (length, heads * size)):
-            yield seen.reshape(length, heads, size).transpose(0, 1).reshape(shape)
+    for order in arrangements("BNQD", shape, tuple(tensor.shape)):
+        places = sorted(range(len(order)), key=order.__getitem__)
+        yield tensor.reshape([shape[axis] for axis in order]).permute(places)
 
 
 # In the order of the computation; after the heads comes the output.
@@ -136,12 +106,12 @@ class Held:
         return head_errors(evaluation, self.contract)
 
     def _projected_right(self, name: str) -> bool:
-        place = ("query", "key", "value").index(name)
-        error = getattr(self._errors, name)
-        repeated = self._heads(place)
+        error, sizes = getattr(self._errors, name), self.inputs.geometry
+        point = self.subject.declaration.semantics
+        repeated = golden.repeat_heads(self.core.run[f"given_{name}"], sizes.num_heads, point)
         bound = torch.zeros_like(repeated) if error is None else error
-        count = self.core.query.shape[1] if place == 0 else self.inputs.geometry.num_kv_heads
-        for wanted, allowed in self._as_many(repeated, bound, count):
+        count = sizes.num_heads if name == "query" else sizes.num_kv_heads
+        for wanted, allowed in self._choose_heads(repeated, bound, count):
             for seen in views(self.tapped[name], tuple(wanted.shape)):
                 if _within(seen, wanted, allowed) or (
                     name != "value" and self._scaled(seen, wanted, allowed)
@@ -149,20 +119,7 @@ class Held:
                     return True
         return False
 
-    def _heads(self, place: int) -> Tensor:
-        inputs, point = self.inputs, self.subject.declaration.semantics
-        sizes = inputs.geometry
-        count = sizes.num_heads if place == 0 else sizes.num_kv_heads
-        tokens = (inputs.query, inputs.key, inputs.value)[place].double()
-        if inputs.is_layer:
-            letter, weights = "qkv"[place], known_weights(inputs)
-            has_bias = (point.query_bias, point.key_bias, point.value_bias)[place]
-            bias = getattr(weights, f"{letter}_bias") if has_bias else None
-            projected = golden.project(tokens, getattr(weights, letter), bias)
-            tokens = golden.split_heads(projected, count, point)
-        return golden.repeat_heads(tokens, sizes.num_heads, point)
-
-    def _as_many(
+    def _choose_heads(
         self, repeated: Tensor, bound: Tensor, count: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
         yield repeated, bound

@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor
 
-from ...base.files import in_repository
+from ...base.files import path_in_repository
 from ...base.printable_text import printable
 from ...base.record import LineEntry
 from ...calls.calling import CandidateFailure, arguments, guarded
@@ -105,7 +105,7 @@ class LineFinder:
         if not certain:  # a right value is told from others where axes are
             answers[1:] = sorted(answers[1:], key=lambda answer: not _tells_axes(answer.inputs))
         for answer in answers[:MOST_PROBLEMS]:
-            shown = self._on(answer, explanations, besides)
+            shown = self._blamed_on(answer, explanations, besides)
             found |= shown
             certain = certain or (bool(shown) and _tells_axes(answer.inputs))
             if len({one.place for one in found}) > 1:
@@ -127,7 +127,7 @@ class LineFinder:
                 return _entry(Blamed(lines.pop()))
         return None
 
-    def _on(
+    def _blamed_on(
         self, answer: BatteryAnswer, explanations: Sequence[Combination], besides: Combination
     ) -> set[Blamed]:
         try:
@@ -235,7 +235,7 @@ def _entry(found: Blamed) -> LineEntry | None:
         return None
     cut = text if len(text) <= LONGEST_LINE else f"{text[:LONGEST_LINE]}…"
     entry = LineEntry(
-        file=in_repository(Path(place.file)), number=place.number, text=printable(cut)
+        file=path_in_repository(Path(place.file)), number=place.number, text=printable(cut)
     )
     if found.before:
         entry["before"] = True

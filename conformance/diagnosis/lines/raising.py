@@ -120,7 +120,7 @@ class AxisNames:
             if size > 1:
                 self._words.setdefault(size, name)
 
-    def of(self, shape: Shape) -> Axes:
+    def axes(self, shape: Shape) -> Axes:
         """Return the names of a shape's axes; a number for an axis without a name."""
         return tuple(self._words.get(size, str(size)) for size in shape)
 
@@ -128,7 +128,7 @@ class AxisNames:
         """Replace sizes in parentheses, brackets or after "size" by words."""
 
         def worded(found: re.Match[str]) -> str:
-            return re.sub(r"\d+", lambda number: self.of((int(number[0]),))[0], found[0])
+            return re.sub(r"\d+", lambda number: self.axes((int(number[0]),))[0], found[0])
 
         return re.sub(r"\([\d, ]+\)|\[[\d, ]+\]|\bsize \d+|\bfrom \d+", worded, message)
 
@@ -147,9 +147,9 @@ class RaisingLine:
     grouped: bool = False
 
     @classmethod
-    def of(cls, operation: RaisingOperation, names: AxisNames | None) -> RaisingLine:
+    def named_by(cls, operation: RaisingOperation, names: AxisNames | None) -> RaisingLine:
         """Return an operation with the names of its axes; without names, with their sizes."""
-        words = (lambda shape: tuple(map(str, shape))) if names is None else names.of
+        words = (lambda shape: tuple(map(str, shape))) if names is None else names.axes
         return cls(
             operation,
             tuple(map(words, operation.tensors)),
@@ -187,13 +187,13 @@ class RaisingLine:
         if self.mixes_heads:
             return f"enable_gqa=True, or {REPEAT}" if name == _ATTENTION else REPEAT
         if name in _PRODUCTS and len(self.tensors) == _TWO and min(map(len, self.tensors)) > 1:
-            return _of_product(*self.tensors)
+            return _fix_product(*self.tensors)
         if name == "einsum":
-            return self._of_letters()
+            return self._fix_letters()
         if name in _SHAPING:
             return SHAPING
         first, second = self._unlike()
-        return _of_elements(first, second) if len(self.tensors) > 1 else GENERAL
+        return _fix_elements(first, second) if len(self.tensors) > 1 else GENERAL
 
     def _unlike(self) -> tuple[Axes, Axes]:
         """Return the operands whose shapes do not fit: the first unequal of query, key, value."""
@@ -228,7 +228,7 @@ class RaisingLine:
                 if known.setdefault(letter, axis) != axis:
                     yield letter, known[letter], axis
 
-    def _of_letters(self) -> str:
+    def _fix_letters(self) -> str:
         for letter, one, other in self._letters():
             return (
                 f"name the axes of each operand in its own order: {letter!r} stands for {one} in "
@@ -237,7 +237,7 @@ class RaisingLine:
         return GENERAL
 
 
-def _of_product(first: Axes, second: Axes) -> str:
+def _fix_product(first: Axes, second: Axes) -> str:
     if first[-1] != second[-2]:
         if second[-1] == first[-2] and second[-2] != first[-1] and first[-1] != second[-1]:
             return "exchange the two operands of the product"
@@ -248,7 +248,7 @@ def _of_product(first: Axes, second: Axes) -> str:
     return "bring the axes of both operands into the same order before the product"
 
 
-def _of_elements(first: Axes, second: Axes) -> str:
+def _fix_elements(first: Axes, second: Axes) -> str:
     longer, shorter = (first, second) if len(first) >= len(second) else (second, first)
     if len(longer) == len(shorter) + 1:
         lost = [i for i in range(len(longer)) if _fits(longer[:i] + longer[i + 1 :], shorter)]

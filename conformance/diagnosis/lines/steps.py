@@ -29,7 +29,7 @@ from ..mistaken_answer import (
     mistaken_call,
 )
 from ..mistakes import DeclaredCall
-from ..mistakes._steps import biased, capped_scores, plain_scores, unmasked_logits
+from ..mistakes.named_mistake import read_every_key
 
 # exp(x) is 2 to the power of x times this.
 _LOG2_E: Final = 1.4426950408889634
@@ -58,13 +58,13 @@ class Step:
 def right_steps(declared: golden.Semantics, inputs: Inputs, answer: Tensor) -> list[Step]:
     """Return the values that a right computation of an answer may pass through."""
     call = DeclaredCall(inputs=inputs.replace(point=declared), semantics=declared)
-    _, attention = mistaken_attention(call, (), every_key=True)
+    _, attention = mistaken_attention(call, ())
     return [
-        *_of_heads(call, attention.run),
-        *_of_attention(call, attention),
-        *_of_places(call),
-        *_of_masks(call, parts_are_known=True),
-        *_of_output(call, attention.output),
+        *_head_steps(call, attention.run),
+        *_attention_steps(call, attention),
+        *_place_steps(call),
+        *_mask_steps(call, parts_are_known=True),
+        *_output_steps(call, attention.output),
         _final(inputs, answer),
     ]
 
@@ -77,24 +77,24 @@ def mistaken_steps(
     Raises the exceptions of acting out.
     """
     call = mistaken_call(declared, made, inputs.replace(point=declared))
-    before, core = mistaken_attention(call, made, every_key=True)
+    before, core = mistaken_attention(call, made)
     seen = torch.where(torch.isneginf(core.logits), torch.nan, core.logits)
     return [
-        *_of_heads(call, core.run),
-        *_of_attention(call, before),
-        *_of_places(call),
-        *_of_masks(call),
-        *_of_table(~torch.isneginf(core.logits)),
+        *_head_steps(call, core.run),
+        *_attention_steps(call, before),
+        *_place_steps(call),
+        *_mask_steps(call),
+        *_table_steps(~torch.isneginf(core.logits)),
         Step("BHQK", torch.exp(core.logits.to(inputs.query.dtype)).double(), inner=True),
         Step("BHQK", core.logits),
         Step("BHQK", seen, partial=True),
         Step("BHQK", core.weights),
-        *_of_output(call, core.output),
+        *_output_steps(call, core.output),
         _final(inputs, answer),
     ]
 
 
-def _of_heads(call: DeclaredCall, run: golden.Run) -> Iterator[Step]:
+def _head_steps(call: DeclaredCall, run: golden.Run) -> Iterator[Step]:
     point = call.semantics
     if call.inputs.is_layer:
         yield from (Step("BQE", tokens.double()) for tokens in _tokens(call))
@@ -124,20 +124,17 @@ def _tokens(call: DeclaredCall) -> tuple[Tensor, ...]:
     return (*tokens, *products)
 
 
-def _of_attention(call: DeclaredCall, attention: golden.Attention) -> Iterator[Step]:
-    point, bias = call.semantics, attention.bias
-    products = attention.query @ attention.key.transpose(-1, -2)
-    scores, capped = plain_scores(attention), capped_scores(attention)
-    if bias is not None and point.bias_order == "before-scale":
-        finite = torch.where(torch.isneginf(bias), 0.0, bias)
-        scores = attention.scale * (products + finite)
-    changed = golden.modify(capped, point)
-    tables = [products, scores, capped, changed, biased(attention, capped)]
+# Stages of tables of all queries and keys, in front of the softmax.
+_BEFORE_SOFTMAX: Final = ("products", "scores", "squashed", "capped", "modified", "biased")
+
+
+def _attention_steps(call: DeclaredCall, attention: golden.Attention) -> Iterator[Step]:
+    point, run = call.semantics, read_every_key(attention.run)
+    tables = list({id(run[name]): run[name] for name in _BEFORE_SOFTMAX}.values())
     if attention.softcap is not None:
-        tables += [scores / attention.softcap, torch.tanh(scores / attention.softcap)]
-    tables += [attention.alibi] if attention.alibi is not None else []
-    if bias is not None:
-        tables += [unmasked_logits(attention), biased(attention, capped) + bias]
+        tables.append(run["scores"] / attention.softcap)
+    if attention.alibi is not None:
+        tables += [attention.alibi, run["modified"] + attention.alibi]
     logits, weights = attention.logits, attention.weights
     largest = logits.amax(dim=-1, keepdim=True)
     largest = torch.where(torch.isneginf(largest), 0.0, largest)
@@ -162,13 +159,13 @@ def _of_attention(call: DeclaredCall, attention: golden.Attention) -> Iterator[S
     yield Step("BHQD", exponentials @ attention.value)
 
 
-def _of_masks(call: DeclaredCall, *, parts_are_known: bool = False) -> Iterator[Step]:
+def _mask_steps(call: DeclaredCall, *, parts_are_known: bool = False) -> Iterator[Step]:
     """Yield tables of the keys that mask, causality and window keep, alone and combined.
 
     Incomplete combinations are inner steps if ``parts_are_known`` to be incomplete.
     """
     inputs, point = call.inputs, call.semantics
-    given = [table for table in (_keep(call), _of_bias(inputs)) if table is not None]
+    given = [table for table in (_keep(call), _kept_by_bias(inputs)) if table is not None]
     options: list[tuple[bool, tuple[int, int] | None]] = []
     causal, window = inputs.causal, inputs.window
     if causal:
@@ -201,12 +198,12 @@ def _of_masks(call: DeclaredCall, *, parts_are_known: bool = False) -> Iterator[
     for table in wanted:
         # The last table combines all masks.
         incomplete = parts_are_known and table is not wanted[-1]
-        yield from _of_table(table.expand(inputs.score_shape), part=incomplete)
+        yield from _table_steps(table.expand(inputs.score_shape), part=incomplete)
     if inputs.bias is not None:
         yield Step("BHQK", inputs.bias.double().expand(inputs.score_shape))
 
 
-def _of_places(call: DeclaredCall) -> Iterator[Step]:
+def _place_steps(call: DeclaredCall) -> Iterator[Step]:
     sizes, point = call.inputs.geometry, call.semantics
     places = golden.query_positions(sizes.query_length, sizes.key_length, point).double()
     ahead = torch.arange(sizes.key_length) - places[:, None]
@@ -215,7 +212,7 @@ def _of_places(call: DeclaredCall) -> Iterator[Step]:
         yield Step("QK", table, ordered=True)
 
 
-def _of_table(seen: Tensor, *, part: bool = False) -> Iterator[Step]:
+def _table_steps(seen: Tensor, *, part: bool = False) -> Iterator[Step]:
     for table in (seen, ~seen, torch.where(seen, 0.0, -torch.inf).double()):
         yield Step("BHQK", table, ordered=True, inner=part)
 
@@ -230,11 +227,11 @@ def _keep(call: DeclaredCall) -> Tensor | None:
     return ~keep if keep is not None and call.semantics.mask_polarity == "drop" else keep
 
 
-def _of_bias(inputs: Inputs) -> Tensor | None:
+def _kept_by_bias(inputs: Inputs) -> Tensor | None:
     return None if inputs.bias is None else ~torch.isneginf(inputs.bias)
 
 
-def _of_output(call: DeclaredCall, output: Tensor) -> Iterator[Step]:
+def _output_steps(call: DeclaredCall, output: Tensor) -> Iterator[Step]:
     yield Step("BHQD", output)
     weights = call.inputs.weights
     if call.inputs.is_layer and weights is not None and weights.o is not None:
@@ -297,7 +294,7 @@ class KnownValues:
         """
         if value.is_complex() or value.numel() < 2:  # noqa: PLR2004 (a number may be anything)
             return ""
-        reduced, _ = _without_repeats(value, "." * value.dim())
+        reduced, _ = _drop_repeats(value, "." * value.dim())
         if not reduced.dim():
             return ""
         fitting = [
@@ -354,7 +351,7 @@ class KnownValues:
             letters = "".join(letters[axis] for axis in kept)
             value = value.squeeze()
         else:
-            value, letters = _without_repeats(value, letters)
+            value, letters = _drop_repeats(value, letters)
         if not letters:
             return None
         number = array_of(value.double())
@@ -392,7 +389,7 @@ def _steepness(steps: Sequence[Step]) -> float:
     return 1.0 + max((float(size.max()) for size in sizes if size.numel()), default=0.0)
 
 
-def _without_repeats(value: Tensor, letters: str) -> tuple[Tensor, str]:
+def _drop_repeats(value: Tensor, letters: str) -> tuple[Tensor, str]:
     # Numpy's calls on few numbers take a fifth of torch's time; it does not know short formats.
     short = value.is_floating_point() and value.dtype.itemsize < torch.float32.itemsize
     array = array_of(value.float() if short else value)

@@ -102,10 +102,10 @@ def registered_mistakes() -> tuple[NamedMistake, ...]:
 
 
 def _named(value: Any) -> list[NamedMistake]:
-    return [_as_named(mistake) for mistake in mistakes_in(value) if mistake.changes]
+    return [_read_mistake(mistake) for mistake in mistakes_in(value) if mistake.changes]
 
 
-def _as_named(mistake: Mistake) -> NamedMistake:
+def _read_mistake(mistake: Mistake) -> NamedMistake:
     golden.STANDARD.replace(**mistake.changes)  # raises for unknown fields and values
     return NamedMistake(**vars(mistake))
 

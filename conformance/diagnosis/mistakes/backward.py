@@ -82,7 +82,7 @@ def recomputed(*edits: golden.Edit) -> list[Edits]:
     return [(*edits, *divided, *term) for term in terms for divided in sums]
 
 
-def _of_other_corner(positions: Tensor, given_query: Tensor, given_key: Tensor) -> Tensor:
+def _move_to_other_corner(positions: Tensor, given_query: Tensor, given_key: Tensor) -> Tensor:
     apart = given_key.shape[-2] - given_query.shape[-2]
     return positions + apart - 2 * positions[:1]
 
@@ -95,29 +95,29 @@ def _times_scale(power: int) -> Callable[..., float]:
     return lambda scale: scale**power
 
 
-def of_neighbours(total: Callable[[Tensor], Tensor]) -> Edits:
+def total_neighbours(total: Callable[[Tensor], Tensor]) -> Edits:
     """Make gradients of key/value heads from their groups ``[B, Hkv, group, L, D]``."""
 
-    def of(heads: Tensor, sizes: golden.Sizes) -> Tensor:
+    def change(heads: Tensor, sizes: golden.Sizes) -> Tensor:
         return total(heads.unflatten(1, (sizes.num_kv_heads, -1)))
 
-    return of_groups(of)
+    return make_shared_gradients(change)
 
 
-def of_groups(of: Callable[[Tensor, golden.Sizes], Tensor]) -> Edits:
+def make_shared_gradients(change: Callable[[Tensor, golden.Sizes], Tensor]) -> Edits:
     """Make gradients of query heads into gradients of the key/value heads that they share."""
     return tuple(
-        Edit(f"{role}_gradient", golden.Rewired(of, (f"{role}_gradients", "sizes")))
+        Edit(f"{role}_gradient", golden.Rewired(change, (f"{role}_gradients", "sizes")))
         for role in ("key", "value")
     )
 
 
-def _in_turns(heads: Tensor, sizes: golden.Sizes) -> Tensor:
+def _sum_in_turns(heads: Tensor, sizes: golden.Sizes) -> Tensor:
     tiled: Tensor = heads.unflatten(1, (-1, sizes.num_kv_heads)).sum(dim=1)
     return tiled
 
 
-def _as_large(sizes: golden.Sizes) -> bool:
+def _has_equal_sizes(sizes: golden.Sizes) -> bool:
     return sizes.head_size == sizes.value_head_size
 
 
@@ -125,7 +125,7 @@ _SWAPPED: Final = tuple(
     Edit(
         f"{role}_gradient",
         golden.Rewired(golden.summed_groups, (f"{other}_gradients", "sizes")),
-        when=_as_large,
+        when=_has_equal_sizes,
     )
     for role, other in (("key", "value"), ("value", "key"))
 )
@@ -235,7 +235,7 @@ ATTENTION: Final[tuple[NamedMistake, ...]] = (
     *_backward("causal-other-corner-backward")(
         "the backward pass aligns the causal diagonal with the other corner",
         RECOMPUTE,
-        changed(_of_other_corner, "positions"),
+        changed(_move_to_other_corner, "positions"),
     ),
     *_backward("window-forgotten-backward", "gradients.options")(
         "the backward pass recomputes the weights without the window",
@@ -301,22 +301,22 @@ ATTENTION: Final[tuple[NamedMistake, ...]] = (
     *_backward("groups-tiled-backward")(
         "a key/value head gets the gradients of query heads in turns, not of neighbours",
         SHARED,
-        of_groups(_in_turns),
+        make_shared_gradients(_sum_in_turns),
     ),
     *_backward("groups-of-first-head-backward")(
         "a key/value head gets the gradient of the first query head that reads it alone",
         SHARED,
-        of_neighbours(lambda heads: heads[:, :, 0]),
+        total_neighbours(lambda heads: heads[:, :, 0]),
     ),
     *_backward("groups-of-last-head-backward")(
         "a key/value head gets the gradient of the last query head that reads it alone",
         SHARED,
-        of_neighbours(lambda heads: heads[:, :, -1]),
+        total_neighbours(lambda heads: heads[:, :, -1]),
     ),
     *_backward("groups-averaged-backward")(
         "the gradients of query heads that share a key/value head are averaged",
         SHARED,
-        of_neighbours(lambda heads: heads.mean(dim=2)),
+        total_neighbours(lambda heads: heads.mean(dim=2)),
     ),
     *_backward("gradients-of-key-and-value-swapped")(
         "key and value get each other's gradient",

@@ -57,7 +57,7 @@ def both_passes(inputs: Inputs, semantics: golden.Semantics, upstream: Tensor) -
     given = {**dict.fromkeys((f"{role}_bias" for role in "oqkv"), None), **given}
     with torch.no_grad():
         try:
-            right = golden.Run(golden.at_point(program, semantics), given).edited(*_EVERY_KEY)
+            right = golden.Run(golden.choose_point(program, semantics), given).edited(*_EVERY_KEY)
             right.complete()
         except IMPOSSIBLE as error:
             raise NotExpressible from error

@@ -57,7 +57,7 @@ def _bias_of_first(axis: int, *, hidden_too: bool) -> golden.Edit:
     return _rebiased(change)
 
 
-def _as_boolean(hidden: Callable[[Tensor, Tensor], Tensor]) -> Edits:
+def _cast_to_boolean(hidden: Callable[[Tensor, Tensor], Tensor]) -> Edits:
     """Cast the additive mask to bool; ``hidden`` gets the table and the finite values."""
 
     def keep(inputs: Inputs) -> Tensor:
@@ -174,9 +174,9 @@ BIASES: Final[tuple[NamedMistake, ...]] = (
     *named("bias-taken-for-boolean", "mask.bias", where=has_bias)(
         "the additive mask is cast to a boolean one: its numbers are lost",
         "add a floating-point mask to the scaled scores",
-        _as_boolean(lambda kept, bias: ~kept | (bias != 0.0)),
-        _as_boolean(lambda kept, bias: kept & (bias == 0.0)),
-        _as_boolean(lambda kept, bias: ~kept | (bias < 0.0)),
+        _cast_to_boolean(lambda kept, bias: ~kept | (bias != 0.0)),
+        _cast_to_boolean(lambda kept, bias: kept & (bias == 0.0)),
+        _cast_to_boolean(lambda kept, bias: ~kept | (bias < 0.0)),
     ),
 )
 
@@ -201,7 +201,7 @@ _OF_KEYS: Final = ("turned_key", "normalised_key", "key_places", "key_angles")
 _Places = Callable[[Tensor, Inputs], Tensor]
 
 
-def _at(side: tuple[str, ...], more: _Places) -> golden.Edit:
+def _turn_later(side: tuple[str, ...], more: _Places) -> golden.Edit:
     """Heads that are turned as if they stood so many places later."""
 
     def angles(places: Tensor, frequencies: Tensor, tables: Tensor | None, inputs: Inputs) -> Any:
@@ -242,7 +242,7 @@ def _one_later(places: Tensor, _inputs: Inputs) -> Tensor:
     return torch.ones_like(places)
 
 
-def _from_the_other_end(places: Tensor, inputs: Inputs) -> Tensor:
+def _count_from_other_end(places: Tensor, inputs: Inputs) -> Tensor:
     """Queries stand where the other alignment has them."""
     shift = inputs.geometry.key_length - inputs.geometry.query_length
     shift = -shift if inputs.point.causal_alignment == "bottom-right" else shift
@@ -264,7 +264,7 @@ def _cached(sign: int) -> golden.Edit:
     def more(at: Tensor, inputs: Inputs) -> Tensor:
         return torch.where(torch.arange(at.shape[-1]) < inputs.past, sign * at, 0)
 
-    return _at(_OF_KEYS, more)
+    return _turn_later(_OF_KEYS, more)
 
 
 def _linear(other: Callable[..., Tensor]) -> golden.Edit:
@@ -284,7 +284,7 @@ def _linear(other: Callable[..., Tensor]) -> golden.Edit:
     return Edit("given_bias", bias)
 
 
-def _of_slopes(change: Callable[[Tensor], Tensor]) -> golden.Edit:
+def _change_slopes(change: Callable[[Tensor], Tensor]) -> golden.Edit:
     def other(_right: Tensor, sizes: golden.Sizes, ahead: Tensor, *others: Any) -> Tensor:
         given = others[-1]
         own = golden.alibi_slopes(sizes.num_heads).unsqueeze(0) if given is None else given
@@ -293,7 +293,7 @@ def _of_slopes(change: Callable[[Tensor], Tensor]) -> golden.Edit:
     return _linear(other)
 
 
-def _by_the_formula(inputs: Inputs) -> bool:
+def _has_formula_slopes(inputs: Inputs) -> bool:
     return inputs.learned is None or "alibi_slopes" not in inputs.learned.values
 
 
@@ -302,7 +302,7 @@ def _one_sequence(slopes: Tensor) -> Tensor:
     return 2.0 ** (-8.0 * torch.arange(1, heads + 1, dtype=torch.float64) / heads)[None]
 
 
-def _from_the_first_query(
+def _count_from_first_query(
     _right: Tensor, sizes: golden.Sizes, _ahead: Tensor, _scale: float, slopes: Tensor | None
 ) -> Tensor:
     places = torch.arange(sizes.query_length)
@@ -398,8 +398,8 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         "rotary-off-by-one", fix="count the positions of queries and of keys from the same number"
     )(
         "positions of queries and keys are counted from different numbers",
-        _at(_OF_KEYS, _one_later),
-        _at(_OF_QUERIES, _one_later),
+        _turn_later(_OF_KEYS, _one_later),
+        _turn_later(_OF_QUERIES, _one_later),
     ),
     *_rotary(
         "rotary-offset",
@@ -407,7 +407,7 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         "declared bottom-right, else i",
     )(
         "queries are counted from the other end of the keys, as if nothing were cached",
-        _at(_OF_QUERIES, _from_the_other_end),
+        _turn_later(_OF_QUERIES, _count_from_other_end),
     ),
     *_rotary(
         "rotary-new-tokens-from-zero",
@@ -415,7 +415,7 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         fix="add the number of cached keys to the positions of new queries and keys",
     )(
         "with a cache the positions of new queries and keys are counted from 0",
-        (_at(_OF_QUERIES, _new_from_zero), _at(_OF_KEYS, _new_from_zero)),
+        (_turn_later(_OF_QUERIES, _new_from_zero), _turn_later(_OF_KEYS, _new_from_zero)),
     ),
     *_rotary(
         "rotary-new-keys-from-zero",
@@ -423,7 +423,7 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         fix="add the number of cached keys to the positions of the new keys as well",
     )(
         "with a cache the positions of the new keys are counted from 0, those of queries are not",
-        _at(_OF_KEYS, _new_from_zero),
+        _turn_later(_OF_KEYS, _new_from_zero),
     ),
     *_rotary(
         "rotary-cache-not-turned",
@@ -456,7 +456,7 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         "[semantics] in its sidecar. Or add no bias",
         *(
             {"base": {"alibi": False}, "changes": {"alibi": True}, **slopes}
-            for slopes in ({}, {"edits": (_of_slopes(_one_sequence),)})
+            for slopes in ({}, {"edits": (_change_slopes(_one_sequence),)})
         ),
     ),
     *_alibi("alibi-missing")(
@@ -465,16 +465,18 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
     ),
     *_alibi(
         "alibi-one-sequence",
-        where=_by_the_formula,
+        where=_has_formula_slopes,
         fix="take the slopes of the largest power of two below the number of heads, and then every "
         "second slope of twice that power",
     )(
         "slopes follow one geometric sequence though the heads are no power of two",
-        _of_slopes(_one_sequence),
+        _change_slopes(_one_sequence),
     ),
-    *_alibi("alibi-reversed", where=_by_the_formula, fix="give the first head the largest slope")(
+    *_alibi(
+        "alibi-reversed", where=_has_formula_slopes, fix="give the first head the largest slope"
+    )(
         "slopes are given to the heads in the opposite order",
-        _of_slopes(lambda slopes: slopes.flip(-1)),
+        _change_slopes(lambda slopes: slopes.flip(-1)),
     ),
     *_alibi("alibi-sign")(
         "slope times distance is added",
@@ -493,6 +495,6 @@ POSITIONS: Final[tuple[NamedMistake, ...]] = (
         fix="count a query's place from the last key: add the number of keys less that of queries",
     )(
         "distances are counted as if the first query stood at the first key",
-        _linear(_from_the_first_query),
+        _linear(_count_from_first_query),
     ),
 )

@@ -39,7 +39,7 @@ _BEHIND: Final = "count places from the first cached key: the first new token st
 _cache: Final = partial(named, primary="cache.golden", where=has_cache)
 
 
-def _with_keys(order: Callable[[Tensor, int], Tensor]) -> Edits:
+def _reorder_keys(order: Callable[[Tensor, int], Tensor]) -> Edits:
     def change(tokens: Tensor, inputs: Inputs) -> Tensor:
         index = order(torch.arange(tokens.shape[-2]), inputs.past)
         return tokens.index_select(-2, index)
@@ -50,14 +50,14 @@ def _with_keys(order: Callable[[Tensor, int], Tensor]) -> Edits:
     )
 
 
-def _with_mask(change: Callable[[Tensor, int], Tensor]) -> Edits:
+def _change_mask(change: Callable[[Tensor, int], Tensor]) -> Edits:
     """Use another mask if there is a cache; ``keep`` holds the hidden keys of a bias."""
 
-    def of_call(table: Tensor, inputs: Inputs) -> Tensor:
+    def changed(table: Tensor, inputs: Inputs) -> Tensor:
         return change(table, inputs.past)
 
     return tuple(
-        Edit(name, change=of_call, when=lambda inputs: inputs.keep is not None)
+        Edit(name, change=changed, when=lambda inputs: inputs.keep is not None)
         for name in ("keep", "given_bias")
     )
 
@@ -67,7 +67,7 @@ def _first_item(tokens: Tensor, inputs: Inputs) -> Tensor:
     return torch.cat([first, tokens[..., inputs.past :, :]], dim=-2)
 
 
-def _without_cache(where: Where) -> InputsChange:
+def _leave_cache_out(where: Where) -> InputsChange:
     def inputs_for(call: DeclaredCall) -> Inputs | None:
         inputs = call.inputs
         return without_cache(inputs) if inputs.past and where(inputs) else None
@@ -89,7 +89,7 @@ def _nothing(mask: Tensor, count: int) -> Tensor:
     return torch.ones_like(columns) if mask.dtype == torch.bool else torch.zeros_like(columns)
 
 
-def _of_first_item(mask: Tensor, past: int) -> Tensor:
+def _first_cached_mask(mask: Tensor, past: int) -> Tensor:
     first = mask[:1, ..., :past].expand(*mask.shape[:-1], past)
     return torch.cat([first, mask[..., past:]], dim=-1)
 
@@ -116,7 +116,7 @@ CACHES: Final[tuple[NamedMistake, ...]] = (
     *named("cache-ignored", "cache.golden")(
         "the cached keys and values are ignored: only the new ones are attended",
         _JOIN,
-        {"inputs": _without_cache(has_cache)},
+        {"inputs": _leave_cache_out(has_cache)},
     ),
     *_cache("window-of-new-keys-alone")(
         "the window hides none of the cached keys",
@@ -126,12 +126,12 @@ CACHES: Final[tuple[NamedMistake, ...]] = (
     *_cache("cache-behind-new-keys")(
         "the cached keys and values are put behind the new ones",
         _JOIN,
-        _with_keys(lambda places, past: places.roll(-past)),
+        _reorder_keys(lambda places, past: places.roll(-past)),
     ),
     *_cache("cache-reversed")(
         "the cached keys and values are read from the last one to the first",
         _JOIN,
-        _with_keys(lambda places, past: torch.where(places < past, past - 1 - places, places)),
+        _reorder_keys(lambda places, past: torch.where(places < past, past - 1 - places, places)),
     ),
     *_cache("cache-of-first-item")(
         "the cache of the first item is read for all items",
@@ -144,8 +144,8 @@ CACHES: Final[tuple[NamedMistake, ...]] = (
     *_cache("cache-last-slot-overwritten")(
         "the last cached key is overwritten by the first new one",
         "write new tokens into the slots behind those that are in use",
-        _with_keys(lambda places, past: places + (places == past - 1).long()),
-        _with_keys(lambda places, past: places - (places == past).long()),
+        _reorder_keys(lambda places, past: places + (places == past - 1).long()),
+        _reorder_keys(lambda places, past: places - (places == past).long()),
     ),
     *(
         mistake
@@ -182,8 +182,8 @@ CACHES: Final[tuple[NamedMistake, ...]] = (
     *_cache("cache-not-masked")(
         "the mask acts on the new keys alone: every cached key is attended",
         "masks have a column for each cached key and each new one",
-        _with_mask(_every_cached),
-        _with_mask(_columns_from_the_first),
+        _change_mask(_every_cached),
+        _change_mask(_columns_from_the_first),
     ),
     *named(
         "cache-mask-of-first-item",
@@ -193,7 +193,7 @@ CACHES: Final[tuple[NamedMistake, ...]] = (
     )(
         "which cached keys are attended is looked up for the first batch item only",
         "items have caches of several lengths: each has a mask of its own",
-        _with_mask(_of_first_item),
+        _change_mask(_first_cached_mask),
     ),
     *named("cache-heads-tiled", "groups.golden", where=has_cache)(
         "shared heads of the cache are dealt out in turns, those of new tokens to neighbours",
@@ -291,7 +291,7 @@ def _lost_to_cache() -> Iterator[NamedMistake]:
         yield from named(f"cache-lost-to-{name}", "cache.golden", special_of="cache-ignored")(
             f"the cache is dropped where {short} is given too",
             "apply both",
-            {"inputs": _without_cache(present)},
+            {"inputs": _leave_cache_out(present)},
         )
 
 

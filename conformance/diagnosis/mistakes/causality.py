@@ -38,7 +38,7 @@ def _triangle(admitted: Callable[[Tensor], Tensor], corner: str = "") -> golden.
     )
 
 
-def _by_blocks(size: int) -> golden.Edit:
+def _compare_blocks(size: int) -> golden.Edit:
     def table(positions: Tensor, sizes: golden.Sizes) -> Tensor:
         keys, places = torch.arange(sizes.key_length), positions[:, None]
         return keys.div(size, rounding_mode="floor") <= places.div(size, rounding_mode="floor")
@@ -96,16 +96,16 @@ class _Sequences:
         return self.queries.item[:, None] == self.keys.item, self.keys.place - places[:, None]
 
     @property
-    def at_first(self) -> tuple[Tensor, Tensor]:
+    def aligned_first(self) -> tuple[Tensor, Tensor]:
         return self.shifted(torch.zeros_like(self.queries.counts))
 
     @property
-    def at_last(self) -> tuple[Tensor, Tensor]:
+    def aligned_last(self) -> tuple[Tensor, Tensor]:
         return self.shifted(self.keys.counts - self.queries.counts)
 
     @property
     def right(self) -> tuple[Tensor, Tensor]:
-        return self.at_last if self.at_end else self.at_first
+        return self.aligned_last if self.at_end else self.aligned_first
 
     @property
     def together(self) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,9 @@ class _Sequences:
         queries, keys = (_joined(tokens, groups) for tokens in (self.queries, self.keys))
         return replace(self, queries=queries, keys=keys).right
 
-    def between(self, starts: Tensor, ends: Tensor, *, moved: bool = True) -> tuple[Tensor, Tensor]:
+    def read_between(
+        self, starts: Tensor, ends: Tensor, *, moved: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """Read the keys of each sequence from ``starts`` ``[B]`` to before ``ends``.
 
         ``moved`` counts places from the wrong start, else from the right start.
@@ -139,25 +141,27 @@ class _Sequences:
         keys = self.keys
         several = keys.counts > 1
         starts = keys.starts + first * ((keys.starts > 0) & (several | (first < 0)))
-        return self.between(starts, keys.ends + last * (several | (last > 0)), moved=moved)
+        return self.read_between(starts, keys.ends + last * (several | (last > 0)), moved=moved)
 
-    def in_tiles(self, size: int, bounds: str) -> tuple[Tensor, Tensor]:
+    def tiled(self, size: int, bounds: str) -> tuple[Tensor, Tensor]:
         starts, ends = self.keys.starts, self.keys.ends
         starts = starts if bounds == "ends" else starts // size * size
-        return self.between(starts, ends if bounds == "starts" else -(-ends // size) * size)
+        return self.read_between(starts, ends if bounds == "starts" else -(-ends // size) * size)
 
     def until(self, end: Tensor | int) -> tuple[Tensor, Tensor]:
         none = torch.zeros_like(self.keys.starts)
-        return self.between(none, none + end)
+        return self.read_between(none, none + end)
 
-    def of_most_queries(self, *, moved: bool) -> tuple[Tensor, Tensor]:
+    def limited_to_queries(self, *, moved: bool) -> tuple[Tensor, Tensor]:
         keys, most = self.keys, self.queries.counts.max()
-        return self.between(keys.starts, keys.starts + keys.counts.clamp(max=most), moved=moved)
+        return self.read_between(
+            keys.starts, keys.starts + keys.counts.clamp(max=most), moved=moved
+        )
 
     def cut_by_queries(self, *, ends: bool) -> tuple[Tensor, Tensor]:
         """Read keys from the start of the queries on; ``ends``: as many as there are queries."""
         starts = self.queries.starts
-        return self.between(starts, starts + (self.queries if ends else self.keys).counts)
+        return self.read_between(starts, starts + (self.queries if ends else self.keys).counts)
 
     def recounted(self, change: Callable[[_Packed], Tensor], roles: str) -> tuple[Tensor, Tensor]:
         queries, keys = self.queries, self.keys
@@ -201,7 +205,7 @@ def _last_to_the_next(tokens: _Packed) -> Tensor:
     return (ends <= tokens.index[:, None] + 1).sum(dim=-1).clamp(max=len(ends) - 1)
 
 
-def _as_sequences(read: Callable[[_Sequences], tuple[Tensor, Tensor]]) -> InputsChange:
+def _misread_sequences(read: Callable[[_Sequences], tuple[Tensor, Tensor]]) -> InputsChange:
     """Replace packed sequences by a mask that follows a wrong reading of their offsets."""
 
     def inputs_for(call: DeclaredCall) -> Inputs | None:
@@ -282,7 +286,7 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
     *_causal("causal-by-blocks", "mask.causal", special_of="causal-ignored")(
         "causality is kept between blocks of tokens and forgotten inside a block",
         "compare positions of tokens, not of blocks",
-        *(_by_blocks(size) for size in _BLOCKS),
+        *(_compare_blocks(size) for size in _BLOCKS),
     ),
     # The triangle alone may be misplaced, with positions and windows in place.
     *named("causal-top-left", "mask.causal-alignment")(
@@ -297,7 +301,7 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
         {
             "sentence": "the causal diagonal starts at the first query and key of a sequence",
             "fix": "align it at the last query and key of each sequence, as declared",
-            "inputs": _as_sequences(attrgetter("at_first")),
+            "inputs": _misread_sequences(attrgetter("aligned_first")),
             "needs": "sequences",
             "base": {"causal_alignment": "bottom-right"},
         },
@@ -314,7 +318,7 @@ CAUSALITY: Final[tuple[NamedMistake, ...]] = (
         {
             "sentence": "the causal diagonal ends at the last query and key of a sequence",
             "fix": "align it at the first query and key of each sequence, as declared",
-            "inputs": _as_sequences(attrgetter("at_last")),
+            "inputs": _misread_sequences(attrgetter("aligned_last")),
             "needs": "sequences",
             "base": {"causal_alignment": "top-left"},
         },
@@ -333,7 +337,7 @@ _CUT: Final = "sequence i reaches from cu_seqlens[i] to cu_seqlens[i + 1]: searc
 def _sequences(
     name: str, sentence: str, fix: str, *reads: Callable[[_Sequences], tuple[Tensor, Tensor]]
 ) -> list[NamedMistake]:
-    ways = ({"inputs": _as_sequences(read)} for read in reads)
+    ways = ({"inputs": _misread_sequences(read)} for read in reads)
     return named(name, "varlen.golden", needs="sequences")(sentence, fix, *ways)
 
 
@@ -427,17 +431,14 @@ OF_SEQUENCES: Final[tuple[NamedMistake, ...]] = (
             "sequences-in-whole-tiles",
             f"the keys of each sequence are whole tiles of {size}, those of its neighbours in them",
             "hide the keys of a tile that are of other sequences",
-            *(
-                methodcaller("in_tiles", size, roles)
-                for roles in ("starts", "ends", "starts, ends")
-            ),
+            *(methodcaller("tiled", size, roles) for roles in ("starts", "ends", "starts, ends")),
         )
     ),
     *_sequences(
         "sequences-lose-keys-past-the-most-queries",
         "of each sequence as many keys are seen as the one with most queries has queries",
         "go over its keys up to max_seqlen_k, not max_seqlen_q",
-        *(methodcaller("of_most_queries", moved=moved) for moved in (False, True)),
+        *(methodcaller("limited_to_queries", moved=moved) for moved in (False, True)),
     ),
     *_sequences(
         "sequences-of-equal-length",

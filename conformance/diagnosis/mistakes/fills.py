@@ -36,13 +36,13 @@ def _hidden(logits: Tensor, admitted: Tensor) -> Tensor:
     return logits.masked_fill(~admitted, -math.inf)
 
 
-def _with_ruled(weights: Tensor, made: Tensor, empty: Tensor, point: golden.Semantics) -> Tensor:
+def _keep_ruled(weights: Tensor, made: Tensor, empty: Tensor, point: golden.Semantics) -> Tensor:
     ruled = torch.zeros_like(weights) if point.empty_rows == "zeros" else weights
     return torch.where(empty.unsqueeze(-1), ruled, made)
 
 
 def _kept_rule(weights: Tensor, empty: Tensor, point: golden.Semantics) -> Tensor:
-    return _with_ruled(weights, weights, empty, point)
+    return _keep_ruled(weights, weights, empty, point)
 
 
 def treated(
@@ -118,7 +118,7 @@ def _over(dim: int, of_mask: float, of_structure: float, *, adds: bool = False) 
         return torch.where(structure, logits, of_structure).double()
 
     def ruled(weights: Tensor, logits: Tensor, empty: Tensor, point: golden.Semantics) -> Tensor:
-        return _with_ruled(weights, torch.softmax(logits, dim), empty, point)
+        return _keep_ruled(weights, torch.softmax(logits, dim), empty, point)
 
     logits, unruled = Edit("masked", masked), Edit("weights", lambda logits: logits.softmax(dim))
     return [(logits, unruled), (logits, Edit("weights", change=ruled))]
@@ -197,7 +197,7 @@ def _fills_of_the_wrong_sign(part: str, hidden: str) -> Iterator[NamedMistake]:
         )
 
 
-def _before_scale(fill: float, *, added: bool) -> Edits:
+def _treat_before_scale(fill: float, *, added: bool) -> Edits:
     make = increased if added else filled
     return treated("mask", lambda logits, allowed, scale: make(fill * scale)(logits, allowed))
 
@@ -211,7 +211,7 @@ def _fills_before_scale() -> Iterator[NamedMistake]:
             yield from named(f"mask-{name}-{text}-before-scale", "mask.single-key", where=has_mask)(
                 f"-{text} {made} before the scale, which makes it smaller: high ones stay visible",
                 "scale the scores first, and then fill the hidden ones with minus infinity",
-                _before_scale(fill, added=added),
+                _treat_before_scale(fill, added=added),
             )
 
 
@@ -309,7 +309,7 @@ _CLAUSE: Final = "mask.empty-row"
 _FIX: Final = "set the weights of such a row to zero after the softmax"
 
 
-def _in_empty_rows(stage: str, change: Callable[..., Tensor]) -> golden.Edit:
+def _change_empty_rows(stage: str, change: Callable[..., Tensor]) -> golden.Edit:
     return Edit(stage, change=change, when=lambda empty: bool(empty.any()))
 
 
@@ -318,11 +318,11 @@ def _value(place: int) -> golden.Edit:
         value = shared_value[..., place, :].unsqueeze(-2)
         return torch.where(empty.unsqueeze(-1), value, output)
 
-    return _in_empty_rows("output", change)
+    return _change_empty_rows("output", change)
 
 
 def _number(fill: float) -> golden.Edit:
-    return _in_empty_rows(
+    return _change_empty_rows(
         "output", lambda output, empty: output.masked_fill(empty.unsqueeze(-1), fill)
     )
 
@@ -333,7 +333,7 @@ def _spread(fill: float, axes: tuple[int, ...]) -> golden.Edit:
             empty = empty.any(dim=axis, keepdim=True)
         return output.masked_fill(empty.unsqueeze(-1), fill)
 
-    return _in_empty_rows("output", change)
+    return _change_empty_rows("output", change)
 
 
 def _zero_answer(answer: Tensor, empty: Tensor) -> Tensor:
@@ -374,6 +374,6 @@ ROWS: Final[tuple[NamedMistake, ...]] = (
     *named("empty-rows-lose-output-bias", _CLAUSE, where=hides_keys)(
         "a row without keys is zero behind the output projection: its bias is missing there",
         "set the weights of such a row to zero, not the answer",
-        _in_empty_rows("answer", _zero_answer),
+        _change_empty_rows("answer", _zero_answer),
     ),
 )

@@ -51,21 +51,21 @@ def _like(at: Tensor, positions: Tensor) -> Tensor:
     return positions.expand_as(at)
 
 
-def _from_zero(at: Tensor) -> Tensor:
+def _count_from_zero(at: Tensor) -> Tensor:
     return torch.arange(at.shape[-1]).expand_as(at)
 
 
-def _in_order(at: Tensor) -> Tensor:
+def _sorted(at: Tensor) -> Tensor:
     return at.sort(dim=-1).values
 
 
-def _without_gaps(at: Tensor) -> Tensor:
+def _close_gaps(at: Tensor) -> Tensor:
     back = torch.arange(at.shape[-1]) - at.shape[-1] + 1
     return (at[..., -1:] + back).clamp_min(0)
 
 
 _QUERIES_IN_MEMORY: Final = _changed(_QUERIES, _like, "positions")
-_KEYS_IN_MEMORY: Final = _changed(_KEYS, _from_zero)
+_KEYS_IN_MEMORY: Final = _changed(_KEYS, _count_from_zero)
 
 
 def _angles_in_memory(at: Tensor, frequencies: Tensor) -> Tensor:
@@ -77,7 +77,9 @@ _TURNED_IN_MEMORY: Final = (
     Edit("query_angles", golden.Rewired(_angles_in_memory, ("positions", "frequencies"))),
     Edit(
         "key_angles",
-        lambda key_places, frequencies: _angles_in_memory(_from_zero(key_places), frequencies),
+        lambda key_places, frequencies: _angles_in_memory(
+            _count_from_zero(key_places), frequencies
+        ),
     ),
 )
 
@@ -136,13 +138,13 @@ GIVEN_POSITIONS: Final[tuple[NamedMistake, ...]] = (
     )("positions-ignored")(
         "the positions of the call are ignored: tokens are counted in memory",
         (_QUERIES_IN_MEMORY, _KEYS_IN_MEMORY),
-        (_changed(_QUERIES, _from_zero), _KEYS_IN_MEMORY),
+        (_changed(_QUERIES, _count_from_zero), _KEYS_IN_MEMORY),
         _TURNED_IN_MEMORY,
     ),
     *_placed("positions-of-queries-ignored")(
         "queries are counted in memory: their positions are ignored",
         _QUERIES_IN_MEMORY,
-        _changed(_QUERIES, _from_zero),
+        _changed(_QUERIES, _count_from_zero),
     ),
     *_placed("positions-of-keys-ignored")(
         "keys are counted in memory: their positions are ignored",
@@ -199,7 +201,7 @@ GIVEN_POSITIONS: Final[tuple[NamedMistake, ...]] = (
         **_COUNTED,
     )("positions-of-a-ring-in-order")(
         "the positions of the keys are put in order, though the keys are those of a ring",
-        _changed(_KEYS, _in_order),
+        _changed(_KEYS, _sorted),
     ),
     *fixing(
         "keep the positions of the call: keys that were evicted leave a gap",
@@ -207,7 +209,7 @@ GIVEN_POSITIONS: Final[tuple[NamedMistake, ...]] = (
         **_COUNTED,
     )("positions-without-gaps")(
         "positions of keys are counted back from the last, without the gaps of evicted keys",
-        _changed(_KEYS, _without_gaps),
+        _changed(_KEYS, _close_gaps),
     ),
     *fixing(
         "count positions from the first token of an item, not from its padding",

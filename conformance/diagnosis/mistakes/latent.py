@@ -37,11 +37,11 @@ def _products(query: Tensor, key: Tensor, part: slice) -> Tensor:
     return query[..., part] @ key[..., part].mT
 
 
-def _of_values(query: Tensor, key: Tensor, sizes: golden.Sizes) -> Tensor:
+def _value_products(query: Tensor, key: Tensor, sizes: golden.Sizes) -> Tensor:
     return _products(query, key, slice(0, sizes.value_head_size))
 
 
-def _behind_values(query: Tensor, key: Tensor, sizes: golden.Sizes) -> Tensor:
+def _further_products(query: Tensor, key: Tensor, sizes: golden.Sizes) -> Tensor:
     return _products(query, key, slice(sizes.value_head_size, None))
 
 
@@ -66,11 +66,11 @@ LATENT: Final[tuple[NamedMistake, ...]] = (
     ),
     *_named("products-of-value-channels")(
         "the products leave out the channels of the latent behind the value",
-        Edit("products", golden.Rewired(_of_values, _HEADS)),
+        Edit("products", golden.Rewired(_value_products, _HEADS)),
     ),
     *_named("products-behind-value")(
         "the products leave out the channels of the latent that are the value",
-        Edit("products", golden.Rewired(_behind_values, _HEADS)),
+        Edit("products", golden.Rewired(_further_products, _HEADS)),
     ),
     *_named("products-behind-value-unscaled")(
         "the products of the channels behind the value are not scaled",

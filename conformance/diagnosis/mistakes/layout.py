@@ -42,7 +42,7 @@ _REVERSED: Final = "those of the {} counted from the end"
 _ITEM: Final = "batch item"
 
 
-def _on(words: str, *roles: str) -> Edits:
+def _change_roles(words: str, *roles: str) -> Edits:
     """Apply an operator, by its words about a place along an axis, to the heads of roles."""
     return tuple(
         edit for role in roles for edit in edits_by(words.format(_HEADS[role]), _STAGES[role])
@@ -90,7 +90,7 @@ def _written_without_gaps(output: Tensor, inputs: Inputs) -> Tensor:
     return canonical_output(answer, inputs)
 
 
-def _with_keys_between(output: Tensor, inputs: Inputs) -> Tensor:
+def _spread_keys_between(output: Tensor, inputs: Inputs) -> Tensor:
     """NaN where rows lie behind the keys of a sequence: a weight of zero does not hide them."""
     *_, begins = sequence_keywords(inputs).values()
     has_more = begins.diff() > there(inputs, "key", inputs.key).sum(dim=-1)
@@ -98,7 +98,7 @@ def _with_keys_between(output: Tensor, inputs: Inputs) -> Tensor:
     return output.masked_fill(rows[:, None, :, None], torch.nan)
 
 
-def _of_gaps(name: str) -> Callable[..., list[NamedMistake]]:
+def _gap_mistakes(name: str) -> Callable[..., list[NamedMistake]]:
     return named(
         name,
         "varlen.golden",
@@ -112,8 +112,8 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         "the heads are in reverse order",
         "keep the order of the heads",
         edits_by(_REVERSED.format("head"), "output"),
-        _on(_REVERSED, "query"),
-        _on(_REVERSED, "key", "value"),
+        _change_roles(_REVERSED, "query"),
+        _change_roles(_REVERSED, "key", "value"),
     ),
     *(
         mistake
@@ -121,7 +121,7 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         for mistake in named(f"{_plural(roles, '-')}-of-first-head", "equivariance.heads")(
             f"all heads use the {_plural(roles, ' ')} of the first one",
             _OWN_HEAD,
-            _on("those of the first {}", *roles),
+            _change_roles("those of the first {}", *roles),
         )
     ),
     *(
@@ -130,15 +130,15 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         for mistake in named(f"{role}s-of-another-head", "equivariance.heads")(
             f"each head reads the {role}s of another one",
             _OWN_HEAD,
-            _on("those of the {} after", role),
-            _on("those of the {} before", role),
-            _on(_REVERSED, role),
+            _change_roles("those of the {} after", role),
+            _change_roles("those of the {} before", role),
+            _change_roles(_REVERSED, role),
         )
     ),
     *named("one-projection-for-all-heads", "equivariance.heads")(
         "all heads use queries, keys and values of the first one",
         "give each head its own rows of the projections",
-        _on("those of the first {}", "query", "key", "value"),
+        _change_roles("those of the first {}", "query", "key", "value"),
         edits_by("those of the first head", "output"),
     ),
     *named("weights-averaged-over-heads", _GOLDEN)(
@@ -189,7 +189,7 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         )(
             f"all batch items {read} of the first one",
             _OWN_ITEM,
-            _on("those of the first batch item", *roles),
+            _change_roles("those of the first batch item", *roles),
         )
     ),
     *named("answer-of-first-item", "equivariance.batch-independent")(
@@ -200,11 +200,11 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
     *named("items-reversed", "equivariance.batch")(
         "the batch items are read in another order",
         _OWN_ITEM,
-        _on(_REVERSED.format(_ITEM), "value"),
-        _on(_REVERSED.format(_ITEM), "key"),
-        _on(_REVERSED.format(_ITEM), "key", "value"),
-        _on("those of the batch item before", "value"),
-        _on("those of the batch item before", "key", "value"),
+        _change_roles(_REVERSED.format(_ITEM), "value"),
+        _change_roles(_REVERSED.format(_ITEM), "key"),
+        _change_roles(_REVERSED.format(_ITEM), "key", "value"),
+        _change_roles("those of the batch item before", "value"),
+        _change_roles("those of the batch item before", "key", "value"),
     ),
     *named("answer-for-reversed-queries", "equivariance.queries")(
         "the answers of the queries are in reverse order",
@@ -214,13 +214,13 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
     *named("values-reversed", "equivariance.keys")(
         "the values are in the reverse order of their keys",
         "let value j belong to key j",
-        _on(_REVERSED.format("key"), "value"),
+        _change_roles(_REVERSED.format("key"), "value"),
     ),
     *named("values-rolled", "equivariance.keys")(
         "each key's weight meets the value of the key before or after it",
         "let value j belong to key j",
-        _on("those of the key before", "value"),
-        _on("those of the key after", "value"),
+        _change_roles("those of the key before", "value"),
+        _change_roles("those of the key after", "value"),
     ),
     *named(
         "sequences-answered-padded",
@@ -232,7 +232,7 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
         "take each sequence's own rows out of the padded answer before they are joined",
         Edit("output", change=_padded_for_packed),
     ),
-    *_of_gaps("sequences-cut-without-rows-between")(
+    *_gap_mistakes("sequences-cut-without-rows-between")(
         "sequences are cut as if no rows lay between them",
         "sequence i begins at row cu_seqlens_padded[i], and is as long as cu_seqlens says",
         (
@@ -243,15 +243,15 @@ LAYOUT: Final[tuple[NamedMistake, ...]] = (
             Edit("output", change=_written_without_gaps),
         ),
     ),
-    *_of_gaps("answers-without-rows-between")(
+    *_gap_mistakes("answers-without-rows-between")(
         "answers are written as if no rows lay between the sequences",
         "write the answers of sequence i from row cu_seqlens_padded[i] on",
         Edit("output", change=_written_without_gaps),
     ),
-    *_of_gaps("rows-between-attended")(
+    *_gap_mistakes("rows-between-attended")(
         "rows that belong to no sequence are attended, or multiplied by a weight of zero",
         "leave them out: sequence i has cu_seqlens[i + 1] - cu_seqlens[i] keys",
-        Edit("output", change=_with_keys_between),
+        Edit("output", change=_spread_keys_between),
     ),
 )
 
@@ -280,8 +280,8 @@ def _tiled(heads: Tensor, sizes: golden.Sizes) -> Tensor:
 
 
 def _merged_across(output: Tensor, sizes: golden.Sizes) -> Tensor:
-    of_groups: Tensor = output.unflatten(1, (sizes.num_kv_heads, -1))
-    return of_groups.transpose(1, 2).flatten(1, 2)
+    groups: Tensor = output.unflatten(1, (sizes.num_kv_heads, -1))
+    return groups.transpose(1, 2).flatten(1, 2)
 
 
 def _repeats(point: golden.Semantics, sizes: golden.Sizes) -> bool:
@@ -333,7 +333,7 @@ GROUPS: Final[tuple[NamedMistake, ...]] = (
 )
 
 
-def _of_length(inputs: Inputs, count: int) -> Tensor | None:
+def _limit_lengths(inputs: Inputs, count: int) -> Tensor | None:
     """Apply lengths to another number of keys: no other mask can be read for it."""
     require(not inputs.masked or inputs.mask_form == "lengths")
     if inputs.keep is None:
@@ -362,7 +362,7 @@ def _exchanged(query: str = "query", key: str = "key", value: str = "value") -> 
             query_length=read[0].shape[-2], key_length=read[1].shape[-2]
         )
         if geometry.key_length != inputs.geometry.key_length:
-            inputs = inputs.replace(keep=_of_length(inputs, geometry.key_length))
+            inputs = inputs.replace(keep=_limit_lengths(inputs, geometry.key_length))
         return inputs.replace(query=read[0], key=read[1], value=read[2], geometry=geometry)
 
     return inputs_for

@@ -32,12 +32,12 @@ def _normalises(point: golden.Semantics) -> bool:
     return point.qk_norm != "none"
 
 
-def _by_other(role: str, other: str) -> golden.Edit:
+def _weigh_by_other(role: str, other: str) -> golden.Edit:
     """Heads that are multiplied by the weight of the other side."""
     return Edit(f"weighed_{role}", golden.Rewired(golden.weigh, (f"normalised_{role}", other)))
 
 
-def _before_the_norm(role: str) -> Edits:
+def _weigh_before_norm(role: str) -> Edits:
     """Heads that are multiplied by their weight, and then normalised."""
 
     def rule(given: Tensor, weight: Tensor | None, point: golden.Semantics) -> Tensor:
@@ -55,7 +55,7 @@ def _has_cap(softcap: float | None) -> bool:
     return softcap is not None
 
 
-def _behind_the_cap(capped: Tensor, temperature: Tensor) -> Tensor:
+def _temper_capped(capped: Tensor, temperature: Tensor) -> Tensor:
     return golden.temper(capped, temperature)
 
 
@@ -100,7 +100,7 @@ _sloped: Final = fixing(
     base=_LINEAR,
     where=_takes("alibi_slopes"),
 )
-_hidden: Final = partial(golden.beside_memory, entry=False)
+_hidden: Final = partial(golden.append_column, entry=False)
 _OF_TABLE: Final = ("own_admitted", "scores_shape", "bias_k")
 LEARNED: Final[tuple[NamedMistake, ...]] = (
     *_weighed("norm-weight-ignored")(
@@ -119,14 +119,17 @@ LEARNED: Final[tuple[NamedMistake, ...]] = (
         {  # what is not turned has the same products
             "base": {**_RMS, "rotary": "halves"},
             "fits": lambda point: _normalises(point) and point.rotary != "none",
-            "edits": (_by_other("query", "key_weight"), _by_other("key", "query_weight")),
+            "edits": (
+                _weigh_by_other("query", "key_weight"),
+                _weigh_by_other("key", "query_weight"),
+            ),
         },
         {
-            "edits": (_by_other("key", "query_weight"),),
+            "edits": (_weigh_by_other("key", "query_weight"),),
             "sentence": "keys are multiplied by the norm weight of the queries",
         },
         {
-            "edits": (_by_other("query", "key_weight"),),
+            "edits": (_weigh_by_other("query", "key_weight"),),
             "sentence": "queries are multiplied by the norm weight of the keys",
         },
     ),
@@ -140,7 +143,7 @@ LEARNED: Final[tuple[NamedMistake, ...]] = (
     ),
     *_weighed("norm-weight-before-the-norm")(
         "heads are multiplied by the norm weight before they are normalised",
-        (*_before_the_norm("query"), *_before_the_norm("key")),
+        (*_weigh_before_norm("query"), *_weigh_before_norm("key")),
     ),
     *named("norm-weight-of-the-first-head", _WEIGHT, where=_takes("query_norm_weight"))(
         "the norm weights of the first head are those of every head",
@@ -179,7 +182,7 @@ LEARNED: Final[tuple[NamedMistake, ...]] = (
         "the capped scores are multiplied by the temperature, not the scores before the cap",
         (
             Edit("tempered_query", lambda weighed_query: weighed_query, when=_has_cap),
-            Edit("capped", change=_behind_the_cap, when=_has_cap),
+            Edit("capped", change=_temper_capped, when=_has_cap),
         ),
     ),
     *_sloped("slopes-of-the-formula")(
@@ -280,25 +283,25 @@ LEARNED: Final[tuple[NamedMistake, ...]] = (
 )
 
 
-def _of(part: str) -> Callable[..., Any]:
+def _first_weight_gradient(part: str) -> Callable[..., Any]:
     """The gradient of a weight that every head shares, from the first item or head alone."""
 
     def rule(gradient: Tensor, heads: Tensor, weight: Tensor | None) -> Tensor | None:
         if weight is None or weight.shape[-1] != heads.shape[-1]:
-            return golden.of_weight(gradient, heads, weight)
+            return golden.sum_to_weight(gradient, heads, weight)
         chosen = (slice(0, 1),) if part == "item" else (slice(None), slice(0, 1))
-        return golden.of_weight(gradient[chosen], heads[chosen], weight)
+        return golden.sum_to_weight(gradient[chosen], heads[chosen], weight)
 
     return rule
 
 
-def _of_the_first_item(
+def _first_table_gradient(
     logit_gradient: Tensor, bias_slope: Tensor, buckets: Tensor | None, relative_table: Tensor
 ) -> Tensor | None:
     """The gradient of a relative table from the first item alone."""
     if buckets is not None and buckets.dim() > len("QK"):
         buckets = buckets[:1]
-    return golden.of_table((logit_gradient * bias_slope)[:1], buckets, relative_table)
+    return golden.sum_to_table((logit_gradient * bias_slope)[:1], buckets, relative_table)
 
 
 _BEHIND: Final = {"query": "weighed_query_gradient", "key": "turned_key_gradient"}
@@ -347,12 +350,12 @@ LEARNED_BACKWARD: Final[tuple[NamedMistake, ...]] = (
     *_backward("gradient-of-norm-weight-of-one-head", "query_norm_weight")(
         "the gradient of a norm weight is that of the first head alone",
         _ADD_UP,
-        _weights_by(_of("head")),
+        _weights_by(_first_weight_gradient("head")),
     ),
     *_backward("gradient-of-norm-weight-of-one-item", "query_norm_weight")(
         "the gradient of a norm weight is that of the first item alone",
         _ADD_UP,
-        _weights_by(_of("item")),
+        _weights_by(_first_weight_gradient("item")),
     ),
     *_backward("gradient-of-norm-weight-behind-it", "query_norm_weight")(
         "the gradient of the normalised heads lacks their weight",
@@ -370,7 +373,7 @@ LEARNED_BACKWARD: Final[tuple[NamedMistake, ...]] = (
         (
             Edit(
                 "temperature_gradient",
-                lambda turned_query_gradient, weighed_query, temperature: golden.of_temperature(
+                lambda turned_query_gradient, weighed_query, temperature: golden.sum_to_temperature(
                     turned_query_gradient[:1], weighed_query[:1], temperature
                 ),
             ),
@@ -384,7 +387,7 @@ LEARNED_BACKWARD: Final[tuple[NamedMistake, ...]] = (
     *_backward("gradient-of-relative-table-of-one-item", "relative_table")(
         "the gradient of the relative table is that of the first item alone",
         _ADD_UP,
-        (Edit("relative_table_gradient", _of_the_first_item),),
+        (Edit("relative_table_gradient", _first_table_gradient),),
     ),
     *_backward("gradient-of-memory-cut", "bias_k")(
         "no gradient reaches bias_k and bias_v",
@@ -399,11 +402,11 @@ LEARNED_BACKWARD: Final[tuple[NamedMistake, ...]] = (
         (
             Edit(
                 "bias_k_gradient",
-                lambda key_gradient, bias_k: golden.of_memory(key_gradient[:1], bias_k),
+                lambda key_gradient, bias_k: golden.sum_to_memory(key_gradient[:1], bias_k),
             ),
             Edit(
                 "bias_v_gradient",
-                lambda value_gradient, bias_v: golden.of_memory(value_gradient[:1], bias_v),
+                lambda value_gradient, bias_v: golden.sum_to_memory(value_gradient[:1], bias_v),
             ),
         ),
     ),

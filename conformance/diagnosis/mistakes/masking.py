@@ -19,7 +19,7 @@ _FORMS: Final = ("keep", "drop", "keep_int", "lengths")
 _BOOLEAN: Final = ("keep", "drop", "keep_int")
 
 
-def _in(*forms: str) -> Where:
+def _has_form(*forms: str) -> Where:
     return lambda inputs: inputs.mask_form in forms
 
 
@@ -42,7 +42,7 @@ def _first_kept_of(axis: int) -> golden.Edit:
     return _kept(change)
 
 
-def _of_first(place: str, axis: int, clause: str) -> Entries:
+def _use_first(place: str, axis: int, clause: str) -> Entries:
     """Use the first mask along an axis for all, for a bias the whole mask or its table alone."""
     head = named(f"mask-of-first-{place.removeprefix('batch ')}", clause)
     ways = edits_by(f"those of the first {place}", "keep", "given_bias"), _first_kept_of(axis)
@@ -58,12 +58,12 @@ def _square(inputs: Inputs) -> bool:
     return inputs.geometry.query_length == inputs.geometry.key_length
 
 
-def _on_queries(keep: Tensor) -> Tensor:
+def _turn_to_queries(keep: Tensor) -> Tensor:
     return keep.transpose(-1, -2) if keep.shape[-2] == 1 else keep
 
 
-def _on_queries_too(keep: Tensor) -> Tensor:
-    return keep & _on_queries(keep)
+def _hide_queries_too(keep: Tensor) -> Tensor:
+    return keep & _turn_to_queries(keep)
 
 
 def _has_several(inputs: Inputs) -> bool:
@@ -107,7 +107,7 @@ def _first_head_only(*, headless: bool) -> Edits:
     return changed(change, "keep", "given_bias", when=is_made)
 
 
-def _of_the_group(table: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
+def _share_in_group(table: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
     read = inputs.read_heads(point)
     return table[:, (read == read[:, None]).int().argmax(dim=-1)] if table.shape[1] > 1 else table
 
@@ -128,9 +128,9 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
     *named("mask-ignored", "mask.no-leak")(
         "the mask is ignored",
         "apply it before the softmax, and keep what masked_fill returns",
-        {"edits": (_NO_TABLE,), "where": _in(*_FORMS, "bias")},
-        {"edits": (_NO_TABLE, _NO_BIAS), "where": _in(*_FORMS, "bias")},
-        {"edits": (_NO_TABLE,), "where": _in(*_FORMS)},
+        {"edits": (_NO_TABLE,), "where": _has_form(*_FORMS, "bias")},
+        {"edits": (_NO_TABLE, _NO_BIAS), "where": _has_form(*_FORMS, "bias")},
+        {"edits": (_NO_TABLE,), "where": _has_form(*_FORMS)},
     ),
     *(
         mistake
@@ -144,7 +144,7 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
             f"{form.replace('_', '-')}-ignored",
             "mask.forms-agree",
             special_of="mask-ignored",
-            where=_in(form),
+            where=_has_form(form),
         )(
             f"{words} (`{form}`) has no effect" if form != "lengths" else f"{words} are ignored",
             "apply it before the softmax",
@@ -155,7 +155,7 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
         "the mask is read with the opposite polarity: what it hides is attended",
         "invert the mask where it is applied",
         *(
-            {"edits": (_kept(torch.logical_not),), "where": _in(*forms)}
+            {"edits": (_kept(torch.logical_not),), "where": _has_form(*forms)}
             for forms in (_BOOLEAN, _FORMS)
         ),
     ),
@@ -171,27 +171,27 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
             f"{form.replace('_', '-')}-inverted",
             "mask.forms-agree",
             special_of="mask-inverted",
-            where=_in(form),
+            where=_has_form(form),
         )(
             f"{words}; the other forms are read rightly",
             "invert the mask where it is applied",
             _kept(torch.logical_not),
         )
     ),
-    *_of_first("batch item", 0, "mask.per-item")(
+    *_use_first("batch item", 0, "mask.per-item")(
         "the mask of the first batch item is used for all",
         "broadcast the mask along its own batch axis",
     ),
-    *_of_first("head", 1, "mask.per-head")(
+    *_use_first("head", 1, "mask.per-head")(
         "the mask of the first head is used for all",
         "broadcast the mask along its own head axis",
     ),
     *named("mask-of-first-head-of-group", "mask.golden", special_of="mask-of-first-head")(
         "query heads that share a key/value head obey the mask of the first of them",
         "let each query head obey its own mask",
-        _tables(_of_the_group),
+        _tables(_share_in_group),
     ),
-    *_of_first("query", 2, "mask.golden")(
+    *_use_first("query", 2, "mask.golden")(
         "the mask of the first query is used for all, as if it were a padding mask",
         "keep the query axis of the mask",
     ),
@@ -225,8 +225,8 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
     *named("mask-hides-queries", "mask.broadcast", where=_square)(
         "a mask of keys is applied to the queries where there are as many",
         "put it along the last axis of the scores: mask[:, None, None, :]",
-        _kept(_on_queries),
-        _kept(_on_queries_too),
+        _kept(_turn_to_queries),
+        _kept(_hide_queries_too),
     ),
     *(
         mistake
@@ -240,7 +240,7 @@ MASKING: Final[tuple[NamedMistake, ...]] = (
             _kept(partial(reduce, dim=0, keepdim=True)),
         )
     ),
-    *named("mask-flipped", "mask.golden", where=_in(*_BOOLEAN, "bias"))(
+    *named("mask-flipped", "mask.golden", where=_has_form(*_BOOLEAN, "bias"))(
         "the mask is read from the last key to the first",
         "leave the order of the keys as it is",
         edits_by("those of the key counted from the end", "keep", "given_bias"),
@@ -270,7 +270,7 @@ def _lengths(name: str, clause: str, **shared: Any) -> Entries:
     def kept(change: Callable[[Tensor], Tensor]) -> golden.Edit:
         return _kept(lambda keep: torch.arange(keep.shape[-1]) < change(_number(keep)))
 
-    head = named(name, clause, where=_in("lengths"), **shared)
+    head = named(name, clause, where=_has_form("lengths"), **shared)
     return lambda sentence, fix, *changes: head(sentence, fix, *map(kept, changes))
 
 
@@ -282,7 +282,7 @@ def _rounded_up(lengths: Tensor, tile: int) -> Tensor:
     return (lengths + tile - 1) // tile * tile
 
 
-def _of_one(lengths: Tensor, chosen: Callable[..., Tensor]) -> Tensor:
+def _choose_one(lengths: Tensor, chosen: Callable[..., Tensor]) -> Tensor:
     return chosen(lengths).expand_as(lengths)
 
 
@@ -307,7 +307,7 @@ LENGTHS: Final[tuple[NamedMistake, ...]] = (
         "mask the rest of the last tile, too",
         *(partial(_rounded_up, tile=tile) for tile in (8, 16, 32)),
     ),
-    *named("lengths-from-the-end", "mask.forms-agree", where=_in("lengths"))(
+    *named("lengths-from-the-end", "mask.forms-agree", where=_has_form("lengths"))(
         "lengths are counted from the last key, as if the padding came first",
         "keep the first keys",
         edits_by("those of the key counted from the end", "keep"),
@@ -318,7 +318,7 @@ LENGTHS: Final[tuple[NamedMistake, ...]] = (
         for mistake in _lengths(f"lengths-of-the-{name}", "mask.per-item")(
             f"the {name} of the lengths is used for all",
             "compare each item with its own length",
-            partial(_of_one, chosen=chosen),
+            partial(_choose_one, chosen=chosen),
         )
     ),
 )

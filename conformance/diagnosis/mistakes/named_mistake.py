@@ -1,4 +1,4 @@
-"""Named mistakes: changes to the point, the inputs, or a step of either pass."""
+"""Named mistakes: changes to the point, the inputs, or stages of either pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from ...operators import operators
 from ...oracle.oracle import known_weights, run_of
 from ...problems.inputs import Inputs
 
-Heads = tuple[Tensor, Tensor, Tensor]
 Gradients = dict[str, Tensor]
 
 
@@ -45,20 +44,6 @@ class DeclaredCall:
     def scale(self) -> float:
         """The scale of the dot products."""
         return self.default_scale if self.inputs.scale is None else self.inputs.scale
-
-    def projected_heads(self) -> Heads:
-        """Return query, key and value ``[B, H, L, D]``; for a layer after its projections."""
-        inputs, point = self.inputs, self.semantics
-        if not inputs.is_layer:
-            return inputs.query.double(), inputs.key.double(), inputs.value.double()
-        tokens, sizes = (inputs.query, inputs.key, inputs.value), inputs.geometry
-        projected = golden.project_tokens(tokens, known_weights(inputs), point)
-        return golden.cut_heads(projected, sizes.num_heads, sizes.num_kv_heads, point)
-
-    def attend(self, heads: Heads, **changes: Any) -> golden.Attention:
-        """Return the attention proper of heads, which do not change the scale."""
-        options = {**self.inputs.options, "scale": self.scale, "semantics": self.semantics}
-        return golden.attend(*heads, **{**options, **changes})
 
     def answer_of(self, output: Tensor) -> Tensor:
         """Return the answer of a core or layer from the output of its heads."""
@@ -179,19 +164,7 @@ def asked_otherwise(call: DeclaredCall, edits: Sequence[golden.Edit]) -> Declare
     return DeclaredCall(inputs=inputs.replace(**changes), semantics=call.semantics)
 
 
-def edited(attention: golden.Attention, *edits: golden.Edit, **given: Any) -> golden.Attention:
-    """Return the attention with edited stages, which may read the ``given`` results.
-
-    Results that a mistake has changed after keys and values stay as they are.
-    """
-    run = attention.run
-    for name in golden.RESULTS:
-        if name not in ("key", "value") and (value := getattr(attention, name)) is not run[name]:
-            given[name] = value
-    return golden.evaluation_of(with_every_key(run).edited(*edits, **given), attention.semantics)
-
-
-def with_every_key(run: golden.Run) -> golden.Run:
+def read_every_key(run: golden.Run) -> golden.Run:
     """Return the run that reads every key, with all results; remembered for many edits."""
     remembered = _RUNS.get(run)
     if remembered is None:
@@ -203,9 +176,6 @@ _RUNS: Final[WeakKeyDictionary[golden.Run, golden.Run]] = WeakKeyDictionary()
 
 
 InputsChange = Callable[[DeclaredCall], Inputs | None]
-HeadsChange = Callable[[DeclaredCall, Heads], Heads | None]
-CoreChange = Callable[[DeclaredCall, golden.Attention], golden.Attention | None]
-OutputChange = Callable[[DeclaredCall, Tensor], Tensor | None]
 Where = Callable[[Inputs], bool]
 
 
@@ -231,16 +201,9 @@ class NamedMistake(Mistake):
 
     inputs
         Other inputs that the candidate answers instead.
-    heads
-        Other heads ``[B, H, L, D]`` of query, key and value for the attention proper.
     edits
         Edited stages of the program (attention and the layer around it) or arguments of the call.
         They may also read ``inputs``, ``past`` and ``point``.
-    core
-        Another result of the attention proper: other weights, another output. Its ``key`` and
-        ``value`` include ignored keys.
-    output
-        Another answer, after the output projection.
     where
         The inputs that can show the mistake, beyond the effect of ``changes`` and ``inputs``.
     misplaces
@@ -274,10 +237,7 @@ class NamedMistake(Mistake):
     """
 
     inputs: InputsChange | None = None
-    heads: HeadsChange | None = None
     edits: tuple[golden.Edit, ...] = ()
-    core: CoreChange | None = None
-    output: OutputChange | None = None
     where: Where = everywhere
     misplaces: bool = False
     needs: str = ""
@@ -318,7 +278,7 @@ class NamedMistake(Mistake):
         }
         return promised[self.needs]
 
-    def at(self, point: golden.Semantics) -> golden.Semantics:
+    def changed_point(self, point: golden.Semantics) -> golden.Semantics:
         """Return the declared point with this mistake made, unchanged where impossible.
 
         The last result is remembered: a search asks for it on each of its problems.
@@ -347,25 +307,17 @@ class NamedMistake(Mistake):
     def acts_on_every_call(self) -> bool:
         """Whether the mistake may change the answer to every call on which it is made."""
         later = any(one.when is golden.always and not is_of_call(one) for one in self.edits)
-        return later or any((self.heads, self.core, self.output, self.point))
+        return later or self.point is not None
 
-    def changed_core(self, call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        """Return the attention proper with this mistake made in it."""
-        if self.edits:
-            given = {"inputs": call.inputs, "past": call.inputs.past, "point": call.semantics}
-            attention = edited(attention, *self.edits, **given)
-        return attention if self.core is None else self.core(call, attention) or attention
-
-    def changes_step_of(self, other: NamedMistake) -> bool:
-        """Whether both mistakes change the same step, in which case their order may count."""
+    def changes_stage_of(self, other: NamedMistake) -> bool:
+        """Whether both mistakes change the same stage, in which case their order may count."""
         stages = {edit.stage for edit in self.edits} & {edit.stage for edit in other.edits}
-        steps = ("inputs", "heads", "core", "output")
-        return bool(stages) or any(getattr(self, s) and getattr(other, s) for s in steps)
+        return bool(stages) or (self.inputs is not None and other.inputs is not None)
 
     @property
     def only_a_point(self) -> bool:
         """Whether the mistake is nothing but another point of the semantics."""
-        return not any((self.base, self.inputs, self.heads, self.edits, self.core, self.output))
+        return not any((self.base, self.inputs, self.edits))
 
 
 Edits = tuple[golden.Edit, ...]

@@ -79,6 +79,14 @@ def _in_rows(table: Tensor, more: int) -> Tensor:
     return table.flatten()[(first + torch.arange(most)) % max(table.numel(), 1)]
 
 
+def _number_modulo(size: int, at: Slots) -> Tensor:
+    return at.table.remainder(size)
+
+
+def _cut_lengths(most: int, at: Slots) -> Tensor:
+    return at.lengths.clamp(max=most)
+
+
 _TABLES: Final[dict[str, Change]] = {
     **{words: _along_items(order, "table") for words, order in main_orders("batch item")},
     **{words: _along_pages(order) for words, order in main_orders("page")},
@@ -94,10 +102,7 @@ _TABLES: Final[dict[str, Change]] = {
     ),
     "read in rows that are a page shorter": lambda at: _in_rows(at.table, -1),
     "read in rows that are a page longer": lambda at: _in_rows(at.table, 1),
-    **{
-        f"numbered modulo {size}": lambda at, size=size: at.table.remainder(size)
-        for size in ASSUMED_SIZES[1:7]
-    },
+    **{f"numbered modulo {size}": partial(_number_modulo, size) for size in ASSUMED_SIZES[1:7]},
 }
 _LENGTHS: Final[dict[str, Change]] = {
     **{
@@ -118,10 +123,7 @@ _LENGTHS: Final[dict[str, Change]] = {
         at.lengths - ((at.lengths - 1).clamp(min=0) // _size(at) * _size(at))
     ),
     "at most a page": lambda at: at.lengths.clamp(max=_size(at)),
-    **{
-        f"at most {size}": lambda at, size=size: at.lengths.clamp(max=size)
-        for size in ASSUMED_SIZES[1:]
-    },
+    **{f"at most {size}": partial(_cut_lengths, size) for size in ASSUMED_SIZES[1:]},
     "the largest of all": lambda at: at.lengths.max().expand(len(at.lengths)),
     "the smallest of all": lambda at: at.lengths.min().expand(len(at.lengths)),
     "that of the whole cache": lambda at: torch.full_like(
@@ -150,11 +152,11 @@ _ITEMS: Final[dict[str, Callable[[Slots], Tensor]]] = {
     ),
 }
 _OF_PAGES: Final = ("the pages", "the pages of the values", "the pages of the keys")
-# The arguments of ``misread`` by numbers of keys.
+# Whether the keys are read by the number, and whether queries stand behind so many.
 _OF_LENGTHS: Final = {
-    "the number of keys": ("lengths",),
-    "the length": ("lengths", "ends"),
-    "the end of the queries": ("ends",),
+    "the number of keys": (True, False),
+    "the length": (True, True),
+    "the end of the queries": (False, True),
 }
 _KEYS_READ: Final = ("the number of keys", "the length")
 _ENDS: Final = ("the end of the queries",)
@@ -187,7 +189,8 @@ class Reading:
         if self.part in _OF_PAGES:
             return misread(inputs, table=read)
         numbers = read.clamp(min=0, max=at.room)
-        return misread(inputs, **dict.fromkeys(_OF_LENGTHS[self.part], numbers))
+        lengths, ends = _OF_LENGTHS[self.part]
+        return misread(inputs, lengths=numbers if lengths else None, ends=numbers if ends else None)
 
     def inputs_for(self, call: DeclaredCall) -> Inputs | None:
         """The inputs of a call as they are read; None without caches."""

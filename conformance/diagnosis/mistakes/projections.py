@@ -43,7 +43,7 @@ def other_weight(
     return other  # type: ignore[return-value]  # it is required
 
 
-def _from(**sources: str) -> list[Edits]:
+def _exchange(**sources: str) -> list[Edits]:
     matrices = [
         Edit(role, change=partial(other_weight, source=source)) for role, source in sources.items()
     ]
@@ -77,10 +77,10 @@ def _twice(role: str, *, bias_too: bool) -> Edits:
 
 def _missing(*roles: str, bias_too: bool = True) -> Edits:
     matrices = changed(lambda matrix: torch.eye(len(_square(matrix)), dtype=matrix.dtype), *roles)
-    return (*matrices, *_without_biases(*roles)) if bias_too else matrices
+    return (*matrices, *_leave_biases_out(*roles)) if bias_too else matrices
 
 
-def _without_biases(*roles: str) -> Edits:
+def _leave_biases_out(*roles: str) -> Edits:
     return tuple(Edit(f"{role}_bias", lambda: None) for role in roles)
 
 
@@ -100,13 +100,13 @@ def repacked(unpack: Callable[[Tensor, int, int], tuple[Tensor, ...]], roles: st
     return tuple(Edit(name, change=partial(part, name=name)) for name in names)
 
 
-def by_head(packed: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
+def split_by_head(packed: Tensor, heads: int, parts: int) -> tuple[Tensor, ...]:
     """Read as ``[H, parts, D]`` what is packed as ``[parts, H, D]``."""
     split = packed.reshape(heads, parts, -1, packed.shape[-1])
     return tuple(split[:, part].reshape(-1, packed.shape[-1]) for part in range(parts))
 
 
-def by_channel(packed: Tensor, _heads: int, parts: int) -> tuple[Tensor, ...]:
+def split_by_channel(packed: Tensor, _heads: int, parts: int) -> tuple[Tensor, ...]:
     """Read as ``[H * D, parts]`` what is packed as ``[parts, H * D]``."""
     return tuple(packed[part::parts] for part in range(parts))
 
@@ -153,12 +153,12 @@ PROJECTIONS: Final[tuple[NamedMistake, ...]] = (
     *_of_layers("input-biases-missing")(
         "the biases of the query, key and value projections are left out",
         "add them",
-        _without_biases("q", "k", "v"),
+        _leave_biases_out("q", "k", "v"),
     ),
     *_of_layers("biases-missing")(
         "the biases of all projections are left out",
         "add them",
-        _without_biases("q", "k", "v", "o"),
+        _leave_biases_out("q", "k", "v", "o"),
     ),
     *_of_layers("output-bias-once-per-head")(
         "the output bias is added once for each head",
@@ -168,58 +168,58 @@ PROJECTIONS: Final[tuple[NamedMistake, ...]] = (
     *_of_layers("key-projected-as-query")(
         "keys go through the projection of the queries",
         "use the key's own projection",
-        *_from(k="q"),
+        *_exchange(k="q"),
     ),
     *_of_layers("query-projected-as-key")(
         "queries go through the projection of the keys",
         "use the query's own projection",
-        *_from(q="k"),
+        *_exchange(q="k"),
     ),
     *_of_layers("value-projected-as-key")(
         "values go through the projection of the keys",
         "use the value's own projection",
-        *_from(v="k"),
+        *_exchange(v="k"),
     ),
     *_of_layers("value-projected-as-query")(
         "values go through the projection of the queries",
         "use the value's own projection",
-        *_from(v="q"),
+        *_exchange(v="q"),
     ),
     *_of_layers("key-projected-as-value")(
         "keys go through the projection of the values",
         "use the key's own projection",
-        *_from(k="v"),
+        *_exchange(k="v"),
     ),
     *_of_layers("all-projected-as-query")(
         "queries, keys and values go through one projection",
         "give each its own projection",
-        *_from(k="q", v="q"),
+        *_exchange(k="q", v="q"),
     ),
     *_of_layers("query-and-key-projections-swapped")(
         "the projections of query and key are swapped",
         _OWN,
-        *_from(q="k", k="q"),
+        *_exchange(q="k", k="q"),
     ),
     *_of_layers("key-and-value-projections-swapped")(
         "the projections of key and value are swapped",
         _OWN,
-        *_from(k="v", v="k"),
+        *_exchange(k="v", v="k"),
     ),
     *_of_layers("query-and-value-projections-swapped")(
         "the projections of query and value are swapped",
         _OWN,
-        *_from(q="v", v="q"),
+        *_exchange(q="v", v="q"),
     ),
     *_of_layers("projections-rotated")(
         "the projections of query, key and value are in another order",
         _OWN,
-        *_from(q="k", k="v", v="q"),
-        *_from(q="v", k="q", v="k"),
+        *_exchange(q="k", k="v", v="q"),
+        *_exchange(q="v", k="q", v="k"),
     ),
     *_of_layers("fused-projection-cut-by-heads")(
         "the fused projection is cut as (heads, 3, head size) though it is (3, heads, head size)",
         "chunk it into query, key and value first, then cut each into heads",
-        repacked(by_head),
-        repacked(by_channel),
+        repacked(split_by_head),
+        repacked(split_by_channel),
     ),
 )

@@ -36,7 +36,7 @@ def _own(made: Quantised, side: str, heads: Tensor) -> Tensor:
     return made.scale_of(side, heads).expand(*heads.shape[:-1], 1)
 
 
-def _along(axis: int, order: Callable[[Tensor], Tensor]) -> _Scale:
+def _reorder_scales(axis: int, order: Callable[[Tensor], Tensor]) -> _Scale:
     """The scales in another order along an axis of heads."""
 
     def scale(made: Quantised, side: str, heads: Tensor) -> Tensor:
@@ -50,11 +50,11 @@ def _first(places: Tensor) -> Tensor:
     return places.clamp(max=0)
 
 
-def _before(places: Tensor) -> Tensor:
+def _scale_before(places: Tensor) -> Tensor:
     return places.roll(1)
 
 
-def _behind(places: Tensor) -> Tensor:
+def _scale_behind(places: Tensor) -> Tensor:
     return places.roll(-1)
 
 
@@ -62,13 +62,13 @@ def _last(places: Tensor) -> Tensor:
     return places[-1:].expand(len(places))
 
 
-def _of_other_side(made: Quantised, side: str, heads: Tensor) -> Tensor:
+def _scale_of_other_side(made: Quantised, side: str, heads: Tensor) -> Tensor:
     return made.scale_of(_OTHER[side], heads)
 
 
 def _scales() -> Iterator[tuple[str, str, _Scale]]:
     """The scales that may be taken in place of one's own: a slug, words and the scale."""
-    yield "of-other-side", "by the scale of the {other}", _of_other_side
+    yield "of-other-side", "by the scale of the {other}", _scale_of_other_side
     yield (
         "left-out",
         "by no scale",
@@ -76,18 +76,18 @@ def _scales() -> Iterator[tuple[str, str, _Scale]]:
     )
     yield "twice", "by their scale twice", lambda *of: _own(*of).square()
     yield "divided", "by the reciprocal of their scale", lambda *of: _own(*of).reciprocal()
-    yield "of-both", "by both scales", lambda *of: _own(*of) * _of_other_side(*of)
+    yield "of-both", "by both scales", lambda *of: _own(*of) * _scale_of_other_side(*of)
     for axis, name in enumerate(("item", "head", "token")):
         for slug, words, order in (
             ("first", f"the scale of the first {name}", _first),
             ("last", f"the scale of the last {name}", _last),
-            ("before", f"the scale of the {name} before", _before),
-            ("behind", f"the scale of the {name} behind", _behind),
+            ("before", f"the scale of the {name} before", _scale_before),
+            ("behind", f"the scale of the {name} behind", _scale_behind),
         ):
-            yield f"of-{slug}-{name}", f"by {words}", _along(axis, order)
+            yield f"of-{slug}-{name}", f"by {words}", _reorder_scales(axis, order)
 
 
-def _with(scale: _Scale, sides: tuple[str, ...]) -> InputsChange:
+def _use_scale(scale: _Scale, sides: tuple[str, ...]) -> InputsChange:
     """The numbers that other scales make of the codes of some sides."""
 
     def change(call: DeclaredCall) -> Inputs | None:
@@ -136,7 +136,7 @@ def _unsigned(codes: Tensor) -> Tensor:
     return codes.view(torch.uint8).float()
 
 
-def _of_format(*names: str) -> Callable[[Inputs], bool]:
+def _has_format(*names: str) -> Callable[[Inputs], bool]:
     return lambda inputs: inputs.quantised is not None and inputs.quantised.format in names
 
 
@@ -161,7 +161,7 @@ def _ends() -> Iterator[tuple[str, str, Callable[[Tensor], Tensor]]]:
         )
 
 
-def _of_sides() -> Iterator[NamedMistake]:
+def _scale_mistakes() -> Iterator[NamedMistake]:
     for slug, words, scale in _scales():
         for side, other in _OTHER.items():
             said = words.format(other=f"{other}s")
@@ -170,24 +170,24 @@ def _of_sides() -> Iterator[NamedMistake]:
             )(
                 f"the codes of {side}s are multiplied {said}",
                 _FIX,
-                {"inputs": _with(scale, (side,))},
+                {"inputs": _use_scale(scale, (side,))},
             )
         said = words.format(other="other side")
         yield from named(f"scales-{slug}", _PRIMARY, needs="quantised", where=is_quantised)(
             f"the codes of keys and values are multiplied {said}",
             _FIX,
-            {"inputs": _with(scale, ("key", "value"))},
+            {"inputs": _use_scale(scale, ("key", "value"))},
         )
 
 
-def _of_codes() -> Iterator[NamedMistake]:
+def _code_mistakes() -> Iterator[NamedMistake]:
     for name in (*_FLOATS, "float8_e4m3fnuz"):
         others = tuple(one for one in FORMATS if one != name)
         yield from named(
             f"codes-read-as-{name.replace('_', '-')}",
             _PRIMARY,
             needs="quantised",
-            where=_of_format(*others),
+            where=_has_format(*others),
         )(
             f"the codes are read as {name}",
             "read the codes in the dtype in which they arrive",
@@ -199,11 +199,11 @@ def _of_codes() -> Iterator[NamedMistake]:
             "take every code for the number that its format has for it",
             {"inputs": _read(lambda codes, change=change: change(codes.float()))},  # type: ignore[misc]  # bound at once
         )
-    yield from named("codes-read-unsigned", _PRIMARY, needs="quantised", where=_of_format("int8"))(
+    yield from named("codes-read-unsigned", _PRIMARY, needs="quantised", where=_has_format("int8"))(
         "the codes are read without a sign",
         "read the codes in the dtype in which they arrive",
         {"inputs": _read(_unsigned)},
     )
 
 
-QUANTISED: Final[tuple[NamedMistake, ...]] = (*_of_sides(), *_of_codes())
+QUANTISED: Final[tuple[NamedMistake, ...]] = (*_scale_mistakes(), *_code_mistakes())

@@ -33,7 +33,7 @@ def _always(change: Callable[[float], float]) -> golden.Edit:
     return Edit("scale", change=change)
 
 
-def _of_head_size(power: float, *, times: float = 1.0) -> golden.Edit:
+def _head_size_power(power: float, *, times: float = 1.0) -> golden.Edit:
     return _default(lambda sizes: times * max(sizes.head_size, 1) ** power)
 
 
@@ -41,7 +41,7 @@ def _root(size: Callable[[Inputs], int]) -> golden.Edit:
     return _default(lambda inputs: max(size(inputs), 1) ** -0.5)
 
 
-def _on_top(power: float) -> golden.Edit:
+def _multiply_by_power(power: float) -> golden.Edit:
     """Multiply the call's scale by a power of the head size (-1/2 is the default rule's)."""
     return _given(lambda scale, sizes: scale * max(sizes.head_size, 1) ** power)
 
@@ -143,12 +143,12 @@ SCALING: Final[tuple[NamedMistake, ...]] = (
     *_scale("scale-of-half-head-size")(
         "the scale uses half of the head size",
         _USE_HEAD_SIZE,
-        _of_head_size(-0.5, times=2.0**0.5),
+        _head_size_power(-0.5, times=2.0**0.5),
     ),
     *_scale("scale-fourth-root")(
         "the scores are divided by the fourth root of the head size: one operand alone is scaled",
         "scale both operands by the fourth root, or one by the square root",
-        _of_head_size(-0.25),
+        _head_size_power(-0.25),
         {
             "sentence": "the scores are multiplied by the root of the scale: one operand alone is",
             "edits": (_always(lambda scale: math.copysign(abs(scale) ** 0.5, scale)),),
@@ -157,7 +157,7 @@ SCALING: Final[tuple[NamedMistake, ...]] = (
     *_scale("scale-times-minus-half")(
         "the scores are multiplied by minus half the head size",
         "raise the head size to the power of -0.5: ** and not *",
-        _of_head_size(1.0, times=-0.5),
+        _head_size_power(1.0, times=-0.5),
     ),
     *_scale("scale-negated")(
         "the sign of the scores is wrong: similar keys weigh the least",
@@ -175,7 +175,10 @@ SCALING: Final[tuple[NamedMistake, ...]] = (
         "use it instead of the default",
         _given(lambda scale, default_scale: scale * default_scale),
         *(
-            {"sentence": f"the scale that the call gives is {words}", "edits": (_on_top(power),)}
+            {
+                "sentence": f"the scale that the call gives is {words}",
+                "edits": (_multiply_by_power(power),),
+            }
             for power, words in _ON_TOP.items()
         ),
     ),
@@ -237,7 +240,7 @@ def _normalises(point: golden.Semantics) -> bool:
     return point.qk_norm != "none"
 
 
-def _by_head(point: golden.Semantics) -> bool:
+def _normalises_heads(point: golden.Semantics) -> bool:
     return _normalises(point) and point.qk_norm_over == "head"
 
 
@@ -256,13 +259,13 @@ def _normalised(roles: str, rule: Callable[[Tensor, golden.Semantics], Tensor]) 
     )
 
 
-def _with_epsilon(value: float) -> Callable[[Tensor, golden.Semantics], Tensor]:
+def _change_epsilon(value: float) -> Callable[[Tensor, golden.Semantics], Tensor]:
     return lambda heads, point: golden.normalise_heads(heads, point.replace(qk_norm_epsilon=value))
 
 
 def _epsilon_of(role: str, value: float) -> dict[str, Any]:
     return {
-        "edits": _normalised(role, _with_epsilon(value)),
+        "edits": _normalised(role, _change_epsilon(value)),
         "fits": lambda point: _normalises(point) and point.qk_norm_epsilon != value,
     }
 
@@ -286,7 +289,7 @@ def _rearranged(order: Callable[..., tuple[Any, ...]]) -> dict[str, Any]:
     return {"point": change}
 
 
-def _from_last(index: Tensor) -> Tensor:
+def _reversed_index(index: Tensor) -> Tensor:
     return index.amax() - index if index.numel() else index
 
 
@@ -381,14 +384,14 @@ PREPARED: Final[tuple[NamedMistake, ...]] = (
     *named("qk-norm-all-heads", _NORM)(
         "the norm is that of all heads of a token together",
         "normalise each head of each query and key by itself",
-        {"base": _RMS, "fits": _by_head, "changes": {"qk_norm_over": "all-heads"}},
+        {"base": _RMS, "fits": _normalises_heads, "changes": {"qk_norm_over": "all-heads"}},
     ),
     *named("qk-norm-each-head", _NORM)(
         "each head is normalised by itself, not all heads of a token together",
         "normalise the channels of all heads of a token together, before they are cut apart",
         {
             "base": {**_RMS, "qk_norm_over": "all-heads"},
-            "fits": lambda point: _normalises(point) and not _by_head(point),
+            "fits": lambda point: _normalises(point) and not _normalises_heads(point),
             "changes": {"qk_norm_over": "head"},
         },
     ),
@@ -401,12 +404,16 @@ PREPARED: Final[tuple[NamedMistake, ...]] = (
         _rearranged(lambda batch, head, query, key: (batch, head, key, query)),
         _rearranged(lambda batch, head, query, key: (head, batch, query, key)),
         {
-            **_rearranged(lambda batch, head, query, key: (batch, head, query, _from_last(key))),
+            **_rearranged(
+                lambda batch, head, query, key: (batch, head, query, _reversed_index(key))
+            ),
             "sentence": "the function gets the index of each key counted from the last one, or "
             "keys and values stand in the reverse order",
         },
         {
-            **_rearranged(lambda batch, head, query, key: (batch, head, _from_last(query), key)),
+            **_rearranged(
+                lambda batch, head, query, key: (batch, head, _reversed_index(query), key)
+            ),
             "sentence": "the function gets the index of each query counted from the last one, or "
             "queries stand in the reverse order, and their answers in the right one",
         },

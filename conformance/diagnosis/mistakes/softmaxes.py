@@ -16,17 +16,15 @@ from ._steps import (
     BLOCKS,
     EMPTY_WITHOUT_LOGITS,
     UNRULED,
-    beside_sinks,
-    emptied,
+    append_sinks,
     has_bias,
     has_sinks,
     has_softcap,
     present,
     reweighed,
     row_largest,
-    weighing,
 )
-from .named_mistake import DeclaredCall, Edits, NamedMistake, edits_by, fixing, named
+from .named_mistake import Edits, NamedMistake, edits_by, fixing, named
 
 Edit = golden.Edit
 _GOLDEN: Final = "numerics.golden"
@@ -67,37 +65,49 @@ def _filled(
     working = torch.promote_types(working, torch.float32) if wide else working
     empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
     if point.empty_rows != "mean-of-all" or sinks is not None:
-        return beside_sinks(logits, sinks).to(working), empty
+        return append_sinks(logits, sinks).to(working), empty
     filled = logits.masked_fill(empty, torch.finfo(working).min)
     return filled.to(working), torch.zeros_like(empty)
 
 
-# The number subtracted from each row's logits, from a call, its attention and its logits.
-Shift = Callable[[DeclaredCall, golden.Attention, Tensor], Tensor]
+# The number subtracted from each row's logits, from them, the logits before keys are hidden, and
+# the keys that an additive mask keeps.
+Shift = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-def shifted(
-    shift: Shift,
-    divisor: Callable[[Tensor], Tensor],
-    *,
-    wide: bool,
-) -> Callable[[DeclaredCall, golden.Attention], golden.Attention]:
+def shifted(shift: Shift, divisor: Callable[[Tensor], Tensor], *, wide: bool) -> Edits:
     """Divide exponentials of logits less a number per row by a function of their sum.
 
     Rows whose exponentials have lost digits without vanishing are open.
     """
+    reads = ("", "logits", "sinks", "biased", "by_mask", "inputs", "point")
 
-    def core(call: DeclaredCall, attention: golden.Attention) -> golden.Attention:
-        own = attention.logits, attention.sinks
-        logits, given = _filled(*own, call.inputs, call.semantics, wide=wide)
-        exponentials = torch.exp(logits - shift(call, attention, logits).to(logits.dtype))
-        total = exponentials.sum(dim=-1, keepdim=True)
-        weights = (exponentials / divisor(total)).double()[..., : attention.logits.shape[-1]]
-        weights = torch.where(given, attention.weights, weights)
-        few_digits = faint(total) & ~given
-        return emptied(weighing(attention, weights), few_digits.squeeze(-1))
+    def exponentials(
+        logits: Tensor,
+        sinks: Tensor | None,
+        biased: Tensor,
+        by_mask: Tensor,
+        inputs: Inputs,
+        point: golden.Semantics,
+    ) -> tuple[Tensor, Tensor]:
+        filled, given = _filled(logits, sinks, inputs, point, wide=wide)
+        kept = by_mask if has_bias(inputs) else torch.ones_like(by_mask)
+        number = shift(filled, biased, kept).to(filled.dtype)
+        return torch.exp(filled - number), given
 
-    return core
+    def weights(right: Tensor, logits: Tensor, *results: Any) -> Tensor:
+        each, given = exponentials(logits, *results)
+        shares = each / divisor(each.sum(dim=-1, keepdim=True))
+        return torch.where(given, right, shares.double()[..., : logits.shape[-1]])
+
+    def empty(right: Tensor, *results: Any) -> Tensor:
+        each, given = exponentials(*results)
+        return right | (faint(each.sum(dim=-1, keepdim=True)) & ~given).squeeze(-1)
+
+    return (
+        Edit("weights", change=golden.Rewired(weights, reads)),
+        Edit("empty", change=golden.Rewired(empty, reads)),
+    )
 
 
 def _less(largest: Largest, *, guarded: bool, wide: bool = False) -> golden.Edit:
@@ -338,11 +348,11 @@ def _has_keys(sizes: golden.Sizes) -> bool:
     return sizes.key_length > 0
 
 
-def _behind_the_sink(weights: Tensor) -> Tensor:
+def _move_behind_sink(weights: Tensor) -> Tensor:
     return torch.cat([_share(weights), weights[..., :-1]], dim=-1)
 
 
-def _before_the_sink(weights: Tensor) -> Tensor:
+def _move_before_sink(weights: Tensor) -> Tensor:
     return torch.cat([weights[..., 1:], _share(weights)], dim=-1)
 
 
@@ -402,7 +412,7 @@ SINKS: Final[tuple[NamedMistake, ...]] = (
         "drop the column of the sink: the last one where it was put behind the keys",
         *(
             Edit("weights", change=change, when=_has_keys)
-            for change in (_before_the_sink, _behind_the_sink)
+            for change in (_move_before_sink, _move_behind_sink)
         ),
     ),
 )

@@ -95,7 +95,7 @@ def _faint_too(empty: Tensor, logits: Tensor, inputs: Inputs) -> Tensor:
 _PLAINLY: Final = (Edit("weights", _plain_weights), Edit("empty", change=_faint_too))
 
 
-def _of_other_sums(each_of: Callable[[Tensor], Tensor]) -> golden.Edit:
+def _divide_by_other_sums(each_of: Callable[[Tensor], Tensor]) -> golden.Edit:
     def weights(logits: Tensor) -> Tensor:
         require(logits.shape[-1] == logits.shape[-2])
         each = each_of(logits)
@@ -136,8 +136,8 @@ WEIGHING: Final[tuple[NamedMistake, ...]] = (
         "where there are as many queries as keys, the weights of key j are divided by the sum of "
         "query j",
         "keep the axis of the sum: divide by sum(-1, keepdim=True)",
-        _of_other_sums(_shifted),
-        _of_other_sums(torch.exp),
+        _divide_by_other_sums(_shifted),
+        _divide_by_other_sums(torch.exp),
     ),
     *named("halves-merged-with-exchanged-shares", "numerics.golden")(
         "the answers of two halves of the keys are added up, each with the share of the other",
@@ -276,7 +276,7 @@ def _lost(keys: str) -> Edits:
     return edits_by(f"false for {keys}", "admitted", when=lambda sizes: sizes.key_length > 1)
 
 
-def _with_padding(tile: int) -> Edits:
+def _count_padding(tile: int) -> Edits:
     def pads(sizes: golden.Sizes) -> bool:
         return sizes.key_length % tile != 0
 
@@ -294,7 +294,7 @@ TILES: Final[tuple[NamedMistake, ...]] = (
     *named("padding-of-the-last-tile-counted", _GOLDEN)(
         "the zeros that fill the last tile up enter the softmax as logits of zero",
         "set their logits to minus infinity",
-        *(_with_padding(block) for block in BLOCKS[1:]),
+        *(_count_padding(block) for block in BLOCKS[1:]),
     ),
     *named("last-key-lost", "equivariance.keys")(
         "the last key is never attended",

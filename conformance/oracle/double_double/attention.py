@@ -101,11 +101,11 @@ def _logits(
     """The logits ``[B, H, Lq, Lk]``, and where they are more than minus infinity."""
     scores, point = _scores(attention, query, key), attention.semantics
     if attention.softcap is None:
-        return _masked(attention, _with_bias(attention, scores))
+        return _masked(attention, _add_bias(attention, scores))
     limit = exact(attention.softcap)
     if not point.caps("bias"):
         scores = _cap(scores, limit)
-    capped = _with_bias(attention, scores)
+    capped = _add_bias(attention, scores)
     if point.caps("bias"):
         capped = _cap(capped, limit)
     if not point.caps("mask"):
@@ -122,7 +122,7 @@ def _scores(attention: golden.Attention, query: DoubleDouble, key: DoubleDouble)
     return multiply(products, exact(attention.scale))
 
 
-def _with_bias(attention: golden.Attention, scores: DoubleDouble) -> DoubleDouble:
+def _add_bias(attention: golden.Attention, scores: DoubleDouble) -> DoubleDouble:
     """The scores with the finite part of the bias, unless the bias was added before the scale."""
     if attention.bias is None or attention.semantics.bias_order == "before-scale":
         return scores

@@ -140,7 +140,7 @@ def matmul(left: DoubleDouble, right: DoubleDouble) -> DoubleDouble:
         return DoubleDouble(zeros, zeros)
     left, left_exponent = _normalised(left, -1)
     right, right_exponent = _normalised(right, -2)
-    product = _in_pieces(_three_axes(left), _three_axes(right))
+    product = _multiply_in_pieces(_three_axes(left), _three_axes(right))
     unscaled = DoubleDouble(product.high.reshape(shape), product.low.reshape(shape))
     return shift(unscaled, left_exponent + right_exponent)
 
@@ -159,7 +159,7 @@ def _normalised(x: DoubleDouble, axis: int) -> tuple[DoubleDouble, Tensor]:
     return DoubleDouble(x.high * factor, x.low * factor), exponent
 
 
-def _in_pieces(left: DoubleDouble, right: DoubleDouble) -> DoubleDouble:
+def _multiply_in_pieces(left: DoubleDouble, right: DoubleDouble) -> DoubleDouble:
     """Matrix products ``[G, N, K] @ [G, K, M]``, some groups or some rows of a group at a time."""
     columns = right.high.shape[-1]
     rows, length = left.high.shape[-2:]
@@ -253,15 +253,15 @@ _INVERSE_FACTORIALS: Final = tuple(_inverse_factorial(n) for n in range(_DEGREE 
 def exp(x: DoubleDouble) -> DoubleDouble:
     """The exponential of numbers up to 700; zero below -746, where it would underflow."""
     vanishes = x.high < _SMALLEST_EXPONENT
-    x = _with(x, vanishes, 0.0)
-    return _with(_add_one(*_reduced(x)), vanishes, 0.0)
+    x = _fill(x, vanishes, 0.0)
+    return _fill(_add_one(*_reduced(x)), vanishes, 0.0)
 
 
 def tanh(x: DoubleDouble) -> DoubleDouble:
     """The hyperbolic tangent, to full relative precision near zero as well."""
     sign = torch.where(x.high < 0, -1.0, 1.0)
     magnitude = DoubleDouble(x.high * sign, x.low * sign)
-    magnitude = _with(magnitude, magnitude.high > _SATURATED, _SATURATED)
+    magnitude = _fill(magnitude, magnitude.high > _SATURATED, _SATURATED)
     minus = _expm1(DoubleDouble(-2.0 * magnitude.high, -2.0 * magnitude.low))
     quotient = divide(negate(minus), add_number(minus, torch.full_like(minus.high, 2.0)))
     return DoubleDouble(quotient.high * sign, quotient.low * sign)
@@ -304,5 +304,5 @@ def _expm1_series(x: DoubleDouble) -> DoubleDouble:
     return multiply(result, x)
 
 
-def _with(x: DoubleDouble, where: Tensor, number: float) -> DoubleDouble:
+def _fill(x: DoubleDouble, where: Tensor, number: float) -> DoubleDouble:
     return DoubleDouble(x.high.masked_fill(where, number), x.low.masked_fill(where, 0.0))

@@ -92,10 +92,10 @@ def read(data: Any, fit: Fit) -> Declaration:
 
 def _declared(kind: str, features: list[str], data: Head, fit: Fit) -> Declaration:
     hints = get_type_hints(Declaration)
-    same = {name: _of_kind(hints[name], data.get(name), name) for name in _SAME}
+    same = {name: _check_kind(hints[name], data.get(name), name) for name in _SAME}
     points = get_type_hints(golden.Semantics)
     point = {
-        name: _of_kind(points[name], value, name)
+        name: _check_kind(points[name], value, name)
         for name, value in field(data, "semantics", dict).items()
         if name != "score_mod"
     }
@@ -143,7 +143,7 @@ def texts(data: Any, name: str) -> list[str]:
     return values
 
 
-def _of_kind(hint: Any, value: Any, name: str) -> Any:
+def _check_kind(hint: Any, value: Any, name: str) -> Any:
     """Check that a plain value matches an annotation; raises ProtocolError."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType, Literal):

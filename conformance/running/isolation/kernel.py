@@ -283,7 +283,7 @@ def filter_calls(*, inside: bool, mounted: bool) -> bool:
                 *_unless(_IF_EQUAL, (socket.SOCK_STREAM, socket.SOCK_SEQPACKET), _REFUSE),
             ],
         ),
-        (_CONTROL, _of_terminals()),
+        (_CONTROL, _refuse_terminals()),
         # Only its own limits: setting one of the judge's to zero would end the judge.
         (_LIMIT, [(_LOAD, 0, 0, _FIRST_ARGUMENT), *_unless(_IF_EQUAL, [0], _REFUSE)]),
     )
@@ -312,7 +312,7 @@ def _unless(comparison: int, values: Sequence[int], answer: int) -> list[_Instru
     return [*looks, (_RETURN, 0, 0, answer)]
 
 
-def _of_terminals() -> list[_Instruction]:
+def _refuse_terminals() -> list[_Instruction]:
     """Refuse requests that configure a terminal or inject typed input."""
     first, last = _OF_TERMINALS
     asking = _unless(_IF_EQUAL, _ASKING, _REFUSE)

@@ -153,7 +153,7 @@ class _Builder:
     candidate: int
 
     def __call__(self, geometry: Geometry, weights: golden.ProjectionWeights | None) -> Any:
-        return _Forward.of(self, geometry, weights)
+        return _Forward.build_layer(self, geometry, weights)
 
 
 class _Forward:
@@ -171,7 +171,7 @@ class _Forward:
         self._generation = self._number = 0
 
     @classmethod
-    def of(
+    def build_layer(
         cls, builder: _Builder, geometry: Geometry, weights: golden.ProjectionWeights | None
     ) -> Any:
         """Build a layer; if the builder returned no callable, return a stand-in of its class."""

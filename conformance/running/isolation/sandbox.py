@@ -102,7 +102,7 @@ def _keep(
     waiting.register(os.pidfd_open(child), select.POLLIN)
     while not (gone := [number for number, _ in waiting.poll(_PAUSE)]):
         _reap(but=child)
-        if together(_beside(child, inside=inside), memory) > memory:
+        if together(_list_processes(child, inside=inside), memory) > memory:
             with contextlib.suppress(OSError):
                 os.write(status, TOO_MUCH.encode())
             break
@@ -115,7 +115,7 @@ def _keep(
         _end_all(child)
 
 
-def _beside(child: int, *, inside: bool) -> list[int]:
+def _list_processes(child: int, *, inside: bool) -> list[int]:
     """List the candidate's processes by their numbers in this namespace's /proc."""
     if inside and not Path("/proc/self").exists():  # those of their namespace, and no other
         return [int(name) for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 (many a second)

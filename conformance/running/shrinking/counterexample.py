@@ -53,14 +53,14 @@ def _own(subject: Subject, inputs: Inputs) -> Tensor | None:
         return None
     try:
         with subject.recorded(None):
-            changed_inputs = (_with_unit_values(inputs, n) for n in range(0, keys, channels))
+            changed_inputs = (_set_unit_values(inputs, n) for n in range(0, keys, channels))
             parts = [subject.answer(changed).double() for changed in changed_inputs]
     except (CandidateFailure, RowWithoutKeysRefused):
         return None
     return torch.cat(parts, dim=-1)[..., :keys] if parts else None
 
 
-def _with_unit_values(inputs: Inputs, first: int) -> Inputs:
+def _set_unit_values(inputs: Inputs, first: int) -> Inputs:
     value = torch.zeros_like(inputs.value)
     for channel, key in enumerate(range(first, min(first + value.shape[-1], value.shape[-2]))):
         value[..., key, channel] = 1.0

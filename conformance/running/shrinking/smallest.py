@@ -352,10 +352,10 @@ def same_failure(first: Violation, other: Violation) -> bool:
 
 def same_but_for_numbers(first: Violation, other: Violation) -> bool:
     """Compare kind and message of two violations of a clause, ignoring numbers."""
-    return (first.kind, _without_numbers(first)) == (other.kind, _without_numbers(other))
+    return (first.kind, _leave_numbers_out(first)) == (other.kind, _leave_numbers_out(other))
 
 
-def _without_numbers(violation: Violation) -> str:
+def _leave_numbers_out(violation: Violation) -> str:
     """Return a violation's text without numbers; for an exception its type and raising line."""
     if violation.kind == "raised":
         place = _PLACE.search(violation.message)
@@ -378,7 +378,7 @@ def shows(violation: Violation) -> bool:
     return not abs(got - expected) < LATER_DIGITS * max(abs(got), abs(expected))
 
 
-def with_scale_error(reduced: Violation, first: Violation) -> Violation:
+def copy_scale_error(reduced: Violation, first: Violation) -> Violation:
     """Copy the first violation's scale error to the reduced one: few elements fit any scale."""
     fitted = first.measured.get("scale_error")
     if fitted is None or "scale_error" in reduced.measured:

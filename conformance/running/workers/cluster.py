@@ -26,13 +26,13 @@ from typing import Any, Final, Self
 
 import psutil
 
-from ...base.files import COPIED_FROM, in_repository
+from ...base.files import COPIED_FROM, path_in_repository
 from ...base.limits import MOST_WORKERS, PER_WORKER, Deadline, Share
 from ...base.printable_text import printable
 from ...base.record import EXIT_HARNESS
 from ...errors import UsageError
 from ...targets.target_strings import path_of
-from ..databases import on_this_machine
+from ..databases import is_on_this_machine
 from .messages import Loaded, Ready, RunOptions, package_version
 from .pool import OURS, DoJob, Job, Reported, TaskOrder, WorkerPool, default_jobs, plans_of, serve
 from .supervisor import HarnessError, OutOfTime, Supervisor
@@ -62,7 +62,7 @@ def check_cluster(options: RunOptions, address: str) -> None:
     """Raise UsageError for a run that names files outside the working folder."""
     if address == LOCAL:
         return
-    named = options.graph_options.beside().values()
+    named = options.graph_options.record_options().values()
     correct = getattr(options, "correct", ())  # of a run of teeth
     for target in (*options.targets, *correct, *filter(None, named)):
         path = path_of(target)
@@ -74,7 +74,7 @@ def check_cluster(options: RunOptions, address: str) -> None:
             )
             raise UsageError(msg)
     for place in options.databases:
-        if on_this_machine(place):
+        if is_on_this_machine(place):
             msg = (
                 f"--database {place} is a folder of this machine: the workers of a cluster need "
                 "redis://HOST:PORT/NUMBER"
@@ -210,7 +210,7 @@ class Cluster:
             cpus = math.ceil(jobs * self.share.amounts["CPU"]) if self._most else jobs
             more = {"num_cpus": cpus, "include_dashboard": False, "object_store_memory": _STORE}
         elif _IN_A_JOB not in os.environ:
-            here = PurePosixPath(in_repository(Path.cwd() / "any")).parent.as_posix()
+            here = PurePosixPath(path_in_repository(Path.cwd() / "any")).parent.as_posix()
             sent = {"working_dir": str(Path.cwd()), "env_vars": {COPIED_FROM: here}}
             more = {"runtime_env": sent}
         if self.address not in (LOCAL, AUTO):
@@ -329,8 +329,8 @@ class ClusterPool(WorkerPool):
     def start(self) -> Ready:
         """Start the first worker; raises HarnessError on failure."""
         share = self._cluster.share
-        on_gpu = _on_gpu(self._options.devices or ())
-        self._first = self._answers(share.with_gpu() if on_gpu else share)
+        on_gpu = _names_gpu(self._options.devices or ())
+        self._first = self._answers(share.add_gpu() if on_gpu else share)
         ready: Ready = self._next("ready")
         return ready
 
@@ -340,7 +340,7 @@ class ClusterPool(WorkerPool):
         Where a candidate asks for a GPU the targets are loaded again on a machine with a GPU.
         """
         self._loaded = self._next("loaded")
-        share = self._cluster.share.with_gpu()
+        share = self._cluster.share.add_gpu()
         if any(map(_wants_gpu, self._loaded)) and self._cluster.places(share):
             self._first = self._answers(share)
             self._next("ready")
@@ -372,8 +372,8 @@ class ClusterPool(WorkerPool):
 
         index = job if isinstance(job, int) else getattr(job, "index", 0)
         share = self._cluster.share
-        if _wants_gpu(self._loaded[index]) and self._cluster.places(share.with_gpu()):
-            share = share.with_gpu()
+        if _wants_gpu(self._loaded[index]) and self._cluster.places(share.add_gpu()):
+            share = share.add_gpu()
         if self._sent is None or self._sent[0] is not do:
             self._sent = do, ray.put(do)
         received = 0
@@ -444,9 +444,9 @@ def _refusal(error: BaseException) -> Exception:
     return HarnessError(f"the cluster failed: {_first_line(cause or error)}")
 
 
-def _on_gpu(devices: Sequence[str]) -> bool:
+def _names_gpu(devices: Sequence[str]) -> bool:
     return any(name.partition(":")[0] == "cuda" for name in devices)
 
 
 def _wants_gpu(loaded: Loaded) -> bool:
-    return _on_gpu([planned.device for planned in loaded.planned])
+    return _names_gpu([planned.device for planned in loaded.planned])

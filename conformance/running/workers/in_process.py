@@ -60,13 +60,13 @@ class InProcess(Supervisor):
             order = replace(order, seconds=self._left(), search=self._deadline.search)
         clause = self._loaded[index].planned[number]
         if order.seconds == 0.0:
-            return self._in_time(Progress().cut(clause, 0.0))
+            return self._mark_cut_short(Progress().cut(clause, 0.0))
 
         def tell(tag: str, _what: Any) -> None:
             if tag == "failure":
                 self.on_failure(self._loaded[index], clause.id)
 
-        return self._in_time(run_clause(self._plans[index].run, clause, order, tell))
+        return self._mark_cut_short(run_clause(self._plans[index].run, clause, order, tell))
 
     def perform(
         self,

@@ -41,7 +41,7 @@ from ...tolerance import contract_for
 from ...tolerance.contract import describe
 from ..clause_problems import FailureMemory
 from ..clause_run import ClauseRun, PlannedClause, Progress
-from ..databases import on_this_machine, open_databases
+from ..databases import is_on_this_machine, open_databases
 from ..isolation.proxies import Isolated, isolated_candidates
 from ..isolation.remote import Remote
 from ..runner import CandidateRun
@@ -103,7 +103,7 @@ def is_silent(silent: Sequence[Silence], planned: Sequence[PlannedClause]) -> bo
     return bool(places) and places == {silence.place for silence in silent}
 
 
-def without_repetition(
+def leave_repetitions_out(
     planned: Sequence[PlannedClause], silent: Sequence[Silence]
 ) -> list[PlannedClause]:
     """Return the plan with one clause showing the exception; the remaining clauses refer to it.
@@ -443,7 +443,7 @@ def plan_candidates(
         candidates = compiled_variants(candidates)
     known = dict(enumerate(isolated))
     for number, given in enumerate(map(spanning, candidates)):
-        candidate = _with_tables_that_fit(given, options, on_step) if options.preflight else given
+        candidate = _choose_table_width(given, options, on_step) if options.preflight else given
         unchecked = known[number].unchecked if isolated else ()
         if options.preflight and not isolated:
             on_step("building", candidate.name)
@@ -458,7 +458,7 @@ def plan_candidates(
             # A refused graph is judged nevertheless: there are clauses on its file.
             if is_silent(silent_places, planned) and candidate.graph is None:
                 silent.append(silent_places[0].sentence(candidate))
-            planned = without_repetition(planned, silent_places)
+            planned = leave_repetitions_out(planned, silent_places)
         plan = CandidatePlan(
             candidate=candidate,
             run=run,
@@ -496,7 +496,7 @@ def _takes_tables(run: CandidateRun) -> bool:
     return True
 
 
-def _with_tables_that_fit(candidate: Candidate, options: RunOptions, on_step: OnStep) -> Candidate:
+def _choose_table_width(candidate: Candidate, options: RunOptions, on_step: OnStep) -> Candidate:
     """Return a candidate with an entry for each pair of channels if whole tables fail its calls.
 
     ``rotary_table_shape="LR"`` promises tables "of whole or half width" (VOCABULARY.md, section 2).
@@ -541,7 +541,7 @@ def _memory(options: RunOptions, on_step: OnStep) -> tuple[FailureMemory | None,
     opened = open_databases(options.databases)
     if opened is None:
         return None, ()
-    waits = options.isolated and any(map(on_this_machine, options.databases))
+    waits = options.isolated and any(map(is_on_this_machine, options.databases))
     return FailureMemory(opened.database, specification_hash(), waits=waits), opened.notes
 
 

@@ -47,7 +47,7 @@ def replay_job(
         finding, recording = examine_recorded(clause, subject, problem, recording)
         if finding.violation is None:
             return {"outcome": "passes"}
-        shown = describe(clause.id, subject, as_smallest(problem, finding.violation, recording))
+        shown = describe(clause.id, subject, wrap_unreduced(problem, finding.violation, recording))
     answer: dict[str, Any] = plain(
         {
             "outcome": outcome(argument, finding.violation),
@@ -128,7 +128,7 @@ def _check_layouts(problem: Problem) -> None:
             raise KeyError(layout)
 
 
-def as_smallest(problem: Problem, violation: Violation, recording: Recording) -> Smallest:
+def wrap_unreduced(problem: Problem, violation: Violation, recording: Recording) -> Smallest:
     """Wrap a failure examined again as the result of a search without reductions."""
     return Smallest(
         problem=problem, violation=violation, recording=recording, tries=0, repeated=True

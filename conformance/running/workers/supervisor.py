@@ -123,7 +123,7 @@ class Supervisor:
             _STARTING,
             safe_path(),
             only,
-            _without_script(),
+            _hide_script(),
             _cleaning_quietly(),
             no_interrupt(context),
         ):
@@ -264,7 +264,7 @@ class Supervisor:
             seconds = time.perf_counter() - started
             return progress.lost(clause, lost.kind, f"the candidate {lost}", seconds)
         except OutOfTime:
-            return self._in_time(progress.cut(clause, time.perf_counter() - started))
+            return self._mark_cut_short(progress.cut(clause, time.perf_counter() - started))
         except (UsageError, HarnessError) as error:
             return clause.result("untestable", f"the candidate could not be loaded again: {error}")
 
@@ -277,9 +277,9 @@ class Supervisor:
     def _result(self, clause: PlannedClause, tag: str, payload: Any) -> ClauseResult:
         if tag == "broken":
             return clause.result("error", f"the harness failed: {payload}")
-        return self._in_time(result_from_json(payload))
+        return self._mark_cut_short(result_from_json(payload))
 
-    def _in_time(self, result: ClauseResult) -> ClauseResult:
+    def _mark_cut_short(self, result: ClauseResult) -> ClauseResult:
         """Mark a result as not run or not finished if the run's time limit cut the clause short."""
         if result.planned is None or self._deadline is None:
             return result
@@ -514,7 +514,7 @@ def _cleaning_quietly() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_script() -> Iterator[None]:
+def _hide_script() -> Iterator[None]:
     """Hide the user's script from a process started meanwhile: spawning would import the script."""
     script = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")

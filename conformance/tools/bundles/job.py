@@ -37,7 +37,7 @@ from ...running.shrinking.counterexample import (
 )
 from ...running.shrinking.smallest import examine_recorded
 from ...running.workers.planning import CandidatePlan
-from ...running.workers.replaying import access, as_smallest, outcome, rebuilt
+from ...running.workers.replaying import access, outcome, rebuilt, wrap_unreduced
 from .arrays import Array, named_arrays, write_arrays
 
 Data = dict[str, Any]
@@ -282,7 +282,7 @@ def bundle_job(
         finding, _ = examine_recorded(clause, subject, problem, recording)
         if finding.violation is None:
             return {"outcome": "passes"}
-        shown = describe(clause.id, subject, as_smallest(problem, finding.violation, recording))
+        shown = describe(clause.id, subject, wrap_unreduced(problem, finding.violation, recording))
         compared = finding.violation.kind in _COMPARED
         add_details(shown, subject, recording, compared=compared)
         data = {**shown, "access": access_of(plan)}

@@ -94,7 +94,7 @@ def test_one_number_is_said_before_variants_are_tried(monkeypatch: pytest.Monkey
     def read(_readings: Any) -> Any:
         pytest.fail("variants are read")
 
-    monkeypatch.setattr(backward, "_of_what_was_read", read)
+    monkeypatch.setattr(backward, "_read_variants", read)
     assert entry(core(QueryHalved()))["name"] == "gradient of query: 1/2 times what it must be"
 
 

@@ -80,7 +80,7 @@ def names(candidate: Candidate, clause: str) -> list[str]:
 @pytest.mark.parametrize(
     ("candidate", "name"),
     [
-        (WeightsOfReversedHeads, "the weights with the heads in reverse order"),
+        (WeightsOfReversedHeads, "weights that are those of the head counted from the end"),
         (WeightsWithoutBias, "the weights without the numbers of an additive mask"),
         (
             WeightsBeforeSoftmax,
@@ -211,6 +211,6 @@ def test_answers_that_chance_decides_beside_weights_are_not_said_to_be_kept() ->
         core(DropoutWithWeights.function, **{**BARE_FLOAT32, "features": ["weights"]}), "float32"
     )
     asked = Diagnostician(subject)
-    with patch.object(Diagnostician, "_of_state", EARLIER_CALLS):
+    with patch.object(Diagnostician, "_state_entry", EARLIER_CALLS):
         (entry,) = asked._returned_weights
     assert entry["name"] == "unknown-mistake"

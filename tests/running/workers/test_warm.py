@@ -28,7 +28,7 @@ def nothing_prepared() -> Iterator[None]:
 def test_what_follows_from_promises_is_there_before_a_candidate() -> None:
     """The mistakes are named, and answers of others are kept for a candidate of equal promises."""
     assert prepare(PROMISES) == list(COMMONEST)
-    common = CommonAnswers.of(Subject(core(**PROMISES)(like_nobody), "float32"))
+    common = CommonAnswers.shared(Subject(core(**PROMISES)(like_nobody), "float32"))
     assert common.acted
     assert common.lists["drawn"]
 
@@ -36,7 +36,7 @@ def test_what_follows_from_promises_is_there_before_a_candidate() -> None:
 def test_other_promises_share_nothing() -> None:
     """Answers of one declaration are not those of another."""
     prepare(PROMISES)
-    assert not CommonAnswers.of(Subject(core(masks=["bias"])(like_nobody), "float32")).acted
+    assert not CommonAnswers.shared(Subject(core(masks=["bias"])(like_nobody), "float32")).acted
 
 
 def first_failure() -> tuple[ClauseResult, CandidateRun]:
