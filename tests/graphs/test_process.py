@@ -264,7 +264,7 @@ def test_cpu_is_counted_for_each_run(tmp_path: Path) -> None:
     with GraphProcess(path, Limits(wall_seconds=60.0, cpu_seconds=1.0)) as process:
         process.run({"x": X[:1]})
         (child,) = children() - before
-        while cpu_seconds(child) < 3.0:
+        while cpu_seconds(child) < 1.5:
             process.run({"x": X[:1]})
         assert children() - before == {child}
 
