@@ -30,8 +30,8 @@ from .mask_facts import (
     POSITIONS,
     MaskFacts,
     mask_facts,
-    misplaced_rules,
     rule_of,
+    unusual_sites,
     with_rules_told_apart,
 )
 from .model_inputs import NoAnswerError, UnknownInputError
@@ -110,7 +110,7 @@ def model_candidates(
         whole = dataclasses.replace(model, cores=standing_for(described, cores))
         name = declared.name or path.stem
         made.insert(0, (None, whole_candidate(whole, name, _expected(declared, of_model=True))))
-    warnings += misplaced_rules(described)
+    warnings += unusual_sites(described)
     if not made:
         why = f"{_why_none(sites)}; {warnings[-1]}"
         msg = f"{path} has no attention that can be judged alone ({why})"

@@ -114,7 +114,7 @@ UNKNOWN: dict[str, tuple[Inputs, str]] = {
         "no one axis of its input past_key_values.0.key counts the past tokens",
     ),
     "a flag": ((IDS, ("use_cache", TensorProto.BOOL, [1])), "use_cache"),
-    "a picture of no name": ((("x", FLOAT, ["b", 3, "h", "w"]),), "what its input x is"),
+    "a picture of no name": ((("x", FLOAT, ["b", 5, "h", "w"]),), "what its input x is"),
     "text": ((("text", TensorProto.STRING, ["b"]),), "what its input text is"),
     "mask alone": ((ROLES["mask"],), "none of its inputs holds tokens"),
 }
