@@ -53,7 +53,7 @@ from ..errors import (
     UsageError,
     fault_of,
 )
-from ..models.mask_facts import unusual_sites
+from ..models.mask_facts import misplaced_rules
 from ..models.model_inputs import UnknownInputError, library_of
 from ..models.recognition import may_be_model
 from ..models.site import is_standard
@@ -228,7 +228,7 @@ def _unread(
     said = next((str(one.entry["text"]) for one in explanations), "")
     if inside is not None and said:
         unmeant += inside.engine.unused_weights(inside.model)
-        unmeant += unusual_sites(inside.model.described)
+        unmeant += misplaced_rules(inside.model.described)
     if inside is not None and not known and not unmeant:
         return _of_model(inside, entry)
     mistakes = (said or unmeant[0],) if unmeant else ()
@@ -320,7 +320,7 @@ def _of_model(made: TorchModel, entry: Undeclared, doubt: str = "") -> list[Cand
             *([f"{few(exchanged, 3)}: its name says another role"] if exchanged else []),
             *([_of_tables(tables)] if tables else []),
             *packed_otherwise(made.engine, made.model),
-            *unusual_sites(made.model.described),
+            *misplaced_rules(made.model.described),
             *growing_biases(made.engine),
             *unlike_rotations(made.engine, made.model),
             *([doubt] if doubt else []),

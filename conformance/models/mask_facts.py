@@ -152,9 +152,8 @@ _MOVED: Final = {
 }
 
 
-def unusual_sites(described: Iterable[SiteEntry]) -> list[str]:
-    """Return a sentence for each mistake in causal rules, and for what is unlike its siblings."""
-    described = list(described)
+def misplaced_rules(described: Iterable[SiteEntry]) -> list[str]:
+    """Return a sentence for each mistake in the causal rules of the attentions."""
     found: dict[str, list[str]] = {}
     for entry in described:
         if words := entry.get("misplaced"):
@@ -164,45 +163,7 @@ def unusual_sites(described: Iterable[SiteEntry]) -> list[str]:
         f"nothing, a query sees {words}: unless that is meant, the causal mask is "
         + (_MOVED.get(words) or "the wrong way round")
         for words, own in found.items()
-    ] + list(_unlike_siblings(described))
-
-
-# The fewest attentions of equal places in layers among which one can be odd.
-_FEWEST: Final = 3
-
-
-def _unlike_siblings(described: Sequence[SiteEntry]) -> Iterator[str]:
-    """Yield a sentence for an attention whose heads or rule all of its siblings have otherwise.
-
-    Siblings are those whose names differ in numbers alone, as those of layers do.
-    """
-    families: dict[str, list[SiteEntry]] = {}
-    for entry in described:
-        place = re.sub(r"[0-9]+", "#", entry["scope"] or entry["nodes"][0])
-        families.setdefault(place, []).append(entry)
-    for family in families.values():
-        for words in (_heads_in_words, _rule_in_words):
-            said = [words(entry) for entry in family]
-            odd = [at for at, own in enumerate(said) if said.count(own) == 1]
-            if len(family) < _FEWEST or len(set(said)) != len(("one", "others")) or len(odd) != 1:
-                continue
-            own, other = said[odd[0]], said[1 - min(odd[0], 1)]
-            if own and other:
-                yield (
-                    f"attention #{family[odd[0]]['index']} {own}, where each of the "
-                    f"{len(family) - 1} others of its kind {other}: unless that is meant, it is a "
-                    "mistake"
-                )
-
-
-def _heads_in_words(entry: SiteEntry) -> str:
-    heads, groups, size = (entry.get(name) for name in ("heads", "kv_heads", "head_size"))
-    return f"has {heads} heads of {size} for {groups} of keys" if heads and size else ""
-
-
-def _rule_in_words(entry: SiteEntry) -> str:
-    words = {True: "hides later keys", False: "hides no later keys"}
-    return "" if entry["causal"] is None or entry["misplaced"] else words[entry["causal"]]
+    ]
 
 
 def _shown_keys(mask: MaskInput, value: Array) -> Any:

@@ -34,7 +34,7 @@ from .candidates import (
     whole_candidate,
 )
 from .in_place import Activations, as_heads, assembled
-from .mask_facts import Rule, rule_of, unusual_sites, with_rules_told_apart
+from .mask_facts import Rule, misplaced_rules, rule_of, with_rules_told_apart
 from .model_inputs import ModelCall, UnknownInputError, library_of
 from .opening import (
     ATTENTION_MASK,
@@ -585,7 +585,7 @@ def torch_model_candidates(
     alike = standing_for(model.described, cores)
     whole = whole_candidate(dataclasses.replace(model, cores=alike), name)
     warnings = [*model.warnings, *(f"not judged: {entry.sentence}" for entry in made.uncut)]
-    warnings += unusual_sites(model.described)
+    warnings += misplaced_rules(model.described)
     unjudged = "" if cores else none_judged(made.uncut)
     whole = dataclasses.replace(whole, warnings=tuple(warnings), unjudged=unjudged)
     return [(None, whole), *cores.items()]

@@ -25,8 +25,8 @@ from conformance.models.candidates import model_candidates
 from conformance.models.mask_facts import (
     MaskFacts,
     mask_facts,
+    misplaced_rules,
     rule_of,
-    unusual_sites,
     with_rules_told_apart,
 )
 from conformance.models.sites import find_sites
@@ -110,36 +110,10 @@ def test_causality_with_a_mistake_is_told(
         {"index": index, "misplaced": misplaced, "scope": "", "nodes": ["n"], "causal": None}
         for index, misplaced in enumerate((words, "", words))
     ]
-    (line,) = unusual_sites(described)  # type: ignore[arg-type]  # as much of them as is read
+    (line,) = misplaced_rules(described)  # type: ignore[arg-type]  # as much of them as is read
     assert line.startswith("attentions #0, #2: ")
     assert words in line
     assert told in line
-
-
-def test_an_attention_unlike_its_siblings_is_told() -> None:
-    """Its heads and its rule, where all others of equal places agree; two ways are a pattern."""
-
-    def told(causal: str, heads: tuple[int, ...]) -> list[str]:
-        described = [
-            {
-                "index": at,
-                "scope": f"layers.{at}.attention",
-                "nodes": ["n"],
-                "misplaced": "",
-                "causal": causal[at] == "c",
-                "heads": own,
-                "kv_heads": own,
-                "head_size": 8,
-            }
-            for at, own in enumerate(heads)
-        ]
-        return unusual_sites(described)  # type: ignore[arg-type]  # as much of them as is read
-
-    (line,) = told("cncc", (4, 4, 4, 4))
-    assert "attention #1 hides no later keys, where each of the 3 others" in line
-    (line,) = told("ccc", (4, 4, 2))
-    assert "attention #2 has 2 heads of 8" in line
-    assert not told("cncn", (4, 4, 2, 2))
 
 
 def test_a_model_whose_mask_is_the_wrong_way_round_says_so(tmp_path: Path) -> None:
