@@ -286,6 +286,8 @@ def _described(site: Site, cuts: dict[int, Cut], facts: MaskFacts) -> SiteEntry:
         "softcap": site.cap,
         "sinks": site.sinks is not None,
     }
+    if site.scaled_above != 1:
+        entry["scaled_above"] = float(site.scaled_above)
     if site.options:
         entry["options"] = dict(site.options)
     return entry
