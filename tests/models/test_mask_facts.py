@@ -24,6 +24,7 @@ from conformance.models import model_graph
 from conformance.models.candidates import model_candidates
 from conformance.models.mask_facts import (
     MaskFacts,
+    Rule,
     mask_facts,
     misplaced_rules,
     rule_of,
@@ -114,6 +115,11 @@ def test_causality_with_a_mistake_is_told(
     assert line.startswith("attentions #0, #2: ")
     assert words in line
     assert told in line
+
+
+def test_a_stored_mask_of_fewer_keys_is_causal_from_the_first() -> None:
+    """Traced at one length and called at another: no mistake of the causal rule."""
+    assert rule_of(np.tri(6, 5, dtype=bool)[None]) == Rule(causal=True)
 
 
 def test_a_model_whose_mask_is_the_wrong_way_round_says_so(tmp_path: Path) -> None:
