@@ -192,6 +192,8 @@ class SiteEntry(TypedDict, total=False):
         The other attentions that are the same but for weights and names.
     heads, kv_heads, head_size, scale, softcap
         Numbers that the file says, None where it does not, or where nothing is capped.
+    scaled_above
+        The factor on its query and key before they enter, where there is one.
     mask, mask_inputs
         Its masks, each with ``role``, ``axes`` and ``tensor``; the inputs that reach them.
     causal, window, misplaced
@@ -219,6 +221,7 @@ class SiteEntry(TypedDict, total=False):
     misplaced: str
     otherwise: list[dict[str, Any]]
     scale: float | None
+    scaled_above: float
     softcap: float | None
     sinks: bool
     options: dict[str, int]

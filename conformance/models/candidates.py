@@ -37,6 +37,7 @@ from .mask_facts import (
 from .model_inputs import NoAnswerError, UnknownInputError
 from .opening import BATCHES, LENGTHS, open_model
 from .recognition import model_sites
+from .siblings import unlike_siblings, ways_of
 from .site import Site, Uncut, is_standard
 from .sites import Sites
 from .whole_model import WholeModel
@@ -110,7 +111,7 @@ def model_candidates(
         whole = dataclasses.replace(model, cores=standing_for(described, cores))
         name = declared.name or path.stem
         made.insert(0, (None, whole_candidate(whole, name, _expected(declared, of_model=True))))
-    warnings += misplaced_rules(described)
+    warnings += [*misplaced_rules(described), *unlike_siblings(described, ways_of(sites))]
     if not made:
         why = f"{_why_none(sites)}; {warnings[-1]}"
         msg = f"{path} has no attention that can be judged alone ({why})"
@@ -285,6 +286,8 @@ def _described(site: Site, cuts: dict[int, Cut], facts: MaskFacts) -> SiteEntry:
         "softcap": site.cap,
         "sinks": site.sinks is not None,
     }
+    if site.scaled_above != 1:
+        entry["scaled_above"] = float(site.scaled_above)
     if site.options:
         entry["options"] = dict(site.options)
     return entry

@@ -116,10 +116,11 @@ def rule_of(allowed: Any) -> Rule:
         return Rule(causal=None)
     aligned = max(keys - queries, 0)  # a stored mask may have fewer keys than a call has queries
     causal = np.tri(queries, keys, aligned, dtype=bool)
-    for window in range(1, keys + 1):
+    most = max(queries, keys)
+    for window in range(1, most + 1):
         lost = np.tri(queries, keys, aligned - window, dtype=bool)
         if bool((allowed == (causal & ~lost)).all()):
-            return Rule(causal=True, window=window if window < keys else None)
+            return Rule(causal=True, window=window if window < most else None)
     for count, words in _AHEAD.items():
         seen = np.tri(queries, keys, aligned + count, dtype=bool)
         if count < queries - 1 and bool((allowed == seen).all()):

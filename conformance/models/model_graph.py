@@ -49,10 +49,7 @@ class ModelGraph:
     @cached_property
     def answered(self) -> frozenset[str]:
         """The tensors that an answer is computed from."""
-        found: set[str] = set()
-        for port in self.model.graph.output:
-            found |= {port.name} if port.name in found else self.wiring.above(port.name)
-        return frozenset(found)
+        return frozenset(self.wiring.above(*(port.name for port in self.model.graph.output)))
 
     @cached_property
     def input_types(self) -> dict[str, int]:

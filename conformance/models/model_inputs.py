@@ -75,7 +75,7 @@ class ModelInput:
         size ``[B, …]``; ``past``: keys or values of earlier tokens, counted by the only axis after
         the batch without a size; ``memory``: keys or values ``[B, H, L, D]`` that no call adds to,
         such as an encoder's; ``flag``: one bool, True where a cache is given; ``lengths`` ``[B]``:
-        the number of tokens of each item.
+        the number of tokens of each item; ``ones``: a mask of pixels, all of which exist.
     along: the sequence of the input: 0 for the sequence padded by a mask, 1 for the sequence
         attending to it, None for neither.
     shape: the size or the name of each axis.
@@ -118,6 +118,8 @@ class ModelInput:
         shape = [size if isinstance(size, int) else 0 for size in sizes]
         if self.role in ("types", "past", "flag"):
             return np.zeros(shape, self.dtype)
+        if self.role == "ones":
+            return np.ones(shape, self.dtype)
         return np.asarray(generator.standard_normal(shape), self.dtype)
 
     def mask(self, keep: Array) -> Array:
@@ -333,6 +335,8 @@ def _role(name: str, shape: Sequence[Axis], kind: np.dtype[Any], masking: Contai
     elif rank == len("BL") and kind.kind in "iu":
         types = set(_WORDS.split(joined)) & {"type", "types", "segment", "segments"}
         role = "positions" if "position" in joined else "types" if types else "tokens"
+    elif rank > len("BL") and "mask" in joined and all(isinstance(n, int) for n in shape[1:]):
+        role = "ones"
     elif kind.kind == "f":
         role = _float_role(joined, shape)
     if not role:
@@ -365,7 +369,7 @@ def sequences_of(shapes: Mapping[str, Sequence[Axis]], roles: Mapping[str, str])
     places = {
         name: (shapes[name][2 if role == "memory" else 1], name.lower().startswith(ANSWERING))
         for name, role in roles.items()
-        if role not in ("image", "past", "flag", "lengths")
+        if role not in ("image", "past", "flag", "lengths", "ones")
     }
     own = [places[name] for name, role in roles.items() if role in _OF_TOKENS]
     found = list(dict.fromkeys(own))

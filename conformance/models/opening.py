@@ -80,13 +80,15 @@ def open_model(
     )
     engine = GraphEngine(sites, process)
     try:
-        warnings = (_COUNTS_KEYS,) if engine.counts_keys else ()
-        warnings += tuple(
+        warnings = [_COUNTS_KEYS] if engine.counts_keys else []
+        warnings += [
             f"{entry.name} is given as False in a first call, as True with a cache"
             for entry in inputs
             if entry.role == "flag"
+        ]
+        model = WholeModel(
+            engine=engine, described=described, inputs=inputs, warnings=tuple(warnings)
         )
-        model = WholeModel(engine=engine, described=described, inputs=inputs, warnings=warnings)
         inputs = sized_pictures(inputs, lambda sized: _answers(replace(model, inputs=sized)))
         return measured_model(replace(model, inputs=inputs), declared)
     except BaseException:
@@ -456,7 +458,7 @@ def _letters(model: WholeModel, base: Mapping[str, int]) -> dict[str, str]:
         if len(shape) != len(other) or not pairs:
             continue
         read = [_letter(pair, place, sizes, model) for place, pair in enumerate(pairs)]
-        batches = tuple(each["batch"] for each in sizes)
+        batches = (sizes[0]["batch"], sizes[1]["batch"])
         joined = batches[0] != batches[1] and pairs.count(batches) > 1  # numbers of pairs of items
         if read[0] == ITEM and not joined:
             letters[name] = "".join(read)

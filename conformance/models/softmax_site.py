@@ -147,8 +147,9 @@ def _between(
 
 def _steps(graph: ModelGraph, softmax: Node, inside: Sequence[Node]) -> tuple[Step, ...]:
     """Return the quantisation steps of scores and weights; raises UnreadableError."""
-    steps = []
-    before = graph.wiring.above(softmax.input[0])
+    steps, before = [], {softmax.input[0]}
+    for node in reversed(inside):  # in order: each comes behind what it reads
+        before |= set(node.input) if before & set(node.output) else set()
     for node in inside:
         if node.op_type != "QuantizeLinear":
             continue

@@ -24,6 +24,7 @@ from conformance.models import model_graph
 from conformance.models.candidates import model_candidates
 from conformance.models.mask_facts import (
     MaskFacts,
+    Rule,
     mask_facts,
     misplaced_rules,
     rule_of,
@@ -107,13 +108,18 @@ def test_causality_with_a_mistake_is_told(
     rule = rule_of(seen(np.ones((6, 6), bool))[None, -queries:])
     assert (rule.causal, rule.misplaced) == (None, words)
     described = [
-        {"index": index, "misplaced": misplaced}
+        {"index": index, "misplaced": misplaced, "scope": "", "nodes": ["n"], "causal": None}
         for index, misplaced in enumerate((words, "", words))
     ]
     (line,) = misplaced_rules(described)  # type: ignore[arg-type]  # as much of them as is read
     assert line.startswith("attentions #0, #2: ")
     assert words in line
     assert told in line
+
+
+def test_a_stored_mask_of_fewer_keys_is_causal_from_the_first() -> None:
+    """Traced at one length and called at another: no mistake of the causal rule."""
+    assert rule_of(np.tri(6, 5, dtype=bool)[None]) == Rule(causal=True)
 
 
 def test_a_model_whose_mask_is_the_wrong_way_round_says_so(tmp_path: Path) -> None:

@@ -90,6 +90,50 @@ def test_caches_begin_empty(tmp_path: Path) -> None:
     assert (cache["past_key_values.0.key"].role, drawn.shape) == ("past", (3, 2, 0, 4))
 
 
+def test_a_past_that_is_not_handed_on_is_a_memory(tmp_path: Path) -> None:
+    """An encoder's keys have the mask's length; a flag says whether a cache is there."""
+    heads: list[Any] = ["b", 2, "p", 4]
+    inputs = (
+        IDS,
+        ("encoder_attention_mask", TensorProto.INT64, ["b", "e"]),
+        ("past.0.decoder.key", FLOAT, heads),
+        ("past.0.encoder.key", FLOAT, ["b", 2, "e", 4]),
+        ("use_cache_branch", TensorProto.BOOL, [1]),
+    )
+    nodes = [node("Gather", "table input_ids", "answer"), node("Identity", inputs[2][0], "present")]
+    nodes[1].output[0] = "present.0.decoder.key"
+    outputs = (("answer", FLOAT, None), ("present.0.decoder.key", FLOAT, None))
+    made = model(nodes, inputs=inputs, outputs=outputs, tensors=[TABLE])
+    entries = {e.name: e for e in model_inputs(read_graph(saved(made, tmp_path / "m.onnx")), {})}
+    assert [(e.role, e.along) for e in entries.values()] == [
+        *(("tokens", 1), ("mask", 0), ("past", None), ("memory", 0), ("flag", None))
+    ]
+    memory = entries["past.0.encoder.key"].drawn(3, 5, None, np.random.default_rng(0))
+    assert memory.shape == (3, 2, 5, 4)
+    assert memory.any()
+
+
+def test_lengths_and_masks_of_pixels_are_given(tmp_path: Path) -> None:
+    """As many tokens as exist; every pixel."""
+    pixels = ("pixel_mask", TensorProto.INT64, ["b", 4, 4])
+    inputs = found(tmp_path, IDS, ("input_lengths", TensorProto.INT64, ["b"]), pixels)
+    keep = np.array([[True, True, False], [True, False, False]])
+    drawn = {name: one.drawn(2, 3, keep, np.random.default_rng(0)) for name, one in inputs.items()}
+    np.testing.assert_array_equal(drawn["input_lengths"], [2, 1])
+    assert drawn["pixel_mask"].shape == (2, 4, 4)
+    assert drawn["pixel_mask"].all()
+
+
+def test_ids_that_the_model_compares_with_are_not_drawn(tmp_path: Path) -> None:
+    """Such as the end of a text, by whose place an answer is chosen."""
+    nodes = [node("Gather", "table input_ids", "answer"), node("Equal", "input_ids end", "ends")]
+    tensors = [TABLE, tensor("end", np.array(20, np.int64))]
+    made = model(nodes, inputs=(IDS,), outputs=(("answer", FLOAT, None),), tensors=tensors)
+    (entry,) = model_inputs(read_graph(saved(made, tmp_path / "m.onnx")), {})
+    ids = entry.ids((50, 20), np.random.default_rng(0))
+    assert (ids.min(), ids.max()) == (4, 19)
+
+
 def test_other_tokens_are_others(tmp_path: Path) -> None:
     """No id stays, and none becomes one with a meaning of its own."""
     tokens = found(tmp_path, IDS)["input_ids"]
@@ -114,7 +158,7 @@ UNKNOWN: dict[str, tuple[Inputs, str]] = {
         "no one axis of its input past_key_values.0.key counts the past tokens",
     ),
     "a flag": ((IDS, ("use_cache", TensorProto.BOOL, [1])), "use_cache"),
-    "a picture of no name": ((("x", FLOAT, ["b", 3, "h", "w"]),), "what its input x is"),
+    "a picture of no name": ((("x", FLOAT, ["b", 5, "h", "w"]),), "what its input x is"),
     "text": ((("text", TensorProto.STRING, ["b"]),), "what its input text is"),
     "mask alone": ((ROLES["mask"],), "none of its inputs holds tokens"),
 }

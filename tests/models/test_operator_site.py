@@ -13,6 +13,7 @@ from whole_models import HEADS, SIZE, masks, only
 
 from conformance.graphs.process import Array
 from conformance.models.cutting import cut
+from conformance.models.mask_facts import mask_facts
 from conformance.models.sites import find_sites
 
 HALF = 0.5
@@ -242,3 +243,31 @@ def test_what_no_attention_alone_can_be_given_is_listed(
     assert not found.sites
     (entry,) = found.uncut
     assert reason in entry.reason
+
+
+def test_a_window_shows_as_many_keys_as_the_runtime(tmp_path: Path) -> None:
+    """The last query of a node with a window is changed by as many tokens as the facts say."""
+    made = of_operator(
+        "wide wide wide past_key past_value numbers whole",
+        size=2 * SIZE,
+        operator="GroupQueryAttention",
+        num_heads=HEADS,
+        kv_num_heads=HEADS,
+        local_window_size=3,
+    )
+    path = saved(made, tmp_path / "graph.onnx")
+    past = np.zeros((1, HEADS, 0, 2 * SIZE), np.float32)
+    feeds = {"past_key": past, "past_value": past, "numbers": np.array([LENGTH - 1], np.int32)}
+    feeds |= {"whole": np.array(LENGTH, np.int32), "padding": np.ones((1, LENGTH), np.int32)}
+    session = onnxruntime.InferenceSession(str(path))
+    taken = {port.name for port in session.get_inputs()}
+
+    def last(tokens: Array) -> Array:
+        given = {name: value for name, value in feeds.items() if name in taken}
+        answer: Array = session.run(["answer"], {**given, "x": tokens})[0][0, -1]
+        return answer
+
+    tokens = np.random.default_rng(0).standard_normal((1, LENGTH, 3)).astype(np.float32)
+    changed = [tokens + np.float32(np.arange(LENGTH) == at)[:, None] for at in range(LENGTH)]
+    seen = sum(not np.array_equal(last(tokens), last(other)) for other in changed)
+    assert mask_facts(find_sites(path))[0].window == seen

@@ -98,9 +98,9 @@ class Wiring:
         """The inputs among some whose values reach a tensor."""
         return self.reached.get(name, frozenset()) & among
 
-    def above(self, name: str) -> set[str]:
-        """All tensors that a tensor is computed from, itself included."""
-        result, waiting = {name}, [name]
+    def above(self, *names: str) -> set[str]:
+        """All tensors that some tensors are computed from, themselves included."""
+        result, waiting = set(names), list(names)
         while waiting:
             node = self.producer.get(waiting.pop())
             fresh = set(_read_by(node)) - result if node is not None else set()

@@ -17,6 +17,7 @@ from ...base.limits import is_slow
 from ...base.parameter_names import OptionParameter
 from ...base.patience import fair_clock
 from ...base.profile import NO_GRAPH_OPTIONS, profile_named
+from ...base.record import SiteEntry
 from ...base.results import ClauseResult, Violation, result_from_json
 from ...calls import torch_state
 from ...calls.calling import CandidateFailure, RowWithoutKeysRefused
@@ -236,6 +237,18 @@ _CHOICES_UNDECLARED: Final = (
 )
 
 
+# How far a scale in a file of few digits may be from the standard's.
+_SCALES_APART: Final = 0.01
+
+
+def _is_scaled_before(site: SiteEntry) -> bool:
+    """Whether the standard's scale stands before an attention, which goes without."""
+    size, scale, above = (site.get(name) for name in ("head_size", "scale", "scaled_above"))
+    if not (isinstance(size, int) and isinstance(scale, float) and isinstance(above, float)):
+        return False
+    return abs(scale * above * math.sqrt(size) - 1) < _SCALES_APART
+
+
 @dataclass(frozen=True, kw_only=True)
 class CandidatePlan:
     """A candidate with its run and the planned clauses."""
@@ -251,8 +264,10 @@ class CandidatePlan:
         """The plan as plain data."""
         candidate = self.candidate
         changed = golden.STANDARD.differences(candidate.declaration.semantics)
-        choices = _ANYONES_CHOICE if candidate.reading is None else _CHOICES_UNDECLARED
+        choices = set(_ANYONES_CHOICE if candidate.reading is None else _CHOICES_UNDECLARED)
         site = candidate.site
+        if site is not None and _is_scaled_before(site):
+            choices.add("scale")
         return Loaded(
             name=candidate.name,
             target=candidate.target,
