@@ -422,7 +422,7 @@ def _sized_settings(settings: type, num_heads: int | None, divisor: int) -> tupl
     said = {
         name: sizes.value(name)
         for name, default in given.items()
-        if default is inspect.Parameter.empty or type(default) is int or _says_shared(name)
+        if default is inspect.Parameter.empty or type(default) is int or sizes.is_shared(name)
     }
     sized = {name: value for name, value in said.items() if value is not _UNKNOWN}
     needed = {name: value for name, value in sized.items() if given[name] is not None}
@@ -545,7 +545,9 @@ class Sizes:
     def __init__(
         self, num_heads: int | None, names: list[str], divisor: int = 1, width: int | None = None
     ) -> None:
-        self.shared = any(_says_shared(name) for name in names)
+        # Local heads beside all heads are those of keys and values.
+        self.of_all = any(name.lower() in HEAD_NAMES for name in names)
+        self.shared = any(map(self.is_shared, names))
         self.heads = num_heads or (GROUPED_HEADS if self.shared else HEADS)
         if width is not None and width % self.heads:
             self.heads = math.gcd(width, _OTHER_HEADS)
@@ -571,6 +573,15 @@ class Sizes:
         heads = sum(counts.get(role, others) for role in role_of(name)[0])
         return nn.Linear(self.width, heads * self.head_size)
 
+    def is_shared(self, name: str) -> bool:
+        """Whether a name counts key-value heads, or the groups of queries that share them."""
+        words = set(words_of(name))
+        if name.lower() in KV_HEAD_NAMES:
+            return True
+        of_keys = {"kv", "value", *(["local"] if self.of_all else [])}
+        counted = words & {"num", "n", "number"} and words & {"groups", "kv"}
+        return bool(not words & _SIZES and ((words & _HEADS and words & of_keys) or counted))
+
     def is_of_a_head(self, name: str) -> bool:
         """Whether a parameter name means the size of a head."""
         words = set(words_of(name))
@@ -588,7 +599,7 @@ class Sizes:
         words, lowered = set(words_of(name)), name.lower()
         sized = bool(words & _SIZES)
         said = (
-            (_says_shared(name), self.kv_heads),
+            (self.is_shared(name), self.kv_heads),
             (lowered in HEAD_NAMES, self.heads),
             ("batch" in words, _BATCH),
             (self.is_of_a_head(name), self.head_size),
@@ -602,17 +613,6 @@ class Sizes:
             (bool(words & _WIDTHS) and not words & {"max", "use"}, self.width),
         )
         return next((value for says, value in said if says), _UNKNOWN)
-
-
-def _says_shared(name: str) -> bool:
-    """Whether a name counts key-value heads, or the groups of queries that share them."""
-    words = set(words_of(name))
-    if name.lower() in KV_HEAD_NAMES:
-        return True
-    counted = words & {"num", "n", "number"} and words & {"groups", "kv"} and not words & _SIZES
-    return bool(
-        (words & _HEADS and words & {"kv", "value", "local"} and not words & _SIZES) or counted
-    )
 
 
 _Reading = tuple[dict[str, Any], str, Any]

@@ -55,6 +55,9 @@ _IDS: Final = (
     f"{_PLACES}.expand({_BATCH}, -1)",
     "0",
 )
+# As many keys as there are, for each item.
+_ALL_KEYS: Final = f"{{query}}.new_full(({_BATCH},), {_KEYS}, dtype=torch.int64)"
+_SAYS_LENGTHS: Final = frozenset("len lens length lengths seqlens".split())
 # Positions that may differ by item, and scattered positions whose distances do.
 BY_ITEM: Final = (_IDS[0], _IDS[2])
 SCATTERED: Final = f"({_PLACES}.square() * torch.arange(1, {_BATCH} + 1)[:, None])"
@@ -86,11 +89,15 @@ _SIDES: Final = {
 }
 
 
-def masks_that_hide_nothing() -> Iterator[str]:
-    """None, then expressions of masks that may hide no key: the answers show which hide none."""
-    yield "None"
+def masks_that_hide_nothing(name: str = "") -> Iterator[str]:
+    """None, then expressions of masks that may hide no key: the answers show which hide none.
+
+    Numbers of keys come first for a ``name`` that says lengths.
+    """
+    yield from ("None", *([_ALL_KEYS] if _SAYS_LENGTHS & {*words_of(name)} else []))
     for shape, (maker, dtype) in itertools.product(_MASK_SHAPES, _MASK_VALUES):
         yield f"{{query}}.{maker}({shape}{dtype})"
+    yield _ALL_KEYS
 
 
 def holds_masks(fills: Fills) -> bool:
@@ -191,7 +198,8 @@ def fillings(
             choices = [*list(masks_that_hide_nothing())[1:], *_IDS]
             choices += positions_for(parameter.name, head_sizes)
         elif option == "mask":
-            kind, choices = "mask", list(masks_that_hide_nothing())
+            choices = list(masks_that_hide_nothing(parameter.name))
+            kind = "mask" if choices[1] != _ALL_KEYS else parameter.name
         elif option == "positions":
             choices = positions_for(parameter.name, head_sizes)
             kind = "tables" if choices[0].endswith("to({query})") else parameter.name

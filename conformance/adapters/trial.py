@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import itertools
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -131,6 +132,8 @@ PROBES: Final = (
 # The longest length tried on a module; clauses use slightly shorter sequences.
 _ASKED: Final = 1100
 Inputs = tuple[Tensor, Tensor, Tensor]
+_Widths = tuple[int, int, int]
+_T = TypeVar("_T")
 LENGTHS: Final = ((5, 7), (6, 6))
 _BATCH: Final = 2
 # More items than clauses ask.
@@ -158,6 +161,20 @@ class TrialAnswer:
     dtypes: tuple[str, ...]
 
 
+def _once(ask: Callable[[Trial, _Widths], _T]) -> Callable[[Trial, _Widths], _T]:
+    """A method of a trial that asks once for each width."""
+
+    @functools.wraps(ask)
+    def asked(trial: Trial, widths: _Widths) -> _T:
+        key = (ask.__name__, widths)
+        if key not in trial.known:
+            trial.known[key] = ask(trial, widths)
+        found: _T = trial.known[key]
+        return found
+
+    return asked
+
+
 @dataclass
 class Trial:
     """A module under trial: a copy in eval mode with drawn matrices, in float64 where possible.
@@ -165,7 +182,7 @@ class Trial:
     ``names`` are the parameters to draw, ``lengths`` the pairs of query and key lengths to try, and
     ``only`` the single length that a module takes if it refuses them. ``seconds`` of processor time
     limit the search for values of further parameters. ``failure`` holds the exception of the latest
-    failed call, ``returned`` the type of the module's latest result.
+    failed call, ``returned`` the type of the module's latest result, ``known`` what was asked once.
     """
 
     module: nn.Module
@@ -177,10 +194,7 @@ class Trial:
     returned: type | None = None
     only: int | None = None
     seconds: float = 3.0
-    _answers: dict[tuple[int, ...], TrialAnswer | None] = field(default_factory=dict)
-    _equal: dict[tuple[int, ...], TrialAnswer | None] = field(default_factory=dict)
-    _ends: dict[tuple[int, ...], tuple[int, str] | None] = field(default_factory=dict)
-    _apart: bool | None = None
+    known: dict[tuple[str, _Widths], Any] = field(default_factory=dict)
     _ends_at: float = 0.0
 
     def __post_init__(self) -> None:
@@ -198,31 +212,35 @@ class Trial:
     @property
     def answered(self) -> bool:
         """Whether any call so far returned a tensor."""
-        return any(answer is not None for answer in self._answers.values())
+        return any(answer is not None for answer in self._answers())
 
     @property
     def plausible(self) -> bool:
         """Whether an earlier call returned an output with a row for each query."""
-        return any(answer is not None and _has_rows(answer) for answer in self._answers.values())
+        return any(answer is not None and _has_rows(answer) for answer in self._answers())
 
-    def keeps_items_apart(self, widths: tuple[int, int, int]) -> bool:
+    def _answers(self) -> list[TrialAnswer | None]:
+        return [value for (name, _), value in self.known.items() if name == "answer"]
+
+    @_once
+    def keeps_items_apart(self, widths: _Widths) -> bool:
         """Whether changed tokens of the first batch item leave the answers to later items alone.
 
         A module that expects tokens before batch mixes items. Lengths that a batch of one cannot
         have prove nothing: windows of tokens are then filled up from other items.
         """
-        if self._apart is None and self.batched:
-            answer = self.answer(widths)
-            if answer is None:
-                return False
-            query, key, _ = answer.inputs
-            lengths, dtype = (query.shape[1], key.shape[1]), query.dtype
-            other = self._call(widths, lengths, dtype, turned=slice(None))
-            self._apart = other is not None and is_same(answer.output[1:], other.output[1:])
-            self._apart = self._apart or self._call(widths, lengths, dtype, batch=1) is None
-        return self._apart is not False
+        if not self.batched:
+            return True
+        answer = self.answer(widths)
+        if answer is None:
+            return False
+        query, key, _ = answer.inputs
+        lengths, dtype = (query.shape[1], key.shape[1]), query.dtype
+        other = self._call(widths, lengths, dtype, turned=slice(None))
+        apart = other is not None and is_same(answer.output[1:], other.output[1:])
+        return apart or self._call(widths, lengths, dtype, batch=1) is None
 
-    def repeats(self, widths: tuple[int, int, int]) -> bool:
+    def repeats(self, widths: _Widths) -> bool:
         """Whether two equal calls get equal answers, up to rounding."""
         answer = self.answer(widths)
         if answer is None:
@@ -231,7 +249,8 @@ class Trial:
         again = self._call(widths, (query.shape[1], key.shape[1]), query.dtype)
         return again is None or is_same(answer.output, again.output)
 
-    def heeds_every_input(self, widths: tuple[int, int, int]) -> bool:
+    @_once
+    def heeds_every_input(self, widths: _Widths) -> bool:
         """Whether negating each further input changes the answer, as it must for a true input."""
         answer = self.answer(widths)
         if answer is None:
@@ -243,7 +262,7 @@ class Trial:
         )
         return all(other is None or not is_same(answer.output, other.output) for other in others)
 
-    def settle(self, widths: Iterable[tuple[int, int, int]], head_sizes: Sequence[int]) -> bool:
+    def settle(self, widths: Iterable[_Widths], head_sizes: Sequence[int]) -> bool:
         """Fill the parameters besides tokens with the first values that the module takes.
 
         Equal rows in an answer reveal a made mask that hides every key. Returns whether any call
@@ -266,7 +285,7 @@ class Trial:
 
     def _settled(
         self,
-        widths: tuple[tuple[int, int, int], ...],
+        widths: tuple[_Widths, ...],
         head_sizes: Sequence[int],
         most: int | None = None,
     ) -> bool:
@@ -328,44 +347,37 @@ class Trial:
         sizes = [size for size in numbers if 1 < size <= _ASKED and size not in given]
         return sizes[:_MOST_LENGTHS]
 
-    def _fresh(self, widths: tuple[int, int, int]) -> TrialAnswer | None:
+    def _fresh(self, widths: _Widths) -> TrialAnswer | None:
         """The answer to a new call in float32, kept out of the cache."""
         calls = (self._call(widths, sizes, torch.float32) for sizes in self.lengths)
         return next((answer for answer in calls if answer is not None), None)
 
-    def answer(self, widths: tuple[int, int, int]) -> TrialAnswer | None:
+    @_once
+    def answer(self, widths: _Widths) -> TrialAnswer | None:
         """The module's answer to inputs of these widths, or None if every call fails."""
         if self.calling.inputs == "self" and len(set(widths)) > 1:
             return None
         if self.calling.inputs == "memory" and widths[1] != widths[2]:
             return None
-        if widths not in self._answers:
-            asked = itertools.product(_DTYPES, self.lengths)
-            calls = (self._call(widths, sizes, dtype) for dtype, sizes in asked)
-            self._answers[widths] = next((answer for answer in calls if answer is not None), None)
-        return self._answers[widths]
+        asked = itertools.product(_DTYPES, self.lengths)
+        calls = (self._call(widths, sizes, dtype) for dtype, sizes in asked)
+        return next((answer for answer in calls if answer is not None), None)
 
-    def answer_to_equal_tokens(self, widths: tuple[int, int, int]) -> TrialAnswer | None:
+    @_once
+    def answer_to_equal_tokens(self, widths: _Widths) -> TrialAnswer | None:
         """The answer when all tokens of a sequence are equal, at the lengths of ``answer``."""
-        if widths not in self._equal:
-            answer = self.answer(widths)
-            if answer is not None:
-                query, key, _ = answer.inputs
-                lengths = query.shape[1], key.shape[1]
-                answer = self._call(widths, lengths, query.dtype, equal=True)
-            self._equal[widths] = answer
-        return self._equal[widths]
+        answer = self.answer(widths)
+        if answer is None:
+            return None
+        query, key, _ = answer.inputs
+        return self._call(widths, (query.shape[1], key.shape[1]), query.dtype, equal=True)
 
-    def longest(self, widths: tuple[int, int, int]) -> tuple[int, str] | None:
+    @_once
+    def longest(self, widths: _Widths) -> tuple[int, str] | None:
         """The largest number of tokens, if limited, and the tensor with this size (or "").
 
         Stored causal masks and learned position tables limit the number.
         """
-        if widths not in self._ends:
-            self._ends[widths] = self._end(widths)
-        return self._ends[widths]
-
-    def _end(self, widths: tuple[int, int, int]) -> tuple[int, str] | None:
         least = max(map(max, self.lengths))
         if self.only is not None or self._takes(widths, _ASKED) or not self._takes(widths, least):
             return None
@@ -379,10 +391,11 @@ class Trial:
         named = {size: f"{kind} {name}" for kind, name, tensor in own for size in tensor.shape}
         return least, named.get(least, "")
 
-    def _takes(self, widths: tuple[int, int, int], length: int) -> bool:
+    def _takes(self, widths: _Widths, length: int) -> bool:
         return self._call(widths, (length, length), torch.float32) is not None
 
-    def most_items(self, widths: tuple[int, int, int]) -> int | None:
+    @_once
+    def most_items(self, widths: _Widths) -> int | None:
         """The most items that a module's buffers hold; None for any number that is tried."""
         answer = self.answer(widths)
         if answer is None or not self.batched:
@@ -396,7 +409,7 @@ class Trial:
             return None
         return next((count - 1 for count in range(2, _MOST_ITEMS + 1) if not takes(count)), None)
 
-    def why_causal(self, widths: tuple[int, int, int]) -> str:
+    def why_causal(self, widths: _Widths) -> str:
         """Evidence that a self-attention module is meant to be causal; "" without evidence.
 
         The evidence is an answer that ignores later tokens, or a stored triangular buffer. The
@@ -421,9 +434,7 @@ class Trial:
         stored = (name for name, own in self.module.named_buffers() if _is_triangle(own))
         return next((f"its buffer {name} is a triangle" for name in stored), "")
 
-    def is_causal_with(
-        self, widths: tuple[int, int, int], num_heads: int, form: str, shape: str
-    ) -> bool:
+    def is_causal_with(self, widths: _Widths, num_heads: int, form: str, shape: str) -> bool:
         """Whether a causal module stays causal when given a mask that hides the last key.
 
         Earlier queries do not see the last key anyway. A refused call counts as True.
@@ -449,7 +460,7 @@ class Trial:
 
     def _call(
         self,
-        widths: tuple[int, int, int],
+        widths: _Widths,
         lengths: tuple[int, int],
         dtype: torch.dtype,
         options: Mapping[str, Tensor] | None = None,
@@ -521,7 +532,7 @@ def _is_triangle(buffer: Tensor) -> bool:
 
 
 def draw(
-    widths: tuple[int, int, int],
+    widths: _Widths,
     lengths: tuple[int, int],
     inputs: str,
     batch: int,

@@ -75,7 +75,7 @@ def _by_query(module: nn.Module, turned: bool, query: Tensor, context: Tensor) -
 def _by_weights(
     module: nn.Module,
     turned: bool,  # noqa: FBT001 (bound by partial)
-    axes: tuple[int, int],
+    axes: tuple[int, ...],
     query: Tensor,
     context: Tensor,
 ) -> Any:

@@ -639,7 +639,7 @@ def _read_pairs(
     """The shapes of all forms; and, where shapes are declared by form, each form with a shape."""
     if not isinstance(declared, Mapping):
         return declared, None
-    if declared.keys() != set(forms):
+    if {*declared} != {*forms}:
         msg = (
             f"mask_shapes has {', '.join(map(repr, declared)) or 'no form'}, and masks is "
             f"{list(forms)}: give the shapes of each of these forms, or one list for all"

@@ -62,6 +62,7 @@ _THRESHOLD: Final = (
 _OF_NUMBERS: Final = (_KINDS[-1], _THRESHOLD)
 # An error, as a share of the largest answer, beyond every bound of drawn tokens.
 _FAR: Final = 0.1
+_REFUSED: Final = "no mask that is tried is taken"
 _NOT_KNOWN: Final = "it changes the answer in no way that is known"
 _OF_QUERIES: Final = (
     "it changes the answers of the tokens that it hides alone: it hides queries, and no key"
@@ -113,13 +114,17 @@ def find_masks(case: Probed, parameters: Sequence[CallParameter]) -> list[MaskRe
     """Every mask parameter, in every accepted form."""
     results: list[MaskResult] = []
     for parameter in parameters:
-        if parameter.by_keyword and not _is_swallowed(case.caller, parameter):
-            results.extend(
-                _unambiguous(case, result)
-                if isinstance(result, MaskReading) and not result.mixes_items
-                else result
-                for result in _of_parameter(case, parameter)
-            )
+        if not parameter.by_keyword or _is_swallowed(case.caller, parameter):
+            continue
+        found = [
+            _unambiguous(case, result)
+            if isinstance(result, MaskReading) and not result.mixes_items
+            else result
+            for result in _of_parameter(case, parameter)
+        ]
+        if not found and not parameter.guessed:
+            found = [UnreadMask(parameter=parameter, kind="any", why=_REFUSED)]
+        results.extend(found)
     return results
 
 

@@ -375,6 +375,7 @@ _MASKS: Final = (
 _BY_NAME: Final[Mapping[str, Sequence[_Meaning]]] = {
     _PADDING: [_Meaning("padding", ("batch", "length"), "bool")],
     "mask": _MASKS,
+    "length": [],
     "position": [replace(_IDS, role="positions")],
     "type": [replace(_IDS, role="types")],
     "segment": [replace(_IDS, role="types")],
@@ -396,8 +397,9 @@ def _meanings(module: nn.Module, name: str, entry: Mapping[str, Any]) -> list[_M
         return _declared_meanings(module, entry)
     for word, meanings in _BY_NAME.items():
         if word in joined:
-            idle = itertools.islice(masks_that_hide_nothing(), _MOST_IDLE)
-            return [*meanings, *_made(idle if word == "mask" else _tables_for(module, name))]
+            idle = itertools.islice(masks_that_hide_nothing(name), _MOST_IDLE)
+            hides = word in ("mask", "length")
+            return [*meanings, *_made(idle if hides else _tables_for(module, name))]
     if _TABLES & {*words_of(name)}:
         return _made(_tables_for(module, name))
     features = _features(module)

@@ -225,6 +225,22 @@ def test_inputs_are_taken_in_their_own_order(module: nn.Module) -> None:
     assert is_golden(candidate)
 
 
+class OfLengths(Four):
+    """How many keys each item has is needed."""
+
+    def forward(self, x: Tensor, key_lengths: Tensor) -> Tensor:
+        """Of tokens and lengths ``[B]``."""
+        hidden = torch.arange(x.shape[1]) >= key_lengths[:, None]
+        return self.attend(x, x, hide=lambda s: s.masked_fill(hidden[:, None, None], -torch.inf))
+
+
+def test_lengths_that_are_needed_count_every_key() -> None:
+    """They are read as what they are once a call is answered."""
+    made = conformance.module(OfLengths(), num_heads=3)
+    assert is_golden(made)
+    assert assumed(made, "key_lengths=query.new_full((query.shape[0],), key.shape[-2]")
+
+
 def test_kinds_of_parameters_that_are_not_given() -> None:
     """Caches and further inputs are kinds of their own; a name of a place is one of positions."""
 

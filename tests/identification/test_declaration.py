@@ -27,6 +27,31 @@ pytestmark = pytest.mark.usefixtures("warm_workers")
 UNDECLARED = CHECKOUT / "tests" / "support" / "undeclared_attention.py"
 UNUSUAL = CHECKOUT / "tests" / "support" / "unusual_attention.py"
 
+OF_OBJECTS = """
+import torch
+from torch import nn
+
+
+class Settings:
+    def __init__(self, width, heads):
+        self.width, self.heads = width, heads
+
+
+class OfMaskObjects(nn.Module):
+    def __init__(self, config: Settings):
+        super().__init__()
+        self.num_heads = config.heads
+        self.q, self.k, self.v, self.o = (nn.Linear(config.width, config.width) for _ in range(4))
+
+    def forward(self, x, attn_mask=None):
+        parts = (one(x).unflatten(-1, (self.num_heads, -1)) for one in (self.q, self.k, self.v))
+        q, k, v = (part.transpose(1, 2) for part in parts)
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        if attn_mask is not None:
+            scores = scores.masked_fill(attn_mask.mask, -torch.inf)
+        return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+"""
+
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NAMES)
@@ -98,6 +123,15 @@ def checked(declaration: str, name: str, workspace: Path) -> dict[str, Any]:
     options = RunOptions(targets=("pasted.py",), profile="quick", dtypes=("float32",), only=only)
     (entry,) = check(options)["candidates"]
     return entry
+
+
+def test_lines_for_settings_and_for_a_mask_that_no_call_takes(workspace: Path) -> None:
+    """The class of settings is loaded, too; the mask is left in a comment, with unchecked=."""
+    (workspace / "of_objects.py").write_text(OF_OBJECTS, encoding="utf-8")
+    text = identify("of_objects.py:OfMaskObjects")["declaration"]
+    assert "unchecked=['attn_mask']" in text
+    entry = checked(text, "OfMaskObjects", workspace)
+    assert entry["verdict_reason"].startswith("conforms, but `attn_mask` was not checked")
 
 
 def test_what_is_written_is_checked_first(workspace: Path) -> None:
