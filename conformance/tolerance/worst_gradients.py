@@ -28,7 +28,7 @@ from .storing import (
     score_gradient_stores,
     worst_of_stores,
 )
-from .visible_keys import has_sink
+from .visible_keys import has_memory, has_sink
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +55,7 @@ def pair_errors(gradients: BackwardPass, contract: Contract, incoming: Carried) 
     """Every error ``[B, H, Lq, Lk]`` by the triangle inequality."""
     exponent = exponent_error(gradients.attention, gradients.live, contract, incoming)
     reaches = _may_be_largest(gradients, exponent)
-    error = _weight_error(gradients, exponent, contract)
+    error = _weight_error(gradients, exponent, contract) + gated_weight(gradients, contract)
     stored = _rounded_weights(gradients.weights, error, contract)
     if contract.score_roundoff:
         error = stored
@@ -92,16 +92,27 @@ def gate_unit(contract: Contract) -> float:
 
 
 def gate_error(gradients: BackwardPass, contract: Contract) -> Tensor | float:
-    """What the row term may be off by where a sink's share is a gate behind the attention.
+    """What the row term may be off by where a gate behind the attention adds the last key.
 
-    That of the attention without the sink, at most the mean of ``|dP|``, is taken off and added
-    again but for the share: ``[B, H, Lq, 1]``; 0.0 without a sink.
+    That of the attention without this key, at most the mean of ``|dP|``, is taken off and added
+    again but for the share of the key, whose own is ``|dP|``: ``[B, H, Lq, 1]``; 0.0 without a sink
+    or a memory.
     """
-    if not has_sink(gradients.attention):
+    if not (has_sink(gradients.attention) or has_memory(gradients.attention)):
         return 0.0
-    weights, sizes = gradients.weights[..., :-1], gradients.weight_gradient[..., :-1].abs()
+    weights, sizes = gradients.weights[..., :-1], gradients.weight_gradient.abs()
     share = weights.sum(dim=-1, keepdim=True).clamp_min(model.SMALLEST_DENOMINATOR)
-    return gate_unit(contract) * ((weights * sizes).sum(dim=-1, keepdim=True) / share)
+    mean = (weights * sizes[..., :-1]).sum(dim=-1, keepdim=True) / share
+    return gate_unit(contract) * (mean + sizes[..., -1:])
+
+
+def gated_weight(gradients: BackwardPass, contract: Contract) -> Tensor | float:
+    """The error ``[B, H, Lq, Lk]`` of a memory's weight as one minus that of a gate, else 0.0."""
+    if not has_memory(gradients.attention):
+        return 0.0
+    error = torch.zeros_like(gradients.weights)
+    error[..., -1] = gate_unit(contract)
+    return error
 
 
 def grown(size: Tensor, error: Tensor | None) -> Tensor:
