@@ -19,7 +19,7 @@ from .attention_bound import one_sided_bound
 from .backward_pass import BackwardPass
 from .contract import Contract, gamma
 from .modified_gradients import function_slope_error
-from .softmax_and_sum import capped_error, exponent_error, log_sum_exp_error
+from .softmax_and_sum import capped_error, exponent_error, gate_unit, log_sum_exp_error
 from .spread import Carried
 from .storing import (
     backward_contract,
@@ -64,7 +64,7 @@ def pair_errors(gradients: BackwardPass, contract: Contract, incoming: Carried) 
         _sum_of_products_error(gradients, stored, product, contract),
         _sum_of_outputs_error(gradients, contract, incoming),
     )
-    row_sum = row_sum + gate_error(gradients, contract)
+    row_sum = row_sum + gate_error(gradients, contract) + _log_sum_exp_term(gradients, contract)
     logit_gradient = _logit_gradient_error(gradients, error, product, row_sum, contract)
     cap_slope = _slope_error(gradients, contract, incoming)
     return PairErrors(
@@ -85,12 +85,6 @@ def sum_error(terms: int, contract: Contract) -> float:
     return gamma(count, contract.accumulator_roundoff) + contract.operand_error
 
 
-def gate_unit(contract: Contract) -> float:
-    """Return the relative error of a gate behind the attention, stores on both sides included."""
-    each = contract.accumulator_roundoff + contract.score_roundoff
-    return model.SINK_GATE_ROUNDINGS * each + contract.unit_roundoff
-
-
 def gate_error(gradients: BackwardPass, contract: Contract) -> Tensor | float:
     """What the row term may be off by where a gate behind the attention adds the last key.
 
@@ -104,6 +98,18 @@ def gate_error(gradients: BackwardPass, contract: Contract) -> Tensor | float:
     share = weights.sum(dim=-1, keepdim=True).clamp_min(model.SMALLEST_DENOMINATOR)
     mean = (weights * sizes[..., :-1]).sum(dim=-1, keepdim=True) / share
     return gate_unit(contract) * (mean + sizes[..., -1:])
+
+
+def _log_sum_exp_term(gradients: BackwardPass, contract: Contract) -> Tensor | float:
+    """What the row term may be off by where the gradient of a log-sum-exp is taken off it.
+
+    Or is added to each logit's gradient by itself.
+    """
+    if gradients.of_lse is None:
+        return 0.0
+    given = gradients.of_lse.double().abs().unsqueeze(-1)
+    unit = model.LSE_GRADIENT_ROUNDINGS * contract.accumulator_roundoff
+    return unit * (gradients.row_sum.abs() + 2.0 * given)
 
 
 def gated_weight(gradients: BackwardPass, contract: Contract) -> Tensor | float:
