@@ -79,6 +79,7 @@ _BY_ROWS: Final = Promise(
     "with page_index='csr'", lambda d: "kv_indptr" in d.head_layout.sequence_keywords
 )
 _UNBATCHED: Final = Promise("with batched=False", lambda d: not d.batched)
+_NUMPY: Final = Promise("with arrays='numpy'", lambda d: d.arrays == "numpy")
 _RANKS: Final = Promise("with ranks", lambda d: d.ranks is not None)
 _ALWAYS_CAUSAL: Final = Promise("always_causal is True", lambda d: d.always_causal)
 _LATE_NORM: Final = Promise("with norm_order='after-rotary'", lambda d: d.semantics.normalises_late)
@@ -99,8 +100,13 @@ EXCLUDING: Final = (
     Excluding(_field("layout", "BHSD"), (_UNBATCHED,), ": drop one"),
     Excluding(
         Promise("dtypes has 'bfloat16'", lambda d: "bfloat16" in d.dtypes),
-        (Promise("with arrays='numpy'", lambda d: d.arrays == "numpy"),),
+        (_NUMPY,),
         ", which has no such numbers: drop it",
+    ),
+    Excluding(
+        _field("kv_format", "int8"),
+        (_NUMPY,),
+        ", which has no such numbers: declare 'int8', or drop one",
     ),
     Excluding(
         _feature("grad_bias"),
