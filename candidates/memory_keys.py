@@ -87,9 +87,33 @@ class MemoryInTheSum(MemoryCore):
         return mixed + of_memory / total * self.share(bias_v[None, :, None], heads)
 
 
+class MemoryBehindAGate(MemoryCore):
+    """The answer among the keys and the memory's value are merged by their log-sum-exps."""
+
+    def attend(self, call: Call) -> Answer:
+        """A gate of both; a query without other keys has the memory alone."""
+        call = self.join_cache(call)
+        self.check(call)
+        heads, (bias_k, bias_v) = call.query.shape[1], self.memory
+        key, value = self.share(call.key, heads), self.share(call.value, heads)
+        logits, allowed = self.logits(call, key), self.allowed(call)
+        logits = logits if allowed is None else self.mask(logits, allowed)
+        empty = torch.isneginf(logits).all(dim=-1, keepdim=True)
+        finite = logits.masked_fill(empty, 0.0)
+        total = finite.logsumexp(dim=-1, keepdim=True) if call.key_length else empty.to(logits)
+        mixed = self.mix_allowed(finite.softmax(dim=-1), value, allowed)
+        memory = self.share(bias_k[None, :, None], heads)
+        gate = torch.sigmoid(total - self.logits(call.replace(bias=None), memory))
+        gate = gate.masked_fill(empty, 0.0)
+        return gate * mixed + (1.0 - gate) * self.share(bias_v[None, :, None], heads)
+
+
 memory_keys = conformance.core(name="memory_keys", **PROMISES, features=FEATURES)(MemoryCore())
 memory_in_the_sum = conformance.core(
     name="memory_in_the_sum",
     **{**PROMISES, "causal": "top-left", "dtypes": ["float32", "bfloat16"]},
     features=[*FEATURES, "grad_bias"],
 )(MemoryInTheSum(causal="top-left"))
+memory_behind_a_gate = conformance.core(name="memory_behind_a_gate", **PROMISES, features=FEATURES)(
+    MemoryBehindAGate()
+)

@@ -173,3 +173,38 @@ class MaskLostWhenAsked(CoreWithLogSumExp):
         _, lse = super().__call__(query, key, value, **options)
         unmasked = {name: given for name, given in options.items() if name != "keep"}
         return super().__call__(query, key, value, **unmasked)[0], lse
+
+
+class _Factor(torch.autograd.Function):
+    """Numbers as they are, whose gradient is multiplied by a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, numbers: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return numbers.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradient: Tensor) -> Any:
+        return gradient[0] * ctx.factor, None
+
+
+class _FactorBackward(CoreWithLogSumExp):
+    """The gradient of the log-sum-exp is multiplied by a factor."""
+
+    factor = 0.0
+
+    def log_sum_exp(self, logits: Tensor) -> Tensor:
+        made: Tensor = _Factor.apply(super().log_sum_exp(logits), self.factor)  # type: ignore[no-untyped-call]  # torch's own
+        return made
+
+
+@core("gradients.lse", **PROMISES)
+class LogSumExpIgnoredBackward(_FactorBackward):
+    """The gradient of the log-sum-exp is ignored, though it seems to carry one."""
+
+
+@core("gradients.lse", **PROMISES)
+class LogSumExpAddedToTheRowTerm(_FactorBackward):
+    """The gradient of the log-sum-exp is added to the row term, and not taken off it."""
+
+    factor = -1.0

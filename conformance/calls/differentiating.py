@@ -12,7 +12,12 @@ from torch import Tensor
 
 from ..base.results import EXCLUDE_GRADIENTS, Violation
 from ..declare.declaration import LEARNED_KEYWORDS
-from ..problems.arrangements import canonical_tokens, present_output, token_names
+from ..problems.arrangements import (
+    canonical_tokens,
+    present_output,
+    presented_log_sum_exp,
+    token_names,
+)
 from ..problems.inputs import Inputs
 from .calling import Answer, Arguments, CandidateFailure, guarded
 from .weight_leaves import WeightLeaves
@@ -104,25 +109,31 @@ class Taped:
         return self.answer.returned
 
     @property
+    def returned_beside(self) -> Tensor | None:
+        """The weights or log-sum-exps that were returned beside the answer, with their history."""
+        lse = self.answer.returned_lse
+        return self.answer.returned_weights if lse is None else lse
+
+    @property
     def all_leaves(self) -> tuple[Tensor, ...]:
         """The leaves, and those of the weights."""
         more = () if self.weights is None else self.weights.tensors
         return (*self.leaves.values(), *more)
 
     def pull(
-        self, upstream: Tensor | None, *, of_weights: Tensor | None = None, again: bool = False
+        self, upstream: Tensor | None, *, beside: Tensor | None = None, again: bool = False
     ) -> Gradients:
         """The gradients for an output gradient in the axes of the answer proper.
 
-        ``of_weights`` is that of the returned weights ``[B, H, Lq, Lk]``. Either is None where that
-        part of the answer is not used. ``again`` keeps the history for another backward pass.
-        Raises CandidateFailure.
+        ``beside`` is that of what is returned beside it: weights ``[B, H, Lq, Lk]``, or
+        log-sum-exps ``[B, H, Lq]``. Either is None where that part of the answer is not used.
+        ``again`` keeps the history for another backward pass. Raises CandidateFailure.
         """
         gradient = None if upstream is None else as_returned(upstream, self)
-        return self.pull_as_returned(gradient, of_weights=of_weights, again=again)
+        return self.pull_as_returned(gradient, beside=beside, again=again)
 
     def pull_as_returned(
-        self, gradient: Tensor | None, *, of_weights: Tensor | None = None, again: bool = False
+        self, gradient: Tensor | None, *, beside: Tensor | None = None, again: bool = False
     ) -> Gradients:
         """The gradients for an output gradient in the shape of what was returned.
 
@@ -130,17 +141,19 @@ class Taped:
         refuses ``torch.autograd.grad``.
         """
         with _put_aside((*self.all_leaves, *self.other_parameters)):
-            self.backward(gradient, of_weights=of_weights, again=again)
+            self.backward(gradient, beside=beside, again=again)
             return self.gather(tuple(leaf.grad for leaf in self.all_leaves))
 
     def backward(
-        self, gradient: Tensor | None, *, of_weights: Tensor | None = None, again: bool = False
+        self, gradient: Tensor | None, *, beside: Tensor | None = None, again: bool = False
     ) -> None:
         """Add the gradients for an output gradient to those of the leaves."""
         used = [] if gradient is None else [(self.returned, gradient)]
-        weights = self.answer.returned_weights
-        if of_weights is not None and weights is not None:
-            used.append((weights, of_weights.reshape(weights.shape).to(weights)))
+        if beside is not None and self.returned_beside is not None:
+            if self.answer.returned_lse is not None:
+                beside = presented_log_sum_exp(beside, self.inputs)
+            second = self.returned_beside
+            used.append((second, beside.reshape(second.shape).to(second)))
         answers, given = zip(*used, strict=True)
         guarded(pull_back, (answers, given), {"again": again}, COMPUTING_GRADIENTS)
 

@@ -171,13 +171,14 @@ def follows_empty_rule(
 
 def _some_row_stays(candidate: Candidate) -> str:
     """Why no declared mask can empty one row and leave another, or ""."""
-    letters = {letter for _, shape in EMPTY_BY_MASK.options(candidate) for letter in shape}
+    options = EMPTY_BY_MASK.options(candidate)
+    letters = {letter for _, shape in options for letter in shape}
     counted = {COUNTED_BY[letter] for letter in letters & set(COUNTED_BY)}
     for group in tied_fields(candidate, EMPTY_BY_MASK):
         sizes = allowed_sizes(group, candidate)
         if counted & set(group) and (sizes is None or any(size > 1 for size in sizes)):
             return ""
-    return "its masks empty every row or none" if letters else ""
+    return "its masks empty every row or none" if options else ""
 
 
 @clause(

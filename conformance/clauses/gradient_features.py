@@ -1,4 +1,4 @@
-"""gradients.cache, .sinks, .learned, .weights, .dropout, .any-length: with each feature."""
+"""gradients.cache, .sinks, .learned, .weights, .lse, .dropout, .any-length: with each feature."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from .judging_gradients import (
     with_full_rows,
 )
 from .learned import takes_learned
+from .log_sum_exp import offers_lse
 from .registry import Finding, clause, requires
 from .shape import offers_weights
 from .sinks import offers_sinks, with_sinks
@@ -151,29 +152,67 @@ def weights(subject: Subject, problem: Problem) -> Finding:
     if cannot_be_judged(subject, inputs):
         return Finding(binding=False)
     inputs = inputs.replace(return_weights=True, generic=False)
-    mode = ("weights", "both", "answer")[problem.seed % 3]
+    drawn = normal(inputs.score_shape, generator_for(problem, OF_WEIGHTS))
+    return _of_both(subject, problem, inputs, drawn, "answer_with_weights")
+
+
+def _of_both(
+    subject: Subject, problem: Problem, inputs: Inputs, drawn: Tensor, oracle: str
+) -> Finding:
+    """An output gradient of what is returned beside the answer alone, of both, or of the answer.
+
+    ``oracle`` names the method of the golden gradients; ``drawn`` is the gradient of the second.
+    """
+    mode = ("beside", "both", "answer")[problem.seed % 3]
     upstream = output_gradient(subject, problem, inputs)
-    drawn = normal(inputs.score_shape, generator_for(problem, OF_WEIGHTS)).to(upstream.dtype)
     judged = judged_rows(subject, inputs).expand(*inputs.score_shape[:3], 1)
-    of_weights = drawn.masked_fill(~judged, 0.0)
+    judged = judged if drawn.dim() == judged.dim() else judged.squeeze(-1)
+    wide = torch.promote_types(upstream.dtype, torch.float32)
+    beside = drawn.to(wide if inputs.return_lse else upstream.dtype).masked_fill(~judged, 0.0)
     taped = subject.gradients.tape(inputs)
-    returned = taped.answer.returned_weights
+    returned = taped.returned_beside
     if mode != "answer" and (returned is None or not returned.requires_grad):
-        return Finding(inapplicable="the returned weights carry no gradient")
-    nothing, none = torch.zeros_like(upstream), torch.zeros_like(of_weights)
-    if mode == "weights":
-        upstreams, gradients = (nothing, of_weights), taped.pull(None, of_weights=of_weights)
+        return Finding(inapplicable="what is returned beside the answer carries no gradient")
+    nothing, none = torch.zeros_like(upstream), torch.zeros_like(beside)
+    if mode == "beside":
+        upstreams, gradients = (nothing, beside), taped.pull(None, beside=beside)
     elif mode == "answer":
         upstreams, gradients = (upstream, none), taped.pull(upstream)
     else:
-        upstreams, gradients = (upstream, of_weights), taped.pull(upstream, of_weights=of_weights)
-    oracle = subject.gradients.oracle
-    expected = oracle.answer_with_weights(inputs, *upstreams)
-    other = oracle.answer_with_weights(
-        inputs, nothing if mode == "both" else upstreams[0] / 2.0, upstreams[1] / 2.0
-    )
+        upstreams, gradients = (upstream, beside), taped.pull(upstream, beside=beside)
+    answer = getattr(subject.gradients.oracle, oracle)
+    expected = answer(inputs, *upstreams)
+    other = answer(inputs, nothing if mode == "both" else upstreams[0] / 2.0, upstreams[1] / 2.0)
     finding = compare_gradients(subject, inputs, expected, promised_gradients(subject, gradients))
     return dataclasses.replace(finding, binding=_differs(expected, other))
+
+
+@clause(
+    "gradients.lse",
+    sentence=(
+        "Where log-sum-exps are returned with the answer, gradients flow back through either of "
+        "them and through both; log-sum-exps that carry none are constants."
+    ),
+    source="by definition: the derivative by a logit is its weight; ring attention merges by them",
+    space=EVERY_OPTION.replace(
+        values=("normal",),
+        least=(("key_length", 2), ("query_length", 2)),
+        share=0.3,
+        kinds=("core",),
+    ),
+    needs_golden=True,
+    counterfactual="gradients of the other output alone, or of half the size",
+    applies=(_is_core, offers_lse, has_golden_gradients),
+    subtle=True,
+)
+def log_sum_exps(subject: Subject, problem: Problem) -> Finding:
+    """An output gradient of the log-sum-exps alone, of both, or of the answer with unused ones."""
+    inputs = with_full_rows(subject, problem.replace(past=0), whole=True)
+    if cannot_be_judged(subject, inputs):
+        return Finding(binding=False)
+    inputs = inputs.replace(return_lse=subject.declaration.lse_shape or "", generic=False)
+    drawn = normal(inputs.score_shape[:3], generator_for(problem, OF_WEIGHTS))
+    return _of_both(subject, problem, inputs, drawn, "answer_with_lse")
 
 
 def _drops_plainly(candidate: Candidate) -> str:

@@ -98,29 +98,6 @@ def without_gradients(layout: str, offered: frozenset[str], named: Iterable[str]
     return offered - {"gradients"}
 
 
-def check_caches(layout: str, offered: frozenset[str], alignment: str, arrays: str) -> None:
-    """Raise DeclarationError for promises that a cache excludes."""
-    known = HEAD_LAYOUTS[layout]
-    if known.cache_axes and alignment != "bottom-right":
-        msg = (
-            f"the causal alignment is {alignment!r} with layout={layout!r}, whose queries stand at "
-            "the end of their cache: declare causal='bottom-right'"
-        )
-        raise DeclarationError(msg)
-    if CACHE_WRITE not in offered:
-        return
-    others = {
-        "page_index='csr', whose lengths do not say where new keys begin": (
-            "kv_indptr" in known.sequence_keywords
-        ),
-        f"arrays={arrays!r}, which are copies": arrays != "torch",
-    }
-    for other, given in others.items():
-        if given:
-            msg = f"features has {CACHE_WRITE!r} with {other}: drop one"
-            raise DeclarationError(msg)
-
-
 def for_caches(layout: str, named: tuple[str, ...], pins: Pins) -> Pins:
     """The pins of a core with caches: one query an item, or a key for each that is written."""
     known = HEAD_LAYOUTS[layout]

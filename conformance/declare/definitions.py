@@ -200,7 +200,7 @@ class Definition:
 
     def _parts(self, heads: tuple[Any, ...]) -> dict[str, Any]:
         """The positional inputs of a call by the definition's names, latents in two parts."""
-        given = {}
+        given: dict[str, Any] = {}
         for names, tensor in zip(self.heads, heads, strict=True):
             widths = [self.sizes[self.letters[name][-1]] for name in names]
             parts = (tensor,) if len(names) == 1 else tensor.split(widths, dim=-1)
@@ -332,10 +332,11 @@ def _log_sum_exp(entry: Any, row: _OpType) -> dict[str, Any]:
 def _of_latents(geometry: dict[str, Any], sizes: Mapping[str, int | str]) -> dict[str, Any]:
     """The pinned sizes of latents in two parts; raises DeclarationError for a variable one."""
     widths = [sizes["E"], sizes["R"]]
-    if not all(isinstance(width, int) for width in widths):
+    constant = [width for width in widths if isinstance(width, int)]
+    if len(constant) < len(widths):
         msg = "has a variable axis of channels: give a constant size to both parts of the latent"
         raise DeclarationError(msg)
-    return {**geometry, "head_size": sum(widths), "value_head_size": sizes["E"]}  # type: ignore[arg-type]  # both are numbers
+    return {**geometry, "head_size": sum(constant), "value_head_size": sizes["E"]}
 
 
 def _causality(said: str) -> tuple[bool | None, str]:

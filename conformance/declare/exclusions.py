@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 
 from ..errors import DeclarationError
 from .declaration import (
+    CACHE_WRITE,
     GIVEN_POSITIONS,
     LEARNED_KEYWORDS,
     PADDED_QUERIES,
@@ -73,7 +74,12 @@ _OWN_ROWS: Final = Promise(
     "with layout={d.layout!r}",
     lambda d: d.head_layout.has_lengths or d.head_layout.value_in_key,
 )
+_CACHES: Final = Promise("with layout={d.layout!r}", lambda d: bool(d.head_layout.cache_axes))
+_BY_ROWS: Final = Promise(
+    "with page_index='csr'", lambda d: "kv_indptr" in d.head_layout.sequence_keywords
+)
 _UNBATCHED: Final = Promise("with batched=False", lambda d: not d.batched)
+_NUMPY: Final = Promise("with arrays='numpy'", lambda d: d.arrays == "numpy")
 _RANKS: Final = Promise("with ranks", lambda d: d.ranks is not None)
 _ALWAYS_CAUSAL: Final = Promise("always_causal is True", lambda d: d.always_causal)
 _LATE_NORM: Final = Promise("with norm_order='after-rotary'", lambda d: d.semantics.normalises_late)
@@ -94,13 +100,34 @@ EXCLUDING: Final = (
     Excluding(_field("layout", "BHSD"), (_UNBATCHED,), ": drop one"),
     Excluding(
         Promise("dtypes has 'bfloat16'", lambda d: "bfloat16" in d.dtypes),
-        (Promise("with arrays='numpy'", lambda d: d.arrays == "numpy"),),
+        (_NUMPY,),
         ", which has no such numbers: drop it",
+    ),
+    Excluding(
+        _field("kv_format", "int8"),
+        (_NUMPY,),
+        ", which has no such numbers: declare 'int8', or drop one",
     ),
     Excluding(
         _feature("grad_bias"),
         (_without(_form("bias"), "masks=['bias']"), _kind("core")),
         ", the gradient of a core's bias: drop one",
+    ),
+    Excluding(
+        Promise(
+            "the causal alignment is {d.semantics.causal_alignment!r}",
+            lambda d: d.semantics.causal_alignment != "bottom-right",
+        ),
+        (_CACHES,),
+        ", whose queries stand at the end of their cache: declare causal='bottom-right'",
+    ),
+    Excluding(
+        _feature(CACHE_WRITE),
+        (_BY_ROWS,),
+        ", whose lengths do not say where new keys begin: drop one",
+    ),
+    Excluding(
+        _feature(CACHE_WRITE), (_with(_field("arrays", "torch")),), ", which are copies: drop one"
     ),
     # Masks.
     Excluding(

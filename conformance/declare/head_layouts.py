@@ -195,7 +195,7 @@ def _of_latents(cached: HeadLayout) -> HeadLayout:
     )
 
 
-_CACHES: Final[dict[str, HeadLayout]] = {
+_OF_HEADS: Final[dict[str, HeadLayout]] = {
     **{
         f"{axes}{LENGTHS_ENDING}": HeadLayout(
             axes=axes,
@@ -211,9 +211,9 @@ _CACHES: Final[dict[str, HeadLayout]] = {
         for axes, index, queries in itertools.product(PAGE_AXES, PAGE_INDEX, QUERIES)
     },
 }
-_CACHES |= {
+_CACHES: Final[dict[str, HeadLayout]] = _OF_HEADS | {
     f"latent-{name}": _of_latents(layout)
-    for name, layout in _CACHES.items()
+    for name, layout in _OF_HEADS.items()
     if PAGE_AXES["HND"] not in name and not name.startswith("BHSD")
 }
 # Layouts with padding rows between sequences, as in cuDNN and TransformerEngine, and with caches.

@@ -25,7 +25,6 @@ from ..base.printable_text import raised_text, repr_of
 from ..base.profile import DTYPES
 from ..errors import DeclarationError, did_you_mean
 from .caches import (
-    check_caches,
     for_caches,
     read_cache_layout,
     read_page_sizes,
@@ -191,7 +190,6 @@ def declare(
         kv_format, kv_scales, kind, layout, offered, named, alone=ranks is None and mixed is None
     )
     point = _read_semantics(semantics, causal, rules or common_rule, causal_by)
-    check_caches(layout, offered, point.causal_alignment, arrays)
     inputs = _read_inputs(kind, inputs, layout)
     rotary_table_shape = _read_tables(rotary_tables, rotary_table_shape, batched=batched)
     pins = _for_tables(rotary_tables, kind, point, pins)

@@ -249,9 +249,9 @@ class _WaitingTaped(Taped):
     subject: Waiting
 
     def backward(
-        self, gradient: Tensor | None, *, of_weights: Tensor | None = None, again: bool = False
+        self, gradient: Tensor | None, *, beside: Tensor | None = None, again: bool = False
     ) -> None:
-        pass_back = partial(super().backward, of_weights=of_weights, again=again)
+        pass_back = partial(super().backward, beside=beside, again=again)
         self.subject.waiting(pass_back)(gradient)
 
 

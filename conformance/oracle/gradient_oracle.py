@@ -118,6 +118,14 @@ class GradientOracle:
         gradients["value"] = gradients["value"].of_channels(slice(0, width))
         return self._add_shared_inputs(dataclasses.replace(answer, gradients=gradients), inputs)
 
+    def answer_with_lse(self, inputs: Inputs, upstream: Tensor, of_lse: Tensor) -> GradientAnswer:
+        """The gradients of a core whose log-sum-exps ``[B, H, Lq]`` are returned and used, too.
+
+        ``of_lse`` is the gradient of those in the declared base.
+        """
+        natural = of_lse.double() * self._oracle.lse_factor
+        return self._add_shared_inputs(self._answer(inputs, upstream, of_lse=natural), inputs)
+
     def dropped_gradients(
         self, inputs: Inputs, upstream: Tensor, factors: Tensor
     ) -> GradientAnswer:
@@ -179,7 +187,11 @@ class GradientOracle:
         return dataclasses.replace(answer, gradients={**added, **gradients})
 
     def _answer(
-        self, inputs: Inputs, upstream: Tensor, carried: Tensor | None = None
+        self,
+        inputs: Inputs,
+        upstream: Tensor,
+        carried: Tensor | None = None,
+        of_lse: Tensor | None = None,
     ) -> GradientAnswer:
         oracle, point = self._oracle, self._oracle.point(inputs)
         golden_answer = oracle.answer(inputs)
@@ -192,7 +204,12 @@ class GradientOracle:
             if isinstance(evaluation, golden.Attention):
                 kv_heads = inputs.geometry.num_kv_heads
                 gradients = core_gradients(
-                    evaluation, upstream, contract, num_kv_heads=kv_heads, carried=carried
+                    evaluation,
+                    upstream,
+                    contract,
+                    num_kv_heads=kv_heads,
+                    carried=carried,
+                    of_lse=of_lse,
                 )
                 fits = core_fits(evaluation, upstream, golden_answer.limit)
                 fits = fits and gradients_fit(gradients, golden_answer.limit)

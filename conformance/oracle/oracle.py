@@ -151,10 +151,14 @@ class Oracle:
 
     def log_sum_exp(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """A core's golden log-sum-exps in the declared base, and their bound: ``[B, H, Lq]``."""
-        core = self.answer(inputs).core
-        factor = math.log2(math.e) if self.declaration.lse_base == "2" else 1.0
+        core, factor = self.answer(inputs).core, self.lse_factor
         bound = log_sum_exp_bound(core, self.contract(core.scale))
         return core.log_sum_exp * factor, bound * factor
+
+    @property
+    def lse_factor(self) -> float:
+        """The factor from natural logarithms to those of the declared base."""
+        return math.log2(math.e) if self.declaration.lse_base == "2" else 1.0
 
     def output(self, inputs: Inputs, semantics: golden.Semantics | None = None) -> Tensor:
         """The golden output alone, at any point of the semantics."""

@@ -309,6 +309,16 @@ def canonical_log_sum_exp(lse: Tensor, inputs: Inputs) -> Tensor:
     return _apart(rows, rows_of_queries(inputs)).squeeze(-1)
 
 
+def presented_log_sum_exp(lse: Tensor, inputs: Inputs) -> Tensor:
+    """The inverse of :func:`canonical_log_sum_exp`, for a tensor ``[B, H, Lq]``."""
+    if not inputs.head_layout.has_sequences:
+        return lse if inputs.return_lse == "BHQ" else lse.mT
+    rows = lse.unsqueeze(-1)
+    joined = _joined(rows, places(inputs, "query", rows), between=0.0).squeeze(-1)
+    heads_last = inputs.return_lse == "BQH" or inputs.head_layout.has_all_queries
+    return joined if heads_last else joined.mT
+
+
 def expressible(inputs: Inputs) -> bool:
     """Whether sizes that do not belong together can be handed over in the candidate's axes."""
     if inputs.head_layout.cache_axes:  # one table is for keys and values

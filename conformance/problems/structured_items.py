@@ -79,8 +79,9 @@ def arguments_of_items(
 ) -> Arguments:
     """The arguments of a table of items, by the places of tokens: ``[B]``, ``[B, L]`` or more."""
     mask = STRUCTURED_MASKS[form]
-    parts = [(each, _part(keep, *each[:3])) for each in _items(structure, present)]
-    given = [mask.arguments(part, own) for (*_, own), part in parts]
+    items = list(_items(structure, present))
+    parts = [(_part(keep, item, queries, keys), own) for item, queries, keys, own in items]
+    given = [mask.arguments(part, own) for part, own in parts]
     result: Arguments = {}
     for name in given[0] if given else ():
         values = [each[name] for each in given]
@@ -89,14 +90,13 @@ def arguments_of_items(
             fitting = (
                 number
                 for number in range(1, longest + 1)
-                if all(
-                    torch.equal(mask.read({name: number}, own), part) for (*_, own), part in parts
-                )
+                if all(torch.equal(mask.read({name: number}, own), part) for part, own in parts)
             )
             result[name] = next(fitting, longest)
         elif AXES[name]:
-            places = [each[1 if AXES[name] == "query" else 2] for each, _ in parts]
-            length = present[0 if AXES[name] == "query" else 1].shape[1]
+            of_queries = AXES[name] == "query"
+            places = [queries if of_queries else keys for _, queries, keys, _ in items]
+            length = present[0 if of_queries else 1].shape[1]
             result[name] = _placed(values, places, length)
         else:
             result[name] = torch.cat(values)
@@ -106,7 +106,7 @@ def arguments_of_items(
 def _placed(values: list[Any], places: list[Tensor], length: int) -> Tensor:
     """Rows of items put to their places among as many; the rest of each row holds -1."""
     more = [max(sizes) for sizes in zip(*(value.shape[2:] for value in values), strict=True)]
-    whole = values[0].new_full((len(values), length, *more), NONE)
+    whole: Tensor = values[0].new_full((len(values), length, *more), NONE)
     for item, (value, place) in enumerate(zip(values, places, strict=True)):
         own = whole[item, :, : value.shape[2]] if more else whole[item]
         own[place] = value[0]

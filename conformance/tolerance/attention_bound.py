@@ -18,6 +18,8 @@ from .prepared import is_prepared, prepared_errors
 from .softmax_and_sum import (
     exponent_error,
     exponential_error,
+    gate_unit,
+    gated_value,
     mean_bound,
     perturb,
     rounded_result,
@@ -25,7 +27,7 @@ from .softmax_and_sum import (
     weighted_sum_error,
 )
 from .spread import EXACT, Carried
-from .visible_keys import LiveKeys, live_keys, with_sink
+from .visible_keys import LiveKeys, has_memory, live_keys, with_sink
 
 
 def is_normalised(semantics: golden.Semantics) -> bool:
@@ -106,6 +108,7 @@ def one_sided_bound(
     clean, incoming = without_empty_rows(attention, live), carried.only_attended(live)
     perturbed = perturb(clean, exponent_error(clean, live, contract, incoming), live)
     bound = weighted_sum_error(clean, perturbed, live, contract, incoming.value)
+    bound = bound + gated_value(attention, contract)
     if live.empty is None or not attention.semantics.empty_rows.startswith("mean"):
         return bound
     mean = mean_bound(attention, live.empty, contract, carried.value)
@@ -180,6 +183,7 @@ def most_core_bound(
     bound += carried[2] * most * (1.0 + product) + length * contract.weight_underflow * value
     bound += length * (value + 1.0) * contract.accumulator_underflow
     bound += model.PARTIAL_STORES * contract.underflow
+    bound += value * gate_unit(contract) * has_memory(attention)
     bound = bound * (1.0 + stored) + value * stored + contract.underflow
     # The loss of float64 here, and in the comparison with this, is far less.
     bound *= contract.sides * (1.0 + model.UNIT_ROUNDOFF["float32"])

@@ -30,9 +30,9 @@ class BackwardPass:
     ``weights`` ``[B, H, Lq, Lk]`` depend on the scores: zero in rows without a key. ``slope`` is
     the derivative of a logit by its scaled score and ``curvature`` its derivative without the
     curvature of a user's function; ``function_slope`` is this function's part, None without one;
-    ``weight_gradient`` dP, ``row_sum`` D ``[B, H, Lq, 1]``, ``logit_gradient`` dL and
-    ``score_gradient`` dS (by the scaled score). ``query [B, H, Lq, D]``, ``key [B, H, Lk, D]`` and
-    ``value [B, H, Lk, Dv]`` are the gradients; heads sharing a key/value head are to be added up.
+    ``weight_gradient`` dP, ``row_sum`` D ``[B, H, Lq, 1]`` less ``of_lse``, ``logit_gradient`` dL
+    and ``score_gradient`` dS (by the scaled score). ``query [B, H, Lq, D]``, ``key [B, H, Lk, D]``
+    and ``value [B, H, Lk, Dv]`` are the gradients; heads sharing a key/value head are to be added.
     ``bias [B, H, Lq, Lk]`` is the gradient by a bias for each pair, None without a bias, and
     ``bias_slope`` the derivative of a logit by it.
     """
@@ -53,6 +53,7 @@ class BackwardPass:
     value: Tensor
     bias: Tensor | None
     bias_slope: Tensor
+    of_lse: Tensor | None = None
 
 
 def has_gradient_bounds(semantics: golden.Semantics) -> bool:
@@ -65,9 +66,13 @@ def has_gradient_bounds(semantics: golden.Semantics) -> bool:
     return is_normalised(semantics) and not is_prepared_at(semantics) and one_slope
 
 
-def backward_pass(attention: golden.Attention, output_gradient: Tensor) -> BackwardPass:
+def backward_pass(
+    attention: golden.Attention, output_gradient: Tensor, of_lse: Tensor | None = None
+) -> BackwardPass:
     """Return the gradients for ``output_gradient [B, H, Lq, Dv]``.
 
+    ``of_lse [B, H, Lq]`` is the gradient of a returned natural log-sum-exp, whose derivative by a
+    logit is its weight: it is taken off the row term.
     A sink counts as one more key, the last, whose logit does not depend on a score. Raises
     ValueError at a point of the semantics without a bound, for rows without a key whose answer is
     NaN, and for an output gradient of another shape.
@@ -91,6 +96,9 @@ def backward_pass(attention: golden.Attention, output_gradient: Tensor) -> Backw
             **{name: getattr(attention, name) for name in ("weights", "query", "key", "value")},
         },
     )
+    if of_lse is not None:
+        taken_off = of_lse.double().unsqueeze(-1)
+        run = run.edited(golden.Edit("row_term", change=lambda row_term: row_term - taken_off))
     return BackwardPass(
         attention=attention,
         output_gradient=run["output_gradient"],
@@ -101,6 +109,7 @@ def backward_pass(attention: golden.Attention, output_gradient: Tensor) -> Backw
         curvature=curvature,
         weight_gradient=run["weight_gradient"],
         row_sum=run["row_term"],
+        of_lse=of_lse,
         logit_gradient=run["logit_gradient"],
         score_gradient=run["score_gradient"],
         query=run["query_gradient"],

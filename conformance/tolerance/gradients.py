@@ -69,6 +69,7 @@ def core_gradients(
     *,
     num_kv_heads: int | None = None,
     carried: Tensor | None = None,
+    of_lse: Tensor | None = None,
 ) -> dict[str, Gradient]:
     """Return the gradients of query, key, value and bias (if any), with their bounds.
 
@@ -82,10 +83,12 @@ def core_gradients(
     heads that do not fit.
 
     ``carried``, of the output gradient's shape, bounds the error it already carries, by element.
+    ``of_lse [B, H, Lq]`` is the gradient of a returned natural log-sum-exp; beside it the worst
+    case alone is a bound.
 
     Derived in docs/tolerance.md.
     """
-    gradients = backward_pass(as_prepared(attention), output_gradient)
+    gradients = backward_pass(as_prepared(attention), output_gradient, of_lse)
     num_kv_heads = attention.query.shape[1] if num_kv_heads is None else num_kv_heads
     count = sum(each.numel() for each in (gradients.query, gradients.key, gradients.value))
     deviations = deviations_for(count)

@@ -351,6 +351,9 @@ SHRUNK: Final = 2.0**-13
 # From weight gradient and row sum to the gradient of a score: their difference, the product with
 # the weight, and up to four steps of a softcap (1 - tanh^2 and the products with it).
 SCORE_GRADIENT_ROUNDINGS: Final = 6
+# The gradient of a log-sum-exp: its factor for another base, the product with the weight (in place
+# of that with the difference), and the sum with the row term or with a logit's gradient.
+LSE_GRADIENT_ROUNDINGS: Final = 3
 # The slope 1 - tanh^2 is off by twice tanh's own error, relative to 1 and not to the slope.
 SLOPE_ROUNDINGS: Final = 2 * SOFTCAP_ROUNDINGS
 # The steepest change of 1 - tanh(x)^2: 4 / (3 sqrt 3) at tanh(x)^2 = 1/3.

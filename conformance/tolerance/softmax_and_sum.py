@@ -16,7 +16,7 @@ from .learned import is_tempered
 from .modified_gradients import modified_error
 from .positions import distance_error, distance_size
 from .spread import EXACT, Carried
-from .visible_keys import LiveKeys, extremes, has_sink
+from .visible_keys import LiveKeys, extremes, has_memory, has_sink
 
 
 def exponent_error(
@@ -350,6 +350,19 @@ def sum_roundings(key_length: int, contract: Contract) -> tuple[float, float]:
     total = gamma(key_length + blocks + model.SUM_ROUNDINGS, unit) + contract.weight_roundoff
     total += model.PARTIAL_STORES * contract.score_roundoff
     return total + contract.operand_error, total + model.DIVISION_ROUNDINGS * unit
+
+
+def gate_unit(contract: Contract) -> float:
+    """Return the relative error of a gate behind the attention, stores on both sides included."""
+    each = contract.accumulator_roundoff + contract.score_roundoff
+    return model.SINK_GATE_ROUNDINGS * each + contract.unit_roundoff
+
+
+def gated_value(attention: golden.Attention, contract: Contract) -> Tensor | float:
+    """The error ``[B, H, 1, Dv]`` of a memory's share as one minus a gate, else 0.0."""
+    if not has_memory(attention):
+        return 0.0
+    return gate_unit(contract) * attention.value[..., -1:, :].abs()
 
 
 def log_sum_exp_error(attention: golden.Attention, live: LiveKeys, contract: Contract) -> Tensor:

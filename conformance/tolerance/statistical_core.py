@@ -16,7 +16,7 @@ from .attention_bound import without_empty_rows
 from .contract import Contract
 from .positions import distance_size
 from .prepared import Prepared, prepared_variances
-from .softmax_and_sum import log_sum_exp_error, mean_bound, merge_error, perturb
+from .softmax_and_sum import gated_value, log_sum_exp_error, mean_bound, merge_error, perturb
 from .spread import EXACT, Carried, ErrorSpread
 from .statistical_scores import coherent_variance, exponent_variance, scale_slope
 from .visible_keys import LiveKeys, extremes, live_keys, with_sink
@@ -150,7 +150,7 @@ def core_spread(
     moved = moved_mean(clean, live, contract, carried, deviations, cap)
     variance = moved.variance.add_(_sum_variance(clean, moved.weights, live, contract, carried))
     size = clean.value.abs()
-    linear = _linear(clean, size, live, contract)
+    linear = _linear(clean, size, live, contract) + gated_value(attention, contract)
     if shared is not None:
         linear += _moved_together(clean, live, shared)
     slope = scale_slope(clean, moved.from_centre, moved.shift)

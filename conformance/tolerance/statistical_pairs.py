@@ -16,7 +16,7 @@ from .spread import Carried
 from .statistical_scores import exponent_variance
 from .storing import score_gradient_stores
 from .visible_keys import LiveKeys
-from .worst_gradients import gate_error, uncapped
+from .worst_gradients import gate_error, gated_weight, uncapped
 
 
 def _total(variance: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -159,6 +159,8 @@ def pair_variances(
     own, _ = exponent_variance(attention, live, contract, deviations)
     total, _ = exponent_variance(attention, live, contract, deviations, incoming)
     growth = _growth(total, deviations)
+    gated = gated_weight(gradients, contract) ** 2
+    moved = gradients.slope * (gradients.weight_gradient - gradients.row_sum)
     product = _product_variance(gradients, contract)
     return PairVariances(
         exponent=own * growth,
@@ -167,8 +169,8 @@ def pair_variances(
         growth=growth,
         common=_common_variance(gradients, contract),
         row_sum=_row_sum_variance(gradients, product, contract),
-        weights=_weight_variance(gradients.weights, live, contract),
-        stored=_stored_variance(gradients, contract),
+        weights=_weight_variance(gradients.weights, live, contract) + gated,
+        stored=_stored_variance(gradients, contract) + gated * moved.square(),
         largest=_largest(gradients, deviations * total.sqrt()),
     )
 

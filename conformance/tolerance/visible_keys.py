@@ -59,6 +59,11 @@ def has_sink(attention: golden.Attention) -> bool:
     return attention.logits.shape[-1] > attention.given_key.shape[-2]
 
 
+def has_memory(attention: golden.Attention) -> bool:
+    """Whether the last key is a memory that every query attends."""
+    return "bias_k" in attention.learned
+
+
 @dataclass(frozen=True, kw_only=True)
 class LiveKeys:
     """The keys with a finite logit, and each row's largest logit.

@@ -19,7 +19,7 @@ from .attention_bound import one_sided_bound
 from .backward_pass import BackwardPass
 from .contract import Contract, gamma
 from .modified_gradients import function_slope_error
-from .softmax_and_sum import capped_error, exponent_error, log_sum_exp_error
+from .softmax_and_sum import capped_error, exponent_error, gate_unit, log_sum_exp_error
 from .spread import Carried
 from .storing import (
     backward_contract,
@@ -28,7 +28,7 @@ from .storing import (
     score_gradient_stores,
     worst_of_stores,
 )
-from .visible_keys import has_sink
+from .visible_keys import has_memory, has_sink
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +55,7 @@ def pair_errors(gradients: BackwardPass, contract: Contract, incoming: Carried) 
     """Every error ``[B, H, Lq, Lk]`` by the triangle inequality."""
     exponent = exponent_error(gradients.attention, gradients.live, contract, incoming)
     reaches = _may_be_largest(gradients, exponent)
-    error = _weight_error(gradients, exponent, contract)
+    error = _weight_error(gradients, exponent, contract) + gated_weight(gradients, contract)
     stored = _rounded_weights(gradients.weights, error, contract)
     if contract.score_roundoff:
         error = stored
@@ -64,7 +64,7 @@ def pair_errors(gradients: BackwardPass, contract: Contract, incoming: Carried) 
         _sum_of_products_error(gradients, stored, product, contract),
         _sum_of_outputs_error(gradients, contract, incoming),
     )
-    row_sum = row_sum + gate_error(gradients, contract)
+    row_sum = row_sum + gate_error(gradients, contract) + _log_sum_exp_term(gradients, contract)
     logit_gradient = _logit_gradient_error(gradients, error, product, row_sum, contract)
     cap_slope = _slope_error(gradients, contract, incoming)
     return PairErrors(
@@ -85,23 +85,40 @@ def sum_error(terms: int, contract: Contract) -> float:
     return gamma(count, contract.accumulator_roundoff) + contract.operand_error
 
 
-def gate_unit(contract: Contract) -> float:
-    """Return the relative error of a gate behind the attention, stores on both sides included."""
-    each = contract.accumulator_roundoff + contract.score_roundoff
-    return model.SINK_GATE_ROUNDINGS * each + contract.unit_roundoff
-
-
 def gate_error(gradients: BackwardPass, contract: Contract) -> Tensor | float:
-    """What the row term may be off by where a sink's share is a gate behind the attention.
+    """What the row term may be off by where a gate behind the attention adds the last key.
 
-    That of the attention without the sink, at most the mean of ``|dP|``, is taken off and added
-    again but for the share: ``[B, H, Lq, 1]``; 0.0 without a sink.
+    That of the attention without this key, at most the mean of ``|dP|``, is taken off and added
+    again but for the share of the key, whose own is ``|dP|``: ``[B, H, Lq, 1]``; 0.0 without a sink
+    or a memory.
     """
-    if not has_sink(gradients.attention):
+    if not (has_sink(gradients.attention) or has_memory(gradients.attention)):
         return 0.0
-    weights, sizes = gradients.weights[..., :-1], gradients.weight_gradient[..., :-1].abs()
+    weights, sizes = gradients.weights[..., :-1], gradients.weight_gradient.abs()
     share = weights.sum(dim=-1, keepdim=True).clamp_min(model.SMALLEST_DENOMINATOR)
-    return gate_unit(contract) * ((weights * sizes).sum(dim=-1, keepdim=True) / share)
+    mean = (weights * sizes[..., :-1]).sum(dim=-1, keepdim=True) / share
+    return gate_unit(contract) * (mean + sizes[..., -1:])
+
+
+def _log_sum_exp_term(gradients: BackwardPass, contract: Contract) -> Tensor | float:
+    """What the row term may be off by where the gradient of a log-sum-exp is taken off it.
+
+    Or is added to each logit's gradient by itself.
+    """
+    if gradients.of_lse is None:
+        return 0.0
+    given = gradients.of_lse.double().abs().unsqueeze(-1)
+    unit = model.LSE_GRADIENT_ROUNDINGS * contract.accumulator_roundoff
+    return unit * (gradients.row_sum.abs() + 2.0 * given)
+
+
+def gated_weight(gradients: BackwardPass, contract: Contract) -> Tensor | float:
+    """The error ``[B, H, Lq, Lk]`` of a memory's weight as one minus that of a gate, else 0.0."""
+    if not has_memory(gradients.attention):
+        return 0.0
+    error = torch.zeros_like(gradients.weights)
+    error[..., -1] = gate_unit(contract)
+    return error
 
 
 def grown(size: Tensor, error: Tensor | None) -> Tensor:

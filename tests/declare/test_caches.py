@@ -24,7 +24,7 @@ def never(*_tensors: torch.Tensor, **_options: object) -> torch.Tensor:
         ({"queries": "varlen"}, "queries is 'varlen' with layout='BHSD': only 'paged' has pages"),
         ({"page_sizes": [16]}, "page_sizes is [16] with layout='BHSD', which has no pages"),
         ({"layout": "paged", "page_sizes": [0]}, "page_sizes is [0]: give positive whole numbers"),
-        ({"layout": "paged", "masks": ["keep"]}, "masks is ['keep'] with layout='paged'"),
+        ({"layout": "paged", "masks": ["keep"]}, "masks has 'keep' with layout='paged'"),
         ({"layout": "paged", "causal": "top-left"}, "the causal alignment is 'top-left'"),
         ({"layout": "paged", "features": ["gradients"]}, "the feature 'gradients' cannot be had"),
         ({"features": ["cache_write"]}, "features has 'cache_write' with layout='BHSD'"),

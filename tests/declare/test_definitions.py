@@ -157,7 +157,8 @@ def test_a_definition_says_how_a_function_is_called(
     assert any("log-sum-exp was not checked" in one for one in declared.assumptions)
 
 
-def latent(nope: Tensor, turned: Tensor, ckv: Tensor, kpe: Tensor, scale: float) -> list[Tensor]:
+def latent(nope: Tensor, turned: Tensor, held: list[Tensor], scale: float) -> list[Tensor]:
+    ckv, kpe = held
     scores = (nope @ ckv.mT + turned @ kpe.mT) * scale
     return [scores.softmax(dim=-1) @ ckv, scores.logsumexp(dim=-1) / math.log(2.0)]
 
@@ -176,8 +177,8 @@ def mla(  # noqa: PLR0917 (as a definition has them)
     for item, pages in enumerate(kv_indices.split(kv_indptr.diff().tolist())):
         length = (len(pages) - 1) * ckv_cache.shape[1] + int(kv_last_page_len[item])
         if len(pages):
-            held = (cache[pages].flatten(0, 1)[:length] for cache in (ckv_cache, kpe_cache))
-            output[item], lse[item] = latent(q_nope[item], q_pe[item], *held, sm_scale)
+            held = [cache[pages].flatten(0, 1)[:length] for cache in (ckv_cache, kpe_cache)]
+            output[item], lse[item] = latent(q_nope[item], q_pe[item], held, sm_scale)
     return output, lse
 
 
@@ -193,8 +194,8 @@ def dsa(
     for item, slots in enumerate(sparse_indices):
         chosen = slots[slots >= 0]
         if len(chosen):
-            held = (cache.flatten(0, 1)[chosen] for cache in (ckv_cache, kpe_cache))
-            output[item], lse[item] = latent(q_nope[item], q_pe[item], *held, sm_scale)
+            held = [cache.flatten(0, 1)[chosen] for cache in (ckv_cache, kpe_cache)]
+            output[item], lse[item] = latent(q_nope[item], q_pe[item], held, sm_scale)
     return output, lse
 
 

@@ -356,11 +356,12 @@ def test_conflicting_semantics_is_refused(
         declare("core", semantics=conformance.Semantics(**point), **promises)
 
 
-def test_learned_arguments_of_packed_sequences_are_refused() -> None:
-    """They are judged on batches alone."""
-    message = "features has 'temperature' with layout='varlen', which is judged without: drop one"
+def test_a_memory_beside_packed_sequences_is_refused() -> None:
+    """Other learned arguments are judged there, too."""
+    message = "features has 'bias_kv' with layout='varlen', which is judged without: drop one"
     with refused(message, DeclarationError):
-        declare("core", features=["temperature"], layout="varlen")
+        declare("core", features=["bias_kv"], layout="varlen")
+    assert declare("core", features=["temperature"], layout="varlen").learned == ("temperature",)
 
 
 def test_empty_rows_by_way() -> None:
