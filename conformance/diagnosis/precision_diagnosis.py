@@ -451,7 +451,7 @@ class _Lossy:
 
     def lacking(self, acted: Edits) -> Tensor:
         """Return the distance to the answer of an acted loss, in bounds, per element."""
-        lossy = self._run.edited(*acted)[self._answer]
+        lossy: Tensor = self._run.edited(*acted)[self._answer]
         return (self._output - lossy)[self._judged] * self._weight
 
     def left(self, acted: Edits) -> float:

@@ -148,11 +148,11 @@ def _simple() -> Iterator[Content]:
         lambda r: torch.exp(r.logits - r.logits.amax(-1, keepdim=True)),
     )
     for words, given in LEFT_OUT.items():
-        left_out = partial(_weights_without, given)
-        yield Content(f"the weights without {words}", left_out)
-        if words == "mask and causal rule":
-            zeros = f"the weights without {words}, with zeros for hidden keys"
-            yield Content(zeros, lambda r, made=left_out: r.allowed * made(r))
+        yield Content(f"the weights without {words}", partial(_weights_without, given))
+    words = "mask and causal rule"
+    without = partial(_weights_without, LEFT_OUT[words])
+    zeros = f"the weights without {words}, with zeros for hidden keys"
+    yield Content(zeros, lambda r: r.allowed * without(r))
     yield Content("the softmax over the queries", lambda r: torch.softmax(r.logits, 2))
     yield Content("the softmax over the heads", lambda r: torch.softmax(r.logits, _HEADS))
     yield Content("the pairs that are attended, as ones and zeros", lambda r: r.allowed)
