@@ -325,7 +325,8 @@ def _evaluation(named: NamedMistake, kind: str, declared: golden.Semantics) -> E
 
     def evaluate(inputs: Inputs) -> Evaluation:
         inputs = inputs if inputs.point == declared else inputs.replace(point=declared)
-        if named.inputs or named.rows:  # the golden refuses shapes that do not belong together, at any point
+        if named.inputs or named.rows:
+            # The golden refuses shapes that do not belong together, at any point.
             _require_fitting(oracle, inputs)
         try:
             return act(oracle, declared, (named,), inputs)
