@@ -27,7 +27,7 @@ from ..tolerance import model
 from .agreement import BatteryAnswer
 from .conditions import MANY_KEYS
 from .mistakes import DeclaredCall
-from .mistakes.named_mistake import Edits, read_every_key, run_of_call
+from .mistakes.named_mistake import Edits, answer_stage, read_every_key, run_of_call
 from .precision_losses import (
     ALLOW_TF32,
     AS_INPUTS,
@@ -439,7 +439,6 @@ class _Lossy:
         call = DeclaredCall(inputs=inputs, semantics=subject.declaration.semantics)
         # A quantisation step of a whole tensor depends on keys that no query reads, too.
         self._run = read_every_key(run_of_call(call))
-        self._answer = "answer" if inputs.is_layer else "output"
         # Rows that are not finite do not count: formats differ in where they overflow.
         judged = known.judged & torch.isfinite(output).all(dim=-1, keepdim=True)
         self._judged = judged.expand(known.output.shape)
@@ -451,7 +450,7 @@ class _Lossy:
 
     def lacking(self, acted: Edits) -> Tensor:
         """Return the distance to the answer of an acted loss, in bounds, per element."""
-        lossy: Tensor = self._run.edited(*acted)[self._answer]
+        lossy: Tensor = self._run.edited(*acted)[answer_stage(self._run)]
         return (self._output - lossy)[self._judged] * self._weight
 
     def left(self, acted: Edits) -> float:
