@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ...base.mistake import UNKNOWN
 from ...calls.calling import CandidateFailure, arguments, guarded
 from ...calls.devices import taken
 from ...calls.differentiating import NotDifferentiable
@@ -27,6 +26,7 @@ from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..battery import battery, plain_problem
 from ..conditions import Condition
+from ..entries import named_entry, unnamed_entry
 from ..mistaken_answer import ActedAnswers
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes.named_mistake import read_every_key, run_of_call
@@ -442,12 +442,11 @@ def _entry(content: Content, conditions: Sequence[Condition], beside: Beside) ->
     only = f" (only {words})" if words else ""
     about = f": {content.about}" if content.about else ""
     what = f"{content.words}{only}{about}"
-    return {
-        "name": _name(content, beside),
-        "text": f"the answers are right, but what is returned as {beside.noun} is {what}",
-        "fix": beside.fix,
-        "confidence": 1.0,
-    }
+    return named_entry(
+        _name(content, beside),
+        f"the answers are right, but what is returned as {beside.noun} is {what}",
+        beside.fix,
+    )
 
 
 def _unknown(
@@ -462,7 +461,7 @@ def _unknown(
     if odd is not None:
         facts["shape"], facts["expected_shape"] = list(odd.actual.shape), list(odd.exact.shape)
         text += f"; their shape is {facts['shape']} where {facts['expected_shape']} is expected"
-    return {"name": UNKNOWN, "text": text, "fix": "", "confidence": 0.0, "facts": facts}
+    return unnamed_entry(text, facts)
 
 
 def answers_with_weights(
