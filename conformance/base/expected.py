@@ -38,9 +38,9 @@ class Place:
 
     def __str__(self) -> str:
         """``line 7 of known.toml``."""
-        return self.of("")
+        return self.where("")
 
-    def of(self, key: str) -> str:
+    def where(self, key: str) -> str:
         """Where a key is written, else the entry."""
         line = self.keys.get(key, self.line)
         return self.file if line is None else f"line {line} of {self.file}"

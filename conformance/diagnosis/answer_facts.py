@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from ..base.mistake import NO_MISTAKE, UNKNOWN
+from ..base.mistake import NO_MISTAKE
 from ..base.results import Violation
 from ..calls.calling import CandidateFailure
 from ..calls.devices import CPU, kind_of
@@ -23,6 +23,7 @@ from .conditions import CONDITIONS, Condition, size_limit
 from .dissection.influence import influence_facts
 from .dissection.layer_weights import set_values_to_one
 from .dissection.reading import digits_of
+from .entries import named_entry, unnamed_entry
 from .mistaken_answer import DiagnosedSubject
 from .mistakes.named_mistake import read_every_key
 from .narrowing import say_limits, telling_apart
@@ -45,13 +46,12 @@ FEWEST_RIGHT: Final = 3
 EXTREME: Final = math.log(65504.0)
 # Part of torch's message about writing a number into a tensor whose dtype cannot hold it.
 _DOES_NOT_FIT: Final = "without overflow"
-_TOO_LARGE: Final[dict[str, Any]] = {
-    "name": "number-beyond-dtype",
-    "text": "a number is written into a tensor whose dtype cannot hold it, such as -1e9 in float16",
-    "fix": "take a number of the tensor's own dtype: to hide keys torch.finfo(scores.dtype).min, "
+_TOO_LARGE: Final[dict[str, Any]] = named_entry(
+    "number-beyond-dtype",
+    "a number is written into a tensor whose dtype cannot hold it, such as -1e9 in float16",
+    "take a number of the tensor's own dtype: to hide keys torch.finfo(scores.dtype).min, "
     "or -torch.inf",
-    "confidence": 1.0,
-}
+)
 
 
 # Raising calls are reported if at least one call in ten raises.
@@ -78,15 +78,12 @@ def unknown_entry(
     sentence = NO_MISTAKE
     if said:
         sentence += f" ({said})"
-    return {
-        "name": UNKNOWN,
-        "text": f"{sentence}: {'; '.join(texts)}" if texts else sentence,
-        "fix": "",
-        "confidence": 0.0,
-        "facts": facts,
-        "common": "; ".join(common),
-        "example": "; ".join(example),
-    }
+    return unnamed_entry(
+        f"{sentence}: {'; '.join(texts)}" if texts else sentence,
+        facts,
+        common="; ".join(common),
+        example="; ".join(example),
+    )
 
 
 def lost_search_entry(fault: str) -> dict[str, Any]:
@@ -94,11 +91,6 @@ def lost_search_entry(fault: str) -> dict[str, Any]:
     return unnamed_entry(
         f"the search for a name ended with an error of ours, {fault}: please report it"
     )
-
-
-def unnamed_entry(text: str) -> dict[str, Any]:
-    """Return the report's entry where no name was found, with the reason."""
-    return {"name": UNKNOWN, "text": text, "fix": "", "confidence": 0.0, "facts": {}}
 
 
 def beyond_dtype(raised: Violation) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import torch
 
-from ..base.mistake import NO_MISTAKE, UNKNOWN
+from ..base.mistake import NO_MISTAKE
 from ..calls.calling import CandidateFailure
 from ..calls.differentiating import INPUT_NAMES, NotDifferentiable, Taped
 from ..clauses.judging_gradients import described, has_empty_rows
@@ -33,6 +33,7 @@ from .earlier_calls import (
     loaded_anew,
     state_entry,
 )
+from .entries import named_entry, unnamed_entry
 from .mistaken_answer import act
 from .mistakes import BACKWARD, NamedMistake, NotExpressible
 from .mistakes.backward import EVERY_RULE
@@ -62,13 +63,9 @@ WHOLE: Final = ("gradients.golden", "gradients.options")
 TWO_CALLS: Final = "gradients.accumulate"
 
 
-_OF_ANSWER: Final[dict[str, Any]] = {
-    "name": UNKNOWN,
-    "text": f"{NO_MISTAKE}: the answer to this call is wrong as well, before any gradient is taken",
-    "fix": "",
-    "confidence": 0.0,
-    "facts": {},
-}
+_OF_ANSWER: Final[dict[str, Any]] = unnamed_entry(
+    f"{NO_MISTAKE}: the answer to this call is wrong as well, before any gradient is taken"
+)
 
 
 class BackwardDiagnostician:
@@ -105,8 +102,7 @@ class BackwardDiagnostician:
             return [_OF_ANSWER]  # its gradients say nothing of the backward pass
         confidence = 1 / max(len(explanations), 1)
         return [
-            {"name": m.name, "text": m.sentence, "fix": m.fix, "confidence": confidence}
-            for m in explanations[:MOST_REPORTED]
+            named_entry(m.name, m.sentence, m.fix, confidence) for m in explanations[:MOST_REPORTED]
         ]
 
     def _blamed_elsewhere(self, clause: str, problem: Problem) -> list[dict[str, Any]]:
@@ -172,12 +168,11 @@ class BackwardDiagnostician:
                 listed = ", ".join(described(name) for name in names)
                 words = f"rounded to {str(dtype).removeprefix('torch.')}"
                 return [
-                    {
-                        "name": f"gradients of {', '.join(names)}: {words}",
-                        "text": f"the gradients of {listed} are {words}",
-                        "fix": "compute and return gradients in the precision of the inputs",
-                        "confidence": 1.0,
-                    }
+                    named_entry(
+                        f"gradients of {', '.join(names)}: {words}",
+                        f"the gradients of {listed} are {words}",
+                        "compute and return gradients in the precision of the inputs",
+                    )
                 ]
         return []
 
@@ -296,13 +291,7 @@ def _unknown(
     if factor is not None:
         facts["ratio"] = factor
         text += f"; they are {factor:.6g} times what is expected"
-    return {
-        "name": UNKNOWN,
-        "text": f"{NO_MISTAKE}: {text}",
-        "fix": "",
-        "confidence": 0.0,
-        "facts": facts,
-    }
+    return unnamed_entry(f"{NO_MISTAKE}: {text}", facts)
 
 
 def _common_factor(wrong: Sequence[ObservedGradients]) -> float | None:

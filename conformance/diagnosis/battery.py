@@ -142,11 +142,6 @@ class Observation:
         return [answer for answer in answers if answer is not None]
 
 
-def observe(subject: Subject) -> list[BatteryAnswer]:
-    """Return the candidate's answers to the whole battery."""
-    return Observation(subject).whole
-
-
 def answers_to(subject: Subject, problems: Sequence[Problem]) -> list[BatteryAnswer]:
     """Return the candidate's answers to problems, each asked once.
 
@@ -240,11 +235,9 @@ def battery(subject: Subject) -> Iterator[Inputs]:
     Rows without keys are left out if nothing is promised about them: no answer is a mistake there,
     and a layer that mixes tokens spreads the answer everywhere.
     """
-    return (inputs for inputs, _ in _promised(subject))
-
-
-def _promised(subject: Subject) -> Iterator[tuple[Inputs, Problem | None]]:
-    return (drawn for drawn in _every(subject) if _is_promised(subject, drawn[0]))
+    drawn = _drawn(subject)
+    every = chain(map(subject.inputs, drawn), cached_in_self(subject, drawn), _made(subject))
+    return (inputs for inputs in every if _is_promised(subject, inputs))
 
 
 def can_be_asked(subject: Subject, inputs: Inputs) -> bool:
@@ -254,11 +247,10 @@ def can_be_asked(subject: Subject, inputs: Inputs) -> bool:
 
 
 def _is_promised(subject: Subject, inputs: Inputs) -> bool:
-    return subject.declaration.empty_rows != "any" or not _has_empty_rows(subject, inputs)
-
-
-def _has_empty_rows(subject: Subject, inputs: Inputs) -> bool:
-    return not bool(inputs.allowed(subject.declaration.semantics).any(dim=-1).all())
+    declared = subject.declaration
+    return declared.empty_rows != "any" or bool(
+        inputs.allowed(declared.semantics).any(dim=-1).all()
+    )
 
 
 def cached_in_self(subject: Subject, problems: Iterable[Problem]) -> Iterator[Inputs]:
@@ -271,12 +263,6 @@ def cached_in_self(subject: Subject, problems: Iterable[Problem]) -> Iterator[In
     for problem in problems:
         if problem.geometry.key_length > _CACHED_IN_SELF:
             yield with_cache(subject, problem, problem.seed % _CACHED_IN_SELF + 1)
-
-
-def _every(subject: Subject) -> Iterator[tuple[Inputs, Problem | None]]:
-    drawn = _drawn(subject)
-    yield from ((subject.inputs(problem), problem) for problem in drawn)
-    yield from ((inputs, None) for inputs in (*cached_in_self(subject, drawn), *_made(subject)))
 
 
 def _drawn(subject: Subject) -> dict[Problem, bool]:

@@ -26,6 +26,7 @@ from ..problems.edges import edge_problems
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from ..tolerance import model
+from .entries import named_entry
 
 DROPOUT: Final = "dropout-left-on"
 RANDOM: Final = "random-answers"
@@ -97,14 +98,13 @@ class Chance:
         if all(failed):
             return None
         self._unrepeatable.add(subject)
-        return {
-            "name": UNREPEATABLE,
-            "text": f"the same call goes wrong in {sum(failed) + 1} of {len(failed) + 1} attempts, "
+        return named_entry(
+            UNREPEATABLE,
+            f"the same call goes wrong in {sum(failed) + 1} of {len(failed) + 1} attempts, "
             "with the same inputs and the same seed: something else decides its answer",
-            "fix": "look for a race (two threads or programs that write one place), memory that is "
+            "look for a race (two threads or programs that write one place), memory that is "
             "read before it is written, a clock, or something kept between calls",
-            "confidence": 1.0,
-        }
+        )
 
 
 def threads_entry(violation: Violation) -> dict[str, Any] | None:
@@ -113,20 +113,18 @@ def threads_entry(violation: Violation) -> dict[str, Any] | None:
     if count is None:
         return None
     if violation.measured[RACE]:
-        return {
-            "name": RACE,
-            "text": f"a race: equal calls on {count} threads have different answers, and right "
+        return named_entry(
+            RACE,
+            f"a race: equal calls on {count} threads have different answers, and right "
             "ones on one thread: two threads write one place, or one reads what another writes",
-            "fix": _FIX_OF_RACES,
-            "confidence": 1.0,
-        }
-    return {
-        "name": "threads-change-answer",
-        "text": f"on {count} threads the answer is another than on one: rows are divided wrongly "
+            _FIX_OF_RACES,
+        )
+    return named_entry(
+        "threads-change-answer",
+        f"on {count} threads the answer is another than on one: rows are divided wrongly "
         "among them, or a thread writes to rows that another has",
-        "fix": "let each thread write to its own rows alone, and let the threads have all rows",
-        "confidence": 1.0,
-    }
+        "let each thread write to its own rows alone, and let the threads have all rows",
+    )
 
 
 def race_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
@@ -149,14 +147,13 @@ def race_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
         with _keep_to_one_processor(processors):
             alike = not others()
         if alike and others() >= _AT_FIRST:  # no state that has settled meanwhile
-            return {
-                "name": RACE,
-                "text": "a race: equal calls have different answers, and one answer where a single "
+            return named_entry(
+                RACE,
+                "a race: equal calls have different answers, and one answer where a single "
                 "processor runs them: two threads write one place, or one reads what another "
                 "writes",
-                "fix": _FIX_OF_RACES,
-                "confidence": 1.0,
-            }
+                _FIX_OF_RACES,
+            )
     return None
 
 
@@ -285,22 +282,21 @@ def unordered_entry(
         )
     else:
         what = "its work runs on a stream that neither waits for, nor is awaited by,"
-    return {
-        "name": UNORDERED,
-        "text": f"{what} the current one; where the device is waited for the answer is right",
-        "fix": f"work on {stream}, or order the two streams: other.wait_stream(current) before the "
+    return named_entry(
+        UNORDERED,
+        f"{what} the current one; where the device is waited for the answer is right",
+        f"work on {stream}, or order the two streams: other.wait_stream(current) before the "
         "work, current.wait_stream(other) after it",
-        "confidence": 1.0,
-    }
+    )
 
 
 def _entry(dropped: str) -> dict[str, Any]:
     if dropped:
         text = f"dropout is left on: {dropped}, in a call that asks for none"
-        return {"name": DROPOUT, "text": text, "fix": _FIX, "confidence": 1.0}
+        return named_entry(DROPOUT, text, _FIX)
     text = "the answer is random: it differs with torch's seed, in calls that ask for no dropout"
     fix = "draw no random numbers outside training; is some dropout left on?"
-    return {"name": RANDOM, "text": text, "fix": fix, "confidence": 1.0}
+    return named_entry(RANDOM, text, fix)
 
 
 def _decided_by_seed(subject: Subject, inputs: Inputs) -> Tensor | None:

@@ -22,6 +22,7 @@ from .cache_writes import explain_writes
 from .conditions import calls_for_weights, limit_to_calls_for_weights
 from .dissection import returned_weights
 from .dissection.returned_log_sum_exps import LOG_SUM_EXPS, OF_LOG_SUM_EXPS
+from .entries import unnamed_entry
 from .lines import LineFinder, telling
 from .mistaken_answer import Combination, DiagnosedSubject, acted_answers
 from .mistakes import NamedMistake, named_mistakes
@@ -289,9 +290,7 @@ class Diagnostician:
             )
             named = {one.entry["name"] for one in self._diagnostician_for_weights.explanations}
             told = [entry for entry in told if entry["name"] in named]  # nothing of earlier calls
-            return limit_to_calls_for_weights(told) or [
-                answer_facts.unnamed_entry(f"answers are {wrong}")
-            ]
+            return limit_to_calls_for_weights(told) or [unnamed_entry(f"answers are {wrong}")]
         asked = self.subject, self.mistakes, self._acted
         return returned_weights.explain_returned(*asked, seed=OTHER_VALUES)
 

@@ -32,6 +32,7 @@ from ..tolerance import model
 from .agreement import BatteryAnswer
 from .battery import answer_to, plain_problem
 from .conditions import CONDITIONS
+from .entries import named_entry
 from .neighbours import OWN, neighbours, resize_field
 
 # The clause that compares inputs before and after a call.
@@ -43,28 +44,23 @@ LONGEST_ANEW: Final = 5.0
 _SPENT: Final[WeakKeyDictionary[Subject, float]] = WeakKeyDictionary()
 _FIX: Final = "keep nothing of a call for the next one, or keep it by all that it depends on"
 # The entry of answers that are right for contiguous inputs alone.
-STRIDES_IGNORED: Final[dict[str, Any]] = {
-    "name": "strides-ignored",
-    "text": "a tensor is read as if it lay row after row in memory",
-    "fix": "honour the strides of the inputs, or call contiguous() on them",
-    "confidence": 1.0,
-}
+STRIDES_IGNORED: Final[dict[str, Any]] = named_entry(
+    "strides-ignored",
+    "a tensor is read as if it lay row after row in memory",
+    "honour the strides of the inputs, or call contiguous() on them",
+)
 # The entry of a second call that is answered wrongly in an unknown way.
-SECOND_CALL: Final[dict[str, Any]] = {
-    "name": "state: something of the first call in the second",
-    "text": "the answer to the same call is another the second time: something is kept from call "
-    "to call",
-    "fix": _FIX,
-    "confidence": 1.0,
-}
+SECOND_CALL: Final[dict[str, Any]] = named_entry(
+    "state: something of the first call in the second",
+    "the answer to the same call is another the second time: something is kept from call to call",
+    _FIX,
+)
 # The entry of an answer that an unknown earlier call makes wrong.
-EARLIER_CALLS: Final[dict[str, Any]] = {
-    "name": "state: something of earlier calls",
-    "text": "the answer depends on earlier calls: this call is answered rightly where it is the "
-    "first",
-    "fix": _FIX,
-    "confidence": 1.0,
-}
+EARLIER_CALLS: Final[dict[str, Any]] = named_entry(
+    "state: something of earlier calls",
+    "the answer depends on earlier calls: this call is answered rightly where it is the first",
+    _FIX,
+)
 
 
 def second_calls(subject: Subject) -> Subject:
@@ -156,12 +152,7 @@ def state_entry(subject: Subject) -> dict[str, Any] | None:
         common = kept if common is None else [words for words in common if words in kept]
     if not common:
         return None
-    return {
-        "name": f"state: {common[0]}",
-        "text": f"a call is answered with {common[0]}",
-        "fix": _FIX,
-        "confidence": 1.0,
-    }
+    return named_entry(f"state: {common[0]}", f"a call is answered with {common[0]}", _FIX)
 
 
 def _options(subject: Subject, problem: Problem) -> Iterator[Problem]:
@@ -288,14 +279,13 @@ def order_entry(subject: Subject, problem: Problem) -> dict[str, Any] | None:
         if _makes_wrong(subject, problem, earlier):
             same = what == "other values" and _makes_wrong(subject, problem, problem)
             which = "the same call, or one with other values" if same else f"one with {what}"
-            return {
-                "name": f"state: something of an earlier call with {what}",
-                "text": "the answer depends on earlier calls: this call is answered rightly where "
+            return named_entry(
+                f"state: something of an earlier call with {what}",
+                "the answer depends on earlier calls: this call is answered rightly where "
                 f"it is the first, and wrongly after {which}",
-                "fix": _FIX,
-                "confidence": 1.0,
-                "after": {"call": f"a call with {what}", "problem": earlier.as_json()},
-            }
+                _FIX,
+                after={"call": f"a call with {what}", "problem": earlier.as_json()},
+            )
     return EARLIER_CALLS
 
 
@@ -355,12 +345,11 @@ def changed_inputs_entry(
     shown = clause == CHANGED_INPUTS or bool(subject.edited)
     if not shown or fails(Copying(subject)):
         return None
-    return {
-        "name": "inputs-changed",
-        "text": "the call writes into its inputs; where it is given copies of them it is right",
-        "fix": "write into no input: use operations that are not in place, or work on a copy",
-        "confidence": 1.0,
-    }
+    return named_entry(
+        "inputs-changed",
+        "the call writes into its inputs; where it is given copies of them it is right",
+        "write into no input: use operations that are not in place, or work on a copy",
+    )
 
 
 def strides_entry(subject: Subject, fails: Callable[[Subject], bool]) -> dict[str, Any] | None:

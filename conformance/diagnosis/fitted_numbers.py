@@ -38,7 +38,7 @@ from .mistakes._steps import (
     has_softcap,
     hides_keys,
 )
-from .mistakes.named_mistake import IMPOSSIBLE, read_every_key
+from .mistakes.named_mistake import IMPOSSIBLE, answer_stage, read_every_key
 from .stage_edits import answers_of, run_besides
 from .turned_edits import is_turned
 
@@ -511,8 +511,7 @@ class NumberFit:
         None if no other row is wrong or the known mistakes give an answer of another shape.
         """
         run, inputs = run_besides(answer, known), answer.inputs
-        stage = "answer" if inputs.is_layer else "output"
-        if run is None or run[stage].shape != answer.output.shape:
+        if run is None or run[stage := answer_stage(run)].shape != answer.output.shape:
             return None
         told = torch.isfinite(answer.output) & torch.isfinite(run[stage])
         told = told & ~inputs.answer_rows(run["empty"], run["point"])

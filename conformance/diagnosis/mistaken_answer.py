@@ -34,6 +34,7 @@ from .mistakes import DeclaredCall, NamedMistake, NotExpressible, named_mistakes
 from .mistakes.named_mistake import (
     EVERY_KEY,
     IMPOSSIBLE,
+    answer_stage,
     asked_otherwise,
     is_of_call,
     read_every_key,
@@ -489,14 +490,13 @@ def _edited_answer(
     run = read_every_key(right).edited(*edits)
     declared = _declared_answer(oracle, given, call)
     before = declared.core if declared else core_of(evaluate(call.inputs, call.semantics))
-    output = run["answer" if "answer" in run else "output"]
     return MistakenAnswer(
         given=given,
         inputs=call.inputs,
         semantics=call.semantics,
         core=_emptied(before, run["empty"]),
         weights=run["weights"],
-        output=output,
+        output=run[answer_stage(run)],
         stepwise=True,
         oracle=oracle,
         largest=run["largest"],

@@ -32,6 +32,7 @@ from .battery import (
     fitted_problem,
 )
 from .conditions import CONDITIONS
+from .entries import named_entry
 from .fitted_numbers import families, fitted_mistakes
 from .mistaken_answer import Combination, act
 from .mistakes import DeclaredCall, NamedMistake, NotExpressible
@@ -238,12 +239,9 @@ class PairSearch:
             return []
         listed = ", ".join(others[:MOST_PARTIAL]) + ", …" * (len(others) > MOST_PARTIAL)
         rest = listed if len(others) == 1 else f"one of these: {listed}"
-        entry = {
-            "name": one.name,
-            "text": f"{one.sentence}; besides that {rest}",
-            "fix": one.fix,
-            "confidence": 1.0 / len(others),
-        }
+        entry = named_entry(
+            one.name, f"{one.sentence}; besides that {rest}", one.fix, 1.0 / len(others)
+        )
         return [Explanation(entry=entry, made=(one,), others=tuple(found))]
 
     def _told_apart_at_equal_sizes(self, pairs: Sequence[Combination]) -> list[Combination]:

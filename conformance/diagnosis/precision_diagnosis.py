@@ -26,8 +26,9 @@ from ..problems.materialise import TORCH_DTYPES
 from ..tolerance import model
 from .agreement import BatteryAnswer
 from .conditions import MANY_KEYS
+from .entries import named_entry
 from .mistakes import DeclaredCall
-from .mistakes.named_mistake import Edits, read_every_key, run_of_call
+from .mistakes.named_mistake import Edits, answer_stage, read_every_key, run_of_call
 from .precision_losses import (
     ALLOW_TF32,
     AS_INPUTS,
@@ -259,12 +260,9 @@ def _entry_of(
     either = best.number_format in SHORT_FORMATS and formats.issuperset(SHORT_FORMATS)
     text = best.what_in_ten_bits() if either else best.text
     doubt = len({loss.name for loss in equals} | {f"{best.stage}-{name}" for name in formats})
-    return {
-        "name": best.name_in(dtype),
-        "text": text,
-        "fix": KEPT if either else best.fix,
-        "confidence": (1.0 - least) / doubt,
-    }
+    return named_entry(
+        best.name_in(dtype), text, KEPT if either else best.fix, (1.0 - least) / doubt
+    )
 
 
 def _epsilon_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
@@ -276,13 +274,12 @@ def _epsilon_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
         epsilon += max(-model.LARGEST_STEP, min(move, model.LARGEST_STEP))
     if epsilon <= 0.0 or not _one_number_explains(speaking, _add_epsilon(epsilon)):
         return None
-    return {
-        "name": "epsilon-in-the-denominator",
-        "text": f"about {epsilon:.2g} is added to the sum of the exponentials",
-        "fix": "divide by the sum alone; where it is zero no key is attended: treat that apart",
-        "confidence": 1.0,
-        "epsilon": epsilon,
-    }
+    return named_entry(
+        "epsilon-in-the-denominator",
+        f"about {epsilon:.2g} is added to the sum of the exponentials",
+        "divide by the sum alone; where it is zero no key is attended: treat that apart",
+        epsilon=epsilon,
+    )
 
 
 def _newton_step(wrong: Sequence[_Lossy], epsilon: float) -> float:
@@ -383,15 +380,12 @@ def _bits_entry(subject: Subject, wrong: Observed) -> dict[str, Any] | None:
     kept = next((bits for bits in range(1, full) if _has_bits(telling, bits)), full)
     if telling.numel() < model.FEWEST_FITTED or full - kept < FEWEST_LOST:
         return None
-    return {
-        "name": f"rounded-to-{kept}-bits",
-        "text": (
-            f"all answers that are wrong are numbers of {kept} bits, where {subject.dtype} has "
-            f"{full}: it computes in fewer, or rounds its answer to them"
-        ),
-        "fix": KEPT,
-        "confidence": 1.0,
-    }
+    return named_entry(
+        f"rounded-to-{kept}-bits",
+        f"all answers that are wrong are numbers of {kept} bits, where {subject.dtype} has "
+        f"{full}: it computes in fewer, or rounds its answer to them",
+        KEPT,
+    )
 
 
 def _has_bits(numbers: Tensor, bits: int) -> bool:
@@ -419,13 +413,13 @@ def _coarse(name: str, answers: Tensor) -> dict[str, Any]:
     below = answers.abs() < torch.finfo(torch.float16).smallest_normal
     if name == "float16" and int(below.sum()) < model.FEWEST_FITTED:
         spoken, confidence = TEN_BITS, 1.0 / len(SHORT_FORMATS)
-    return {
-        "name": _computed_in(name),
-        "text": f"its answers are all numbers of {spoken}: "
+    return named_entry(
+        _computed_in(name),
+        f"its answers are all numbers of {spoken}: "
         "it computes in that inside, or rounds its answer to it",
-        "fix": KEPT,
-        "confidence": confidence,
-    }
+        KEPT,
+        confidence,
+    )
 
 
 def _computed_in(name: str) -> str:
@@ -439,7 +433,6 @@ class _Lossy:
         call = DeclaredCall(inputs=inputs, semantics=subject.declaration.semantics)
         # A quantisation step of a whole tensor depends on keys that no query reads, too.
         self._run = read_every_key(run_of_call(call))
-        self._answer = "answer" if inputs.is_layer else "output"
         # Rows that are not finite do not count: formats differ in where they overflow.
         judged = known.judged & torch.isfinite(output).all(dim=-1, keepdim=True)
         self._judged = judged.expand(known.output.shape)
@@ -451,7 +444,7 @@ class _Lossy:
 
     def lacking(self, acted: Edits) -> Tensor:
         """Return the distance to the answer of an acted loss, in bounds, per element."""
-        lossy = self._run.edited(*acted)[self._answer]
+        lossy: Tensor = self._run.edited(*acted)[answer_stage(self._run)]
         return (self._output - lossy)[self._judged] * self._weight
 
     def left(self, acted: Edits) -> float:

@@ -29,6 +29,7 @@ from .answer_facts import shared_confidence
 from .backward import explain_gradients
 from .battery import BatteryEntry, answer_from, fitted_problem
 from .diagnostician import Diagnostician
+from .entries import named_entry
 from .mistaken_answer import MistakenAnswer
 from .mistakes import IMPOSSIBLE, NamedMistake, NotExpressible
 from .observed_gradients import ObservedGradients, observe_gradients
@@ -128,13 +129,7 @@ class RankDiagnostician(Diagnostician):
             if self._names(one, clause, problem):
                 named.setdefault(one.name, one)
         entries = [
-            {
-                "name": one.name,
-                "text": f"{one.sentence}{self._where}",
-                "fix": one.fix,
-                "confidence": 1.0,
-            }
-            for one in named.values()
+            named_entry(one.name, f"{one.sentence}{self._where}", one.fix) for one in named.values()
         ]
         return shared_confidence(entries) if entries else super().explain(clause, problem)
 

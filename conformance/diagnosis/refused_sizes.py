@@ -27,6 +27,7 @@ from ..clauses.subject import Subject
 from ..problems.problem import Problem
 from .answer_facts import beyond_dtype
 from .battery import answer_to
+from .entries import named_entry
 from .lines.raising import (
     CONTIGUOUS,
     GENERAL,
@@ -219,12 +220,11 @@ class _RefusedCalls:
         )
         name = ", ".join(_WORDS[name] for name in condition.fields) if condition else ""
         fix = REPEAT if grouped and fix != SHAPING else fix
-        entry = {
-            "name": f"sizes: {_GROUPED if grouped else name or f'{count} raise'}",
-            "text": "; ".join(filter(None, (self._raised.message, code, given, which))),
-            "fix": fix + (_declaring(condition) if condition is not None and right else ""),
-            "confidence": 1.0,
-        }
+        entry = named_entry(
+            f"sizes: {_GROUPED if grouped else name or f'{count} raise'}",
+            "; ".join(filter(None, (self._raised.message, code, given, which))),
+            fix + (_declaring(condition) if condition is not None and right else ""),
+        )
         wrong = condition is not None and bool(condition.equal) and not grouped and not right
         return RefusedCall(entry, condition, wrong=wrong)
 

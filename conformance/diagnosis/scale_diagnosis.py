@@ -16,6 +16,7 @@ from ..problems.problem import Problem
 from ..tolerance import model
 from ..tolerance.fit import Fit
 from .battery import answer_to
+from .entries import named_entry
 from .precision_diagnosis import Observed, agrees, probed
 
 # Names of one scale for all scores, by a rule.
@@ -151,13 +152,12 @@ def _scale(least: float, most: float, where: str) -> dict[str, Any]:
     one, other = f"{least:+.3g}", f"{most:+.3g}"
     error = one if one == other else f"between {one} and {other}"
     largest = most if abs(most) >= abs(least) else least
-    return {
-        "name": "scale-off",
-        "text": f"the logits are multiplied by a scale whose relative error is {error}{where}",
-        "fix": _FIX_ROUNDED if abs(largest) <= model.MOST_ROUNDED_SCALE else _FIX_WRONG,
-        "confidence": 1.0,
-        "scale_error": largest,
-    }
+    return named_entry(
+        "scale-off",
+        f"the logits are multiplied by a scale whose relative error is {error}{where}",
+        _FIX_ROUNDED if abs(largest) <= model.MOST_ROUNDED_SCALE else _FIX_WRONG,
+        scale_error=largest,
+    )
 
 
 def add_numbers(

@@ -23,7 +23,7 @@ from .misread_structures import misread_structures
 from .mistaken_answer import made_on, mistaken_call, mistaken_run
 from .mistakes import NamedMistake, NotExpressible, everywhere
 from .mistakes._steps import has_bias, has_causal, has_mask, has_sinks, has_softcap, has_window
-from .mistakes.named_mistake import IMPOSSIBLE
+from .mistakes.named_mistake import IMPOSSIBLE, answer_stage
 from .turned_edits import is_turned, turned_edits
 
 _PRIMARY: Final = "numerics.golden"
@@ -255,11 +255,7 @@ def _made_singly(run: golden.Run, edits: Sequence[NamedMistake]) -> Iterator[Mad
     for one in edits:
         with suppress(NotExpressible, *IMPOSSIBLE):  # it explains no wrong answer
             edited = run.edited(*one.edits)
-            yield Made([one], edited[_answer_of(run)][None], edited["empty"][None])
-
-
-def _answer_of(run: golden.Run) -> str:
-    return "answer" if "answer" in run.program.steps else "output"
+            yield Made([one], edited[answer_stage(run)][None], edited["empty"][None])
 
 
 def _made_together(
@@ -339,7 +335,7 @@ def answers_of(
         return answers.unflatten(0, merged.shape[:2]), run["empty"]
     together = run.edited(**given, scores_shape=shape)
     output: Tensor = together["output"]
-    if _answer_of(together) == "output":
+    if answer_stage(together) == "output":
         return output, together["empty"]
     of_items = together.edited(output=output.flatten(0, 1))["answer"]
     return of_items.unflatten(0, output.shape[:2]), together["empty"]
@@ -352,7 +348,7 @@ def _making(
 
     Rows that an edit leaves without keys do not count unless they match as well.
     """
-    exact, output, right = answer.exact, answer.output, run[_answer_of(run)]
+    exact, output, right = answer.exact, answer.output, run[answer_stage(run)]
     if made.answers.shape[1:] != output.shape or right.shape != output.shape:
         return
     wrong = ~within(output, right, exact.bound).all(dim=-1)

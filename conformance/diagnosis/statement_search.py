@@ -27,6 +27,7 @@ from .conditions import Condition, ScaleLimit, SizeLimit, scale_below, size_limi
 from .dissection.reading import roundest
 from .dissection.returned_weights import answers_with_weights, refuses_alike
 from .earlier_calls import answers_to_clause
+from .entries import named_entry
 from .fitted_numbers import Family, blends, families, fitted_mistakes
 from .mistaken_answer import (
     ActedAnswers,
@@ -494,12 +495,11 @@ def explanations_of(combinations: list[Combination]) -> list[Explanation]:
             named.setdefault(frozenset(mistake.name for mistake in made), []).append(made)
     return [
         Explanation(
-            entry={
-                "name": "+".join(mistake.name for mistake in made),
-                "text": "; ".join(mistake.sentence for mistake in made),
-                "fix": "; ".join(mistake.fix for mistake in made),
-                "confidence": 1.0,
-            },
+            entry=named_entry(
+                "+".join(mistake.name for mistake in made),
+                "; ".join(mistake.sentence for mistake in made),
+                "; ".join(mistake.fix for mistake in made),
+            ),
             made=made,
             others=tuple(others),
         )

@@ -215,7 +215,7 @@ def _statements(weights: Weights, nearest: Proposal, heads: int | None) -> list[
     random = None if plain is None else random_entry(subject, plain)
     if random is not None:
         return [Statement(text=random["text"])]
-    answers = [one for one in battery.observe(subject) if _is_ordinary(subject, one)]
+    answers = [one for one in battery.Observation(subject).whole if _is_ordinary(subject, one)]
     mistakes = named_mistakes()
     if weights.made:  # no mistake in itself, and acted out besides all others
         mistakes = tuple(weights.made)

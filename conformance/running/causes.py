@@ -14,9 +14,10 @@ from ..clauses.registry import Clause
 from ..clauses.subject import Subject
 from ..declare.candidate import Candidate
 from ..diagnosis import Diagnostician
-from ..diagnosis.answer_facts import lost_search_entry, unnamed_entry, which_go_wrong
+from ..diagnosis.answer_facts import lost_search_entry, which_go_wrong
 from ..diagnosis.chance import Chance
 from ..diagnosis.earlier_calls import changed_inputs_entry, strides_entry
+from ..diagnosis.entries import unnamed_entry
 from ..diagnosis.exports.blame import Blamer
 from ..diagnosis.mistaken_answer import DiagnosedSubject, limited_by
 from ..diagnosis.mistakes import NamedMistake
@@ -230,7 +231,7 @@ class Causes:
         facts: Entry = {}
         if wrong:
             text += f": {which_go_wrong(facts, every, wrong, ())}"
-        return {**unnamed_entry(text), "facts": facts}
+        return unnamed_entry(text, facts)
 
     def follows(self, subject: Subject, clause: Clause, problem: Problem, kind: str) -> str:
         """The name of another failure's mistake that makes a clause fail as well, or ""."""

@@ -91,7 +91,7 @@ class Explainer:
         causes, chance = self.causes, None
         threaded = threads_entry(failure.violation)
         if threaded is not None and threaded["name"] == RACE:  # no smaller problem need show it
-            return _unreduced_result(failure, failure.violation, threaded)
+            return _drawn_result(failure, failure.violation, threaded)
         if kind in _OF_CHANCE and threaded is None:
             chance = causes.chance(failure.problem, subject, failure.fails, kind)
         if chance is not None and chance["name"] != UNORDERED and not clause.of_repetition:
@@ -229,12 +229,10 @@ def _random_failure(failure: Failure, random: dict[str, Any]) -> ClauseResult:
     """
     reason = "equal calls give different answers, which says nothing of what this clause is about"
     violation = Violation(kind=failure.violation.kind, message=reason)
-    return _unreduced_result(failure, violation, random)
+    return _drawn_result(failure, violation, random)
 
 
-def _unreduced_result(
-    failure: Failure, violation: Violation, entry: dict[str, Any]
-) -> ClauseResult:
+def _drawn_result(failure: Failure, violation: Violation, entry: dict[str, Any]) -> ClauseResult:
     smallest = Smallest(
         problem=failure.problem, violation=violation, recording=Recording(), tries=0, repeated=False
     )

@@ -94,7 +94,7 @@ def drop(entry: ExpectedFailure) -> str:
 
 def _change(entry: ExpectedFailure, key: str, words: str) -> str:
     """Return the advice, with the line to change, if known."""
-    where = "its declaration" if entry.place is None else entry.place.of(key)
+    where = "its declaration" if entry.place is None else entry.place.where(key)
     return f"repair it, or {words} in {where}"
 
 

@@ -105,7 +105,7 @@ def test_a_place_is_no_part_of_an_expectation() -> None:
     place = Place(file="known.toml", line=7, keys={"kind": 9})
     placed = ExpectedFailure(clause="mask.golden", reason="known", place=place)
     assert placed == ExpectedFailure(clause="mask.golden", reason="known")
-    assert (str(place), place.of("kind")) == ("line 7 of known.toml", "line 9 of known.toml")
+    assert (str(place), place.where("kind")) == ("line 7 of known.toml", "line 9 of known.toml")
     assert str(Place(file="the declaration of mine")) == "the declaration of mine"
     assert placed.as_json()["line"] == 7
 

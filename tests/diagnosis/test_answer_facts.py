@@ -18,7 +18,7 @@ from conformance.base.profile import PROFILES
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import Diagnostician, diagnose
 from conformance.diagnosis.answer_facts import unknown_entry
-from conformance.diagnosis.battery import observe
+from conformance.diagnosis.battery import Observation
 from conformance.running.runner import CandidateRun
 
 
@@ -45,7 +45,7 @@ def test_what_the_weights_of_a_layer_sum_to_is_told() -> None:
         return forward
 
     subject = Subject(layer(halved, **BARE_FLOAT32), "float32")
-    entry = unknown_entry(subject, observe(subject), None)
+    entry = unknown_entry(subject, Observation(subject).whole, None)
     assert "values that are all one become 0.5" in entry["text"]
 
 

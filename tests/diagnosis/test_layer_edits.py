@@ -15,7 +15,7 @@ import conformance
 from conformance._golden import golden
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
-from conformance.diagnosis.battery import observe
+from conformance.diagnosis.battery import Observation
 from conformance.diagnosis.dissection.layer_weights import read_layer
 from conformance.diagnosis.layer_edits import layer_edits
 from conformance.diagnosis.stage_edits import fitting
@@ -145,7 +145,7 @@ STATED: Final[dict[str, dict[str, Any]]] = {
 def test_what_a_layer_projects_otherwise_is_told(words: str) -> None:
     """Of one answer: the edits that make it are few, and what was done is one of them."""
     subject = Subject(layer(**STATED[words]), "float32")
-    wrong = [one for one in observe(subject) if one.margin > 1.0 and one.inputs.generic]
+    wrong = [one for one in Observation(subject).whole if one.margin > 1.0 and one.inputs.generic]
     answer = max(wrong, key=lambda one: one.inputs.geometry.num_heads)
     said = [one.sentence for one in fitting(list(layer_edits()), answer)]
     assert words in said
@@ -164,7 +164,7 @@ def test_the_weights_of_a_layer_are_read_besides_a_known_edit() -> None:
     """Heads that are put together otherwise do not hide the weights from one who knows it."""
     subject = Subject(layer(merged_of=in_turns), "float32")
     known = next(one for one in layer_edits() if "channel by channel: channel" in one.sentence)
-    inputs = observe(subject)[0].inputs
+    inputs = Observation(subject).whole[0].inputs
     reading = read_layer(subject, inputs, (known,))
     assert reading is not None
     assert reading.explained

@@ -17,9 +17,8 @@ import conformance
 from candidates.eager import EagerCore, EagerLayer
 from conformance.clauses.subject import Subject
 from conformance.diagnosis.diagnostician import Diagnostician
-from conformance.diagnosis.mistakes.named_mistake import read_every_key
+from conformance.diagnosis.mistakes.named_mistake import answer_stage, read_every_key
 from conformance.diagnosis.stage_edits import (
-    _answer_of,
     _changed_stages,
     _made_singly,
     _made_together,
@@ -136,7 +135,7 @@ def test_edits_that_are_run_together_answer_as_each_alone(
                 continue
             alone = {id(each.edits[0]): each for each in _made_singly(run, chosen)}
             answers = torch.cat([each.answers for each in alone.values()])
-            assert not bool((answers == run[_answer_of(run)]).all()), stages
+            assert not bool((answers == run[answer_stage(run)]).all()), stages
             for made in _made_together(run, stages, chosen) or ():
                 for edit, answer in zip(made.edits, made.answers, strict=True):
                     torch.testing.assert_close(answer, alone[id(edit)].answers[0], equal_nan=True)

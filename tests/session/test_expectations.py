@@ -224,7 +224,7 @@ def test_reading_every_key(tmp_path: Path, day: str) -> None:
     assert (entry.diagnosis, entry.device) == ("mask-inverted", "cuda")
     assert entry.expires == date(2031, 1, 31)
     assert entry.place is not None
-    assert entry.place.of("expires") == f"line 7 of {path}"
+    assert entry.place.where("expires") == f"line 7 of {path}"
 
 
 BAD: dict[str, tuple[str, str]] = {

@@ -22,7 +22,7 @@ from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes._steps import row_largest
-from ..mistakes.named_mistake import Edits, read_every_key, run_of_call
+from ..mistakes.named_mistake import Edits, answer_stage, read_every_key, run_of_call
 from ..mistakes.softmaxes import Shift, shifted
 from .places import added_to_logits
 from .reading import Reading, digits_of, statement
@@ -122,7 +122,7 @@ def shift_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
     half = inputs.query.dtype.itemsize < torch.float32.itemsize
 
     def is_made(edits: Edits) -> bool:
-        made = run.edited(*edits)["answer" if inputs.is_layer else "output"]
+        made = run.edited(*edits)[answer_stage(run)]
         apart = (answer.output - made).abs().nan_to_num(nan=math.inf)
         apart = apart.masked_fill(answer.output.isnan() & made.isnan(), 0.0)
         size = model.SAME_READ * float(exact.output.nan_to_num(0.0).abs().amax())

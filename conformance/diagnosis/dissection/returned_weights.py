@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
-from ...base.mistake import UNKNOWN
 from ...calls.calling import CandidateFailure, arguments, guarded
 from ...calls.devices import taken
 from ...calls.differentiating import NotDifferentiable
@@ -27,6 +26,7 @@ from ...tolerance import model
 from ..agreement import BatteryAnswer
 from ..battery import battery, plain_problem
 from ..conditions import Condition
+from ..entries import named_entry, unnamed_entry
 from ..mistaken_answer import ActedAnswers
 from ..mistakes import DeclaredCall, NamedMistake, NotExpressible
 from ..mistakes.named_mistake import read_every_key, run_of_call
@@ -148,11 +148,11 @@ def _simple() -> Iterator[Content]:
         lambda r: torch.exp(r.logits - r.logits.amax(-1, keepdim=True)),
     )
     for words, given in LEFT_OUT.items():
-        left_out = partial(_weights_without, given)
-        yield Content(f"the weights without {words}", left_out)
-        if words == "mask and causal rule":
-            zeros = f"the weights without {words}, with zeros for hidden keys"
-            yield Content(zeros, lambda r, made=left_out: r.allowed * made(r))
+        yield Content(f"the weights without {words}", partial(_weights_without, given))
+    words = "mask and causal rule"
+    without = partial(_weights_without, LEFT_OUT[words])
+    zeros = f"the weights without {words}, with zeros for hidden keys"
+    yield Content(zeros, lambda r: r.allowed * without(r))
     yield Content("the softmax over the queries", lambda r: torch.softmax(r.logits, 2))
     yield Content("the softmax over the heads", lambda r: torch.softmax(r.logits, _HEADS))
     yield Content("the pairs that are attended, as ones and zeros", lambda r: r.allowed)
@@ -442,12 +442,11 @@ def _entry(content: Content, conditions: Sequence[Condition], beside: Beside) ->
     only = f" (only {words})" if words else ""
     about = f": {content.about}" if content.about else ""
     what = f"{content.words}{only}{about}"
-    return {
-        "name": _name(content, beside),
-        "text": f"the answers are right, but what is returned as {beside.noun} is {what}",
-        "fix": beside.fix,
-        "confidence": 1.0,
-    }
+    return named_entry(
+        _name(content, beside),
+        f"the answers are right, but what is returned as {beside.noun} is {what}",
+        beside.fix,
+    )
 
 
 def _unknown(
@@ -462,7 +461,7 @@ def _unknown(
     if odd is not None:
         facts["shape"], facts["expected_shape"] = list(odd.actual.shape), list(odd.exact.shape)
         text += f"; their shape is {facts['shape']} where {facts['expected_shape']} is expected"
-    return {"name": UNKNOWN, "text": text, "fix": "", "confidence": 0.0, "facts": facts}
+    return unnamed_entry(text, facts)
 
 
 def answers_with_weights(

@@ -106,7 +106,7 @@ def _head_steps(call: DeclaredCall, run: golden.Run) -> Iterator[Step]:
         if each.shape[1] != count:
             yield Step("BHQD", golden.repeat_heads(each, count, point))
     yield from (Step("BHQD", run[name]) for name in ("shared_key", "shared_value"))
-    for factor in (call.scale, abs(call.scale) ** 0.5):
+    for factor in (run["scale"], abs(run["scale"]) ** 0.5):
         yield Step("BHQD", factor * run["query"])
         yield Step("BHQD", factor * run["turned_key"])
     for some in (given, given[1:]):

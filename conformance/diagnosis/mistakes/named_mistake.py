@@ -16,7 +16,7 @@ from ...base.geometry import Geometry
 from ...base.mistake import Mistake
 from ...declare.declaration import Declaration
 from ...operators import operators
-from ...oracle.oracle import known_weights, run_of
+from ...oracle.oracle import run_of
 from ...problems.inputs import Inputs
 
 Gradients = dict[str, Tensor]
@@ -29,28 +29,11 @@ class DeclaredCall:
     inputs: Inputs
     semantics: golden.Semantics
 
-    @property
-    def default_scale(self) -> float:
-        """The scale of a call that passes none."""
-        sizes = self.inputs.geometry
-        return golden.scale_value(
-            self.semantics,
-            head_size=sizes.head_size,
-            value_head_size=sizes.value_head_size,
-            num_heads=sizes.num_heads,
-        )
-
-    @property
-    def scale(self) -> float:
-        """The scale of the dot products."""
-        return self.default_scale if self.inputs.scale is None else self.inputs.scale
-
     def answer_of(self, output: Tensor) -> Tensor:
         """Return the answer of a core or layer from the output of its heads."""
-        if not self.inputs.is_layer:
-            return output
-        merged = golden.merge_heads(output, self.semantics)
-        return golden.project_output(merged, known_weights(self.inputs), self.semantics)
+        run = run_of_call(self).edited(output=output)
+        answer: Tensor = run[answer_stage(run)]
+        return answer
 
 
 # Exceptions of acting out an impossible mistake: the golden refuses, shapes do not meet, a number
@@ -127,6 +110,11 @@ def run_of_call(call: DeclaredCall) -> golden.Run:
         if declared and inputs.geometry.logits <= _MOST_REMEMBERED:
             _RUNS_OF_CALLS[inputs] = run
     return run
+
+
+def answer_stage(run: golden.Run) -> str:
+    """Return the stage of the answer: of a layer, or of a core."""
+    return "answer" if "answer" in run else "output"
 
 
 _RUNS_OF_CALLS: Final[WeakKeyDictionary[Inputs, golden.Run]] = WeakKeyDictionary()

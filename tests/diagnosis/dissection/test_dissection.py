@@ -18,7 +18,7 @@ import conformance
 from candidates.broken._graphs import HEADS, Eager, Parts, node, put_together
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
-from conformance.diagnosis.battery import observe
+from conformance.diagnosis.battery import Observation
 from conformance.diagnosis.dissection.reading import read, readable
 from conformance.diagnosis.statement_reader import statements
 
@@ -70,7 +70,7 @@ def test_a_statement_says_for_which_rows_it_holds() -> None:
 def test_a_correct_core_is_read_as_it_is() -> None:
     """The weights that are read of a correct core are the golden's, and nothing is stated."""
     subject = Subject(core(scaled_dot_product_attention, **BARE_FLOAT32), "float32")
-    observed = observe(subject)
+    observed = Observation(subject).whole
     every = [one.inputs for one in observed if readable(one.inputs)][:6]
     for reading in (read(subject, inputs) for inputs in every):
         assert reading is not None

@@ -14,7 +14,7 @@ from unusual_attention import OfCore
 import conformance
 from conformance.clauses.subject import Subject
 from conformance.diagnosis import diagnose
-from conformance.diagnosis.battery import observe
+from conformance.diagnosis.battery import Observation
 
 
 def _core(query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None = None) -> Tensor:
@@ -57,7 +57,9 @@ def test_an_answer_in_the_axes_of_another_layout_is_no_right_one() -> None:
         return _core(*(each.transpose(1, 2) for each in (query, key, value)))
 
     subject = Subject(attend, "float32")
-    assert all(answer.margin > 1.0 for answer in observe(subject) if answer.inputs.generic)
+    assert all(
+        answer.margin > 1.0 for answer in Observation(subject).whole if answer.inputs.generic
+    )
     assert [one["name"] for one in diagnose(subject)] == ["answer-with-tokens-before-heads"]
 
 
