@@ -60,9 +60,10 @@ def has_gradient_bounds(semantics: golden.Semantics) -> bool:
     """Whether gradients have bounds at a point: the weights of a query sum to one.
 
     And query and key meet as they are: neither normalised nor turned. A bias before the scale has
-    another slope than a table of distances, which is added behind it.
+    another slope than one by distance, which is added behind it.
     """
-    one_slope = semantics.bias_order == "after-scale" or semantics.relative == "none"
+    by_distance = semantics.alibi or semantics.relative != "none"
+    one_slope = semantics.bias_order == "after-scale" or not by_distance
     return is_normalised(semantics) and not is_prepared_at(semantics) and one_slope
 
 
