@@ -237,8 +237,7 @@ _CHOICES_UNDECLARED: Final = (
 )
 
 
-# How far a scale in a file of few digits may be from the standard's.
-_SCALES_APART: Final = 0.01
+_DIGITS: Final = 2  # of a scale in float16 or of integers
 
 
 def _is_scaled_before(site: SiteEntry) -> bool:
@@ -246,7 +245,7 @@ def _is_scaled_before(site: SiteEntry) -> bool:
     size, scale, above = (site.get(name) for name in ("head_size", "scale", "scaled_above"))
     if not (isinstance(size, int) and isinstance(scale, float) and isinstance(above, float)):
         return False
-    return abs(scale * above * math.sqrt(size) - 1) < _SCALES_APART
+    return round(scale * above * math.sqrt(size), _DIGITS) == 1
 
 
 @dataclass(frozen=True, kw_only=True)
