@@ -237,15 +237,12 @@ _CHOICES_UNDECLARED: Final = (
 )
 
 
-_DIGITS: Final = 2  # of a scale in float16 or of integers
-
-
 def _is_scaled_before(site: SiteEntry) -> bool:
     """Whether the standard's scale stands before an attention, which goes without."""
     size, scale, above = (site.get(name) for name in ("head_size", "scale", "scaled_above"))
     if not (isinstance(size, int) and isinstance(scale, float) and isinstance(above, float)):
         return False
-    return round(scale * above * math.sqrt(size), _DIGITS) == 1
+    return f"{scale * above * math.sqrt(size):.2f}" == f"{1:.2f}"
 
 
 @dataclass(frozen=True, kw_only=True)
