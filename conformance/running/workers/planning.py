@@ -237,16 +237,12 @@ _CHOICES_UNDECLARED: Final = (
 )
 
 
-# How far a scale in a file of few digits may be from the standard's.
-_SCALES_APART: Final = 0.01
-
-
 def _is_scaled_before(site: SiteEntry) -> bool:
     """Whether the standard's scale stands before an attention, which goes without."""
     size, scale, above = (site.get(name) for name in ("head_size", "scale", "scaled_above"))
     if not (isinstance(size, int) and isinstance(scale, float) and isinstance(above, float)):
         return False
-    return abs(scale * above * math.sqrt(size) - 1) < _SCALES_APART
+    return f"{scale * above * math.sqrt(size):.2f}" == f"{1:.2f}"
 
 
 @dataclass(frozen=True, kw_only=True)
