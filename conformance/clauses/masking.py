@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..calls.calling import arguments
 from ..declare.candidate import Candidate
+from ..declare.declaration import PADDED_QUERIES
 from ..oracle.extreme_logits import keep_one_channel, single_key_inputs
 from ..problems.inputs import Inputs
 from ..problems.materialise import generator_for, mask_sizes
@@ -242,7 +243,8 @@ def _form_pairs(candidate: Candidate) -> list[tuple[tuple[str, str], tuple[str, 
     Every (form, shape) comes first in a pair once before a second time: few examples ask them all.
     """
     declared = candidate.declaration
-    options = [(form, shape) for form in declared.masks for shape in declared.shapes_of(form)]
+    hiding = [form for form in declared.masks if form != PADDED_QUERIES]  # it hides no key
+    options = [(form, shape) for form in hiding for shape in declared.shapes_of(form)]
     partners = [
         [
             (first, second)

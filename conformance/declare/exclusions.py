@@ -146,6 +146,11 @@ EXCLUDING: Final = (
         ", which leaves no call with a mask: declare no masks",
     ),
     Excluding(_form("blocks"), (_kind("core"),), ": only a core has blocks for its heads; drop it"),
+    Excluding(
+        _form("blocks"),
+        (_with(_feature("kv_cache"), "'kv_cache'"),),
+        ", whose new queries begin within a block: drop one",
+    ),
     *(Excluding(_form(name), (_RANKS,)) for name in STRUCTURED_FORMS),
     Excluding(
         _form(PADDED_QUERIES),

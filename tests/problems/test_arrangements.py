@@ -49,11 +49,10 @@ def never(*_tensors: torch.Tensor, **_options: object) -> torch.Tensor:
     raise AssertionError
 
 
-CACHED = [name for name, layout in HEAD_LAYOUTS.items() if layout.cache_axes]
-# A latent has no axis of heads: see test_latent.
-WITH_HEADS = [
-    name for name, layout in HEAD_LAYOUTS.items() if not (layout.cache_axes or layout.value_in_key)
-]
+# A latent has no axis of heads: see test_latent, test_served.
+_OF_HEADS = {name: each for name, each in HEAD_LAYOUTS.items() if not each.value_in_key}
+CACHED = [name for name, layout in _OF_HEADS.items() if layout.cache_axes]
+WITH_HEADS = [name for name, layout in _OF_HEADS.items() if not layout.cache_axes]
 
 
 def inputs_of(
