@@ -363,7 +363,14 @@ def test_settings_of_an_annotated_class_are_its_own_but_for_sizes() -> None:
 class OfSwitches(Attention):
     """One of two switches is demanded, and a call reads a setting of its own."""
 
-    def __init__(self, args: Any, width: int, heads: int, own: bool = False, other: bool = False):  # noqa: FBT001, FBT002 (as fairseq writes it)
+    def __init__(
+        self,
+        args: Any,
+        width: int,
+        heads: int,
+        own: bool = False,  # noqa: FBT001, FBT002 (as fairseq writes it)
+        other: bool = False,  # noqa: FBT001, FBT002 (the same)
+    ) -> None:
         assert own ^ other
         super().__init__(width, heads)
         self.args, self.scaled = args, args.rescale
