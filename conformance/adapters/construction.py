@@ -88,6 +88,7 @@ _MOST_DIVISOR: Final = 256
 _MANY_NUMBERS: Final = 2**24
 # Constructions tried for one class.
 _MOST_TRIED: Final = 40
+_MOST_SWITCHES: Final = 3
 # Classes of the same file tried as a part of a module.
 _MOST_PARTS: Final = 4
 # Modules whose classes hold no settings.
@@ -208,8 +209,11 @@ def _instance_of(
             continue
         given = {one: values[0] for one, values in choices.items()}
         passed_over = (ConstructionError,) if len(names) > 1 else ()
-        with contextlib.suppress(*passed_over):
-            return _of_settings(kind, name, num_heads, divisor, given)
+        # Some constructors demand one of several switches.
+        switches = [one.name for one in named if one.default is False] if passed_over else []
+        for more in ({}, *({switch: True} for switch in switches[:_MOST_SWITCHES])):
+            with contextlib.suppress(*passed_over):
+                return _of_settings(kind, name, num_heads, divisor, {**given, **more})
     ends = time.process_time() + _SECONDS_FOR_ALL
     for values in itertools.islice(itertools.product(*choices.values()), _MOST_TRIED):
         if first is not None and time.process_time() > ends:
@@ -663,6 +667,10 @@ class _Settings:
     def __setattr__(self, name: str, value: Any) -> None:
         self.__dict__["_own"].read[name] = value
 
+    def __deepcopy__(self, _memo: Any) -> _Settings:
+        """The settings themselves: they record what calls of a copied module read, too."""
+        return self
+
 
 class _Called:
     """A method of settings that answers a number, shown as Python."""
@@ -737,14 +745,14 @@ def _of_settings(
         log: list[_Reading] = []
         settings = _Settings(Sizes(num_heads, seen, divisor), guesses, log)
         own: _Kept = vars(settings)["_own"]
-        failure = None
-        try:
-            answering(kind(**{**others, name: settings}))
-        except Exception as error:  # noqa: BLE001 (a user's constructor may raise anything)
-            failure = error
+        failure, answered = _answered(kind, {**others, name: settings})
         # Names read only now may tell of shared heads or of methods.
         if set(own.names()) - set(seen) or _settle_method(log, failure):
             seen = list(dict.fromkeys((*seen, *own.names())))
+            continue
+        lacked = [(held, one) for held, one, value in log if value is _UNKNOWN and one not in held]
+        if not answered and lacked:  # a call reads it
+            lacked[0][0][lacked[0][1]] = {}
             continue
         read = {*seen, *_settled(guesses)}
         if failure is not None and _guess(log, failure, [one for one in words if one not in read]):
@@ -761,6 +769,14 @@ def _of_settings(
                 raise ConstructionError(error.why, error.call, list(_settled(guesses))) from error
     why = f"{kind.__name__} needs {name} to be constructed, and that name says no size"
     raise ConstructionError(why, f"{kind.__name__}({name}=None)", [name]) from failure
+
+
+def _answered(kind: type[nn.Module], arguments: Mapping[str, Any]) -> tuple[Exception | None, bool]:
+    """What a constructor raises, and whether the instance answers a call."""
+    try:
+        return None, answering(kind(**arguments)) is not None
+    except Exception as error:  # noqa: BLE001 (a user's constructor may raise anything)
+        return error, True
 
 
 def _of_class_beside(

@@ -228,7 +228,7 @@ def promise_idle_flag(case: Investigation) -> None:
             "give keys after a query's own minus infinity before the softmax",
         )
     )
-    if not case.as_observed:
+    if not case.as_observed and (case.promises_idle or not flag.idle):
         case.caller = case.caller.under(causal=name, causal_gives=flag.gives)
         case.promises["causal"] = golden.STANDARD.causal_alignment
 

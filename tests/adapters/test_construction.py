@@ -360,6 +360,33 @@ def test_settings_of_an_annotated_class_are_its_own_but_for_sizes() -> None:
     assert how == "constructed as OfChoice(config=Chosen(width=24, heads=3))"
 
 
+class OfSwitches(Attention):
+    """One of two switches is demanded, and a call reads a setting of its own."""
+
+    def __init__(
+        self,
+        args: Any,
+        width: int,
+        heads: int,
+        own: bool = False,  # noqa: FBT001, FBT002 (as fairseq writes it)
+        other: bool = False,  # noqa: FBT001, FBT002 (the same)
+    ) -> None:
+        assert own ^ other
+        super().__init__(width, heads)
+        self.args, self.scaled = args, args.rescale
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of tokens."""
+        return 2.0 * super().forward(x) if self.args.doubled else super().forward(x)
+
+
+def test_switches_that_are_demanded_and_settings_that_a_call_reads() -> None:
+    """The first switch is on, and what is read alone is off."""
+    _, how = instance_of(OfSwitches, None)
+    settings = "SimpleNamespace(rescale=False, doubled=False)"
+    assert how == f"constructed as OfSwitches(args={settings}, width=24, heads=3, own=True)"
+
+
 class Around(nn.Module):
     """A residual sum around an attention that is handed over."""
 

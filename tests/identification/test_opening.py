@@ -254,6 +254,12 @@ def test_what_two_parts_say_together_is_judged(kind: type[nn.Module]) -> None:
     assert verdict(kind)[0] == "conforms"
 
 
+def test_a_causal_flag_that_changes_nothing_is_not_checked() -> None:
+    """Its name is a guess: the verdict is open, and no failure."""
+    word, reason = verdict(bare_modules.IdleFlag)
+    assert (word, "`is_causal` was not checked" in reason) == ("inconclusive", True)
+
+
 def test_a_window_with_a_key_ahead_leaves_the_verdict_open() -> None:
     """It may be meant, and it is what a causal rule that is off by one does."""
     (read,) = opened(bare_modules.AheadInAWindow)

@@ -949,6 +949,14 @@ class TwoMasks(Projected):
         return self.o((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
 
 
+class IdleFlag(Projected):
+    """A flag for a path that is not taken here."""
+
+    def forward(self, x: Tensor, is_causal: bool = False) -> Tensor:  # noqa: ARG002, FBT001, FBT002 (as torchscale writes it)
+        """Of tokens."""
+        return self.inside(x, x, x)
+
+
 class AheadInAWindow(Projected):
     """A window of three keys and a causal rule that is off by one."""
 
