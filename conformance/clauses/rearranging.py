@@ -50,7 +50,9 @@ def reordered_queries(inputs: Inputs, order: Tensor) -> Inputs:
     """Queries in another order, with the rows of their masks."""
     of_keys = inputs.key.index_select(-2, order) if inputs.mode == "self" else None
     moved = inputs.with_tokens(query=inputs.query.index_select(-2, order), key=of_keys)
+    present = inputs.present
     return moved.replace(
+        present=None if present is None else (present[0][:, order], present[1]),
         keep=take(inputs.keep, 2, order),
         bias=take(inputs.bias, 2, order),
         positions=inputs.positions and inputs.positions.of_queries(order),
@@ -61,7 +63,9 @@ def reordered_keys(inputs: Inputs, order: Tensor) -> Inputs:
     """Keys and values in another order, with the columns of their masks."""
     key, value = inputs.key.index_select(-2, order), inputs.value.index_select(-2, order)
     moved = inputs.with_tokens(key=key, value=value)
+    present = inputs.present
     return moved.replace(
+        present=None if present is None else (present[0], present[1][:, order]),
         keep=take(inputs.keep, 3, order),
         bias=take(inputs.bias, 3, order),
         positions=inputs.positions and inputs.positions.of_keys(order),

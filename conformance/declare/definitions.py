@@ -42,14 +42,15 @@ class _OpType(NamedTuple):
 def _chosen_slots(given: Mapping[str, Any], sizes: Mapping[str, Any]) -> torch.Tensor:
     """The slots ``[T, K]`` of the keys that each item's query attends, -1 for none."""
     table, lengths = given["block_table"].long(), given["cache_lengths"]
-    ranks = torch.arange(max([1, *lengths.tolist()])).expand(len(lengths), -1)
+    longest = max([1, *lengths.tolist()])
+    ranks = torch.arange(longest, device=lengths.device).expand(len(lengths), -1)
     ranks = torch.where(ranks < lengths[:, None], ranks, -1)
     ranks = given.get("key_indices", ranks).long()
     page = sizes["L"] if isinstance(sizes["L"], int) else given["ckv_cache"].shape[1]
     slots = table.gather(1, ranks.clamp_min(0) // page) * page + ranks.clamp_min(0) % page
     slots = torch.where(ranks < 0, -1, slots)
     more = sizes["X"] - slots.shape[1] if isinstance(sizes["X"], int) else 0
-    return torch.nn.functional.pad(slots, (0, more), value=-1)
+    return torch.nn.functional.pad(slots, (0, max(more, 0)), value=-1)
 
 
 _OFFSETS: Final = {"qo_indptr": "N", "kv_indptr": "N"}
@@ -313,8 +314,8 @@ def _read(data: Mapping[str, Any]) -> Definition:
     )
 
 
-_BASE_TWO: Final = re.compile(r"(2|two)[- ]?based|base[- ]?(2|two)|log2", re.IGNORECASE)
-_NATURAL: Final = re.compile(r"natural|base[- ]e\b|nats", re.IGNORECASE)
+_BASE_TWO: Final = re.compile(r"\b(2|two)[- ]?based|base[- ]?(2|two)\b|\blog2\b", re.IGNORECASE)
+_NATURAL: Final = re.compile(r"natural (log|base)|base[- ]e\b|\bnats?\b", re.IGNORECASE)
 
 
 def _log_sum_exp(entry: Any, row: _OpType) -> dict[str, Any]:

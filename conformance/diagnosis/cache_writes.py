@@ -23,6 +23,7 @@ from ..problems.arrangements import slots_of, there
 from ..problems.inputs import Inputs
 from ..problems.paging import Slots, in_slots, new_tokens
 from ..problems.problem import Problem
+from .entries import named_entry
 from .mistakes.paged import ASSUMED_SIZES, Reading, in_pages_of, readings
 from .neighbours import neighbours
 
@@ -31,7 +32,9 @@ _MOST_CALLS: Final = 24
 # The fewest wrong calls that a way of writing must explain.
 _FEWEST: Final = 2
 _WRITTEN: Final = "written"
-_FIX: Final = "write new key i of item b to the slot of its token cache_lengths[b] + i"
+_FIX: Final = (
+    "write new key i of item b to the slot of its token cache_lengths[b] + i, and to no other slot"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +107,9 @@ def explain_writes(subject: Subject, problem: Problem | None) -> list[dict[str, 
     if not wrong:
         return []
     right = [call for call in calls if call not in wrong]
-    said = next(_explaining(wrong, right), "") or _contents_of_wrong_slots(wrong)
-    text = f"the new keys and values are {said}" if said.startswith(_WRITTEN) else said
-    return [{"name": f"caches: {said}", "text": text, "fix": _FIX, "confidence": 1.0}]
+    way = next(_explaining(wrong, right), "")
+    text = f"the new keys and values are {way}" if way else _contents_of_wrong_slots(wrong)
+    return [named_entry(text.removeprefix("the "), text, _FIX)]
 
 
 def _explaining(wrong: Sequence[_Call], right: Sequence[_Call]) -> Iterator[str]:
@@ -152,7 +155,13 @@ def _observed(subject: Subject, inputs: Inputs) -> Iterator[_Call]:
         )
         written = map(taken, given[0][1:3])
         after = (one if axes.endswith("SHD") else one.transpose(1, 2) for one in written)
-        yield _Call(at, (key, value), tuple(before), tuple(after))  # type: ignore[arg-type]
+        call = _Call(at, (key, value), tuple(before), tuple(after))  # type: ignore[arg-type]
+        if all(map(_have_equal_shapes, call.before, call.after)):
+            yield call
+
+
+def _have_equal_shapes(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape
 
 
 def _leaves(write: Write, call: _Call) -> bool | None:

@@ -18,6 +18,7 @@ from ..clauses.rearranging import reordered_items, reordered_keys, reordered_que
 from ..declare.head_layouts import HEAD_LAYOUTS
 from ..problems.arrangements import there
 from ..problems.inputs import Inputs
+from ..problems.structured_masks import STRUCTURED_MASKS
 from .agreement import BatteryAnswer
 from .mistakes import NamedMistake
 from .mistakes.named_mistake import IMPOSSIBLE, DeclaredCall, read_every_key, run_of_call
@@ -44,14 +45,20 @@ def _alone(inputs: Inputs) -> Iterator[tuple[int, Tensor, Inputs]]:
         if not len(rows) or not len(places):
             continue
         sizes = {"batch": 1, "query_length": len(rows), "key_length": len(places)}
-        alone = reordered_items(inputs, torch.tensor([item])).replace(
-            geometry=inputs.geometry.replace(**sizes),
-            keep=None,
-            mask_form=None,
-            present=None,
-            head_layout=HEAD_LAYOUTS["BHSD"],
+        alone = reordered_items(inputs, torch.tensor([item]))
+        alone = reordered_keys(reordered_queries(alone, rows), places)
+        structured = inputs.mask_form in STRUCTURED_MASKS
+        yield (
+            item,
+            rows,
+            alone.replace(
+                geometry=inputs.geometry.replace(**sizes),
+                keep=alone.keep if structured else None,
+                mask_form=inputs.mask_form if structured else None,
+                present=None,
+                head_layout=HEAD_LAYOUTS["BHSD"],
+            ),
         )
-        yield item, rows, reordered_keys(reordered_queries(alone, rows), places)
 
 
 def _edit_each_item(edit: NamedMistake) -> NamedMistake:

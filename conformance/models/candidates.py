@@ -19,7 +19,7 @@ from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.record import SiteEntry
 from ..declare.candidate import Candidate
 from ..declare.promises import declare
-from ..errors import UsageError
+from ..errors import DeclarationError, UsageError
 from ..graphs.parsing import external_files
 from ..graphs.process import DEFAULT, GraphProcess, Setting
 from ..graphs.protocol import GraphLost, GraphRefused
@@ -129,6 +129,8 @@ def _cores(
     for entry in filter(is_first, described):
         try:
             cores[entry["index"]] = _candidate(path, sites, entry, declared)
+        except DeclarationError:
+            raise
         except UsageError as error:  # a runtime may refuse alone what it runs in its model
             reason = f"alone it {str(error).partition('.onnx ')[2] or error}"
             uncut.append(Uncut(nodes=tuple(entry["nodes"]), scope=entry["scope"], reason=reason))

@@ -220,7 +220,7 @@ def model_inputs(
                 dtype=kinds[name],
                 count=end if role == "tokens" else 0,
                 least=least,
-                chosen_by=end if chooses else 0,
+                chosen_by=min(end, count - 1) if chooses else 0,
                 hides=role == "padding" or (role == "mask" and _is_padding(name)),
             )
         )
@@ -426,7 +426,7 @@ def _vocabulary(graph: ModelGraph, name: str) -> tuple[int, set[int], bool]:
 
 def _ordinary(count: int, special: Iterable[int], *, chooses: bool) -> tuple[int, int]:
     """Return the longest range of ids, and its end, without those that mean something."""
-    end = count - chooses if count > 2 * _SPECIAL else count
+    end = count - chooses if count > 1 + chooses else count
     ends = sorted({own for own in special if 0 <= own < end} | {end})
     starts = [_SPECIAL if count > 2 * _SPECIAL else 0, *(own + 1 for own in ends[:-1])]
     ranges = [(max(start, starts[0]), stop) for start, stop in zip(starts, ends, strict=True)]

@@ -160,7 +160,8 @@ def _dense(model: WholeModel, length: int) -> WholeModel:
     """Note where attentions that count keys refuse an item with fewer keys than tokens."""
     batch = model.taken.get("batch", BATCHES)[0]
     keep = np.broadcast_to(np.arange(length) < length - 1, (batch, length))
-    call = model.call(batch, (length, length), keep, _SEED)
+    second = model.taken.get("second length", (length,))[-1]
+    call = model.call(batch, (length, second if model.has_two_sequences else length), keep, _SEED)
     try:
         why = model.misshapen(call, model.run(call))
     except (GraphRefused, GraphLost) as refusal:
@@ -168,7 +169,8 @@ def _dense(model: WholeModel, length: int) -> WholeModel:
     if not why:
         return model
     warning = f"items of different lengths were not asked: padding is refused ({why})"
-    return replace(model, dense=True, warnings=(warning,))
+    others = (one for one in model.warnings if one != _COUNTS_KEYS)
+    return replace(model, dense=True, warnings=(*others, warning))
 
 
 def _with_added(model: WholeModel, call: ModelCall, masks: Iterable[ModelInput]) -> WholeModel:
@@ -221,7 +223,7 @@ def _told_apart(
     except (GraphRefused, GraphLost):  # nothing is seen: the names of the masks are believed
         return None
     least = min(effects)
-    if min(max(effects), shown) * HIDDEN_PART < least or shown == least:
+    if min(max(effects), shown) * HIDDEN_PART < least or shown == least or effects[0] == effects[1]:
         return None
     return hidden, 1 - hidden
 
