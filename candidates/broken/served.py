@@ -26,7 +26,7 @@ SEQUENCES: Final[dict[str, Any]] = {**PACKED, "masks": []}
 
 
 @core("quantised.golden", "quantised.scales", **OF_HEADS)
-class ScaleOfTheFirstHead(CodedPagedCore):
+class PagesWithTheScaleOfTheFirstHead(CodedPagedCore):
     """All heads have the scale of the first."""
 
     def numbers(self, codes: Tensor, scale: Tensor) -> Tensor:
