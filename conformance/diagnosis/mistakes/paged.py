@@ -104,6 +104,23 @@ _TABLES: Final[dict[str, Change]] = {
     "read in rows that are a page longer": lambda at: _in_rows(at.table, 1),
     **{f"numbered modulo {size}": partial(_number_modulo, size) for size in ASSUMED_SIZES[1:7]},
 }
+# Other numbers of keys that only pages have, or only calls that write.
+_BY_PAGES: Final[dict[str, Change]] = {
+    "a page fewer": lambda at: at.lengths - _size(at),
+    "a page more": lambda at: at.lengths + _size(at),
+    "rounded down to whole pages": lambda at: at.lengths // _size(at) * _size(at),
+    "rounded down to whole pages, but at least one": lambda at: torch.maximum(
+        at.lengths // _size(at) * _size(at), at.lengths.clamp(max=1)
+    ),
+    "the number in its last page": lambda at: (
+        at.lengths - ((at.lengths - 1).clamp(min=0) // _size(at) * _size(at))
+    ),
+    "at most a page": lambda at: at.lengths.clamp(max=_size(at)),
+}
+_OF_WRITES: Final[dict[str, Change]] = {
+    "that before the call": lambda at: at.held,
+    "with the new keys counted twice": lambda at: at.lengths + at.written,
+}
 _LENGTHS: Final[dict[str, Change]] = {
     **{
         words.replace("those", "that", 1): _along_items(order, "lengths")
@@ -112,25 +129,15 @@ _LENGTHS: Final[dict[str, Change]] = {
     "one fewer": lambda at: at.lengths - 1,
     "one fewer, but at least one": lambda at: at.lengths - (at.lengths > 1),
     "one more": lambda at: at.lengths + 1,
-    "a page fewer": lambda at: at.lengths - _size(at),
-    "a page more": lambda at: at.lengths + _size(at),
-    "rounded down to whole pages": lambda at: at.lengths // _size(at) * _size(at),
-    "rounded down to whole pages, but at least one": lambda at: torch.maximum(
-        at.lengths // _size(at) * _size(at), at.lengths.clamp(max=1)
-    ),
+    **_BY_PAGES,
+    **_OF_WRITES,
     "rounded up to whole pages": lambda at: -(-at.lengths // _size(at)) * _size(at),
-    "the number in its last page": lambda at: (
-        at.lengths - ((at.lengths - 1).clamp(min=0) // _size(at) * _size(at))
-    ),
-    "at most a page": lambda at: at.lengths.clamp(max=_size(at)),
     **{f"at most {size}": partial(_cut_lengths, size) for size in ASSUMED_SIZES[1:]},
     "the largest of all": lambda at: at.lengths.max().expand(len(at.lengths)),
     "the smallest of all": lambda at: at.lengths.min().expand(len(at.lengths)),
     "that of the whole cache": lambda at: torch.full_like(
         at.lengths, max(at.table.shape[1], 1) * _size(at)
     ),
-    "that before the call": lambda at: at.held,
-    "with the new keys counted twice": lambda at: at.lengths + at.written,
     "the number of its queries": lambda at: at.queries,
     "read as whole numbers of half their width": lambda at: torch.stack(
         [at.lengths, torch.zeros_like(at.lengths)], 1
@@ -139,10 +146,7 @@ _LENGTHS: Final[dict[str, Change]] = {
     "one": lambda at: torch.ones_like(at.lengths),
 }
 # Items that a branch of the code may part from others.
-_ITEMS: Final[dict[str, Callable[[Slots], Tensor]]] = {
-    "each item": lambda at: torch.ones_like(at.lengths, dtype=torch.bool),
-    "the first item": lambda at: torch.arange(len(at.lengths)) == 0,
-    "all items but the first": lambda at: torch.arange(len(at.lengths)) > 0,
+_ITEMS_BY_PAGES: Final[dict[str, Callable[[Slots], Tensor]]] = {
     "items shorter than a page": lambda at: at.lengths < _size(at),
     "items longer than a page": lambda at: at.lengths > _size(at),
     "items that end with a page": lambda at: (at.lengths > 0) & (at.lengths % _size(at) == 0),
@@ -150,6 +154,12 @@ _ITEMS: Final[dict[str, Callable[[Slots], Tensor]]] = {
     "items shorter than a page, but the first": lambda at: (
         (at.lengths < _size(at)) & (torch.arange(len(at.lengths)) > 0)
     ),
+}
+_ITEMS: Final[dict[str, Callable[[Slots], Tensor]]] = {
+    "each item": lambda at: torch.ones_like(at.lengths, dtype=torch.bool),
+    "the first item": lambda at: torch.arange(len(at.lengths)) == 0,
+    "all items but the first": lambda at: torch.arange(len(at.lengths)) > 0,
+    **_ITEMS_BY_PAGES,
 }
 _OF_PAGES: Final = ("the pages", "the pages of the values", "the pages of the keys")
 # Whether the keys are read by the number, and whether queries stand behind so many.
@@ -208,9 +218,12 @@ class Reading:
     @property
     def where(self) -> Callable[[Inputs], bool]:
         """The calls that have such a part."""
-        if "new keys" in self.words or "before the call" in self.words:
+        if self.words in _OF_WRITES:
             return _writes
-        return _has_pages if "page" in self.sentence else _has_caches
+        of_pages = (
+            self.part in _OF_PAGES or self.words in _BY_PAGES or self.items in _ITEMS_BY_PAGES
+        )
+        return _has_pages if of_pages else _has_caches
 
     @property
     def fix(self) -> str:
