@@ -34,7 +34,7 @@ GRADIENTS: Final[Specific] = {
     ),
     "gradients.causal": ("CausalForgottenBackward", also(_WRONG)),
     "gradients.strided": ("OutputGradientTakenForContiguous", NOTHING_ELSE),
-    "gradients.lse": ("LogSumExpIgnoredBackward", NOTHING_ELSE),
+    "gradients.lse": ("LogSumExpIgnoredBackward", also("mask.no-leak-nonfinite")),
     "gradients.weights": ("ReturnedWeightsIgnoredBackward", _ONE_STEP),
     "gradients.dropout": ("DropoutDrawnAnewBackward", _ONE_STEP),
     "gradients.shared": ("KeyLostBesideItselfBackward", NOTHING_ELSE),

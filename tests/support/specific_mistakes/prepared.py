@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .consequences import NOTHING_ELSE, Specific, also
+from .consequences import Specific, also
 
 # Whatever compares with the golden meets these points in every call.
 _COMPARED: Final = (
@@ -44,10 +44,13 @@ PREPARED: Final[Specific] = {
             "mixed.undeclared-inputs"
         ),
     ),
-    "lse.golden": ("SumOfLaterKeys", NOTHING_ELSE),
-    "lse.aside": ("MaskLostWhenAsked", NOTHING_ELSE),
-    "lse.empty-row": ("ZeroForNoKey", NOTHING_ELSE),
-    "lse.merge": ("LargestLogitNotAdded", also("lse.golden")),
+    "lse.golden": ("SumOfLaterKeys", also("mask.no-leak-nonfinite")),
+    "lse.aside": ("MaskLostWhenAsked", also("mask.no-leak-nonfinite")),
+    "lse.empty-row": ("ZeroForNoKey", also("mask.no-leak-nonfinite")),
+    "lse.merge": (
+        "LargestLogitNotAdded",
+        also("lse.golden gradients.lse mask.no-leak-nonfinite"),
+    ),
     "quantised.golden": (
         "KeyScaleForBoth",
         also(f"{_CODES} quantised.scales quantised.saturated mask.padding-is-absence"),
