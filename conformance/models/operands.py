@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Final
@@ -141,9 +142,12 @@ def _refolded(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
     """Return the edge above a ``Reshape`` that joins or splits items, heads and features."""
     above = node.input[0]
     rank, letters = graph.rank(above), here.letters
-    if rank == len("BHLD") and letters.startswith("F"):
+    kept = zip(graph.shape(above)[::-1], graph.shape(here.name)[::-1], strict=False)
+    kept = itertools.islice(kept, len("LD"))  # a fold of items and heads keeps these
+    keeps = not any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in kept)
+    if rank == len("BHLD") and letters.startswith("F") and keeps:
         return replace(here, name=above, letters="BH" + letters[1:])
-    if rank == len("FLD") and letters.startswith("BH"):
+    if rank == len("FLD") and letters.startswith("BH") and keeps:
         return replace(here, name=above, letters="F" + letters[2:])
     if rank == len("BLM") and letters in ("BLHD", "LBHD"):
         return replace(here, name=above, letters=letters[:2] + "M")
