@@ -360,14 +360,15 @@ def _always_true(graph: ModelGraph, name: str) -> bool:
 
 
 _BOOL: Final = 9
-_FLOATS: Final = (1, 10, 11, 16)
+# The numbers in onnx of the types of floats.
+FLOATS: Final = (1, 10, 11, 16)
 _INTEGERS: Final = (2, 3, 6)
 
 
 def mask_input(graph: ModelGraph, name: str, role: str, letters: str) -> MaskInput:
     """Return a mask of a role on scores with these axes; raises UnreadableError for integers."""
     kind = graph.type(name)
-    if role == "bias" and kind not in (0, *_FLOATS):
+    if role == "bias" and kind not in (0, *FLOATS):
         msg = f"what is added to its scores ({name}) is no tensor of floats"
         raise UnreadableError(msg)
     if role != "bias" and kind not in (0, _BOOL):
