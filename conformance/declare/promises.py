@@ -140,7 +140,7 @@ def declare(
 ) -> Declaration:
     """Check every promise and build the declaration; raises DeclarationError with a sentence."""
     _flags(always_causal=always_causal, batched=batched, tf32=tf32, padded=padded)
-    forms = _words("masks", masks, (*MASK_FORMS, *STRUCTURED_FORMS))
+    forms = _words("masks", masks, (*MASK_FORMS, *STRUCTURED_FORMS), _COMMON_MASKS)
     pins = _for_structured(forms, read_pins(geometry))
     _choice("offsets", offsets, OFFSETS)
     if offsets == "shared":
@@ -392,6 +392,7 @@ def _check_slopes(shape: object, *, batched: bool) -> None:
 
 
 # The largest head size drawn for tables when no head size is pinned.
+_COMMON_MASKS: Final = "keep: True attends, drop: True hides, bias: added to the scores"
 _WIDEST_HEAD: Final = 128
 
 
@@ -567,10 +568,11 @@ def _read_precision(precision: str | None, kind: str, dtypes: tuple[str, ...]) -
     return precision
 
 
-def _choice(name: str, value: object, accepted: Iterable[str]) -> None:
+def _choice(name: str, value: object, accepted: Iterable[str], meanings: str = "") -> None:
     accepted = tuple(accepted)
     if not isinstance(value, str) or value not in accepted:
         hint = did_you_mean(value if isinstance(value, str) else "", accepted)
+        hint += f" ({meanings})" if meanings and hint.startswith("; known") else ""
         msg = f"{name} is {repr_of(value)}, which is unknown{hint}"
         raise DeclarationError(msg)
 
@@ -596,10 +598,12 @@ def _names(name: str, values: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def _words(name: str, values: Iterable[str], accepted: Iterable[str]) -> tuple[str, ...]:
+def _words(
+    name: str, values: Iterable[str], accepted: Iterable[str], meanings: str = ""
+) -> tuple[str, ...]:
     words = _texts(name, values)
     for word in words:
-        _choice(f"an entry of {name}", word, accepted)
+        _choice(f"an entry of {name}", word, accepted, meanings)
     return tuple(dict.fromkeys(words))
 
 
