@@ -363,3 +363,11 @@ def test_values_that_only_the_main_file_sets(file: str, folder: Path) -> None:
     with pytest.raises(NameError):
         part_of(folder, "writes", file).module.writes()
     assert not (folder / "ran").exists()
+
+
+def test_a_file_that_lacks_beside_another_is_no_package_to_install(folder: Path) -> None:
+    """The folder is there, as is a package of another version: what it lacks is named."""
+    write(folder, {"parts/mine.py": "from .lacking import x\n\n\ndef two(): return 2"})
+    (said,) = part_of(folder, "two", "parts/mine.py").notes
+    assert "parts is there without lacking: put that file beside it, or another version" in said
+    assert "pip install" not in said
