@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..base.geometry import Geometry
-from ..declare.declaration import PADDED_QUERIES
+from ..declare.declaration import PADDED_QUERIES, Declaration
 from .mask_patterns import PATTERNS
 
 _EMPTY: Final = "empty-rows"
@@ -23,11 +23,25 @@ _MOST_SEGMENTS: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """The frame of a table: sizes, the place of each query among the keys, a block's sizes."""
+    """The frame of a table: sizes, the place of each query among the keys, a block's sizes.
+
+    ``grid`` are the rows and columns of a declared grid.
+    """
 
     geometry: Geometry
     alignment: str
-    block_size: tuple[int, int]
+    block_size: tuple[int, int] = (1, 1)
+    grid: tuple[int, int] | None = None
+
+    @classmethod
+    def declared(cls, declaration: Declaration, geometry: Geometry) -> Structure:
+        """The frame of a problem of some sizes."""
+        return cls(
+            geometry=geometry,
+            alignment=declaration.semantics.causal_alignment,
+            block_size=declaration.block_size or (1, 1),
+            grid=declaration.grid,
+        )
 
     @property
     def ahead(self) -> Tensor:
@@ -255,6 +269,103 @@ def _query_lengths_of(table: Tensor, _structure: Structure) -> Arguments:
     return {"query_lengths": table[:, 0].any(dim=-1).sum(dim=-1)}
 
 
+def _windows_of_axis(size: int, window: int, shift: int) -> Tensor:
+    """Places of one window among the places of an axis, the first whole one at the shift."""
+    number = (torch.arange(size) - shift).div(max(window, 1), rounding_mode="floor")
+    return number[:, None] == number
+
+
+def _neighbors_of_axis(size: int, window: int, _shift: int = 0) -> Tensor:
+    """As many places as the window has, about each place, or as near to it as the ends allow."""
+    first = (torch.arange(size) - window // 2).clamp(max=max(size - window, 0)).clamp_min(0)
+    keys = torch.arange(size)
+    return (keys >= first[:, None]) & (keys < first[:, None] + window)
+
+
+OfAxis = Callable[[int, int, int], Tensor]
+
+
+def read_grid(of_axis: OfAxis) -> Callable[[Arguments, Structure], Tensor]:
+    """The reader of a grid's tables: a key is near in its row and in its column."""
+
+    def read(given: Arguments, structure: Structure) -> Tensor:
+        axes = zip(given["grid"], given["window"], given.get("shift", (0, 0)), strict=True)
+        down, across = (of_axis(*axis) for axis in axes)
+        near = down[:, None, :, None] & across[None, :, None, :]
+        return near.flatten(2).flatten(0, 1)[None, None]
+
+    return read
+
+
+def _grids(structure: Structure) -> list[tuple[int, int]]:
+    """The grids of as many cells as there are keys, those first that are nearly square."""
+    cells = structure.geometry.key_length
+    every = [(rows, cells // rows) for rows in range(1, cells + 1) if cells % rows == 0]
+    return [structure.grid] if structure.grid else sorted(every, key=max) or [(1, 0)]
+
+
+def _windows(size: int, *, odd: bool) -> list[int]:
+    """The windows of an axis: odd ones, or such as divide it."""
+    return [each for each in range(1, size + 1) if (each % 2 if odd else size % each == 0)] or [1]
+
+
+def _chosen(count: int, generator: Generator) -> int:
+    return int(torch.randint(max(count, 1), (1,), generator=generator))
+
+
+def _of_grid(of_axis: OfAxis, *, odd: bool = False, shifted: bool = False) -> StructuredMask:
+    """A form whose tokens are the cells of a grid; windows are odd, or may be shifted."""
+
+    def shifts(size: int, window: int) -> int:
+        return window if shifted and window < size else 1
+
+    def arguments(grid: tuple[int, ...], axes: list[tuple[int, int]]) -> Arguments:
+        windows, moved = (tuple(each) for each in zip(*axes, strict=True))
+        given = {"grid": grid, "window": windows}
+        return given | {"shift": moved} if shifted else given
+
+    def draw(pattern: str, structure: Structure, generator: Generator) -> Arguments:
+        every = _grids(structure)
+        within = [grid for grid in every if min(grid) > 1] or every
+        grid = within[_chosen(len(within), generator)]
+        if pattern in ("full", "single"):
+            windows = grid if pattern == "full" else (1, 1)
+            return arguments(grid, [(window, 0) for window in windows])
+        axes = []
+        for size in grid:
+            sizes = _windows(size, odd=odd)
+            window = sizes[_chosen(len(sizes), generator)]
+            axes.append((window, _chosen(shifts(size, window), generator)))
+        return arguments(grid, axes)
+
+    def arguments_of(table: Tensor, structure: Structure) -> Arguments:
+        every = _grids(structure)
+        for grid in every:
+            if table.shape[-1] == table.shape[-2] == grid[0] * grid[1]:
+                near = table[0, 0].unflatten(1, grid).unflatten(0, grid)
+                found = [
+                    _fitting(axis, of_axis, shifts) for axis in (near[:, 0, :, 0], near[0, :, 0])
+                ]
+                axes = [axis for axis in found if axis is not None]
+                if len(axes) == len(grid):
+                    given = arguments(grid, axes)
+                    if torch.equal(read(given, structure), table):
+                        return given
+        return arguments(every[0], [(size, 0) for size in every[0]])
+
+    read = read_grid(of_axis)
+    return StructuredMask(draw=draw, read=read, arguments=arguments_of)
+
+
+def _fitting(
+    axis: Tensor, of_axis: OfAxis, shifts: Callable[[int, int], int]
+) -> tuple[int, int] | None:
+    """The window and the shift of a table of one axis ``[N, N]``, or None."""
+    size = len(axis)
+    every = ((each, shift) for each in range(1, size + 1) for shift in range(shifts(size, each)))
+    return next((pair for pair in every if torch.equal(of_axis(size, *pair), axis)), None)
+
+
 STRUCTURED_MASKS: Final[Mapping[str, StructuredMask]] = {
     "segments": StructuredMask(
         draw=_draw_segments,
@@ -283,6 +394,9 @@ STRUCTURED_MASKS: Final[Mapping[str, StructuredMask]] = {
         arguments=_query_lengths_of,
         pads=True,
     ),
+    "grid": _of_grid(_windows_of_axis),
+    "shifted_grid": _of_grid(_windows_of_axis, shifted=True),
+    "neighborhood": _of_grid(_neighbors_of_axis, odd=True),
 }
 # The forms whose tables can leave a query without keys.
 EMPTYING: Final = tuple(form for form, mask in STRUCTURED_MASKS.items() if _EMPTY in mask.patterns)
