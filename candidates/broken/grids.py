@@ -1,4 +1,4 @@
-"""Mistakes with windows in a grid of tokens: what is rolled, hidden, centred, and in which order."""
+"""Mistakes with windows in a grid: what is rolled, hidden, centred, and in which order."""
 
 from __future__ import annotations
 

@@ -195,12 +195,13 @@ class Declaration:
     ``declared_features`` are the named ``features``, without defaults. ``unchecked`` names
     parameters left unchecked on purpose. ``ranks`` describes ranks that compute an answer together,
     None for a candidate of one process. ``block_size`` is the number of queries and keys in a block
-    of the mask form "blocks", ``grid`` the rows and columns of cells that all calls of a grid's
-    forms have, None where each call says them. ``rotary_tables`` is the form in which every call gives the cosines
-    and sines of its tokens, or their angles, ``rotary_table_shape`` their axes, such as "LR", or
-    "LR/2" with one entry a pair of channels. ``alibi_slope_shape`` is that of given slopes, "H" or
-    "BH", None for either. ``lse_base``, ``lse_shape`` and ``lse_empty`` are base and axes of
-    returned log-sum-exps, and their value in rows without keys; None without the feature "lse".
+    of the mask form "blocks"; ``grid`` the rows and columns of cells that all calls of a grid's
+    forms have, None where each call says them. ``rotary_tables`` is the form in which every call
+    gives the cosines and sines of its tokens, or their angles, ``rotary_table_shape`` their axes,
+    such as "LR", or "LR/2" with one entry a pair of channels. ``alibi_slope_shape`` is that of
+    given slopes, "H" or "BH", None for either. ``lse_base``, ``lse_shape`` and ``lse_empty`` are
+    base and axes of returned log-sum-exps, and their value in rows without keys; None without the
+    feature "lse".
     ``cache`` is a module's own cache, ``padded_rows`` the promised answer of queries behind their
     ``query_lengths``. ``page_sizes`` are the slots of a page that a core with paged caches takes.
     ``kv_format`` is the format of keys and values in every call, with scales for the whole tensor,

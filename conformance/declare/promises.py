@@ -40,8 +40,8 @@ from .declaration import (
     DEFAULT_TABLE_SHAPES,
     EMPTY_ROWS,
     FEATURES,
-    GRID_FORMS,
     FORMS_OF_ITEMS,
+    GRID_FORMS,
     INPUTS,
     KV_FORMATS,
     KV_SCALES,
@@ -335,8 +335,9 @@ def _for_grids(forms: tuple[str, ...], grid: tuple[int, int] | None, pins: Pins)
     if grid is not None:
         cells = dict.fromkeys(LENGTHS, (grid[0] * grid[1],))
         if not all(set(pins.sizes.get(name, size)) >= set(size) for name, size in cells.items()):
-            msg = f"geometry pins lengths other than the {cells['key_length'][0]} cells of the grid"
-            raise DeclarationError(f"{msg} {grid}: drop them")
+            count = grid[0] * grid[1]
+            msg = f"geometry pins lengths other than the {count} cells of grid={grid}: drop them"
+            raise DeclarationError(msg)
         pins = dataclasses.replace(pins, sizes={**pins.sizes, **cells})
     elif free:
         pins = dataclasses.replace(pins, sizes={**pins.sizes, "query_length": _CELLS})

@@ -288,7 +288,7 @@ OfAxis = Callable[[int, int, int], Tensor]
 def read_grid(of_axis: OfAxis) -> Callable[[Arguments, Structure], Tensor]:
     """The reader of a grid's tables: a key is near in its row and in its column."""
 
-    def read(given: Arguments, structure: Structure) -> Tensor:
+    def read(given: Arguments, _structure: Structure) -> Tensor:
         axes = zip(given["grid"], given["window"], given.get("shift", (0, 0)), strict=True)
         down, across = (of_axis(*axis) for axis in axes)
         near = down[:, None, :, None] & across[None, :, None, :]
@@ -313,57 +313,64 @@ def _chosen(count: int, generator: Generator) -> int:
     return int(torch.randint(max(count, 1), (1,), generator=generator))
 
 
-def _of_grid(of_axis: OfAxis, *, odd: bool = False, shifted: bool = False) -> StructuredMask:
-    """A form whose tokens are the cells of a grid; windows are odd, or may be shifted."""
+@dataclass(frozen=True, kw_only=True)
+class _Grid:
+    """A form whose tokens are the cells of a grid: windows are odd, or may be shifted."""
 
-    def shifts(size: int, window: int) -> int:
-        return window if shifted and window < size else 1
+    of_axis: OfAxis
+    odd: bool = False
+    shifted: bool = False
 
-    def arguments(grid: tuple[int, ...], axes: list[tuple[int, int]]) -> Arguments:
+    def arguments(self, grid: tuple[int, ...], axes: list[tuple[int, int]]) -> Arguments:
+        """The arguments of a window and a shift for each axis."""
         windows, moved = (tuple(each) for each in zip(*axes, strict=True))
         given = {"grid": grid, "window": windows}
-        return given | {"shift": moved} if shifted else given
+        return given | {"shift": moved} if self.shifted else given
 
-    def draw(pattern: str, structure: Structure, generator: Generator) -> Arguments:
+    def draw(self, pattern: str, structure: Structure, generator: Generator) -> Arguments:
+        """A grid with several rows and columns, where there is one, and its windows."""
         every = _grids(structure)
         within = [grid for grid in every if min(grid) > 1] or every
         grid = within[_chosen(len(within), generator)]
         if pattern in ("full", "single"):
             windows = grid if pattern == "full" else (1, 1)
-            return arguments(grid, [(window, 0) for window in windows])
+            return self.arguments(grid, [(window, 0) for window in windows])
         axes = []
         for size in grid:
-            sizes = _windows(size, odd=odd)
+            sizes = _windows(size, odd=self.odd)
             window = sizes[_chosen(len(sizes), generator)]
-            axes.append((window, _chosen(shifts(size, window), generator)))
-        return arguments(grid, axes)
+            axes.append((window, _chosen(self._shifts(size, window), generator)))
+        return self.arguments(grid, axes)
 
-    def arguments_of(table: Tensor, structure: Structure) -> Arguments:
+    def arguments_of(self, table: Tensor, structure: Structure) -> Arguments:
+        """The first grid and windows that make a table; for another table a full window."""
         every = _grids(structure)
-        for grid in every:
-            if table.shape[-1] == table.shape[-2] == grid[0] * grid[1]:
-                near = table[0, 0].unflatten(1, grid).unflatten(0, grid)
-                found = [
-                    _fitting(axis, of_axis, shifts) for axis in (near[:, 0, :, 0], near[0, :, 0])
-                ]
-                axes = [axis for axis in found if axis is not None]
-                if len(axes) == len(grid):
-                    given = arguments(grid, axes)
-                    if torch.equal(read(given, structure), table):
-                        return given
-        return arguments(every[0], [(size, 0) for size in every[0]])
+        for grid in every if table.shape[-1] == table.shape[-2] else ():
+            near = table[0, 0].unflatten(1, grid).unflatten(0, grid)
+            found = [self._fitting(axis) for axis in (near[:, 0, :, 0], near[0, :, 0])]
+            axes = [axis for axis in found if axis is not None]
+            if len(axes) == len(grid):
+                given = self.arguments(grid, axes)
+                if torch.equal(read_grid(self.of_axis)(given, structure), table):
+                    return given
+        return self.arguments(every[0], [(size, 0) for size in every[0]])
 
-    read = read_grid(of_axis)
-    return StructuredMask(draw=draw, read=read, arguments=arguments_of)
+    def _shifts(self, size: int, window: int) -> int:
+        return window if self.shifted and window < size else 1
 
+    def _fitting(self, axis: Tensor) -> tuple[int, int] | None:
+        """The window and the shift of a table of one axis ``[N, N]``, or None."""
+        size = len(axis)
+        for window in range(1, size + 1):
+            for shift in range(self._shifts(size, window)):
+                if torch.equal(self.of_axis(size, window, shift), axis):
+                    return window, shift
+        return None
 
-def _fitting(
-    axis: Tensor, of_axis: OfAxis, shifts: Callable[[int, int], int]
-) -> tuple[int, int] | None:
-    """The window and the shift of a table of one axis ``[N, N]``, or None."""
-    size = len(axis)
-    every = ((each, shift) for each in range(1, size + 1) for shift in range(shifts(size, each)))
-    return next((pair for pair in every if torch.equal(of_axis(size, *pair), axis)), None)
+    def mask(self) -> StructuredMask:
+        """The form of masks."""
+        read = read_grid(self.of_axis)
+        return StructuredMask(draw=self.draw, read=read, arguments=self.arguments_of)
 
 
 STRUCTURED_MASKS: Final[Mapping[str, StructuredMask]] = {
@@ -394,9 +401,9 @@ STRUCTURED_MASKS: Final[Mapping[str, StructuredMask]] = {
         arguments=_query_lengths_of,
         pads=True,
     ),
-    "grid": _of_grid(_windows_of_axis),
-    "shifted_grid": _of_grid(_windows_of_axis, shifted=True),
-    "neighborhood": _of_grid(_neighbors_of_axis, odd=True),
+    "grid": _Grid(of_axis=_windows_of_axis).mask(),
+    "shifted_grid": _Grid(of_axis=_windows_of_axis, shifted=True).mask(),
+    "neighborhood": _Grid(of_axis=_neighbors_of_axis, odd=True).mask(),
 }
 # The forms whose tables can leave a query without keys.
 EMPTYING: Final = tuple(form for form, mask in STRUCTURED_MASKS.items() if _EMPTY in mask.patterns)

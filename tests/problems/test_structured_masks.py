@@ -257,17 +257,21 @@ def test_a_declared_grid_is_not_given_again() -> None:
         ),
         (
             {"masks": ["grid"], "grid": (2, 6), "geometry": {"query_length": 13}},
-            "geometry pins lengths other than the 12 cells of the grid (2, 6): drop them",
+            "geometry pins lengths other than the 12 cells of grid=(2, 6): drop them",
         ),
         (
             {"masks": ["neighborhood"], "features": ["window"]},
-            "masks has 'neighborhood' with features=['window'], and the window of a grid is given "
-            "with it: drop the feature",
+            (
+                "masks has 'neighborhood' with features=['window'], and the window of a grid is "
+                "given with it: drop the feature"
+            ),
         ),
         (
             {"masks": ["grid"], "geometry": {"query_length": 4, "key_length": 8}},
-            "geometry pins key_length to [8] and query_length to [4], but masks=['grid'] makes "
-            "them one size",
+            (
+                "geometry pins key_length to [8] and query_length to [4], but masks=['grid'] makes "
+                "them one size"
+            ),
         ),
     ],
 )
