@@ -142,7 +142,7 @@ def declare(
 ) -> Declaration:
     """Check every promise and build the declaration; raises DeclarationError with a sentence."""
     _flags(always_causal=always_causal, batched=batched, tf32=tf32, padded=padded)
-forms = _words("masks", masks, (*MASK_FORMS, *STRUCTURED_FORMS), _COMMON_MASKS)
+    forms = _words("masks", masks, (*MASK_FORMS, *STRUCTURED_FORMS), _COMMON_MASKS)
     grid = _read_pair("grid", grid, forms, GRID_FORMS, "rows and columns its tokens have", (4, 6))
     pins = _for_grids(forms, grid, _for_structured(forms, read_pins(geometry)))
     _choice("offsets", offsets, OFFSETS)
