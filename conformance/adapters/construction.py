@@ -99,7 +99,7 @@ _NO_SETTINGS: Final = ("builtins", "torch")
 _MOST_SETTINGS: Final = 100
 # Processor seconds to fill the further parameters of one way of calling an instance.
 _SECONDS: Final = 0.5
-# Processor seconds for further constructions of a class after the first success.
+# Processor seconds for further constructions of a class after the first.
 _SECONDS_FOR_ALL: Final = 3.0
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _UNKNOWN: Final = object()
@@ -221,7 +221,7 @@ def _instance_of(
     failure = configured
     ends = time.process_time() + _SECONDS_FOR_ALL
     for values in itertools.islice(itertools.product(*choices.values()), _MOST_TRIED):
-        if first is not None and time.process_time() > ends:
+        if time.process_time() > ends and (first or failure):
             break
         arguments = dict(zip(names, values, strict=True))
         try:
