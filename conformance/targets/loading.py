@@ -248,8 +248,8 @@ def import_path(path: Path) -> ModuleType:
     the file's own folder. Raises UsageError when the file is missing or its own code fails.
     """
     path = path.resolve()
-    root, parts = package_of(path)
     put_on_path(Path.cwd())
+    root, parts = package_of(path)
     put_on_path(root)
     if path.is_file() and len(parts) == 1 and path.name != "__init__.py":
         return _import_lone_file(path)
