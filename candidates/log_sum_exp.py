@@ -82,8 +82,12 @@ class InTwoParts(CoreWithLogSumExp):
     """The sum over keys is that of two parts, merged."""
 
     def log_sum_exp(self, logits: Tensor) -> Tensor:
-        """Each part by its own largest logit."""
-        parts = [one.logsumexp(dim=-1) for one in logits.tensor_split(2, dim=-1)]
+        """Each part by its own largest logit; a part without keys has no gradient."""
+        parts = []
+        for part in logits.tensor_split(2, dim=-1):
+            none = torch.isneginf(part).all(dim=-1)
+            finite = part.masked_fill(none.unsqueeze(-1), 0.0)
+            parts.append(finite.logsumexp(dim=-1).masked_fill(none, -math.inf))
         return torch.logaddexp(*parts)
 
 
