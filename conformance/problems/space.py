@@ -76,9 +76,8 @@ class Space(Replaceable):
     share
         The drawn part of a profile's examples: less where they are large.
     edges
-        The hand-picked problems: of some "sizes", as many as are drawn beside them, or of "every
-        size"; "combinations" of all declared options of a candidate, long "lengths", or the edges
-        of large "tiles" where gradients are judged.
+        The hand-picked problems: "sizes", as many as are drawn, or "every size"; "combinations" of
+        all declared options, long "lengths", or edges of large "tiles" where gradients are judged.
     purpose
         The use of combinations: the "answer", "gradients", or the behaviour of an "operator" under
         each option.
