@@ -91,7 +91,7 @@ def last_queries(subject: Subject, inputs: Inputs) -> Inputs:
         "masks for all."
     ),
     source=CONTRACT,
-    space=EVERY_OPTION.replace(least=(("key_length", 2),), share=0.5),
+    space=EVERY_OPTION.replace(least=(("key_length", 2),)),
     needs_golden=True,
     counterfactual="the cached keys lost",
     applies=(can_cache,),
@@ -346,7 +346,7 @@ def _can_decode(candidate: Candidate) -> str:
         patterns=("random", "dense", "padding", "full"),
         square="always",
         least=(("key_length", 4),),
-        share=0.4,
+        share=0.5,
     ),
     counterfactual="the cached tokens lost, or the diagonal at the first key",
     applies=(_can_decode, places_matter, sees_by_place),
