@@ -198,7 +198,11 @@ def _ways() -> Iterator[tuple[str, Write]]:
 
 def _elsewhere(call: _Call, *, reading: Reading) -> Caches:
     part = "table" if reading.part == "the pages" else "lengths"
-    return call.written(call.places(call.at.replace(**{part: reading.part_of(call.at)})))
+    places = call.places(call.at.replace(**{part: reading.part_of(call.at)}))
+    if bool((places[call.rows] < 0).any()):
+        msg = "the table names no page for a new token"
+        raise IndexError(msg)
+    return call.written(places)
 
 
 def _in_pages(call: _Call, *, size: int, counted: bool) -> Caches:

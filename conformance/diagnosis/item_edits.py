@@ -1,14 +1,16 @@
 """Edited stages of each item alone, as kernels make them that go over an item's own keys.
 
 Tiles and parts of keys begin with the first key of an item; in the golden of sequences and caches
-the keys of an item stand among others.
+the keys of an item stand among others. A tile may be a page, which has another size in other calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,10 +26,35 @@ from .mistakes import NamedMistake
 from .mistakes.named_mistake import IMPOSSIBLE, DeclaredCall, read_every_key, run_of_call
 from .stage_edits import edits_making
 
+# The edit of a call by the size of its pages.
+EditOfCall = Callable[[int], NamedMistake]
+
 
 def item_edits(wrong: Sequence[BatteryAnswer]) -> list[NamedMistake]:
     """Return the edits that make a few errors of items, for all items of a call."""
-    return [_edit_each_item(one) for one in edits_making([*_answers(wrong)])]
+    of_tiles = edits_making([*_answers(wrong)])
+    if of_tiles:
+        return [_edit_each_item(one, lambda _size, one=one: one) for one in of_tiles]
+    return [_edit_each_item(own[min(own)], own.__getitem__) for own in _edits_of_pages(wrong)]
+
+
+def _edits_of_pages(wrong: Sequence[BatteryAnswer]) -> list[Mapping[int, NamedMistake]]:
+    """Return the edits of tiles as large as a page, by the size of a page."""
+    families: dict[str, dict[int, NamedMistake]] = {}
+    sizes = {one.inputs.store.page_size for one in wrong if one.inputs.store is not None} - {0}
+    for size in sizes:
+        in_pages = (one for one in wrong if one.inputs.store.page_size == size)
+        for edit in edits_making([*_answers(in_pages)]):
+            said = partial(_say_page, size=size)
+            of_pages = replace(edit, name=said(edit.name), sentence=said(edit.sentence))
+            if of_pages.sentence != edit.sentence:
+                families.setdefault(of_pages.sentence, {})[size] = of_pages
+    return [own for own in families.values() if own.keys() == sizes]
+
+
+def _say_page(words: str, *, size: int) -> str:
+    words = re.sub(rf"\btile(s?) of {size} (keys|queries)\b", r"page\1 of \2", words)
+    return re.sub(rf"\btile(s?) of {size}\b", r"page\1", words)
 
 
 def _answers(answers: Iterable[BatteryAnswer]) -> Iterator[BatteryAnswer]:
@@ -61,14 +88,15 @@ def _alone(inputs: Inputs) -> Iterator[tuple[int, Tensor, Inputs]]:
         )
 
 
-def _edit_each_item(edit: NamedMistake) -> NamedMistake:
+def _edit_each_item(said: NamedMistake, edit_of: EditOfCall) -> NamedMistake:
     def change(output: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
         changed = output.clone()
+        edits = edit_of(0 if inputs.store is None else inputs.store.page_size).edits
         for item, rows, alone in _alone(inputs):
             call = DeclaredCall(inputs=alone, semantics=point)
             with suppress(*IMPOSSIBLE):  # such as parts of a single key: the item stays right
-                run = read_every_key(run_of_call(call)).edited(*edit.edits)
+                run = read_every_key(run_of_call(call)).edited(*edits)
                 changed[item, :, rows] = run["output"][0]
         return changed
 
-    return replace(edit, edits=(golden.Edit("output", change=change),))
+    return replace(said, edits=(golden.Edit("output", change=change),))

@@ -142,6 +142,9 @@ BY_PAGES: Final[dict[str, Change]] = {
 OF_WRITES: Final[dict[str, Change]] = {
     "that before the call": lambda at: at.held,
     "with the new keys counted twice": lambda at: at.lengths + at.written,
+    "with the new keys of all items before it": lambda at: (
+        at.lengths + at.written.cumsum(0) - at.written
+    ),
 }
 OF_CACHES: Final[dict[str, Change]] = {
     **BY_PAGES,
