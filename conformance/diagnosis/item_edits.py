@@ -7,7 +7,7 @@ the keys of an item stand among others. A tile may be a page, which has another 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,34 +22,39 @@ from ..problems.arrangements import there
 from ..problems.inputs import Inputs
 from ..problems.structured_masks import STRUCTURED_MASKS
 from .agreement import BatteryAnswer
-from .mistakes import NamedMistake
+from .mistakes import NamedMistake, NotExpressible
 from .mistakes.named_mistake import IMPOSSIBLE, DeclaredCall, read_every_key, run_of_call
 from .stage_edits import edits_making
 
-# The edit of a call by the size of its pages.
-EditOfCall = Callable[[int], NamedMistake]
+# The edit of a call by the size of its pages; under 0 that of calls with other pages, or none.
+BySize = Mapping[int, NamedMistake]
 
 
 def item_edits(wrong: Sequence[BatteryAnswer]) -> list[NamedMistake]:
     """Return the edits that make a few errors of items, for all items of a call."""
-    of_tiles = edits_making([*_answers(wrong)])
-    if of_tiles:
-        return [_edit_each_item(one, lambda _size, one=one: one) for one in of_tiles]
-    return [_edit_each_item(own[min(own)], own.__getitem__) for own in _edits_of_pages(wrong)]
+    alike = edits_making([*_answers(wrong)])
+    return [
+        *(_edit_each_item(one, {0: one}) for one in alike),
+        *(_edit_each_item(own[min(own)], own) for own in _edits_of_pages(wrong)),
+    ]
 
 
-def _edits_of_pages(wrong: Sequence[BatteryAnswer]) -> list[Mapping[int, NamedMistake]]:
+def _edits_of_pages(wrong: Sequence[BatteryAnswer]) -> list[BySize]:
     """Return the edits of tiles as large as a page, by the size of a page."""
     families: dict[str, dict[int, NamedMistake]] = {}
-    sizes = {one.inputs.store.page_size for one in wrong if one.inputs.store is not None} - {0}
+    sizes = {_page(one.inputs) for one in wrong} - {0}
     for size in sizes:
-        in_pages = (one for one in wrong if one.inputs.store.page_size == size)
-        for edit in edits_making([*_answers(in_pages)]):
-            said = partial(_say_page, size=size)
+        in_pages = (one for one in wrong if _page(one.inputs) == size)
+        of_tiles = re.compile(rf"\btiles? of {size}\b")
+        said = partial(_say_page, size=size)
+        for edit in edits_making([*_answers(in_pages)], said=of_tiles):
             of_pages = replace(edit, name=said(edit.name), sentence=said(edit.sentence))
-            if of_pages.sentence != edit.sentence:
-                families.setdefault(of_pages.sentence, {})[size] = of_pages
+            families.setdefault(of_pages.sentence, {})[size] = of_pages
     return [own for own in families.values() if own.keys() == sizes]
+
+
+def _page(inputs: Inputs) -> int:
+    return 0 if inputs.store is None else inputs.store.page_size
 
 
 def _say_page(words: str, *, size: int) -> str:
@@ -88,14 +93,16 @@ def _alone(inputs: Inputs) -> Iterator[tuple[int, Tensor, Inputs]]:
         )
 
 
-def _edit_each_item(said: NamedMistake, edit_of: EditOfCall) -> NamedMistake:
+def _edit_each_item(said: NamedMistake, edits: BySize) -> NamedMistake:
     def change(output: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
         changed = output.clone()
-        edits = edit_of(0 if inputs.store is None else inputs.store.page_size).edits
+        edit = edits.get(_page(inputs), edits.get(0))
+        if edit is None:
+            raise NotExpressible
         for item, rows, alone in _alone(inputs):
             call = DeclaredCall(inputs=alone, semantics=point)
             with suppress(*IMPOSSIBLE):  # such as parts of a single key: the item stays right
-                run = read_every_key(run_of_call(call)).edited(*edits)
+                run = read_every_key(run_of_call(call)).edited(*edit.edits)
                 changed[item, :, rows] = run["output"][0]
         return changed
 

@@ -221,7 +221,8 @@ def _weighed(
     finite = largest.masked_fill(largest.isneginf(), 0.0)
     taken = _UNITS[most](scale) * finite + _UNITS[total](scale) * (sums - finite)
     taken = torch.where(largest.isneginf(), largest, taken)
-    parts: Tiles = (taken if move is None else move(taken, sizes)).softmax(-1).split(1, -1)
+    shares = (taken if move is None else move(taken, sizes)).softmax(-1)
+    parts: Tiles = shares.nan_to_num(0.0).split(1, -1)  # of rows without keys
     return parts
 
 
@@ -242,8 +243,8 @@ def _weighings() -> Iterator[tuple[str, Share]]:
         for words, order in main_orders(noun):
             moved = partial(_ordered, order=order, axis=axis)
             yield f"weighed by log-sum-exps that are {words}", partial(_weighed, move=moved)
-    for words, order in OF_GROUPS:
-        moved = partial(change_groups, axis=-3, order=order)
+    for words, exchange in OF_GROUPS:
+        moved = partial(change_groups, axis=-3, order=exchange)
         yield f"weighed by log-sum-exps that are {words}", partial(_weighed, move=moved)
 
 
@@ -258,6 +259,7 @@ _SHARES: Final[dict[str, Share]] = {
     "averaged over those with a key for the query": lambda tiles, *_: (
         torch.cat([torch.where(most.isneginf(), most, 0.0) for most in _largest(tiles)], -1)
         .softmax(-1)
+        .nan_to_num(0.0)
         .split(1, -1)
     ),
     "averaged by their numbers of keys": lambda tiles, *_: [
