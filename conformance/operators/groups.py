@@ -47,7 +47,8 @@ def _regrouped_pairs(
     (batch, heads), shared = result.shape[-4:-2], max(sizes.num_kv_heads, 1)
     read = order(torch.arange(batch * heads), heads, shared) % (batch * shared)
     index = read // shared * heads + read % shared * (heads // shared)
-    return result.flatten(-4, -3).index_select(-3, index).unflatten(-3, (batch, heads))
+    chosen: Tensor = result.flatten(-4, -3).index_select(-3, index).unflatten(-3, (batch, heads))
+    return chosen
 
 
 def _regrouped(
