@@ -34,6 +34,7 @@ __conformance__ = [
     "numpy_attention",
     "public_signatures",
     "structured_attention",
+    "grid_attention",
     "quantised_attention",
     "rotary_tables",
     "latent_attention",

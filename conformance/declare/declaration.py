@@ -25,7 +25,12 @@ STRUCTURED_FORMS: Final[dict[str, tuple[str, ...]]] = {
     "indices": ("key_indices",),
     "blocks": ("block_mask",),
     "query_lengths": ("query_lengths",),
+    "grid": ("grid", "window"),
+    "shifted_grid": ("grid", "window", "shift"),
+    "neighborhood": ("grid", "window"),
 }
+# Those whose tokens are the cells of a grid, row after row.
+GRID_FORMS: Final = ("grid", "shifted_grid", "neighborhood")
 # The form that hides no key: rows behind its lengths are padding.
 PADDED_QUERIES: Final = "query_lengths"
 PADDED_ROWS: Final = ("any", "zeros")
@@ -34,7 +39,7 @@ FORMS_OF_ITEMS: Final = ("segments", "prefix", "chunks", "tree", "indices")
 # The axes of their tables; axes of other forms are declared.
 STRUCTURED_SHAPES: Final = {
     **dict.fromkeys(STRUCTURED_FORMS, "B1QK"),
-    "chunks": "11QK",
+    **dict.fromkeys(("chunks", *GRID_FORMS), "11QK"),
     "blocks": "BHQK",
 }
 # Rotary tables that are arguments: the keywords of each form, and the axes of a table.
@@ -190,11 +195,13 @@ class Declaration:
     ``declared_features`` are the named ``features``, without defaults. ``unchecked`` names
     parameters left unchecked on purpose. ``ranks`` describes ranks that compute an answer together,
     None for a candidate of one process. ``block_size`` is the number of queries and keys in a block
-    of the mask form "blocks". ``rotary_tables`` is the form in which every call gives the cosines
-    and sines of its tokens, or their angles, ``rotary_table_shape`` their axes, such as "LR", or
-    "LR/2" with one entry a pair of channels. ``alibi_slope_shape`` is that of given slopes, "H" or
-    "BH", None for either. ``lse_base``, ``lse_shape`` and ``lse_empty`` are base and axes of
-    returned log-sum-exps, and their value in rows without keys; None without the feature "lse".
+    of the mask form "blocks"; ``grid`` the rows and columns of cells that all calls of a grid's
+    forms have, None where each call says them. ``rotary_tables`` is the form in which every call
+    gives the cosines and sines of its tokens, or their angles, ``rotary_table_shape`` their axes,
+    such as "LR", or "LR/2" with one entry a pair of channels. ``alibi_slope_shape`` is that of
+    given slopes, "H" or "BH", None for either. ``lse_base``, ``lse_shape`` and ``lse_empty`` are
+    base and axes of returned log-sum-exps, and their value in rows without keys; None without the
+    feature "lse".
     ``cache`` is a module's own cache, ``padded_rows`` the promised answer of queries behind their
     ``query_lengths``. ``page_sizes`` are the slots of a page that a core with paged caches takes.
     ``kv_format`` is the format of keys and values in every call, with scales for the whole tensor,
@@ -235,6 +242,7 @@ class Declaration:
     empty_rows_by: tuple[tuple[str, str], ...] = ()
     ranks: Ranks | None = None
     block_size: tuple[int, int] | None = None
+    grid: tuple[int, int] | None = None
     rotary_tables: str | None = None
     rotary_table_shape: str | None = None
     lse_base: str | None = None
@@ -297,6 +305,7 @@ class Declaration:
             for form in self.masks
             if form != SEQUENCES
             for word in STRUCTURED_FORMS.get(form, (form,))
+            if word != "grid" or self.grid is None
         ]
         offered += [*self.required, *(["causal"] if flagged else [])]
         for feature in sorted(self.features):
@@ -348,7 +357,7 @@ class Declaration:
             **({} if self.cache is None else {"cache": self.cache.as_json()}),
         }
         seldom = (
-            *("ranks", "block_size", "rotary_tables", "rotary_table_shape", "cache"),
+            *("ranks", "block_size", "grid", "rotary_tables", "rotary_table_shape", "cache"),
             *("alibi_slope_shape", "lse_base", "lse_shape", "lse_empty"),
             *("kv_format", "kv_scales"),
         )

@@ -9,6 +9,7 @@ from ..errors import DeclarationError
 from .declaration import (
     CACHE_WRITE,
     GIVEN_POSITIONS,
+    GRID_FORMS,
     LEARNED_KEYWORDS,
     PADDED_QUERIES,
     STRUCTURED_FORMS,
@@ -152,6 +153,22 @@ EXCLUDING: Final = (
         ", whose new queries begin within a block: drop one",
     ),
     *(Excluding(_form(name), (_RANKS,)) for name in STRUCTURED_FORMS),
+    *(
+        Excluding(
+            _form(name),
+            (_with(_feature("window"), "features=['window']"),),
+            ", and the window of a grid is given with it: drop the feature",
+        )
+        for name in GRID_FORMS
+    ),
+    *(
+        Excluding(
+            _form(name),
+            (_with(_feature("kv_cache"), "'kv_cache'"),),
+            ", whose queries are all cells of the grid: drop one",
+        )
+        for name in GRID_FORMS
+    ),
     Excluding(
         _form(PADDED_QUERIES),
         (Promise("with inputs='self'", lambda d: d.inputs == "self"),),

@@ -256,32 +256,35 @@ def tied_by_layout(layout: str, pins: Pins) -> Pins:
 
     Raises DeclarationError for pins that the layout contradicts.
     """
-    ties = HEAD_LAYOUTS[layout].ties
+    pins = tied(pins, HEAD_LAYOUTS[layout].ties, f"layout={layout!r}")
+    return _with_value_in_key(pins) if HEAD_LAYOUTS[layout].value_in_key else pins
+
+
+def tied(pins: Pins, ties: Mapping[str, str], promise: str) -> Pins:
+    """The pins with sizes that a promise makes equal; raises DeclarationError."""
     for name, other in ties.items():
         first, second = pins.sizes.get(name), pins.sizes.get(other)
         if first is not None and second is not None and not set(first) & set(second):
             msg = (
                 f"geometry pins {name} to {list(first)} and {other} to {list(second)}, but "
-                f"layout={layout!r} makes them one size"
+                f"{promise} makes them one size"
             )
             raise DeclarationError(msg)
         if pins.equal_to.get(name, other) != other:
             msg = (
-                f"geometry makes {name} equal to {pins.equal_to[name]}, but layout={layout!r} "
+                f"geometry makes {name} equal to {pins.equal_to[name]}, but {promise} "
                 f"makes it equal to {other}"
             )
             raise DeclarationError(msg)
-    if HEAD_LAYOUTS[layout].value_in_key:
-        return _with_value_in_key(pins)
     build = pins.build
     if build is None:
         return possible(dataclasses.replace(pins, equal_to={**pins.equal_to, **ties}))
 
-    def tied(geometry: Geometry) -> Geometry:
+    def alike(geometry: Geometry) -> Geometry:
         built = build(geometry)
         return built.replace(**{name: getattr(built, other) for name, other in ties.items()})
 
-    return dataclasses.replace(pins, build=tied)
+    return dataclasses.replace(pins, build=alike)
 
 
 def _with_value_in_key(pins: Pins) -> Pins:

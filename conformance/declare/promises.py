@@ -41,6 +41,7 @@ from .declaration import (
     EMPTY_ROWS,
     FEATURES,
     FORMS_OF_ITEMS,
+    GRID_FORMS,
     INPUTS,
     KV_FORMATS,
     KV_SCALES,
@@ -66,7 +67,7 @@ from .declaration import (
     mixed_in,
 )
 from .exclusions import check_exclusions
-from .head_layouts import HEAD_LAYOUTS, LISTED, check_company, tied_by_layout
+from .head_layouts import HEAD_LAYOUTS, LISTED, check_company, tied, tied_by_layout
 from .ranks import FEATURES as OF_RANKS
 from .ranks import Ranks
 
@@ -120,6 +121,7 @@ def declare(
     unchecked: Iterable[str] = (),
     ranks: Ranks | None = None,
     block_size: tuple[int, int] | None = None,
+    grid: tuple[int, int] | None = None,
     padded_rows: str = "any",
     rotary_tables: str | None = None,
     rotary_table_shape: str | None = None,
@@ -140,8 +142,9 @@ def declare(
 ) -> Declaration:
     """Check every promise and build the declaration; raises DeclarationError with a sentence."""
     _flags(always_causal=always_causal, batched=batched, tf32=tf32, padded=padded)
-    forms = _words("masks", masks, (*MASK_FORMS, *STRUCTURED_FORMS))
-    pins = _for_structured(forms, read_pins(geometry))
+    forms = _words("masks", masks, (*MASK_FORMS, *STRUCTURED_FORMS), _COMMON_MASKS)
+    grid = _read_pair("grid", grid, forms, GRID_FORMS, "rows and columns its tokens have", (4, 6))
+    pins = _for_grids(forms, grid, _for_structured(forms, read_pins(geometry)))
     _choice("offsets", offsets, OFFSETS)
     if offsets == "shared":
         layout = _of_sequences(layout, "-shared", "offsets is 'shared'")
@@ -236,6 +239,7 @@ def declare(
         unchecked=_names("unchecked", unchecked),
         ranks=ranks,
         block_size=_read_block_size(block_size, forms),
+        grid=grid,
         padded_rows=padded_rows,
         rotary_tables=rotary_tables,
         rotary_table_shape=rotary_table_shape,
@@ -322,20 +326,50 @@ def _for_structured(forms: tuple[str, ...], pins: Pins) -> Pins:
     return dataclasses.replace(pins, build=with_new_keys)
 
 
+def _for_grids(forms: tuple[str, ...], grid: tuple[int, int] | None, pins: Pins) -> Pins:
+    """The pins of a candidate whose tokens, queries and keys alike, are the cells of a grid."""
+    own = [form for form in GRID_FORMS if form in forms]
+    if not own:
+        return pins
+    free = pins.build is None and set(LENGTHS).isdisjoint({*pins.sizes, *pins.equal_to})
+    if grid is not None:
+        cells = dict.fromkeys(LENGTHS, (grid[0] * grid[1],))
+        if not all(set(pins.sizes.get(name, size)) >= set(size) for name, size in cells.items()):
+            count = grid[0] * grid[1]
+            msg = f"geometry pins lengths other than the {count} cells of grid={grid}: drop them"
+            raise DeclarationError(msg)
+        pins = dataclasses.replace(pins, sizes={**pins.sizes, **cells})
+    elif free:
+        pins = dataclasses.replace(pins, sizes={**pins.sizes, "query_length": _CELLS})
+    return tied(pins, {"key_length": "query_length"}, f"masks=[{own[0]!r}]")
+
+
 def _read_block_size(block_size: object, forms: tuple[str, ...]) -> tuple[int, int] | None:
-    if block_size is None and "blocks" not in forms:
-        return None
-    if "blocks" not in forms:
-        msg = f"block_size is {block_size!r}, but masks has no 'blocks': drop it, or declare them"
+    words, example = "queries and keys a block has", (16, 16)
+    sizes = _read_pair("block_size", block_size, forms, ("blocks",), words, example)
+    if sizes is None and "blocks" in forms:
+        msg = f"block_size is None: give how many {words}, such as {example}"
         raise DeclarationError(msg)
-    sizes = block_size if isinstance(block_size, (tuple, list)) else ()
-    if len(sizes) != len(("queries", "keys")) or any(
-        type(size) is not int or size < 1 for size in sizes
-    ):
-        msg = (
-            f"block_size is {block_size!r}: give how many queries and keys a block has, such as "
-            "(16, 16)"
-        )
+    return sizes
+
+
+def _read_pair(
+    name: str,
+    pair: object,
+    forms: tuple[str, ...],
+    wanted: tuple[str, ...],
+    words: str,
+    example: tuple[int, int],
+) -> tuple[int, int] | None:
+    """Two positive sizes that forms of masks have; raises DeclarationError."""
+    if pair is None:
+        return None
+    if not set(wanted) & set(forms):
+        msg = f"{name} is {pair!r}, but masks has no {wanted[0]!r}: drop it, or declare them"
+        raise DeclarationError(msg)
+    sizes = pair if isinstance(pair, (tuple, list)) else ()
+    if len(sizes) != len(example) or any(type(size) is not int or size < 1 for size in sizes):
+        msg = f"{name} is {pair!r}: give how many {words}, such as {example}"
         raise DeclarationError(msg)
     return sizes[0], sizes[1]
 
@@ -391,6 +425,9 @@ def _check_slopes(shape: object, *, batched: bool) -> None:
         raise DeclarationError(msg)
 
 
+# Lengths of grids that are drawn: those with more than one row and column, and a single cell.
+_CELLS: Final = (1, *(n for n in range(4, 129) if any(n % m == 0 for m in range(2, n))), 256, 1024)
+_COMMON_MASKS: Final = "keep: True attends, drop: True hides, bias: added to the scores"
 # The largest head size drawn for tables when no head size is pinned.
 _WIDEST_HEAD: Final = 128
 
@@ -567,10 +604,11 @@ def _read_precision(precision: str | None, kind: str, dtypes: tuple[str, ...]) -
     return precision
 
 
-def _choice(name: str, value: object, accepted: Iterable[str]) -> None:
+def _choice(name: str, value: object, accepted: Iterable[str], meanings: str = "") -> None:
     accepted = tuple(accepted)
     if not isinstance(value, str) or value not in accepted:
         hint = did_you_mean(value if isinstance(value, str) else "", accepted)
+        hint += f" ({meanings})" if meanings and hint.startswith("; known") else ""
         msg = f"{name} is {repr_of(value)}, which is unknown{hint}"
         raise DeclarationError(msg)
 
@@ -596,10 +634,12 @@ def _names(name: str, values: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def _words(name: str, values: Iterable[str], accepted: Iterable[str]) -> tuple[str, ...]:
+def _words(
+    name: str, values: Iterable[str], accepted: Iterable[str], meanings: str = ""
+) -> tuple[str, ...]:
     words = _texts(name, values)
     for word in words:
-        _choice(f"an entry of {name}", word, accepted)
+        _choice(f"an entry of {name}", word, accepted, meanings)
     return tuple(dict.fromkeys(words))
 
 

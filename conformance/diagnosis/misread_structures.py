@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from .._golden import golden
-from ..declare.declaration import PADDED_QUERIES
+from ..declare.declaration import GRID_FORMS, PADDED_QUERIES
+from ..problems.arrangements import frame
 from ..problems.inputs import Inputs
 from ..problems.structured_items import changed_items
-from ..problems.structured_masks import STRUCTURED_MASKS, Arguments, Structure
+from ..problems.structured_masks import STRUCTURED_MASKS, Arguments, Structure, read_grid
 from .mistakes import NamedMistake
 
 _Read = Callable[[Arguments, Structure], Tensor]
@@ -114,6 +115,48 @@ def _lengths_of_keys(given: Arguments, structure: Structure) -> Tensor:
     return inside[:, None, None, :]
 
 
+def _wrapped_windows(given: Arguments, structure: Structure) -> Tensor:
+    """Roll the cells without hiding from each other those of opposite edges."""
+
+    def of_axis(size: int, window: int, shift: int) -> Tensor:
+        places = (torch.arange(size) - shift) % max(size, 1)
+        number = places.div(max(window, 1), rounding_mode="floor")
+        return number[:, None] == number
+
+    return read_grid(of_axis)(given, structure)
+
+
+def _neighbors(near: Callable[[Tensor, int, int], Tensor]) -> _Read:
+    """Neighbors by how far ahead a place lies of another, the window and the size of the axis."""
+
+    def of_axis(size: int, window: int, _shift: int) -> Tensor:
+        place = torch.arange(size)
+        return near(place - place[:, None], window, size)
+
+    return read_grid(of_axis)
+
+
+def _shifted(change: Callable[[Any], Any]) -> _Read:
+    return _change_argument("shifted_grid", "shift", change)
+
+
+def _along_memory(form: str) -> _Read:
+    def read(given: Arguments, structure: Structure) -> Tensor:
+        tall, wide = given["window"]
+        line = {"grid": (1, structure.geometry.key_length), "window": (1, tall * wide)}
+        return STRUCTURED_MASKS[form].read(line, structure)
+
+    return read
+
+
+def _pairs_exchanged(form: str, *names: str) -> _Read:
+    def read(given: Arguments, structure: Structure) -> Tensor:
+        turned = {name: given[name][::-1] for name in names or given}
+        return STRUCTURED_MASKS[form].read({**given, **turned}, structure)
+
+    return read
+
+
 # The form, the words for the wrong mask, the fix, and the wrong reading of arguments.
 _MISREADINGS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
     (
@@ -206,6 +249,52 @@ _MISREADINGS: Final[tuple[tuple[str, str, str, _Read], ...]] = (
         "repeat each block over its queries and its keys as declared",
         _blocks_of_exchanged_sizes,
     ),
+    *(
+        (form, f"made with {words} exchanged", "rows come first", _pairs_exchanged(form, *names))
+        for form in GRID_FORMS
+        for words, names in (
+            ("rows and columns", ()),
+            ("the rows and the columns of the grid alone", ("grid",)),
+            ("the two sizes of the window", ("window",)),
+        )
+    ),
+    (
+        "shifted_grid",
+        "shifted by its two amounts exchanged",
+        "rows come first",
+        _pairs_exchanged("shifted_grid", "shift"),
+    ),
+    *(
+        ("shifted_grid", words, "number windows from the shift on", read)
+        for words, read in (
+            ("made without the shift", _shifted(lambda _shift: (0, 0))),
+            ("shifted the other way", _shifted(lambda shift: (-shift[0], -shift[1]))),
+            ("shifted in rows alone", _shifted(lambda shift: (shift[0], 0))),
+            ("shifted in columns alone", _shifted(lambda shift: (0, shift[1]))),
+        )
+    ),
+    (
+        "shifted_grid",
+        "made without hiding from each other the cells that were rolled to the other edge",
+        "hide in each window the cells of another edge",
+        _wrapped_windows,
+    ),
+    (
+        "neighborhood",
+        "made with windows that are cut off at the edges",
+        "move windows inwards at the edges of the grid",
+        _neighbors(lambda ahead, window, _size: ahead.abs() <= window // 2),
+    ),
+    (
+        "neighborhood",
+        "made with windows that go on at the opposite edge",
+        "move windows inwards at the edges of the grid",
+        _neighbors(lambda ahead, window, size: (ahead + window // 2) % size < window),
+    ),
+    *(
+        (form, "made of as many tokens in memory", "go by rows and columns", _along_memory(form))
+        for form in GRID_FORMS
+    ),
     (
         PADDED_QUERIES,
         "made with the lengths taken for those of keys",
@@ -241,11 +330,7 @@ def _has(form: str) -> Callable[[Inputs], bool]:
 
 def _table(form: str, read: _Read) -> Callable[..., Tensor]:
     def change(keep: Tensor, inputs: Inputs) -> Tensor:
-        structure = Structure(
-            geometry=inputs.geometry,
-            alignment=inputs.point.causal_alignment,
-            block_size=inputs.block_size,
-        )
+        structure = frame(inputs)
         if inputs.present is None:
             return misread(keep, structure)
         whole = keep.expand(inputs.geometry.batch, *keep.shape[1:])

@@ -422,22 +422,30 @@ def sequence_keywords(inputs: Inputs) -> dict[str, Any]:
     return dict(zip(words, (*offsets, *longest, *padded), strict=True))
 
 
+def frame(inputs: Inputs) -> Structure:
+    """What a table of a structured mask is for."""
+    return Structure(
+        geometry=inputs.geometry,
+        alignment=inputs.point.causal_alignment,
+        block_size=inputs.block_size,
+        grid=inputs.grid,
+    )
+
+
 def structured_keywords(inputs: Inputs) -> dict[str, Any]:
     """The keywords of a structured mask; without a mask those of one that hides nothing.
 
     Where items have lengths, each argument lies as the tokens do that it speaks of.
     """
     form, layout = str(inputs.mask_form), inputs.head_layout
-    made = Structure(
-        geometry=inputs.geometry,
-        alignment=inputs.point.causal_alignment,
-        block_size=inputs.block_size,
-    )
+    made = frame(inputs)
     mask, table = STRUCTURED_MASKS[form], inputs.keep
     if table is None:
         table = mask.table("full", made, Generator())
     if not layout.has_lengths:
         given = mask.arguments(table, made)
+        if inputs.grid is not None:
+            given.pop("grid", None)
         if inputs.batched:
             return given
         return {

@@ -137,8 +137,8 @@ class Inputs(Replaceable):
     quantised
         The format and the scales of keys and values, whose codes stand for ``exact_key`` and
         ``exact_value``; None for keys and values in the dtype of the query.
-    block_size
-        The numbers of queries and keys in a block of a block mask.
+    block_size, grid
+        The numbers of queries and keys in a block of a block mask; a grid that is declared.
     device, head_layout
         The device of a call's tensors, and the declared ``layout`` of a core's heads; the tensors
         here are always on the CPU and ``[B, H, L, D]``.
@@ -182,6 +182,7 @@ class Inputs(Replaceable):
     device: str = "cpu"
     head_layout: HeadLayout = HEAD_LAYOUTS["BHSD"]
     block_size: tuple[int, int] = (1, 1)
+    grid: tuple[int, int] | None = None
     store: KeyStore | None = None
 
     @cached_property

@@ -201,6 +201,7 @@ def materialise(problem: Problem, candidate: Candidate) -> Inputs:
         device=problem.device,
         head_layout=candidate.declaration.head_layout,
         block_size=candidate.declaration.block_size or (1, 1),
+        grid=candidate.declaration.grid,
         layout=problem.layout,
         mask_layout=problem.mask_layout,
         shared=bool(problem.shared),
@@ -471,11 +472,7 @@ def _structured(
     problem: Problem, plan: MaskPlan, candidate: Candidate, generator: Generator
 ) -> Tensor:
     """The table of a structured mask; the ``full`` table if a query would lose all keys."""
-    made = Structure(
-        geometry=problem.geometry,
-        alignment=candidate.declaration.semantics.causal_alignment,
-        block_size=candidate.declaration.block_size or (1, 1),
-    )
+    made = Structure.declared(candidate.declaration, problem.geometry)
     mask = STRUCTURED_MASKS[plan.form]
     table = mask.table(plan.pattern, made, generator)
     if mask.pads:
@@ -492,11 +489,7 @@ def _structured_items(
     """The table of a structured mask for items of some lengths, and what tokens these have."""
     whole = keep.squeeze(1)
     present = whole.any(dim=-1), whole.any(dim=-2)
-    made = Structure(
-        geometry=problem.geometry,
-        alignment=candidate.declaration.semantics.causal_alignment,
-        block_size=(1, 1),
-    )
+    made = Structure.declared(candidate.declaration, problem.geometry)
     table = table_of_items(plan.form, plan.pattern, made, present, generator)
     seen = structure(problem, candidate) if plan.visible else None
     if seen is not None and bool((~(table & seen).any(dim=-1) & (keep & seen).any(dim=-1)).any()):

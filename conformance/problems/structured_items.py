@@ -5,6 +5,7 @@ The structure of an item counts its own tokens alone, as if no other item were t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -32,10 +33,7 @@ def _items(
     for item, (rows, columns) in enumerate(zip(*present, strict=True)):
         queries, keys = rows.nonzero().flatten(), columns.nonzero().flatten()
         sizes = structure.geometry.replace(batch=1, query_length=len(queries), key_length=len(keys))
-        own = Structure(
-            geometry=sizes, alignment=structure.alignment, block_size=structure.block_size
-        )
-        yield item, queries, keys, own
+        yield item, queries, keys, dataclasses.replace(structure, geometry=sizes)
 
 
 def _part(keep: Tensor, item: int, queries: Tensor, keys: Tensor) -> Tensor:

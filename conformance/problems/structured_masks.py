@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor
 
 from ..base.geometry import Geometry
-from ..declare.declaration import PADDED_QUERIES
+from ..declare.declaration import PADDED_QUERIES, Declaration
 from .mask_patterns import PATTERNS
 
 _EMPTY: Final = "empty-rows"
@@ -23,11 +23,25 @@ _MOST_SEGMENTS: Final = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Structure:
-    """The frame of a table: sizes, the place of each query among the keys, a block's sizes."""
+    """The frame of a table: sizes, the place of each query among the keys, a block's sizes.
+
+    ``grid`` are the rows and columns of a declared grid.
+    """
 
     geometry: Geometry
     alignment: str
-    block_size: tuple[int, int]
+    block_size: tuple[int, int] = (1, 1)
+    grid: tuple[int, int] | None = None
+
+    @classmethod
+    def declared(cls, declaration: Declaration, geometry: Geometry) -> Structure:
+        """The frame of a problem of some sizes."""
+        return cls(
+            geometry=geometry,
+            alignment=declaration.semantics.causal_alignment,
+            block_size=declaration.block_size or (1, 1),
+            grid=declaration.grid,
+        )
 
     @property
     def ahead(self) -> Tensor:
@@ -255,6 +269,110 @@ def _query_lengths_of(table: Tensor, _structure: Structure) -> Arguments:
     return {"query_lengths": table[:, 0].any(dim=-1).sum(dim=-1)}
 
 
+def _windows_of_axis(size: int, window: int, shift: int) -> Tensor:
+    """Places of one window among the places of an axis, the first whole one at the shift."""
+    number = (torch.arange(size) - shift).div(max(window, 1), rounding_mode="floor")
+    return number[:, None] == number
+
+
+def _neighbors_of_axis(size: int, window: int, _shift: int = 0) -> Tensor:
+    """As many places as the window has, about each place, or as near to it as the ends allow."""
+    first = (torch.arange(size) - window // 2).clamp(max=max(size - window, 0)).clamp_min(0)
+    keys = torch.arange(size)
+    return (keys >= first[:, None]) & (keys < first[:, None] + window)
+
+
+OfAxis = Callable[[int, int, int], Tensor]
+
+
+def read_grid(of_axis: OfAxis) -> Callable[[Arguments, Structure], Tensor]:
+    """The reader of a grid's tables: a key is near in its row and in its column."""
+
+    def read(given: Arguments, _structure: Structure) -> Tensor:
+        axes = zip(given["grid"], given["window"], given.get("shift", (0, 0)), strict=True)
+        down, across = (of_axis(*axis) for axis in axes)
+        near = down[:, None, :, None] & across[None, :, None, :]
+        return near.flatten(2).flatten(0, 1)[None, None]
+
+    return read
+
+
+def _grids(structure: Structure) -> list[tuple[int, int]]:
+    """The grids of as many cells as there are keys, those first that are nearly square."""
+    cells = structure.geometry.key_length
+    every = [(rows, cells // rows) for rows in range(1, cells + 1) if cells % rows == 0]
+    return [structure.grid] if structure.grid else sorted(every, key=max) or [(1, 0)]
+
+
+def _windows(size: int, *, odd: bool) -> list[int]:
+    """The windows of an axis: odd ones, or such as divide it."""
+    return [each for each in range(1, size + 1) if (each % 2 if odd else size % each == 0)] or [1]
+
+
+def _chosen(count: int, generator: Generator) -> int:
+    return int(torch.randint(max(count, 1), (1,), generator=generator))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Grid:
+    """A form whose tokens are the cells of a grid: windows are odd, or may be shifted."""
+
+    of_axis: OfAxis
+    odd: bool = False
+    shifted: bool = False
+
+    def arguments(self, grid: tuple[int, ...], axes: list[tuple[int, int]]) -> Arguments:
+        """The arguments of a window and a shift for each axis."""
+        windows, moved = (tuple(each) for each in zip(*axes, strict=True))
+        given = {"grid": grid, "window": windows}
+        return given | {"shift": moved} if self.shifted else given
+
+    def draw(self, pattern: str, structure: Structure, generator: Generator) -> Arguments:
+        """A grid with several rows and columns, where there is one, and its windows."""
+        every = _grids(structure)
+        within = [grid for grid in every if min(grid) > 1] or every
+        grid = within[_chosen(len(within), generator)]
+        if pattern in ("full", "single"):
+            windows = grid if pattern == "full" else (1, 1)
+            return self.arguments(grid, [(window, 0) for window in windows])
+        axes = []
+        for size in grid:
+            sizes = _windows(size, odd=self.odd)
+            window = sizes[_chosen(len(sizes), generator)]
+            axes.append((window, _chosen(self._shifts(size, window), generator)))
+        return self.arguments(grid, axes)
+
+    def arguments_of(self, table: Tensor, structure: Structure) -> Arguments:
+        """The first grid and windows that make a table; for another table a full window."""
+        every = _grids(structure)
+        for grid in every if table.shape[-1] == table.shape[-2] else ():
+            near = table[0, 0].unflatten(1, grid).unflatten(0, grid)
+            found = [self._fitting(axis) for axis in (near[:, 0, :, 0], near[0, :, 0])]
+            axes = [axis for axis in found if axis is not None]
+            if len(axes) == len(grid):
+                given = self.arguments(grid, axes)
+                if torch.equal(read_grid(self.of_axis)(given, structure), table):
+                    return given
+        return self.arguments(every[0], [(size, 0) for size in every[0]])
+
+    def _shifts(self, size: int, window: int) -> int:
+        return window if self.shifted and window < size else 1
+
+    def _fitting(self, axis: Tensor) -> tuple[int, int] | None:
+        """The window and the shift of a table of one axis ``[N, N]``, or None."""
+        size = len(axis)
+        for window in range(1, size + 1):
+            for shift in range(self._shifts(size, window)):
+                if torch.equal(self.of_axis(size, window, shift), axis):
+                    return window, shift
+        return None
+
+    def mask(self) -> StructuredMask:
+        """The form of masks."""
+        read = read_grid(self.of_axis)
+        return StructuredMask(draw=self.draw, read=read, arguments=self.arguments_of)
+
+
 STRUCTURED_MASKS: Final[Mapping[str, StructuredMask]] = {
     "segments": StructuredMask(
         draw=_draw_segments,
@@ -283,6 +401,9 @@ STRUCTURED_MASKS: Final[Mapping[str, StructuredMask]] = {
         arguments=_query_lengths_of,
         pads=True,
     ),
+    "grid": _Grid(of_axis=_windows_of_axis).mask(),
+    "shifted_grid": _Grid(of_axis=_windows_of_axis, shifted=True).mask(),
+    "neighborhood": _Grid(of_axis=_neighbors_of_axis, odd=True).mask(),
 }
 # The forms whose tables can leave a query without keys.
 EMPTYING: Final = tuple(form for form, mask in STRUCTURED_MASKS.items() if _EMPTY in mask.patterns)

@@ -1,6 +1,8 @@
 # ruff: noqa: ARG005 (parameters are what is declared)
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from refusals import refused
@@ -11,13 +13,13 @@ from candidates.structured_attention import StructuredCore, structured_attention
 from conformance.base.geometry import Geometry
 from conformance.calls.calling import structured_keywords
 from conformance.clauses.subject import Subject
-from conformance.declare.declaration import STRUCTURED_FORMS, STRUCTURED_SHAPES
+from conformance.declare.declaration import GRID_FORMS, STRUCTURED_FORMS, STRUCTURED_SHAPES
 from conformance.problems.mask_patterns import PATTERNS
 from conformance.problems.materialise import materialise
 from conformance.problems.problem import MaskPlan, Problem
 from conformance.problems.structured_masks import EMPTYING, STRUCTURED_MASKS, Structure
 
-SIZES = ((5, 7), (4, 4), (1, 6), (6, 6), (3, 1), (7, 5), (0, 4), (3, 0))
+SIZES = ((5, 7), (4, 4), (12, 12), (1, 6), (6, 6), (3, 1), (7, 5), (0, 4), (3, 0))
 
 
 def structure(rows: int, columns: int, block_size: tuple[int, int] = (2, 3)) -> Structure:
@@ -40,8 +42,32 @@ def structure(rows: int, columns: int, block_size: tuple[int, int] = (2, 3)) -> 
 
 def read(given: dict[str, object], made: Structure) -> Tensor:
     """The table that arguments say, as a candidate reads them."""
+    if "grid" in given:
+        return read_grid(given)
     table: Tensor = StructuredCore()._seen(made.ahead, given)
     return table
+
+
+def read_grid(given: dict[str, Any]) -> Tensor:
+    """A grid's table, cell by cell: without a shift of the form a neighborhood where odd."""
+    rows, columns = given["grid"]
+    cells = [(row, column) for row in range(rows) for column in range(columns)]
+    seen = [[near(given, query, key) for key in cells] for query in cells]
+    return torch.tensor(seen, dtype=torch.bool).reshape(1, 1, len(cells), len(cells))
+
+
+def near(given: dict[str, Any], query: tuple[int, int], key: tuple[int, int]) -> bool:
+    """Whether a key lies in a query's window, in rows and in columns."""
+    for axis, (size, window) in enumerate(zip(given["grid"], given["window"], strict=True)):
+        if given["form"] == "neighborhood":
+            first = min(max(query[axis] - window // 2, 0), size - window)
+            if not first <= key[axis] < first + window:
+                return False
+        else:
+            shift = given.get("shift", (0, 0))[axis]
+            if (query[axis] - shift) // window != (key[axis] - shift) // window:
+                return False
+    return True
 
 
 @pytest.mark.parametrize("form", STRUCTURED_MASKS)
@@ -49,7 +75,7 @@ def test_arguments_say_their_table(form: str) -> None:
     """Whatever is drawn, a reader that knows nothing but the arguments makes the same table."""
     mask = STRUCTURED_MASKS[form]
     for rows, columns in SIZES:
-        if form == "tree" and columns < rows:
+        if (form == "tree" and columns < rows) or (form in GRID_FORMS and columns != rows):
             continue
         for pattern in PATTERNS:
             made = structure(rows, columns)
@@ -58,6 +84,7 @@ def test_arguments_say_their_table(form: str) -> None:
             assert tuple(given) == STRUCTURED_FORMS[form]
             letters = zip(STRUCTURED_SHAPES[form], (3, 2, rows, columns), strict=True)
             assert tuple(table.shape) == tuple(1 if at == "1" else size for at, size in letters)
+            given = given | ({"form": form} if form in GRID_FORMS else {})
             assert torch.equal(read(given, made).expand(table.shape), table), (rows, pattern)
 
 
@@ -204,3 +231,51 @@ def test_queries_that_are_keys_have_no_lengths_of_their_own() -> None:
     """A layer that attends to itself says its padding by lengths."""
     with pytest.raises(conformance.DeclarationError, match="whose queries are its keys"):
         conformance.layer(masks=["query_lengths"], inputs="self")
+
+
+def test_a_declared_grid_is_not_given_again() -> None:
+    """A kernel for one grid gets its window alone, for as many tokens as the grid has cells."""
+    made = conformance.core(masks=["shifted_grid"], grid=(2, 6))(
+        lambda query, key, value, *, window=None, shift=(0, 0): query
+    )
+    assert made.declaration.pins.sizes["query_length"] == (12,)
+    plan = MaskPlan(pattern="random", form="shifted_grid", shape="11QK")
+    sizes = structure(12, 12).geometry
+    inputs = materialise(Problem(geometry=sizes, dtype="float32", seed=1, mask=plan), made)
+    given = structured_keywords(inputs)
+    assert set(given) == {"window", "shift"}
+    assert all(size % each == 0 for size, each in zip((2, 6), given["window"], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("promises", "said"),
+    [
+        ({"grid": (2, 6)}, "grid is (2, 6), but masks has no 'grid': drop it, or declare them"),
+        (
+            {"masks": ["grid"], "grid": (2, 0)},
+            "grid is (2, 0): give how many rows and columns its tokens have, such as (4, 6)",
+        ),
+        (
+            {"masks": ["grid"], "grid": (2, 6), "geometry": {"query_length": 13}},
+            "geometry pins lengths other than the 12 cells of grid=(2, 6): drop them",
+        ),
+        (
+            {"masks": ["neighborhood"], "features": ["window"]},
+            (
+                "masks has 'neighborhood' with features=['window'], and the window of a grid is "
+                "given with it: drop the feature"
+            ),
+        ),
+        (
+            {"masks": ["grid"], "geometry": {"query_length": 4, "key_length": 8}},
+            (
+                "geometry pins key_length to [8] and query_length to [4], but masks=['grid'] makes "
+                "them one size"
+            ),
+        ),
+    ],
+)
+def test_what_grids_need(promises: dict[str, object], said: str) -> None:
+    """Each mistake of a declaration is one sentence."""
+    with refused(said):
+        conformance.core(**promises)(lambda query, key, value, **_given: query)

@@ -23,7 +23,7 @@ from .wire import field
 # Keywords of ``declare`` with the same name in a declaration.
 _SAME: Final = (
     "causal always_causal inputs batched dtypes devices accumulate tf32 scores precision position "
-    "max_length layout arrays operator mixed memory strides unchecked block_size "
+    "max_length layout arrays operator mixed memory strides unchecked block_size grid "
     "rotary_tables rotary_table_shape alibi_slope_shape lse_base lse_shape lse_empty padded_rows "
     "page_sizes kv_format kv_scales"
 ).split()
