@@ -1,16 +1,14 @@
 """Edited stages of each item alone, as kernels make them that go over an item's own keys.
 
 Tiles and parts of keys begin with the first key of an item; in the golden of sequences and caches
-the keys of an item stand among others. A tile may be a page, which has another size in other calls.
+the keys of an item stand among others.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,44 +20,14 @@ from ..problems.arrangements import there
 from ..problems.inputs import Inputs
 from ..problems.structured_masks import STRUCTURED_MASKS
 from .agreement import BatteryAnswer
-from .mistakes import NamedMistake, NotExpressible
+from .mistakes import NamedMistake
 from .mistakes.named_mistake import IMPOSSIBLE, DeclaredCall, read_every_key, run_of_call
 from .stage_edits import edits_making
-
-# The edit of a call by the size of its pages; under 0 that of calls with other pages, or none.
-BySize = Mapping[int, NamedMistake]
 
 
 def item_edits(wrong: Sequence[BatteryAnswer]) -> list[NamedMistake]:
     """Return the edits that make a few errors of items, for all items of a call."""
-    alike = edits_making([*_answers(wrong)])
-    return [
-        *(_edit_each_item(one, {0: one}) for one in alike),
-        *(_edit_each_item(own[min(own)], own) for own in _edits_of_pages(wrong)),
-    ]
-
-
-def _edits_of_pages(wrong: Sequence[BatteryAnswer]) -> list[BySize]:
-    """Return the edits of tiles as large as a page, by the size of a page."""
-    families: dict[str, dict[int, NamedMistake]] = {}
-    sizes = {_page(one.inputs) for one in wrong} - {0}
-    for size in sizes:
-        in_pages = (one for one in wrong if _page(one.inputs) == size)
-        of_tiles = re.compile(rf"\btiles? of {size}\b")
-        said = partial(_say_page, size=size)
-        for edit in edits_making([*_answers(in_pages)], said=of_tiles):
-            of_pages = replace(edit, name=said(edit.name), sentence=said(edit.sentence))
-            families.setdefault(of_pages.sentence, {})[size] = of_pages
-    return [own for own in families.values() if own.keys() == sizes]
-
-
-def _page(inputs: Inputs) -> int:
-    return 0 if inputs.store is None else inputs.store.page_size
-
-
-def _say_page(words: str, *, size: int) -> str:
-    words = re.sub(rf"\btile(s?) of {size} (keys|queries)\b", r"page\1 of \2", words)
-    return re.sub(rf"\btile(s?) of {size}\b", r"page\1", words)
+    return [_edit_each_item(one) for one in edits_making([*_answers(wrong)])]
 
 
 def _answers(answers: Iterable[BatteryAnswer]) -> Iterator[BatteryAnswer]:
@@ -93,12 +61,9 @@ def _alone(inputs: Inputs) -> Iterator[tuple[int, Tensor, Inputs]]:
         )
 
 
-def _edit_each_item(said: NamedMistake, edits: BySize) -> NamedMistake:
+def _edit_each_item(edit: NamedMistake) -> NamedMistake:
     def change(output: Tensor, inputs: Inputs, point: golden.Semantics) -> Tensor:
         changed = output.clone()
-        edit = edits.get(_page(inputs), edits.get(0))
-        if edit is None:
-            raise NotExpressible
         for item, rows, alone in _alone(inputs):
             call = DeclaredCall(inputs=alone, semantics=point)
             with suppress(*IMPOSSIBLE):  # such as parts of a single key: the item stays right
@@ -106,4 +71,4 @@ def _edit_each_item(said: NamedMistake, edits: BySize) -> NamedMistake:
                 changed[item, :, rows] = run["output"][0]
         return changed
 
-    return replace(said, edits=(golden.Edit("output", change=change),))
+    return replace(edit, edits=(golden.Edit("output", change=change),))

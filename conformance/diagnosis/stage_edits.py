@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -195,18 +194,11 @@ _MOST_LOGITS: Final = 1 << 14
 
 
 def edits_making(
-    wrong: Sequence[BatteryAnswer],
-    known: Sequence[NamedMistake] = (),
-    *,
-    said: re.Pattern[str] | None = None,
+    wrong: Sequence[BatteryAnswer], known: Sequence[NamedMistake] = ()
 ) -> tuple[NamedMistake, ...]:
-    """Return the stages with operators that make a few plain errors, besides known mistakes.
-
-    Only edits whose sentence has what is ``said`` are tried.
-    """
+    """Return the stages with operators that make a few plain errors, besides known mistakes."""
     gross = [one for one in wrong if one.fits and (known or one.margin > GROSS)]
     left = stage_edits(gross[0].subject.declaration.kind) if gross else ()
-    left = left if said is None else tuple(one for one in left if said.search(one.sentence))
     usual = [one for one in gross if one.inputs.generic]
     small = sorted(usual, key=lambda one: one.inputs.geometry.logits)
     few = [one for one in small if one.inputs.geometry.logits <= _MOST_LOGITS]

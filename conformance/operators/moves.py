@@ -159,6 +159,10 @@ OF_GROUPS: Final[tuple[tuple[str, Callable[[Tensor, int, int], Tensor]], ...]] =
     ("those of the first head of the group", lambda t, _of, own: t.narrow(own, 0, 1).expand_as(t)),
     ("those whose index is that of the head's key/value head", _by_group),
     ("those of the heads of the first group", lambda t, of, _own: t.narrow(of, 0, 1).expand_as(t)),
+    (
+        "laid out by their place in a group, and read group by group",
+        lambda t, of, own: t.transpose(of, own).reshape(t.shape),
+    ),
     ("those of the group of heads before", lambda t, of, _own: t.roll(1, of)),
     ("those of the group of heads after", lambda t, of, _own: t.roll(-1, of)),
     (
