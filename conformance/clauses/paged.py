@@ -12,6 +12,7 @@ from ..calls.calling import arguments
 from ..calls.devices import taken, whole_storage
 from ..declare.candidate import Candidate
 from ..declare.declaration import CACHE_WRITE, SEQUENCES
+from ..oracle.comparison import equal_numbers
 from ..problems.arrangements import caches, slots_of, there, with_lengths
 from ..problems.fitting import fitted_geometry
 from ..problems.inputs import Inputs
@@ -318,9 +319,9 @@ def _caches_after(subject: Subject, inputs: Inputs, *, written_ones: bool) -> Fi
     for name, cache, (held, storage), expected in zip(
         names, given, before, caches(inputs, after=True), strict=True
     ):
-        own = ~_same(expected, held)
+        own = ~equal_numbers(expected, held)
         got_there = as_bytes(taken(cache))
-        wrong = ~_same(got_there, expected) & (own if written_ones else ~own)
+        wrong = ~equal_numbers(got_there, expected) & (own if written_ones else ~own)
         if bool(wrong.any()):
             where = first_place(wrong)
             what = "not the new one" if written_ones else "another than before the call"
@@ -338,10 +339,6 @@ def _caches_after(subject: Subject, inputs: Inputs, *, written_ones: bool) -> Fi
 def as_bytes(cache: Tensor) -> Tensor:
     """Codes of eight bits as bytes, which torch can compare; other tensors unchanged."""
     return cache.view(torch.uint8) if cache.element_size() == 1 else cache
-
-
-def _same(one: Tensor, other: Tensor) -> Tensor:
-    return (one == other) | (one.isnan() & other.isnan())
 
 
 @clause(

@@ -20,6 +20,7 @@ from ..calls.devices import taken
 from ..clauses.subject import Subject
 from ..operators import moves
 from ..operators.items import ASSUMED_SIZES
+from ..oracle.comparison import equal_numbers
 from ..problems.arrangements import slots_of, there
 from ..problems.inputs import Inputs
 from ..problems.paging import Slots, in_slots, new_tokens
@@ -169,13 +170,9 @@ def _have_equal_shapes(one: Tensor, other: Tensor) -> bool:
 def _leaves(write: Write, call: _Call) -> bool | None:
     """Whether a way of writing leaves the caches of a call; None where no such way exists."""
     try:
-        return all(map(_same, write(call), call.after))
+        return all(bool(one.all()) for one in map(equal_numbers, write(call), call.after))
     except (IndexError, RuntimeError):
         return None
-
-
-def _same(one: Tensor, other: Tensor) -> bool:
-    return bool(_is_equal(one, other).all())
 
 
 def _ways() -> Iterator[tuple[str, Write]]:
@@ -198,7 +195,11 @@ def _ways() -> Iterator[tuple[str, Write]]:
 
 def _elsewhere(call: _Call, *, reading: Reading) -> Caches:
     part = "table" if reading.part == "the pages" else "lengths"
-    return call.written(call.places(call.at.replace(**{part: reading.part_of(call.at)})))
+    places = call.places(call.at.replace(**{part: reading.part_of(call.at)}))
+    if bool((places[call.rows] < 0).any()):
+        msg = "the table names no page for a new token"
+        raise IndexError(msg)
+    return call.written(places)
 
 
 def _in_pages(call: _Call, *, size: int, counted: bool) -> Caches:
@@ -245,11 +246,7 @@ def _plainest(named: dict[str, Property], slots: Sequence[tuple[_Call, Tensor]],
 
 
 def _same_slots(one: Caches, other: Caches, cache: int) -> Tensor:
-    return _is_equal(one[cache], other[cache]).flatten(2).all(-1).flatten()
-
-
-def _is_equal(one: Tensor, other: Tensor) -> Tensor:
-    return (one == other) | (one.isnan() & other.isnan())
+    return equal_numbers(one[cache], other[cache]).flatten(2).all(-1).flatten()
 
 
 def _is_any_of(tokens: Tensor, call: _Call, cache: int) -> Tensor:
@@ -257,7 +254,7 @@ def _is_any_of(tokens: Tensor, call: _Call, cache: int) -> Tensor:
     held = call.after[cache].flatten(0, 1)[:, None]
     if held.shape[2:] != tokens.shape[1:]:
         return torch.zeros(len(held), dtype=torch.bool)
-    return _is_equal(held, tokens[None]).flatten(2).all(-1).any(-1)
+    return equal_numbers(held, tokens[None]).flatten(2).all(-1).any(-1)
 
 
 def _at(call: _Call, places: Tensor) -> Tensor:

@@ -292,13 +292,19 @@ class Diagnostician:
             told = [entry for entry in told if entry["name"] in named]  # nothing of earlier calls
             return limit_to_calls_for_weights(told) or [unnamed_entry(f"answers are {wrong}")]
         asked = self.subject, self.mistakes, self._acted
-        return returned_weights.explain_returned(*asked, seed=OTHER_VALUES)
+        failing = self.ways.base
+        return returned_weights.explain_returned(*asked, seed=OTHER_VALUES, failing=failing)
 
     @cached_property
     def _returned_log_sum_exps(self) -> list[dict[str, Any]]:
         """The entries of what is returned in place of log-sum-exps; empty if they are right."""
         return returned_weights.explain_returned(
-            self.subject, self.mistakes, self._acted, seed=OTHER_VALUES, beside=LOG_SUM_EXPS
+            self.subject,
+            self.mistakes,
+            self._acted,
+            seed=OTHER_VALUES,
+            failing=self.ways.base,
+            beside=LOG_SUM_EXPS,
         )
 
     @property

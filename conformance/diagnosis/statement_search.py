@@ -19,6 +19,7 @@ import torch
 from ..clauses.registry import Clause
 from ..clauses.subject import Subject
 from ..operators import GUESSED
+from ..oracle.comparison import equal_numbers
 from ..problems.inputs import Inputs
 from ..problems.problem import Problem
 from .agreement import BatteryAnswer
@@ -92,7 +93,7 @@ def changes_answer(subject: Subject, made: Combination, inputs: Inputs) -> bool:
     exact = subject.golden(inputs).output
     if output.shape != exact.shape:
         return True
-    return not bool(((output == exact) | (output.isnan() & exact.isnan())).all())
+    return not bool(equal_numbers(output, exact).all())
 
 
 def answer_alike(subject: Subject, one: Combination, other: Combination, inputs: Inputs) -> bool:
@@ -104,8 +105,7 @@ def answer_alike(subject: Subject, one: Combination, other: Combination, inputs:
     if first.output.shape != second.output.shape:
         return False
     near = (first.output - second.output).abs() <= first.bound
-    same = (first.output == second.output) | (first.output.isnan() & second.output.isnan())
-    return bool((near | same).all())
+    return bool((near | equal_numbers(first.output, second.output)).all())
 
 
 def cannot_be_made(subject: Subject, made: Combination, inputs: Inputs) -> bool:

@@ -35,6 +35,20 @@ def groupings(_axes: str) -> Iterator[Operator]:
             said = f"those of key/value head {words}, {more}"
             change = partial(_regrouped, order=order, within=within)
             yield Operator(said, change, misplaces=True)
+        said = f"those of key/value head {words} of all items, h counting their heads"
+        pairs = partial(_regrouped_pairs, order=order)
+        yield Operator(said, pairs, misplaces=True)
+
+
+def _regrouped_pairs(
+    result: Tensor, sizes: golden.Sizes, *, order: Callable[[Tensor, int, int], Tensor]
+) -> Tensor:
+    """Choose among the key/value heads of all items, which are counted on from item to item."""
+    (batch, heads), shared = result.shape[-4:-2], max(sizes.num_kv_heads, 1)
+    read = order(torch.arange(batch * heads), heads, shared) % (batch * shared)
+    index = read // shared * heads + read % shared * (heads // shared)
+    chosen: Tensor = result.flatten(-4, -3).index_select(-3, index).unflatten(-3, (batch, heads))
+    return chosen
 
 
 def _regrouped(

@@ -93,6 +93,18 @@ def _within_table(at: Items, change: Change) -> Tensor:
     return torch.minimum(change(at), (at.table >= 0).cumprod(1).sum(1) * at.page)
 
 
+def _numbered_modulo(at: Items, size: int) -> Tensor:
+    return at.table.remainder(size)
+
+
+def _at_most(at: Items, most: int) -> Tensor:
+    return at.lengths.clamp(max=most)
+
+
+def _rounded_start(at: Items, size: int, to: Callable[[Tensor, int], Tensor]) -> Tensor:
+    return to(at.starts, size)
+
+
 def _row(at: Items) -> Tensor:
     return torch.arange(len(at.lengths))
 
@@ -122,12 +134,12 @@ TABLES: Final[dict[str, Change]] = {
     "read in rows that are a page shorter": partial(_in_rows, more=-1),
     "read in rows that are a page longer": partial(_in_rows, more=1),
     **{
-        f"numbered modulo {size}": lambda at, size=size: at.table.remainder(size)
+        f"numbered modulo {size}": partial(_numbered_modulo, size=size)
         for size in ASSUMED_SIZES[1:7]
     },
 }
 # Other numbers of keys that only pages have, only calls that write, or only packed sequences.
-BY_PAGES: Final[dict[str, Change]] = {
+_BY_PAGES: Final[dict[str, Change]] = {
     "a page fewer": lambda at: at.lengths - at.page,
     "a page more": lambda at: at.lengths + at.page,
     "rounded down to whole pages": lambda at: _down(at.lengths, at.page),
@@ -142,9 +154,12 @@ BY_PAGES: Final[dict[str, Change]] = {
 OF_WRITES: Final[dict[str, Change]] = {
     "that before the call": lambda at: at.held,
     "with the new keys counted twice": lambda at: at.lengths + at.written,
+    "with the new keys of all items before it": lambda at: (
+        at.lengths + at.written.cumsum(0) - at.written
+    ),
 }
 OF_CACHES: Final[dict[str, Change]] = {
-    **BY_PAGES,
+    **_BY_PAGES,
     **OF_WRITES,
     "rounded up to whole pages": lambda at: _up(at.lengths, at.page),
     "that of the whole cache": lambda at: torch.full_like(
@@ -155,7 +170,7 @@ OF_SEQUENCES: Final[dict[str, Change]] = {
     "that of all items up to it": lambda at: at.lengths.cumsum(0),
     "that of all items before it": lambda at: at.lengths.cumsum(0) - at.lengths,
 }
-LENGTHS: Final[dict[str, Change]] = {
+_LENGTHS: Final[dict[str, Change]] = {
     **{_that(words): _along_items(order, "lengths") for words, order in main_orders("batch item")},
     "one fewer": lambda at: at.lengths - 1,
     "one fewer, but at least one": lambda at: at.lengths - (at.lengths > 1).long(),
@@ -173,9 +188,9 @@ LENGTHS: Final[dict[str, Change]] = {
     **OF_CACHES,
     **OF_SEQUENCES,
 }
-# Numbers above that of an item may be cut where its row of the table ends.
-BY_PAGES |= {
-    f"{words}, as far as the table names pages": partial(_within_table, change=LENGTHS[words])
+# Numbers that only pages have; those above that of an item may be cut where its row ends.
+BY_PAGES: Final[dict[str, Change]] = _BY_PAGES | {
+    f"{words}, as far as the table names pages": partial(_within_table, change=_LENGTHS[words])
     for words in (
         "one more",
         "a page more",
@@ -184,7 +199,7 @@ BY_PAGES |= {
         "with the new keys counted twice",
     )
 }
-LENGTHS |= BY_PAGES
+LENGTHS: Final = _LENGTHS | BY_PAGES
 # Where the keys of each item begin among those of all items.
 STARTS: Final[dict[str, Change]] = {
     **{_that(words): _along_items(order, "starts") for words, order in main_orders("batch item")},
@@ -204,8 +219,7 @@ STARTS: Final[dict[str, Change]] = {
 }
 # Of every item alone.
 BY_SIZES: Final[dict[str, Change]] = {
-    f"at most {size}": lambda at, size=size: at.lengths.clamp(max=size)
-    for size in ASSUMED_SIZES[1:]
+    f"at most {size}": partial(_at_most, most=size) for size in ASSUMED_SIZES[1:]
 }
 
 
@@ -213,8 +227,8 @@ def _keys_along_items(order: Order) -> Change:
     return lambda at: torch.stack([at.starts, at.lengths])[:, order(len(at.lengths))]
 
 
-def _in_tiles(at: Items, size: int) -> Tensor:
-    first = _down(at.starts, size)
+def _in_tiles(at: Items, size: int, *, from_first: bool = True) -> Tensor:
+    first = _down(at.starts, size) if from_first else at.starts
     return torch.stack([first, _up(at.starts + at.lengths, size) - first])
 
 
@@ -232,14 +246,14 @@ KEYS: Final[dict[str, Change]] = {
 KEYS_BY_SIZES: Final[dict[str, Change]] = {
     **{f"whole tiles of {size}": partial(_in_tiles, size=size) for size in TILES},
     **{
-        f"followed by the others of their last tile of {size}": lambda at, size=size: torch.stack(
-            [at.starts, _up(at.starts + at.lengths, size) - at.starts]
+        f"followed by the others of their last tile of {size}": partial(
+            _in_tiles, size=size, from_first=False
         )
         for size in TILES
     },
 }
 STARTS_BY_SIZES: Final[dict[str, Change]] = {
-    f"rounded {words} to a multiple of {size}": lambda at, size=size, to=to: to(at.starts, size)
+    f"rounded {words} to a multiple of {size}": partial(_rounded_start, size=size, to=to)
     for words, to in (("down", _down), ("up", _up))
     for size in TILES
 }

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .moves import TILES
+from .._golden import golden
+from .moves import OF_GROUPS, TILES, Order, change_groups, main_orders
 from .operator import Operator
 
 # A factor of a running sum, from the largest logit before a tile and after it.
@@ -166,11 +167,6 @@ def _longest_first(count: int, keys: int, _page: int) -> list[int]:
     return _tiles_of(-(-keys // count), keys) if keys else []
 
 
-def _softmax_shares(numbers: Tiles) -> Tiles:
-    parts: Tiles = torch.cat(list(numbers), -1).softmax(-1).split(1, -1)
-    return parts
-
-
 def _log_sums(tiles: Tiles) -> list[Tensor]:
     return [tile.logsumexp(-1, keepdim=True) for tile in tiles]
 
@@ -179,7 +175,9 @@ def _largest(tiles: Tiles) -> list[Tensor]:
     return [tile.amax(-1, keepdim=True) for tile in tiles]
 
 
-def _rescaled(tiles: Tiles, *, at_each: bool, divisions: int) -> Tiles:
+def _rescaled(
+    tiles: Tiles, _scale: float, _sizes: golden.Sizes, *, at_each: bool, divisions: int
+) -> Tiles:
     """Return shares of tiles in a loop with a rescaled running result.
 
     Exponentials are divided by the sum of their own tile, or with ``at_each`` the running result is
@@ -197,26 +195,77 @@ def _rescaled(tiles: Tiles, *, at_each: bool, divisions: int) -> Tiles:
     return parts
 
 
-_SHARES: Final[dict[str, Callable[[Tiles], Tiles]]] = {
-    "averaged": lambda tiles: [torch.ones(()) / len(tiles)] * len(tiles),
-    "added": lambda tiles: [torch.ones(())] * len(tiles),
-    "averaged over those with a key for the query": lambda tiles: _softmax_shares(
-        [torch.where(most.isneginf(), most, 0.0) for most in _largest(tiles)]
+_NONE: Final = "no"
+# Units of the largest logit of a part, and of the logarithm of its sum, from the scale.
+_UNITS: Final[dict[str, Callable[[float], float]]] = {
+    "": lambda _scale: 1.0,
+    _NONE: lambda _scale: 0.0,
+    "the scale times": lambda scale: scale,
+    "one divided by the scale times": lambda scale: 1.0 / scale,
+    "the logarithm of two times": lambda _scale: math.log(2.0),
+    "the binary logarithm of e times": lambda _scale: 1.0 / math.log(2.0),
+}
+
+
+def _weighed(
+    tiles: Tiles,
+    scale: float,
+    sizes: golden.Sizes,
+    *,
+    most: str = "",
+    total: str = "",
+    move: Callable[[Tensor, golden.Sizes], Tensor] | None = None,
+) -> Tiles:
+    """Return the softmax of what are taken for the log-sum-exps ``[B, H, Lq, parts]`` of parts."""
+    largest, sums = (torch.cat(each(tiles), -1) for each in (_largest, _log_sums))
+    finite = largest.masked_fill(largest.isneginf(), 0.0)
+    taken = _UNITS[most](scale) * finite + _UNITS[total](scale) * (sums - finite)
+    taken = torch.where(largest.isneginf(), largest, taken)
+    shares = (taken if move is None else move(taken, sizes)).softmax(-1)
+    parts: Tiles = shares.nan_to_num(0.0).split(1, -1)  # of rows without keys
+    return parts
+
+
+def _weighings() -> Iterator[tuple[str, Share]]:
+    """Yield wrong log-sum-exps by which parts are weighed, in words."""
+    yield "weighed by the exponentials of their largest logits", partial(_weighed, total=_NONE)
+    said = "weighed by sums of exponentials that are less the largest logit of each, and not of all"
+    yield said, partial(_weighed, most=_NONE)
+    for unit in _UNITS:
+        if unit not in ("", _NONE):
+            most = f"weighed by exp({unit} the largest logit + the logarithm of the sum beside it)"
+            yield most, partial(_weighed, most=unit)
+            total = f"weighed by exp(the largest logit + {unit} the logarithm of the sum beside it)"
+            yield total, partial(_weighed, total=unit)
+            both = f"weighed by exp({unit} their log-sum-exps)"
+            yield both, partial(_weighed, most=unit, total=unit)
+    for noun, axis in (("head", -3), ("query", -2), ("part", -1)):
+        for words, order in main_orders(noun):
+            moved = partial(_ordered, order=order, axis=axis)
+            yield f"weighed by log-sum-exps that are {words}", partial(_weighed, move=moved)
+    for words, exchange in OF_GROUPS:
+        moved = partial(change_groups, axis=-3, order=exchange)
+        yield f"weighed by log-sum-exps that are {words}", partial(_weighed, move=moved)
+
+
+def _ordered(result: Tensor, _sizes: golden.Sizes, *, order: Order, axis: int) -> Tensor:
+    return result.index_select(axis, order(result.shape[axis]))
+
+
+Share = Callable[[Tiles, float, golden.Sizes], Tiles]
+_SHARES: Final[dict[str, Share]] = {
+    "averaged": lambda tiles, *_: [torch.ones(()) / len(tiles)] * len(tiles),
+    "added": lambda tiles, *_: [torch.ones(())] * len(tiles),
+    "averaged over those with a key for the query": lambda tiles, *_: (
+        torch.cat([torch.where(most.isneginf(), most, 0.0) for most in _largest(tiles)], -1)
+        .softmax(-1)
+        .nan_to_num(0.0)
+        .split(1, -1)
     ),
-    "weighed by 2 to the power of their log-sum-exps, whose base is e": lambda tiles: (
-        _softmax_shares([total * math.log(2.0) for total in _log_sums(tiles)])
-    ),
-    "averaged by their numbers of keys": lambda tiles: [
+    "averaged by their numbers of keys": lambda tiles, *_: [
         torch.tensor(tile.shape[-1] / sum(one.shape[-1] for one in tiles)) for tile in tiles
     ],
-    "weighed by the exponentials of their largest logits": (
-        lambda tiles: _softmax_shares(_largest(tiles))
-    ),
-    "weighed by sums of exponentials that are less the largest logit of each, and not of all": (
-        lambda tiles: _softmax_shares(
-            [total - most for total, most in zip(_log_sums(tiles), _largest(tiles), strict=True)]
-        )
-    ),
+    **dict(_weighings()),
     "rescaled in turn, then divided by the sum of all": partial(
         _rescaled, at_each=False, divisions=1
     ),
@@ -234,9 +283,11 @@ def _put_together(
     _shares: Tensor,
     logits: Tensor,
     inputs: Any,
+    scale: float,
+    sizes: golden.Sizes,
     *,
     lengths: Lengths,
-    share: Callable[[Tiles], Tiles],
+    share: Share,
 ) -> Tensor:
     page = 0 if inputs.store is None else inputs.store.page_size
     tiles = logits.split([one for one in lengths(logits.shape[-1], page) if one], -1)
@@ -244,4 +295,5 @@ def _put_together(
         msg = f"{logits.shape[-1]} keys are one tile"
         raise ValueError(msg)
     softmaxes = (tile.softmax(-1).nan_to_num(0.0) for tile in tiles)
-    return torch.cat([own * one for own, one in zip(softmaxes, share(tiles), strict=True)], -1)
+    shares = share(tiles, scale, sizes)
+    return torch.cat([own * one for own, one in zip(softmaxes, shares, strict=True)], -1)

@@ -143,13 +143,26 @@ def moves(axes: str) -> Iterator[Operator]:
     if "H" in axes[:2]:
         in_turns = partial(_deal_out, axis=axis_of(axes, "H"))
         yield Operator("those of the head dealt out in turns over the groups", in_turns)
-        for words, exchange in _OF_GROUPS:
-            yield Operator(words, partial(_change_groups, axis=axis_of(axes, "H"), order=exchange))
+        for words, exchange in OF_GROUPS:
+            yield Operator(words, partial(change_groups, axis=axis_of(axes, "H"), order=exchange))
+
+
+def _by_group(groups: Tensor, of: int, own: int) -> Tensor:
+    """Return, for every head of the group g, what the head g has."""
+    heads = groups.flatten(of, own)
+    return heads.narrow(own, 0, groups.shape[of]).unsqueeze(own).expand_as(groups)
 
 
 # Of heads of groups in front of their place within a group.
-_OF_GROUPS: Final[tuple[tuple[str, Callable[[Tensor, int, int], Tensor]], ...]] = (
+OF_GROUPS: Final[tuple[tuple[str, Callable[[Tensor, int, int], Tensor]], ...]] = (
     ("those of the heads of each group in the reverse order", lambda t, _of, own: t.flip(own)),
+    ("those of the first head of the group", lambda t, _of, own: t.narrow(own, 0, 1).expand_as(t)),
+    ("those whose index is that of the head's key/value head", _by_group),
+    ("those of the heads of the first group", lambda t, of, _own: t.narrow(of, 0, 1).expand_as(t)),
+    (
+        "laid out by their place in a group, and read group by group",
+        lambda t, of, own: t.transpose(of, own).reshape(t.shape),
+    ),
     ("those of the group of heads before", lambda t, of, _own: t.roll(1, of)),
     ("those of the group of heads after", lambda t, of, _own: t.roll(-1, of)),
     (
@@ -159,9 +172,10 @@ _OF_GROUPS: Final[tuple[tuple[str, Callable[[Tensor, int, int], Tensor]], ...]] 
 )
 
 
-def _change_groups(
+def change_groups(
     result: Tensor, sizes: golden.Sizes, *, axis: int, order: Callable[[Tensor, int, int], Tensor]
 ) -> Tensor:
+    """Change heads ``[…, H, …]`` as groups of those that share a key/value head."""
     shared = max(sizes.num_kv_heads, 1)
     if result.shape[axis] % shared:
         msg = f"{result.shape[axis]} heads are no whole groups of {shared} key/value heads"

@@ -13,6 +13,7 @@ from torch import Tensor
 from .._golden import golden
 from .keys import distances_from_first_key
 from .moves import TILES
+from .numbers import SIZES
 from .operator import Operator
 
 Sides = tuple[int, int]
@@ -44,8 +45,11 @@ _SHIFTS: Final[tuple[tuple[str, Shift], ...]] = (
         "from the first key, less the number by which keys are more than queries",
         lambda sizes, _past: -_more_keys(sizes),
     ),
-    ("from behind as many keys as there are queries", lambda sizes, _past: sizes.query_length),
-    ("from behind the last key", lambda sizes, _past: sizes.key_length),
+    (
+        "from the last key, with the cached keys counted twice",
+        lambda sizes, past: _more_keys(sizes) + past,
+    ),
+    *((f"from {noun} on", lambda sizes, _past, size=size: size(sizes)) for noun, size in SIZES),
     ("from as many keys before the first as there are", lambda sizes, _past: -sizes.key_length),
     (
         "from as many keys before the first as there are queries",

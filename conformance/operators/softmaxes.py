@@ -94,22 +94,10 @@ def _cap_otherwise(
 
 def _sinks() -> Iterator[Operator]:
     yield Operator("under the softcap", _sinks_under_cap)
-    for words, order in (
-        ("those whose index is that of the head's key/value head", lambda h, g: h // g),
-        ("those of the first head of the group", lambda h, g: h // g * g),
-    ):
-        yield Operator(words, partial(_sinks_of, order=order))
 
 
 def _sinks_under_cap(sinks: Tensor, softcap: float | None) -> Tensor:
     return sinks if softcap is None else _capped(sinks, softcap)
-
-
-def _sinks_of(
-    sinks: Tensor, sizes: golden.Sizes, *, order: Callable[[Tensor, int], Tensor]
-) -> Tensor:
-    group = sizes.num_heads // max(sizes.num_kv_heads, 1)
-    return sinks.index_select(-1, order(torch.arange(sinks.shape[-1]), max(group, 1)))
 
 
 def _exponential_operators() -> Iterator[Operator]:

@@ -25,6 +25,11 @@ MOST_ELEMENTS: Final = 64
 _KEPT: Final[ContextVar[list[Tensor] | None]] = ContextVar("kept", default=None)
 
 
+def equal_numbers(one: Tensor, other: Tensor) -> Tensor:
+    """Which elements are equal; NaN equals NaN."""
+    return (one == other) | (one.isnan() & other.isnan())
+
+
 def table(tensor: Tensor) -> dict[str, Any]:
     """Shape and dtype of a tensor, and its values as nested lists if they are few.
 

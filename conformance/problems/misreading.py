@@ -34,10 +34,10 @@ def misread(
     lengths = at.lengths if lengths is None else lengths
     longest = max(1, int(lengths.max())) if len(lengths) else 1
     rank = torch.arange(longest).expand(len(at.lengths), -1)
-    if slots is None and starts is None:
-        slots = at.replace(table=at.table if table is None else table).places(rank)
-    elif slots is None:
+    if starts is not None:
         slots = starts[:, None] + rank
+    if slots is None:
+        slots = at.replace(table=at.table if table is None else table).places(rank)
     held = held_exactly(inputs)
     key, value = ((each if pages is None else pages(each)).flatten(0, 1) for each in held)
     places = slots % len(key)

@@ -241,10 +241,15 @@ def _changed(change: Change, *, everywhere: bool = False, squeezed: bool = False
 
 
 def changed_contents(noun: str, axes: str) -> Iterator[Content]:
-    """Yield the right tensor, changed by each operator of its axes that needs nothing else."""
+    """Yield the right tensor, changed by each operator of its axes."""
     for operator in (*moves(axes), *sums(axes), *functions(axes), *roundings_below()):
-        if not golden.reads_besides(operator.change):
-            yield Content(f"{noun} that are {operator.words}", _changed(operator.change))
+        values = partial(_changed_by, change=operator.change)
+        yield Content(f"{noun} that are {operator.words}", values)
+
+
+def _changed_by(returned: Returned, *, change: Callable[..., Tensor]) -> Tensor:
+    reads = golden.reads_besides(change)
+    return change(returned.exact, *(returned.run[name] for name in reads))
 
 
 def _weight_contents() -> Iterator[Content]:
@@ -322,18 +327,26 @@ def explain_returned(
     acted: ActedAnswers,
     *,
     seed: int,
+    failing: Problem | None = None,
     beside: Beside = WEIGHTS,
 ) -> list[dict[str, Any]]:
     """Return the entry of what is returned in place of the tensor ``beside``; [] if it is right.
 
     The statement is one of the contents or the tensor of a mistake. It holds on the whole battery
-    and near the plainest problem with other values, drawn with ``seed`` added.
+    and near the plainest problem with other values, drawn with ``seed`` added. Where the battery is
+    right, it is found near the ``failing`` problem.
     """
     if beside.feature not in subject.declaration.features:
         return []
     asked = (each for each in battery(subject) if each.generic)
     observed = list(_observe(subject, asked, beside))
     wrong = [each for each in observed if not each.is_right]
+    if not wrong and failing is not None:
+        near = map(subject.inputs, (failing, *neighbours(subject, failing)))
+        observed += _observe(subject, near, beside)
+        wrong = [each for each in observed if not each.is_right]
+    else:
+        failing = None
     if not wrong:
         return []
     observed.sort(key=lambda each: each.is_right)  # most contents are refuted by the first wrong
@@ -342,7 +355,7 @@ def explain_returned(
     proposed: list[Content] = []
     for contents in ways:
         proposed = proposed or [one for one in contents if _explain(one, observed) is not None]
-    base = plain_problem(subject) if proposed else None
+    base = (failing or plain_problem(subject)) if proposed else None
     fresh = [] if base is None else neighbours(subject, base.replace(seed=base.seed + seed))
     unseen = list(_observe(subject, map(subject.inputs, fresh), beside))
     for content in proposed:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..._golden import golden
+from ...oracle.comparison import equal_numbers
 from ...problems.inputs import Inputs
 from ...tolerance import model
 from ..agreement import BatteryAnswer
@@ -32,7 +33,7 @@ def alike_row_statements(answer: BatteryAnswer) -> Iterator[NamedMistake]:
         read, right = answer.output[rows], answer.exact.output[rows]
         number = float(read.flatten()[0]) if read.numel() else 0.0
         same = read.isnan() if math.isnan(number) else read == number
-        if not bool(same.all()) or bool(((read == right) | (read.isnan() & right.isnan())).all()):
+        if not bool(same.all()) or bool(equal_numbers(read, right).all()):
             continue
         said = "NaN" if math.isnan(number) else f"{number:.4g}"
         words = "rows without keys" if without_keys else "rows that have a key"

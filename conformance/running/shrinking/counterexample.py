@@ -15,7 +15,7 @@ from ...calls.recording import RecordedCall, Recording
 from ...clauses.subject import Subject
 from ...clauses.whole_models import drawn_call
 from ...declare.declaration import WHOLE_MODEL
-from ...oracle.comparison import MOST_ELEMENTS, compare, keeping, table
+from ...oracle.comparison import MOST_ELEMENTS, compare, equal_numbers, keeping, table
 from ...problems.arrangements import rows_of_queries
 from ...problems.inputs import Inputs
 from ...problems.materialise import PROJECTION_NAMES
@@ -234,7 +234,7 @@ def _call(
 def _edited(after: Tensor, before: Tensor) -> dict[str, Any]:
     """Return the values of a tensor changed by the call, or by a later call in its storage."""
     after = taken(after)
-    same = (after == before) | (after.isnan() & before.isnan())
+    same = equal_numbers(after, before)
     return {} if bool(same.all()) else {"after": table(after)}
 
 

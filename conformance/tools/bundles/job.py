@@ -26,7 +26,7 @@ from ...calls.devices import CPU, Arguments, moved, taken
 from ...calls.differentiating import INPUT_NAMES
 from ...calls.recording import RecordedBackward, RecordedCall, Recording
 from ...clauses.subject import Subject
-from ...oracle.comparison import MOST_ELEMENTS, compare, kept_whole, table
+from ...oracle.comparison import MOST_ELEMENTS, compare, equal_numbers, kept_whole, table
 from ...problems.inputs import Inputs
 from ...problems.problem import Problem
 from ...running.shrinking.counterexample import (
@@ -211,13 +211,9 @@ def _is_swapped(call: RecordedCall, returned: Any) -> bool | None:
     plain = taken(first)
     plain = plain if call.inputs.batched else plain.unsqueeze(0)
     for swapped, tensor in ((False, plain), (True, plain.transpose(0, 1))):
-        if tensor.shape == call.output.shape and _same(tensor, call.output):
+        if tensor.shape == call.output.shape and bool(equal_numbers(tensor, call.output).all()):
             return swapped
     return None
-
-
-def _same(first: Tensor, second: Tensor) -> bool:
-    return bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 
 def _gradients(call: RecordedCall, pulled: list[RecordedBackward]) -> Data:

@@ -16,6 +16,7 @@ from conformance.clauses.subject import Subject
 from conformance.declare.candidate import Candidate
 from conformance.diagnosis import diagnose
 
+_LENGTHS_SO_FAR = "length of each item is that of all items up to it"
 Bounds = Callable[[int, int, int, int], tuple[int, int]]
 
 
@@ -77,6 +78,12 @@ def last_of_last_lost(first: int, end: int, place: int, count: int) -> tuple[int
         (lambda a, e, *_: (a, e + 1), "moved", "sequences-see-the-key-after", ""),
         (lambda a, e, *_: (a // 4 * 4, e), "moved", "sequences-in-whole-tiles", "tiles of 4"),
         (lambda a, e, *_: (a, -(-e // 2) * 2), "moved", "sequences-in-whole-tiles", "tiles of 2"),
+        (
+            lambda a, e, *_: (a, a + e),
+            "moved",
+            "length of each item is that of all items up to it",
+            "",
+        ),
     ],
 )
 def test_keys_of_neighbouring_sequences_are_named(
