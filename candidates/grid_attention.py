@@ -66,7 +66,8 @@ class SwinCore:
                 [-1 if at == axis + 2 else 1 for at in range(5)]
             )
         own = self.windows(region, window)[0, 0, ..., 0]
-        return own[:, :, None] == own[:, None, :]
+        seen: Tensor = own[:, :, None] == own[:, None, :]
+        return seen
 
 
 class NeighborhoodCore:

@@ -19,12 +19,12 @@ PROMISES: Final[dict[str, Any]] = {
 }
 
 
-def allowed_keys(scores: Array, keep: Array | None, *, causal: bool) -> Array:
-    """The keys that queries may attend ``[.., Lq, Lk]``."""
-    queries, keys = scores.shape[-2:]
+def allowed_keys(shape: tuple[int, ...], keep: Array | None, *, causal: bool) -> Array:
+    """The keys that queries may attend: bool in a shape ``[.., Lq, Lk]``."""
+    queries, keys = shape[-2:]
     allowed = jnp.ones((queries, keys), dtype=bool)
     allowed = jnp.tril(allowed, keys - queries) if causal else allowed
-    return jnp.broadcast_to(allowed if keep is None else allowed & keep, scores.shape)
+    return jnp.broadcast_to(allowed if keep is None else allowed & keep, shape)
 
 
 def weigh(scores: Array, allowed: Array) -> Array:
@@ -60,9 +60,8 @@ class JaxCore:
         if key.shape[2] != value.shape[2] or key.shape[3] != query.shape[3]:
             msg = f"the shapes {query.shape}, {key.shape}, {value.shape} do not fit"
             raise ValueError(msg)
-        scores = jax.ShapeDtypeStruct((*query.shape[:3], key.shape[2]), query.dtype)
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        allowed = allowed_keys(scores, keep, causal=causal)
+        allowed = allowed_keys((*query.shape[:3], key.shape[2]), keep, causal=causal)
         return self.attend(query, key, value, allowed, scale)
 
 

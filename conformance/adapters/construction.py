@@ -18,7 +18,7 @@ import re
 import textwrap
 import time
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -110,8 +110,8 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
 
     Keys and values get fewer heads than queries where the constructor asks for their number. A
     refused width is replaced by multiples of the numbers in the refusal. An instance that answers
-    no call is rebuilt with the widths of its fixed matrices, or a number of heads from its class's
-    file.
+    no call is rebuilt with the widths of its fixed matrices, a number of heads from its class's
+    file, or all heads' width where a name says a head's.
     """
     try:
         built, how = _instance_of(kind, num_heads, 1)
@@ -124,13 +124,15 @@ def instance_of(kind: type[nn.Module], num_heads: int | None) -> tuple[nn.Module
             if (made := _of_parts(kind, num_heads)) is None:
                 raise
             return made
-    others: list[tuple[int | None, int | None]]
-    others = [(num_heads, width) for width in _fixed_widths(built)]
-    others += [(heads, None) for heads in _said_heads(kind) if num_heads is None]
+    others: list[tuple[int | None, int | None, bool]]
+    others = [(num_heads, width, False) for width in _fixed_widths(built)]
+    others += [(heads, None, False) for heads in _said_heads(kind) if num_heads is None]
+    if any(map(Sizes(num_heads, []).is_of_a_head, inspect.signature(kind).parameters)):
+        others.append((num_heads, None, True))
     if others and answering(built) is None:
-        for heads, width in others:
+        for heads, width, of_all in others:
             with contextlib.suppress(ConstructionError):
-                other, how_other = _instance_of(kind, heads, 1, width)
+                other, how_other = _instance_of(kind, heads, 1, width, of_all=of_all)
                 if answering(other) is not None:
                     return other, how_other
     return _of_parts(kind, num_heads, built) or (materialised(built), how)
@@ -183,12 +185,18 @@ def _is_lazy(module: nn.Module) -> bool:
 
 
 def _instance_of(
-    kind: type[nn.Module], num_heads: int | None, divisor: int, width: int | None = None
+    kind: type[nn.Module],
+    num_heads: int | None,
+    divisor: int,
+    width: int | None = None,
+    *,
+    of_all: bool = False,
 ) -> tuple[nn.Module, str]:
     named = [one for one in inspect.signature(kind).parameters.values() if one.kind in _NAMED]
     required = [one.name for one in named if one.default is inspect.Parameter.empty]
     names = [*required, *_further_keywords(kind, required, num_heads)]
     sizes = Sizes(num_heads, names, divisor, width)
+    sizes.named_size = sizes.width if of_all else sizes.head_size
     small = _smaller_defaults(kind, named, sizes, num_heads, divisor)
     projections = {
         name: (sizes.projection(name),)
@@ -200,20 +208,15 @@ def _instance_of(
         name: _annotated(kind, name, num_heads, divisor) or _texts_compared(kind, name)
         for name in unknown
     }
-    failure: ConstructionError | None = None
     first: tuple[nn.Module, str] | None = None
     made_for = {**objects, **projections}
     choices = {name: made_for.get(name) or sizes.choices(name) for name in names}
-    for name in unknown:
-        if objects[name] or name not in required or _is_number(kind, name):
-            continue
-        given = {one: values[0] for one, values in choices.items()}
-        passed_over = (ConstructionError,) if len(names) > 1 else ()
-        # Some constructors demand one of several switches.
-        switches = [one.name for one in named if one.default is False] if passed_over else []
-        for more in ({}, *({switch: True} for switch in switches[:_MOST_SWITCHES])):
-            with contextlib.suppress(*passed_over):
-                return _of_settings(kind, name, num_heads, divisor, {**given, **more})
+    wanted = [n for n in unknown if n in required and not objects[n] and not _is_number(kind, n)]
+    given = {name: values[0] for name, values in choices.items()}
+    configured = _of_one_settings(kind, wanted, given, named, num_heads, divisor)
+    if isinstance(configured, tuple):
+        return configured
+    failure = configured
     ends = time.process_time() + _SECONDS_FOR_ALL
     for values in itertools.islice(itertools.product(*choices.values()), _MOST_TRIED):
         if first is not None and time.process_time() > ends:
@@ -223,8 +226,7 @@ def _instance_of(
             made = _of_likely_sizes(kind, arguments, small)
         except ConstructionError as error:
             # What lacks is what to say first, however the other values fail.
-            lacks = isinstance(error.__cause__, ImportError)
-            failure = error if failure is None or lacks else failure
+            failure = error if failure is None or lacks_import(error) else failure
             continue
         if not unknown or ((first is None or not _is_large(made[0])) and _responds(made[0])):
             return made
@@ -240,6 +242,32 @@ def _instance_of(
         )
         raise ConstructionError(why, failure.call, unknown)
     raise failure or ConstructionError(f"{kind.__name__} cannot be constructed")
+
+
+def _of_one_settings(
+    kind: type[nn.Module],
+    wanted: Iterable[str],
+    given: Mapping[str, Any],
+    named: Iterable[inspect.Parameter],
+    num_heads: int | None,
+    divisor: int,
+) -> tuple[nn.Module, str] | ConstructionError | None:
+    """An instance with settings for one of the names, else the error of an import, if any.
+
+    The error of a parameter that is the only one is raised.
+    """
+    failure: ConstructionError | None = None
+    # Some constructors demand one of several switches.
+    switches = [one.name for one in named if one.default is False] if len(given) > 1 else []
+    further = [{}, *({switch: True} for switch in switches[:_MOST_SWITCHES])]
+    for name, more in itertools.product(wanted, further):
+        try:
+            return _of_settings(kind, name, num_heads, divisor, {**given, **more})
+        except ConstructionError as error:
+            if len(given) == 1:
+                raise
+            failure = error if lacks_import(error) else failure
+    return failure
 
 
 def _of_likely_sizes(
@@ -559,6 +587,8 @@ class Sizes:
         self.kv_heads = divisors[len(divisors) // 2]
         self.width = width or math.lcm(self.heads * HEAD_SIZE, divisor)
         self.head_size = self.width // self.heads
+        # What a name that says the size of a head gets: some count all heads together.
+        self.named_size = self.head_size
 
     def choices(self, name: str) -> tuple[Any, ...]:
         """The values to try for a parameter name, the likeliest first."""
@@ -606,7 +636,7 @@ class Sizes:
             (self.is_shared(name), self.kv_heads),
             (lowered in HEAD_NAMES, self.heads),
             ("batch" in words, _BATCH),
-            (self.is_of_a_head(name), self.head_size),
+            (self.is_of_a_head(name), self.named_size),
             (bool(words & _HEADS), self.heads),
             (bool(words & _DROPOUTS), _DROPPED),
             (bool(words & {"idx", "index"}), 0),

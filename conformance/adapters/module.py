@@ -408,9 +408,12 @@ def _as_declared(built: nn.Module, request: ModuleRequest) -> Understood:
     why: DeclarationError | None = None
     place = ("ways", request.batched)
     ways: list[Calling] = request.known.get(place) or _ways(built, request)
-    answered, ends = [], time.process_time() + _SECONDS
+    answered: list[Calling] = []
+    # The time runs once for all assumptions, which only change what an answer is compared with.
+    ends = request.known.setdefault(("ends", request.batched), time.process_time() + _SECONDS)
     for calling in ways:
-        if time.process_time() > ends and not (likeliest is not None and likeliest.answered):
+        some = place in request.known or (likeliest is not None and likeliest.answered)
+        if time.process_time() > ends and not some:
             break
         if calling.guessed and likeliest is not None and likeliest.answered:
             continue

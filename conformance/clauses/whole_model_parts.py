@@ -442,10 +442,6 @@ def _steps_taken(core: Candidate, inside: Activations) -> torch.Tensor:
     return change.clamp(max=1.0) @ value.abs()
 
 
-def _follows_tokens(model: WholeModel) -> bool:
-    return hasattr(model.engine, "mixing_tokens")
-
-
 @clause(
     "model.heads-by-token",
     sentence=(
@@ -459,10 +455,6 @@ def _follows_tokens(model: WholeModel) -> bool:
     ),
     space=MODELS,  # pictures included: they have one length
     applies=(
-        requires(
-            lambda c: _follows_tokens(model_of(c)),
-            "what a graph computes beside its attentions is not followed",
-        ),
         requires(lambda c: model_of(c).engine.sites, "none of its attentions can be judged alone"),
     ),
     explained=False,
@@ -470,10 +462,9 @@ def _follows_tokens(model: WholeModel) -> bool:
 def heads_by_token(subject: Subject, problem: Problem) -> Finding:
     """Where numbers of heads stood before, and values of equal tokens, in calls of the model."""
     model = model_of(subject.candidate)
-    mixing_tokens = getattr(model.engine, "mixing_tokens")  # noqa: B009 (torch's engine alone has it)
     feeds = drawn_call(subject, problem).feeds
     with giving_answers():
-        mixing = mixing_tokens(feeds)
+        mixing = model.engine.mixing_tokens(feeds)
     given = " and ".join(f"{name} {list(value.shape)}" for name, value in feeds.items())
     for index, words in mixing:
         message = f"in {named(model, index)} {words}: called with {given}"

@@ -396,7 +396,9 @@ def check_signature(function: Callable[..., Any], declaration: Declaration, name
             others = list(signature.parameters.values())[len(inputs) :]
             same = [one.name for one in others if option_of(one) == option_of(own) != ""]
             lead = (
-                f"rename its {same[0]!r} to it" if same else f"give it a parameter {keyword}=None"
+                f"declare keywords={{{keyword!r}: {same[0]!r}}}, rename its {same[0]!r} to it"
+                if same
+                else f"give it a parameter {keyword}=None"
             )
             msg = f"{name}{signature} does not take {promised}: {lead}, or promise less"
             raise DeclarationError(msg) from None

@@ -143,7 +143,7 @@ def declare(
 ) -> Declaration:
     """Check every promise and build the declaration; raises DeclarationError with a sentence."""
     _flags(always_causal=always_causal, batched=batched, tf32=tf32, padded=padded)
-    forms = _words("masks", masks, (*MASK_FORMS, *STRUCTURED_FORMS))
+    forms = _words("masks", masks, (*MASK_FORMS, *STRUCTURED_FORMS), _COMMON_MASKS)
     grid = _read_pair("grid", grid, forms, GRID_FORMS, "rows and columns its tokens have", (4, 6))
     pins = _for_grids(forms, grid, _for_structured(forms, read_pins(geometry)))
     _choice("offsets", offsets, OFFSETS)
@@ -428,6 +428,7 @@ def _check_slopes(shape: object, *, batched: bool) -> None:
 
 # Lengths of grids that are drawn: those with more than one row and column, and a single cell.
 _CELLS: Final = (1, *(n for n in range(4, 129) if any(n % m == 0 for m in range(2, n))), 256, 1024)
+_COMMON_MASKS: Final = "keep: True attends, drop: True hides, bias: added to the scores"
 # The largest head size drawn for tables when no head size is pinned.
 _WIDEST_HEAD: Final = 128
 
@@ -605,10 +606,11 @@ def _read_precision(precision: str | None, kind: str, dtypes: tuple[str, ...]) -
     return precision
 
 
-def _choice(name: str, value: object, accepted: Iterable[str]) -> None:
+def _choice(name: str, value: object, accepted: Iterable[str], meanings: str = "") -> None:
     accepted = tuple(accepted)
     if not isinstance(value, str) or value not in accepted:
         hint = did_you_mean(value if isinstance(value, str) else "", accepted)
+        hint += f" ({meanings})" if meanings and hint.startswith("; known") else ""
         msg = f"{name} is {repr_of(value)}, which is unknown{hint}"
         raise DeclarationError(msg)
 
@@ -634,10 +636,12 @@ def _names(name: str, values: Iterable[str]) -> tuple[str, ...]:
     return names
 
 
-def _words(name: str, values: Iterable[str], accepted: Iterable[str]) -> tuple[str, ...]:
+def _words(
+    name: str, values: Iterable[str], accepted: Iterable[str], meanings: str = ""
+) -> tuple[str, ...]:
     words = _texts(name, values)
     for word in words:
-        _choice(f"an entry of {name}", word, accepted)
+        _choice(f"an entry of {name}", word, accepted, meanings)
     return tuple(dict.fromkeys(words))
 
 

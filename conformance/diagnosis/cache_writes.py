@@ -19,12 +19,14 @@ from ..calls.calling import CandidateFailure, arguments
 from ..calls.devices import taken
 from ..clauses.subject import Subject
 from ..operators import moves
+from ..operators.items import ASSUMED_SIZES
 from ..problems.arrangements import slots_of, there
 from ..problems.inputs import Inputs
 from ..problems.paging import Slots, in_slots, new_tokens
 from ..problems.problem import Problem
 from .entries import named_entry
-from .mistakes.paged import ASSUMED_SIZES, Reading, in_pages_of, readings
+from .mistakes.paged import in_pages_of
+from .mistakes.readings import Reading, readings
 from .neighbours import neighbours
 
 Caches = tuple[Tensor, Tensor]

@@ -21,7 +21,7 @@ from .battery import Observation, answers_near, answers_to_pairs, plain_problem,
 from .item_edits import item_edits
 from .mistaken_answer import ActedAnswers, Combination
 from .mistakes import NamedMistake
-from .mistakes.paged import misread_caches
+from .mistakes.readings import misread_items
 from .neighbours import ENLARGED, GROWN, OWN, RESIZED
 from .pairs import PairSearch
 from .precision_diagnosis import plain, precision_entry, spread_over
@@ -115,7 +115,7 @@ class Ways:
         pairs = [(answer.inputs, answer.output) for answer in observed]
         stated = self._statements(observed, search)
         yield self._explain_by_catalogue(search)
-        yield self._explain_by_catalogue(search.search_among(misread_caches()))[:1]
+        yield self._explain_readings(search)
         yield precision_explanations(precision_entry(self.subject, spread_over(search.observed)))
         slight = are_slight(self.subject, pairs)  # reading would state each scale by itself
         if slight:
@@ -135,10 +135,17 @@ class Ways:
         named = [made for made in self._pairs.singles(search) if self.explain_all(made, near)]
         return explanations_of([made for made in named if self.explain_all(made, self.combined)])
 
+    def _explain_readings(self, search: MistakeSearch) -> list[Explanation]:
+        """Keys of items read otherwise, in caches or packed sequences."""
+        layout = self.subject.declaration.head_layout
+        if not layout.has_lengths:
+            return []
+        mistakes = misread_items("caches" if layout.cache_axes else "sequences")
+        return self._explain_by_catalogue(search.search_among(mistakes))[:1]
+
     def _explain_items(self, search: MistakeSearch) -> list[Explanation]:
         """Stages edited for each item of sequences or caches alone."""
-        layout = self.subject.declaration.head_layout
-        if not (layout.has_sequences or layout.cache_axes):
+        if not self.subject.declaration.head_layout.has_lengths:
             return []
         return self._explain_by_catalogue(search.search_among(item_edits(search.observed)))[:1]
 

@@ -269,7 +269,7 @@ class _Server:
         providers = [provider] if provider == CPU else [provider, CPU]
         try:
             session = runtime.InferenceSession(source, options, providers=providers)
-        except Exception:
+        except _errors_of(runtime):
             if not self._saturates:
                 raise
             # onnxruntime 1.31 opens some files of steps for each channel without this option alone.
@@ -388,6 +388,12 @@ def _serve(parent: socket.socket, server: _Server, cpu_seconds: float) -> None:
             if _out_of_memory(error):
                 raise MemoryError from error
             send(parent, {"refused": sentence(error), "error": type(error).__name__}, {})
+
+
+def _errors_of(runtime: Any) -> tuple[type[Exception], ...]:
+    """Return the exceptions of onnxruntime's own, which have no common base."""
+    kinds = vars(runtime.capi.onnxruntime_pybind11_state).values()
+    return tuple(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Exception))
 
 
 def _out_of_memory(error: Exception) -> bool:

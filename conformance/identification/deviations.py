@@ -6,6 +6,7 @@ comments: a promise of the mistake would make the mistake conform.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
@@ -186,10 +187,18 @@ def _mistakes(case: Investigation) -> list[NamedMistake]:
 
 
 def _mistaken_scales(case: Investigation) -> Iterator[NamedMistake]:
-    """The mistakes that produce the point's scale, if the scale is a number by no rule."""
+    """The mistakes that produce the point's scale, if the scale is a number by no rule.
+
+    None for a power of two times the standard, as people choose it (Tian et al. 2024, VAR: 1/4):
+    one head size cannot tell the factor from a mistaken size.
+    """
     if not isinstance(case.point.scale, float):
         return
     inputs, changes = case.caller.draw(), {"scale": case.point.scale}
+    if case.point.scale > 0.0:
+        exponent = math.log2(case.point.scale * inputs.geometry.head_size**0.5)
+        if abs(exponent - round(exponent)) <= SAME_FACTOR:
+            return
     call = DeclaredCall(inputs=inputs, semantics=golden.STANDARD)
     for mistake in named_mistakes():
         if mistake.primary != _SCALES or not mistake.where(inputs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from .._golden import golden
 from ..adapters.graph import GraphRequest, graph_candidate
 from ..base.expected import ExpectedFailure
+from ..base.printable_text import few
 from ..base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from ..base.record import SiteEntry
 from ..declare.candidate import Candidate
@@ -36,6 +38,7 @@ from .mask_facts import (
 )
 from .model_inputs import NoAnswerError, UnknownInputError
 from .opening import BATCHES, LENGTHS, open_model
+from .operands import FLOATS
 from .recognition import model_sites
 from .siblings import unlike_siblings, ways_of
 from .site import Site, Uncut, is_standard
@@ -111,14 +114,33 @@ def model_candidates(
         whole = dataclasses.replace(model, cores=standing_for(described, cores))
         name = declared.name or path.stem
         made.insert(0, (None, whole_candidate(whole, name, _expected(declared, of_model=True))))
-    warnings += [*misplaced_rules(described), *unlike_siblings(described, ways_of(sites))]
+    doubts = [
+        *misplaced_rules(described),
+        *unlike_siblings(described, ways_of(sites)),
+        *_unread(sites),
+    ]
+    warnings += doubts
     if not made:
         why = f"{_why_none(sites)}; {warnings[-1]}"
         msg = f"{path} has no attention that can be judged alone ({why})"
         raise UsageError(msg)
     index, first = made[0]
+    unjudged = "; ".join(filter(None, (unjudged, *doubts)))
     made[0] = (index, dataclasses.replace(first, warnings=tuple(warnings), unjudged=unjudged))
     return made
+
+
+def _unread(sites: Sites) -> list[str]:
+    """Say which stored numbers no answer is computed from, as where an input was taken off."""
+    graph = sites.graph
+    names = [
+        tensor.name
+        for tensor in graph.wiring.initializers.values()
+        if tensor.data_type in FLOATS and math.prod(tensor.dims) > 1
+        if tensor.name not in graph.answered
+    ]
+    said = f"no answer is computed from the stored {few(names, 3)}"
+    return [f"{said}: unless that is meant, what reads them is lost"] if names else []
 
 
 def _cores(

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import torch
 
 from ..adapters.graph_forward import spelled
 from ..graphs.process import DEFAULT, GraphProcess, Setting
 from ..graphs.protocol import Array
+from ..graphs.weights.wiring import Wiring
 from .operands import MaskInput
 from .site import Site, Step, unpaired
 from .sites import Sites
+from .token_rows import MovedHeads, mixed_heads
 from .torch_edges import PARTED
 
 _HEADS: Final = "BHLD"
@@ -130,6 +134,29 @@ class GraphEngine:
         values = self.run(feeds, taps=list(dict.fromkeys(told.values()))) if told else {}
         return {index: values[name].reshape(-1) + 1 for index, name in told.items()}
 
+    def mixing_tokens(self, feeds: Mapping[str, Array]) -> list[tuple[int, str]]:
+        """Describe attentions whose heads mix tokens, by index; raises GraphRefused, GraphLost."""
+        wiring, named = self._graph.wiring, self._graph.named
+        ways: dict[int, dict[str, list[str]]] = {}
+        for site in self.sites:
+            own = {part: _way_up(wiring, edge.name) for part, edge in site.edges.items()}
+            own["answer"] = _way_down(wiring, site.output)
+            if not site.opaque and named.issuperset(itertools.chain(*own.values())):
+                ways[site.index] = own
+        taps = dict.fromkeys(name for own in ways.values() for way in own.values() for name in way)
+        stored = {name: self._graph.stored(name) for name in taps}
+        known = {name: value for name, value in stored.items() if value is not None}
+        values = known | self.run(feeds, taps=[name for name in taps if name not in known])
+        said = []
+        for index, own in ways.items():
+            moved = {
+                part: _moved(self._every[index], part, way, values) for part, way in own.items()
+            }
+            answer = moved.pop("answer")
+            if words := mixed_heads(moved, answer):
+                said.append((index, words))
+        return said
+
     def key_inputs(self, index: int) -> frozenset[str]:
         """The inputs that the keys of an attention are computed from."""
         site = self._every[index]
@@ -140,6 +167,44 @@ class GraphEngine:
         """The sizes of stored tensors: a table of positions ends where lengths end."""
         stored = self._graph.wiring.initializers.values()
         return frozenset(int(size) for tensor in stored for size in tensor.dims)
+
+
+# Nodes whose result has the numbers of their first input, in other places.
+_MOVES: Final = frozenset(
+    "Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split()
+)
+
+
+def _way_up(wiring: Wiring, name: str) -> list[str]:
+    """A tensor, and those that it is made of by nodes that only move numbers, nearest first."""
+    way = [name]
+    while (node := wiring.producer.get(way[-1])) is not None and node.op_type in _MOVES:
+        way.append(node.input[0])
+    return way
+
+
+def _way_down(wiring: Wiring, name: str) -> list[str]:
+    """A tensor, and those that nodes only moving numbers make of it, while one node does."""
+    way = [name]
+    while True:
+        below = [
+            node
+            for node in wiring.consumers[way[-1]]
+            if node.op_type in _MOVES and node.input[0] == way[-1]
+        ]
+        if len(below) != 1 or len(below[0].output) != 1:
+            return way
+        way.append(below[0].output[0])
+
+
+def _moved(site: Site, part: str, way: Sequence[str], values: Mapping[str, Array]) -> MovedHeads:
+    """Return the heads of a part on their way; the places are the reshaped tensors."""
+    letters = site.output_letters if part == "answer" else site.edges[part].letters
+    tensors = [torch.from_numpy(values[name].copy()) for name in way]
+    pairs = zip(way, itertools.pairwise(tensors), strict=False)
+    folds = [name for name, (one, other) in pairs if one.dim() != other.dim()]
+    where = f" (at {', '.join(folds)})" if folds else ""
+    return MovedHeads(heads=tensors[0], letters=letters, way=tensors, where=where)
 
 
 def tapped(site: Site) -> list[str]:

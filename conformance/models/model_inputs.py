@@ -528,6 +528,9 @@ class Engine(Protocol):
     def keys_told(self, feeds: Mapping[str, Array]) -> Mapping[int, Array]:
         """Map attentions to the number of keys of each item, if given; raises as ``run``."""
 
+    def mixing_tokens(self, feeds: Mapping[str, Array]) -> Sequence[tuple[int, str]]:
+        """Describe attentions whose heads mix tokens, by index; raises as ``run``."""
+
     def key_inputs(self, index: int) -> frozenset[str]:
         """The inputs that the keys of an attention are computed from."""
 

@@ -90,10 +90,16 @@ def open_model(
             engine=engine, described=described, inputs=inputs, warnings=tuple(warnings)
         )
         inputs = sized_pictures(inputs, lambda sized: _answers(replace(model, inputs=sized)))
-        return measured_model(replace(model, inputs=inputs), declared)
+        return measured_model(replace(model, inputs=inputs), declared, _tokenizer_of(model))
     except BaseException:
         engine.process.close()
         raise
+
+
+def _tokenizer_of(model: WholeModel) -> str:
+    """Return the library whose tokenizers make a model's inputs, by their names and integers."""
+    whole = {entry.name for entry in model.inputs if entry.dtype.kind in "iu"}
+    return "transformers" if whole >= {"input_ids", ATTENTION_MASK} else ""
 
 
 def measured_model(

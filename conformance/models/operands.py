@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Final
@@ -141,9 +142,12 @@ def _refolded(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
     """Return the edge above a ``Reshape`` that joins or splits items, heads and features."""
     above = node.input[0]
     rank, letters = graph.rank(above), here.letters
-    if rank == len("BHLD") and letters.startswith("F"):
+    kept = zip(graph.shape(above)[::-1], graph.shape(here.name)[::-1], strict=False)
+    kept = itertools.islice(kept, len("LD"))  # a fold of items and heads keeps these
+    keeps = not any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in kept)
+    if rank == len("BHLD") and letters.startswith("F") and keeps:
         return replace(here, name=above, letters="BH" + letters[1:])
-    if rank == len("FLD") and letters.startswith("BH"):
+    if rank == len("FLD") and letters.startswith("BH") and keeps:
         return replace(here, name=above, letters="F" + letters[2:])
     if rank == len("BLM") and letters in ("BLHD", "LBHD"):
         return replace(here, name=above, letters=letters[:2] + "M")
@@ -356,14 +360,15 @@ def _always_true(graph: ModelGraph, name: str) -> bool:
 
 
 _BOOL: Final = 9
-_FLOATS: Final = (1, 10, 11, 16)
+# The numbers in onnx of the types of floats.
+FLOATS: Final = (1, 10, 11, 16)
 _INTEGERS: Final = (2, 3, 6)
 
 
 def mask_input(graph: ModelGraph, name: str, role: str, letters: str) -> MaskInput:
     """Return a mask of a role on scores with these axes; raises UnreadableError for integers."""
     kind = graph.type(name)
-    if role == "bias" and kind not in (0, *_FLOATS):
+    if role == "bias" and kind not in (0, *FLOATS):
         msg = f"what is added to its scores ({name}) is no tensor of floats"
         raise UnreadableError(msg)
     if role != "bias" and kind not in (0, _BOOL):

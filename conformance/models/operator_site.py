@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ..graphs.weights.attention_core import Core, HeadTensor, core_of_node, is_attention_node
+from ..graphs.weights.attention_core import Core, HeadTensor, node_reader, signature
 from ..graphs.weights.wiring import Node, UnreadableError, attributes
 from .model_graph import ModelGraph
 from .operands import Edge, MaskInput, added, mask_input
@@ -64,16 +64,17 @@ _PLACES: Final = {
 
 def attention_node(node: Node) -> bool:
     """Whether a node is an attention by itself, or has its name."""
-    return is_attention_node(node) or "Attention" in node.op_type
+    return node_reader(node) is not None or "Attention" in node.op_type
 
 
 def operator_core(node: Node) -> Core:
     """Read a node as a core with packed or separate parts; raises UnreadableError."""
-    if _key(node) not in _PLACES:
+    read = node_reader(node)
+    if read is None:
         msg = f"nobody knows how to take the {node.op_type} node out of its model"
         raise UnreadableError(msg)
     if node.op_type != "GroupQueryAttention":
-        return core_of_node(node)
+        return read(node)
     own = attributes(node)
     names = [_input(node, at) or node.input[0] for at in range(len(("query", "key", "value")))]
     query, key, value = (HeadTensor(name=name, feature=-1) for name in names)
@@ -88,13 +89,9 @@ def operator_core(node: Node) -> Core:
     )
 
 
-def _key(node: Node) -> tuple[str, str]:
-    return "" if node.domain == "ai.onnx" else node.domain, node.op_type
-
-
 def operator_site(graph: ModelGraph, node: Node, core: Core, index: int) -> Site:
     """The site that an attention node is; raises UnreadableError for what cannot be taken out."""
-    own, places = attributes(node), _PLACES[_key(node)]
+    own, places = attributes(node), _PLACES[signature(node)]
     for place, what in places.refused.items():
         if _input(node, place):
             msg = f"the {node.op_type} node takes {what}, which an attention alone cannot be given"

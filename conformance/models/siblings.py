@@ -10,6 +10,7 @@ from typing import Final
 from ..base.record import SiteEntry
 from ..graphs.weights.attention_core import contraction_of
 from ..graphs.weights.wiring import SHAPE_OPERATORS, Node, Wiring, attributes
+from .operator_site import WINDOW
 from .sites import Sites
 
 # The fewest siblings among which one can be odd; the period of attentions without rotary positions
@@ -23,6 +24,8 @@ _CHANGING: Final = frozenset(
 # The most nodes between a projection and an attention.
 _MOST: Final = 60
 _PARTS: Final = ("query", "key", "value", "answer")
+# What models have in some layers of a period alone, beside positions.
+_MIXED: Final = ("window", "sinks")
 
 Ways = Mapping[int, Mapping[str, str]]
 
@@ -102,10 +105,10 @@ def unlike_siblings(described: Sequence[SiteEntry], ways: Ways) -> Iterator[str]
         families.setdefault(place, []).append(entry)
     for family in families.values():
         odd: dict[tuple[int, str, str], list[str]] = {}
-        for what in ("heads", "rule", *_PARTS):
+        for what in ("heads", "rule", *_MIXED, *_PARTS):
             said = [_said(entry, what, ways) for entry in family]
             at = odd_one(said)
-            if at is not None and all(said) and not (what in _PARTS and _is_last(said, at)):
+            if at is not None and all(said) and not _is_usual(what, said, at):
                 odd.setdefault((at, said[at], said[1 - min(at, 1)]), []).append(what)
         for (at, own, other), whats in odd.items():
             yield (
@@ -122,14 +125,20 @@ def odd_one(values: Sequence[object]) -> int | None:
     return odd[0] if len(values) >= _FEWEST and two and len(odd) == 1 else None
 
 
-def _is_last(values: Sequence[object], at: int) -> bool:
-    """Whether models are built with such an exception: the last of a period without positions."""
-    return 2 * at + 1 >= len(values) and at + 1 >= _WITHOUT_ROTARY
+def _is_usual(what: str, values: Sequence[object], at: int) -> bool:
+    """Whether models are built with such an exception: the last of a period, or a first layer."""
+    last = 2 * at + 1 >= len(values) and at + 1 >= _WITHOUT_ROTARY
+    return (last and what in (*_MIXED, *_PARTS)) or (at == 0 and what in _MIXED)
 
 
 def _said(entry: SiteEntry, what: str, ways: Ways) -> str:
     if what in _PARTS:
         return ways.get(entry["index"], {}).get(what, "")
+    if what == "sinks":
+        return "with sinks" if entry.get("sinks") else "without sinks"
+    if what == "window":
+        window = (entry.get("options") or {}).get(WINDOW, entry.get("window") or 0)
+        return f"a window of {window} keys" if window and window > 0 else "no window"
     if what == "heads":
         heads, groups, size = (entry.get(name) for name in ("heads", "kv_heads", "head_size"))
         return f"{heads} of {size} for {groups} of keys" if heads and size else ""

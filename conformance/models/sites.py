@@ -12,9 +12,10 @@ from onnx import GraphProto, ModelProto
 
 from ..graphs.weights.attention_core import (
     SOFTMAXES,
+    UNUSUAL,
     Core,
     contraction_of,
-    core_around,
+    each_core,
     products_above,
     scores_of,
 )
@@ -30,7 +31,6 @@ _BRANCHES: Final = frozenset({"If", "Loop", "Scan"})
 _REDUCING: Final = frozenset({"ReduceMax", "ReduceSum"})
 _ALONE: Final = "it lies inside a graph of a node, its products do not"
 _ANSWERED: Final = "its weights are an answer of the model and meet no values"
-_UNUSUAL: Final = (ValueError, KeyError, IndexError, TypeError, RecursionError)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,7 +96,7 @@ def _read(graph: ModelGraph, node: Node, core: Core | str, index: int) -> Site |
         cut(graph, site)  # one that cannot be is none
     except UnreadableError as error:
         return _uncut(graph, node, str(error))
-    except _UNUSUAL as error:
+    except UNUSUAL as error:
         return _uncut(graph, node, f"its structure is unusual ({error})")
     return site
 
@@ -162,34 +162,22 @@ def attention_cores(graph: ModelGraph) -> Iterator[tuple[Node, Core | str]]:
 
     In the order of execution; shapes are not inferred.
     """
-    products: set[str] = set()
-    for node in graph.wiring.ordered:
-        if not attention_node(node) and not _is_softmax(graph, node):
-            continue
-        try:
-            core = (
-                operator_core(node)
-                if attention_node(node)
-                else core_around(
-                    graph.wiring,
-                    graph.inputs,
-                    node,
-                    direct=True,
-                    learned=lambda name: (graph.rank(name) or 0) >= len("BHLD"),
-                )
-            )
-        except UnreadableError as error:
-            if _resembles(graph, node):
-                yield node, str(error)
-            elif _answers_weights(graph, node):
-                yield node, _ANSWERED
-        except _UNUSUAL as error:
-            yield node, f"its structure is unusual ({error})"
-        else:
-            # A softmax of a softmax has the same products around it.
-            if not core.product or core.product not in products:
-                yield node, core
-            products.add(core.product)
+    cores = each_core(
+        graph.wiring,
+        graph.inputs,
+        lambda node: operator_core if attention_node(node) else None,
+        direct=True,
+        learned=lambda name: (graph.rank(name) or 0) >= len("BHLD"),
+    )
+    for node, core in cores:
+        if isinstance(core, Core):
+            yield node, core
+        elif not isinstance(core, UnreadableError):
+            yield node, f"its structure is unusual ({core})"
+        elif _resembles(graph, node):
+            yield node, str(core)
+        elif _answers_weights(graph, node):
+            yield node, _ANSWERED
 
 
 def _resembles(graph: ModelGraph, node: Node) -> bool:
@@ -225,11 +213,6 @@ def _answers_weights(graph: ModelGraph, node: Node) -> bool:
                 visited |= fresh
                 waiting += sorted(fresh)
     return any(port.name in visited for port in graph.model.graph.output)
-
-
-def _is_softmax(graph: ModelGraph, node: Node) -> bool:
-    scores = scores_of(graph.wiring, node)
-    return bool(scores) and bool(graph.wiring.reaching(scores, graph.inputs))
 
 
 def _uncut(graph: ModelGraph, node: Node, reason: str) -> Uncut:

@@ -1,6 +1,6 @@
-"""Tell whether every head of a recorded attention, values included, belongs to one token.
+"""Tell whether every head of an attention in a model, values included, belongs to one token.
 
-Only calls that move numbers lie between a projection and the heads: each number of a head is
+Only steps that move numbers lie between a projection and the heads: each number of a head is
 located in the projection, by its bits. Repeated numbers say nothing.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -30,21 +31,61 @@ _SPLIT: Final = "view as (batch, length, heads, head size), then transpose(1, 2)
 _MERGED: Final = "transpose(1, 2) before the reshape to (batch, length, width)"
 
 
+@dataclass(frozen=True, kw_only=True)
+class MovedHeads:
+    """Heads, one letter an axis, and the tensors on their way from or to a projection.
+
+    way: the nearest first; each is made of the one before it, or makes it, by moves alone.
+    where: the places of the moves in brackets, "" where they are not known.
+    """
+
+    heads: Tensor
+    letters: str
+    way: Sequence[Tensor]
+    where: str = ""
+
+
 def mixed_part(recording: ModuleRecording, site: TorchSite) -> str:
-    """The part of an attention whose heads mix tokens, in words; "" where none does."""
+    """The part of a recorded attention whose heads mix tokens, in words; "" where none does."""
+    values = recording.values
+    split = {}
     for part in PARTS:
-        edge = site.edges[part]
-        heads, source = recording.values[edge.number], _before(recording, edge.number)
-        places = _places(heads.tensor, source.tensor)
-        if {"L", "D"} <= set(edge.letters) and _mixes_rows(places, source.tensor, edge.letters):
-            lines = _lines(recording, source, recording.values[edge.number])
-            return f"the heads of the {part} are split so that tokens are mixed{lines}: {_SPLIT}"
-    heads = recording.values[site.output_value]
-    merged = _behind(recording, heads)
-    places = _places(merged.tensor, heads.tensor)
-    if "L" in site.output_letters and _merges_rows(places, heads.tensor, site.output_letters):
-        lines = _lines(recording, heads, merged)
-        return f"its heads are merged so that tokens are mixed{lines}: {_MERGED}"
+        heads = values[site.edges[part].number]
+        above = [heads, *_before(recording, heads)]
+        split[part] = MovedHeads(
+            heads=heads.tensor,
+            letters=site.edges[part].letters,
+            way=[each.tensor for each in above],
+            where=_lines(above[:-1]),
+        )
+    answer = values[site.output_value]
+    below = [answer, *_behind(recording, answer)]
+    return mixed_heads(
+        split,
+        MovedHeads(
+            heads=answer.tensor,
+            letters=site.output_letters,
+            way=[each.tensor for each in below],
+            where=_lines(below[:0:-1]),
+        ),
+    )
+
+
+def mixed_heads(split: Mapping[str, MovedHeads], merged: MovedHeads) -> str:
+    """What of split query, key and value, or of merged heads, mixes tokens, in words; else ""."""
+    for part, own in split.items():
+        source = own.way[-1]
+        places = _places(own.heads, source)
+        if {"L", "D"} <= set(own.letters) and _mixes_rows(places, source, own.letters):
+            return (
+                f"the heads of the {part} are split so that tokens are mixed{own.where}: {_SPLIT}"
+            )
+    if "L" not in merged.letters:
+        return ""
+    owners = [_owner(each, merged) for each in merged.way]
+    # What the model does with rows of merged heads is its own affair.
+    if _mixes_merged(owners[-1], merged) and not any(_has_rows(each, merged) for each in owners):
+        return f"its heads are merged so that tokens are mixed{merged.where}: {_MERGED}"
     return ""
 
 
@@ -83,33 +124,30 @@ def _are_same(parts: Tensor) -> bool:
     return bool(((parts - parts[:1]).abs() <= SAME_READ * parts.abs().max()).all())
 
 
-def _before(recording: ModuleRecording, number: int) -> Value:
-    """Return the origin of a value before calls that only move numbers."""
-    value = recording.values[number]
+def _before(recording: ModuleRecording, value: Value) -> Iterator[Value]:
+    """Yield the values that a value is made of by calls that only move numbers, nearest first."""
     while value.made_by is not None and value.made_by.name in _MOVES:
         reads = value.made_by.reads
         if len(reads) != 1:
             break
         value = recording.values[reads[0]]
-    return value
+        yield value
 
 
-def _behind(recording: ModuleRecording, value: Value) -> Value:
-    """Return the last value that calls only moving numbers make of a value."""
+def _behind(recording: ModuleRecording, value: Value) -> Iterator[Value]:
+    """Yield the values that calls only moving numbers make of a value, in order."""
     for call in recording.calls:
         moves = call.name in _MOVES and len(call.results) == 1
         if call.reads == [value.number] and moves:
             value = recording.values[call.results[0]]
-    return value
+            yield value
 
 
-def _lines(recording: ModuleRecording, first: Value, last: Value) -> str:
-    """The user's lines with the reshapes between two values, in brackets; "" for none."""
-    value, lines = last, list[str]()
-    while value.made_by is not None and value.number != first.number:
-        lines += [value.made_by.line] * bool(value.made_by.line)
-        value = recording.values[value.made_by.reads[0]]
-    return f" ({', '.join(dict.fromkeys(reversed(lines)))})" if lines else ""
+def _lines(moved: Sequence[Value]) -> str:
+    """The user's lines with the reshapes that make some values, the last first; "" for none."""
+    lines = [each.made_by.line for each in reversed(moved) if each.made_by is not None]
+    lines = list(dict.fromkeys(filter(None, lines)))
+    return f" ({', '.join(lines)})" if lines else ""
 
 
 def _places(moved: Tensor, source: Tensor) -> Tensor:
@@ -153,24 +191,46 @@ def _mixes(rows: Tensor, tokens: Tensor) -> bool:
     return bool((ordered[..., 1:] == ordered[..., :-1]).any())
 
 
-def _merges_rows(places: Tensor, heads: Tensor, letters: str) -> bool:
-    """Tell whether rows of merged heads hold numbers of several tokens, whatever the axes."""
-    if bool((places < 0).all()) or heads.shape[letters.index("L")] == 1:
-        return False
-    owners = [axis for axis, letter in enumerate(letters) if letter in f"B{PARTED}L"]
+def _owner(moved: Tensor, merged: MovedHeads) -> Tensor:
+    """Return by place the token that a number is of, -1 where it is not known."""
+    heads, places = merged.heads, _places(moved, merged.heads)
     numbers = torch.arange(heads.numel()).reshape(heads.shape)
     token = torch.zeros_like(numbers)
-    for axis in owners:
+    for axis in _axes_of_tokens(merged):
         place = torch.arange(heads.shape[axis]).reshape([-1] + [1] * (heads.dim() - axis - 1))
         token = token * heads.shape[axis] + place
     of_place = token.expand(heads.shape).flatten()
-    owner = torch.where(places < 0, -1, of_place[places.clamp(min=0)])
+    return torch.where(places < 0, -1, of_place[places.clamp(min=0)])
+
+
+def _axes_of_tokens(merged: MovedHeads) -> list[int]:
+    return [axis for axis, letter in enumerate(merged.letters) if letter in f"B{PARTED}L"]
+
+
+def _width(merged: MovedHeads) -> int:
+    """Return the number of channels of all heads of a token."""
+    shape = merged.heads.shape
+    return merged.heads.numel() // math.prod(shape[axis] for axis in _axes_of_tokens(merged))
+
+
+def _has_rows(owner: Tensor, merged: MovedHeads) -> bool:
+    """Tell whether an axis holds all heads of one token."""
+    width = _width(merged)
+    wide = (axis for axis, size in enumerate(owner.shape) if size == width)
+    return "B" in merged.letters and any(not _differ(owner, axis) for axis in wide)
+
+
+def _mixes_merged(owner: Tensor, merged: MovedHeads) -> bool:
+    """Tell whether rows of merged heads hold numbers of several tokens, whatever the axes."""
+    heads, letters = merged.heads, merged.letters
+    if bool((owner < 0).all()) or heads.shape[letters.index("L")] == 1:
+        return False
     of_one = [size for axis, size in enumerate(owner.shape) if not _differ(owner, axis)]
     if owner.numel() != heads.numel():  # some are left out
         return not of_one
     if "B" not in letters:  # items and heads are one axis: nobody knows how many are of one item
         return not any(size % heads.shape[letters.index("D")] == 0 for size in of_one)
-    return math.prod(of_one) < heads.numel() // math.prod(heads.shape[axis] for axis in owners)
+    return math.prod(of_one) < _width(merged)
 
 
 def _differ(owner: Tensor, axis: int) -> bool:

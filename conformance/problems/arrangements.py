@@ -29,6 +29,7 @@ from .paging import (
     equal_beginnings,
     in_slots,
     new_tokens,
+    packed_slots,
     page_keywords,
     slots,
 )
@@ -144,7 +145,7 @@ _SLOTS: Final[WeakKeyDictionary[Inputs, Slots]] = WeakKeyDictionary()
 
 
 def slots_of(inputs: Inputs) -> Slots:
-    """Where the keys of a call lie in its caches; remembered, as each call asks twice."""
+    """Where the keys of items lie, in caches or one after another; remembered for more calls."""
     made = _SLOTS.get(inputs)
     if made is None:
         made = _SLOTS[inputs] = _slots_of(inputs)
@@ -153,12 +154,11 @@ def slots_of(inputs: Inputs) -> Slots:
 
 def _slots_of(inputs: Inputs) -> Slots:
     store = inputs.store
-    if store is None:
-        msg = "a layout with caches has a store of keys"
-        raise LookupError(msg)
     present = there(inputs, "key", inputs.key)
     queries = there(inputs, "query", inputs.query).sum(dim=-1)
     lengths = present.sum(dim=-1)
+    if store is None:
+        return packed_slots(queries, lengths)
     alike = torch.zeros(len(lengths), len(lengths), dtype=torch.int64)
     if store.page_size and store.shares:
         alike = equal_beginnings((*inputs.exact[1:], *scales_of_tokens(inputs).values()), present)
@@ -197,7 +197,10 @@ def _pools(inputs: Inputs, *, after: bool, exact: bool = False) -> Tensors:
 
 def held_exactly(inputs: Inputs) -> Tensors:
     """What the slots hold after a call, as numbers: ``[N, slots, H, D]`` of keys, of values."""
-    return _pools(inputs, after=True, exact=True)
+    if inputs.store is not None:
+        return _pools(inputs, after=True, exact=True)
+    present = there(inputs, "key", inputs.key)
+    return tuple(heads.transpose(1, 2)[present][None] for heads in inputs.exact[1:])
 
 
 def scales_of_tokens(inputs: Inputs) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Caches read otherwise than a table and lengths say: the wrong answers that clauses ask about."""
+"""Keys of items read otherwise than lengths say: the wrong answers that clauses ask about."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def misread(
     inputs: Inputs,
     *,
     table: Tensor | None = None,
+    starts: Tensor | None = None,
     lengths: Tensor | None = None,
     slots: Tensor | None = None,
     ends: Tensor | None = None,
@@ -25,16 +26,18 @@ def misread(
 ) -> Inputs:
     """The inputs for the golden with the keys that another ``table [B, N]`` of pages names.
 
-    ``lengths [B]`` are how many keys are read, ``slots [B, N]`` where each lies; ``ends [B]`` are
-    the lengths by which queries find their places, and ``pages`` changes what the caches hold.
-    None is as it should be.
+    ``lengths [B]`` are how many keys are read, from ``starts [B]`` on in a tensor of all items, and
+    ``slots [B, N]`` where each lies; ``ends [B]`` are the lengths by which queries find their
+    places, and ``pages`` changes what the caches hold. None is as it should be.
     """
     at = slots_of(inputs)
     lengths = at.lengths if lengths is None else lengths
     longest = max(1, int(lengths.max())) if len(lengths) else 1
     rank = torch.arange(longest).expand(len(at.lengths), -1)
-    if slots is None:
+    if slots is None and starts is None:
         slots = at.replace(table=at.table if table is None else table).places(rank)
+    elif slots is None:
+        slots = starts[:, None] + rank
     held = held_exactly(inputs)
     key, value = ((each if pages is None else pages(each)).flatten(0, 1) for each in held)
     places = slots % len(key)
@@ -68,8 +71,9 @@ def _attending(
     inputs: Inputs, read: Tensor, ends: Tensor, rows: Tensor, keep: Tensor | None
 ) -> Inputs:
     """The inputs whose only mask says which keys queries see, by their places from ``ends`` on."""
-    first = rows.sum(dim=-1, keepdim=True) - rows.cumsum(dim=-1)
-    place = ends[:, None] - 1 - first
+    place = rows.cumsum(dim=-1) - 1
+    if inputs.point.causal_alignment == "bottom-right":
+        place = place + (ends - rows.sum(dim=-1))[:, None]
     ahead = torch.arange(read.shape[1]) - place[..., None]
     left, right = inputs.window or (-1, -1)
     seen = read[:, None] & ((ahead <= 0) | (not inputs.causal))

@@ -90,7 +90,8 @@ class Slots(Replaceable):
 
     ``table [B, most]`` holds the pages of each item in order; ``queries``, ``lengths`` and
     ``written [B]`` are the numbers of its queries, its keys, and those of them that the call
-    writes; ``count`` is the number of pages, or of slots an item.
+    writes; ``count`` is the number of pages, or of slots an item. ``starts [B]`` are the slots of
+    the first keys.
     """
 
     store: KeyStore
@@ -98,6 +99,16 @@ class Slots(Replaceable):
     queries: Tensor
     lengths: Tensor
     count: int
+
+    @property
+    def starts(self) -> Tensor:
+        """The slot of the first key of each item, if its keys lie one after another."""
+        return torch.arange(len(self.lengths)) * self.count
+
+    @property
+    def page(self) -> int:
+        """The slots of a page; a dense cache is a page an item."""
+        return self.store.page_size or self.count
 
     @property
     def written(self) -> Tensor:
@@ -116,12 +127,46 @@ class Slots(Replaceable):
         size = self.store.page_size
         return self.table.shape[1] * size if size else self.count
 
+    @property
+    def total(self) -> int:
+        """The number of all slots."""
+        return self.count * (self.store.page_size or len(self.lengths))
+
     def places(self, rank: Tensor) -> Tensor:
         """The slot of each item's token of a rank ``[B, N]``, pages one after another."""
         if not self.store.page_size:
-            return rank + torch.arange(len(rank))[:, None] * self.count
+            return rank + self.starts[:, None]
         size = self.store.page_size
         return self.table.gather(1, rank // size) * size + rank % size
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedSlots(Slots):
+    """Where the keys of packed sequences lie: from ``first [B]`` on, ``count`` in all."""
+
+    first: Tensor
+
+    @property
+    def starts(self) -> Tensor:
+        """The row of the first key of each item."""
+        return self.first
+
+    @property
+    def total(self) -> int:
+        """The number of rows."""
+        return self.count
+
+
+def packed_slots(queries: Tensor, lengths: Tensor) -> PackedSlots:
+    """Return the rows of the keys of items that lie one after another."""
+    return PackedSlots(
+        store=KeyStore(page_size=0, seed=0),
+        table=torch.zeros(len(lengths), 0, dtype=torch.int64),
+        queries=queries,
+        lengths=lengths,
+        count=int(lengths.sum()),
+        first=lengths.cumsum(0) - lengths,
+    )
 
 
 def slots(store: KeyStore, queries: Tensor, lengths: Tensor, longest: int, alike: Tensor) -> Slots:

@@ -129,8 +129,13 @@ def one_line(error: BaseException) -> str:
     place = _place(error)
     missing = error.name if isinstance(error, ModuleNotFoundError) else None
     package = (missing or "").partition(".")[0]
-    how = f"often pip install {package}, with --no-deps if it asks for older packages"
-    hint = f"; install what has it ({how})" if package else ""
+    holder, _, part = (missing or "").rpartition(".")
+    hint = ""
+    if holder in sys.modules:  # such as the other files of a folder, or an older version
+        hint = f"; {holder} is there without {part}: put that file beside it, or another version"
+    elif package:
+        how = f"often pip install {package}, with --no-deps if it asks for older packages"
+        hint = f"; install what has it ({how})"
     return printable(
         f"{name_of(error)}{f': {text}' if text else ''}{f' ({place})' if place else ''}{hint}"
     )

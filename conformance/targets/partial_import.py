@@ -13,6 +13,7 @@ import importlib
 import itertools
 import linecache
 import os
+import re
 import symtable
 import sys
 from collections.abc import Iterator
@@ -203,16 +204,17 @@ def _of_notebook(path: Path, name: str | None) -> Part:
     return Part(run.module, tuple(dict.fromkeys(missing)))
 
 
-def _read(path: Path) -> tuple[list[_Piece], list[str]]:
-    """The statements of a notebook, and sentences on cells that are no Python."""
-    pieces, unread = [], []
+def _read(path: Path) -> tuple[list[_Piece], dict[str, str]]:
+    """The statements of a notebook, and cells that are no Python by a sentence on each."""
+    pieces, unread = [], {}
     for cell in cells_of(path):
         try:
             tree = ast.parse(cell.text)
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None) or 1
             said = getattr(error, "msg", "") or str(error)
-            unread.append(f"{place_text(cell.file, line)} is not run, being no Python: {said}")
+            place = place_text(cell.file, line)
+            unread[f"{place} is not run, being no Python: {said}"] = cell.text
             continue
         linecache.cache[cell.file] = _lines(cell.text)
         pieces += [_Piece(one, cell.file) for each in tree.body for one in _as_main(each)]
@@ -360,7 +362,10 @@ def _new_module(path: Path, name: str | None) -> ModuleType:
     return module
 
 
-def _not_there(pieces: list[_Piece], name: str, where: str, unread: list[str]) -> str:
+def _not_there(pieces: list[_Piece], name: str, where: str, unread: dict[str, str]) -> str:
+    for sentence, text in unread.items():
+        if re.search(rf"\b(?:class|def)\s+{re.escape(name)}\b", text):
+            return f"{name} cannot be defined: {sentence}"
     known = sorted({bound for piece in pieces for bound in piece.binds})
     said = "".join(f"; {sentence}" for sentence in unread)
     return f"{where} has no attribute {name!r}{closest(name, known)}{said}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -316,6 +317,39 @@ def test_a_width_has_heads_of_a_usual_size_by_default() -> None:
     """Eight heads of 24 channels have three each, which make no pairs."""
     _, said = instance_of(InPairs, None)
     assert said == "constructed as InPairs(dim=64)"
+
+
+class CutFromAll(Attention):
+    """Cuts a size into heads that its name says to be that of one."""
+
+    def __init__(self, d_model: int, d_key: int, n_head: int) -> None:
+        super().__init__(d_model, n_head)
+        self.size = d_key // n_head
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Of tokens."""
+        x.unflatten(-1, (self.num_heads, self.size))  # raises for other sizes
+        return super().forward(x)
+
+
+def test_the_size_of_a_head_may_be_that_of_all() -> None:
+    """Where no call is answered with a head's, the name gets the width of all heads."""
+    _, said = instance_of(CutFromAll, None)
+    assert said == "constructed as CutFromAll(d_model=24, d_key=24, n_head=3)"
+
+
+class OfWhatIsNotThere(Attention):
+    """Needs a package after it has read its settings."""
+
+    def __init__(self, nx: int, config: Any) -> None:
+        super().__init__(nx, config.n_head)
+        importlib.import_module("no_such_package")
+
+
+def test_what_lacks_is_told_first() -> None:
+    """Settings that are taken are no reason for the refusal, where a package is."""
+    with pytest.raises(ConstructionError, match="No module named 'no_such_package'"):
+        instance_of(OfWhatIsNotThere, None)
 
 
 def test_heads_that_a_file_names_are_tried() -> None:

@@ -176,7 +176,9 @@ def test_a_promise_under_another_name() -> None:
     def kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
         return bare(query, key, value) if mask is None else value
 
-    with pytest.raises(DeclarationError, match="promises: rename its 'mask' to it, or"):
+    with pytest.raises(
+        DeclarationError, match=r"promises: declare keywords=\{'keep': 'mask'\}, rename its"
+    ):
         conformance.core(masks=["keep"])(kernel)
     with pytest.raises(DeclarationError, match="promises: give it a parameter scale=None"):
         conformance.core(features=["scale"])(kernel)

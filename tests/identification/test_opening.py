@@ -140,6 +140,12 @@ def test_what_may_be_meant_is_no_failure() -> None:
     assert word != "fails"
 
 
+def test_a_chosen_factor_is_no_mistaken_size() -> None:
+    """One head size cannot tell a quarter of the scale from the root of a wrong size."""
+    word, reason = verdict(bare_modules.QuarterScaled, explain=True)
+    assert (word, "scale=0.125" in reason) == ("inconclusive", True)
+
+
 def test_a_cache_that_no_call_gives_leaves_the_verdict_open() -> None:
     """A module with a cache is not green before the cache was asked."""
     word, reason = verdict(bare_modules.WithCache)

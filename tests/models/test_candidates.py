@@ -26,6 +26,7 @@ from conformance.errors import UsageError
 from conformance.identification.opening import resolve_one
 from conformance.models.candidates import describe_sites, model_candidates, promised_semantics
 from conformance.models.sites import Sites, find_sites
+from conformance.models.whole_model import WholeModel
 from conformance.running.workers.messages import RunOptions
 from conformance.running.workers.pool import WorkerPool
 from conformance.session.checking import check
@@ -160,6 +161,39 @@ def test_a_model_of_whose_attentions_none_is_judged_is_not_green(tmp_path: Path)
     ((_, whole),) = model_candidates(path, find_sites(path), None)
     said = "the Sin node Sin bent between its products is none of attention"
     assert whole.unjudged == f"its only attention is not judged (Softmax weights: {said})"
+
+
+def test_stored_numbers_that_no_answer_needs_leave_a_verdict_open(
+    export_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """They stay behind where a node's input, such as sinks or a bias, was taken off."""
+    model = onnx.load(export_of("encoder"))
+    model.graph.initializer.append(helper.make_tensor("sinks", TensorProto.FLOAT, [4], [0.0] * 4))
+    path = tmp_path / "encoder.onnx"
+    onnx.save(model, path)
+    (_, whole), *_ = model_candidates(path, find_sites(path), None)
+    assert "no answer is computed from the stored sinks" in whole.unjudged
+
+
+@pytest.mark.parametrize("name", ["attention_mask", "mask"])
+def test_a_mask_of_tokenizers_hides_where_it_is_0(
+    name: str, export_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Integers of tokenizers are judged by their meaning; other masks may mean what they do."""
+    model = onnx.load(export_of("encoder"))
+    for each in model.graph.node:
+        own = [name if read == "attention_mask" else read for read in each.input]
+        each.input[:] = ["turned" if read == name else read for read in own]
+    (port,) = (port for port in model.graph.input if port.name == "attention_mask")
+    port.name = name
+    one = helper.make_tensor("one", TensorProto.INT64, [], [1])
+    model.graph.initializer.append(one)
+    model.graph.node.insert(0, node("Sub", f"one {name}", "turned"))
+    path = tmp_path / "encoder.onnx"
+    onnx.save(model, path)
+    (_, whole), *_ = model_candidates(path, find_sites(path), None)
+    assert isinstance(whole.function, WholeModel)
+    assert whole.function.inverted == ((name,) if name == "attention_mask" else ())
 
 
 def test_options_for_one_attention_are_refused(encoder: Sites) -> None:

@@ -123,7 +123,7 @@ def test_a_stored_mask_of_fewer_keys_is_causal_from_the_first() -> None:
 
 
 def test_a_model_whose_mask_is_the_wrong_way_round_says_so(tmp_path: Path) -> None:
-    """The verdict cannot tell: every attention is that of its mask, and equal to itself."""
+    """The verdict stays open: every attention is that of its mask, and equal to itself."""
     middle = [
         node("Trilu", "bias", "upper", upper=1),
         node("Cast", "upper", "later", to=9),
@@ -133,6 +133,7 @@ def test_a_model_whose_mask_is_the_wrong_way_round_says_so(tmp_path: Path) -> No
     path = written(tmp_path / "graph.onnx", middle)
     made = model_candidates(path, find_sites(path), None)
     assert any("the wrong way round" in line for line in made[0][1].warnings)
+    assert "the wrong way round" in made[0][1].unjudged
 
 
 def test_attentions_that_are_the_same_may_see_other_keys() -> None:

@@ -17,7 +17,7 @@ from conformance.models.sites import find_sites
 def test_heads_and_rules_of_siblings_agree() -> None:
     """An odd one is told where all others of equal places agree; two of each are a pattern."""
 
-    def told(causal: str, heads: tuple[int, ...]) -> list[str]:
+    def told(causal: str, heads: tuple[int, ...], sinks: str = "") -> list[str]:
         described = [
             {
                 "index": at,
@@ -28,6 +28,7 @@ def test_heads_and_rules_of_siblings_agree() -> None:
                 "heads": own,
                 "kv_heads": own,
                 "head_size": 8,
+                "sinks": sinks[at : at + 1] == "s",
             }
             for at, own in enumerate(heads)
         ]
@@ -39,6 +40,9 @@ def test_heads_and_rules_of_siblings_agree() -> None:
     assert "attention #2" in line
     assert "in its heads: 2 of 8" in line
     assert not told("cncn", (4, 4, 2, 2))
+    (line,) = told("cccc", (4, 4, 4, 4), "s-ss")
+    assert "attention #1 is unlike the 3 others of its kind in its sinks: without sinks" in line
+    assert not told("cccc", (4, 4, 4, 4), "sss-")  # as the last of a period
 
 
 def test_what_lies_between_projection_and_attention_agrees(tmp_path: Path) -> None:

@@ -2,13 +2,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from bare_modules import HEADS, WIDTH, Projected, attend
 from torch import Tensor
 
+from candidates.exports import Input, Source, by_export
+from conformance.models.in_place import GraphEngine
 from conformance.models.recording import record
+from conformance.models.sites import find_sites
 from conformance.models.token_rows import mixed_part, turns_values
 from conformance.models.torch_sites import find_torch_sites
 
@@ -75,6 +80,33 @@ def test_where_tokens_are_mixed(split: Split, merge: Split, said: str) -> None:
     words = mixed_part(recording, site)
     assert re.sub(r" \(test_token_rows.py:\d+\): .*transpose\(1, 2\).*", "", words) == said
     assert ("transpose" in words) == bool(said)  # the line and what to do
+
+
+@pytest.mark.parametrize(
+    ("split", "merge", "said"),
+    [
+        (by_token, merged, ""),
+        (reshaped, merged, "the heads of the query are split so that tokens are mixed (at "),
+        (by_token, merged_as_is, "its heads are merged so that tokens are mixed (at "),
+        (by_token, lambda heads: merged(heads).flatten(1).unflatten(-1, (-1, WIDTH)), ""),
+    ],
+)
+def test_a_graph_is_told_where_tokens_are_mixed(
+    split: Split, merge: Split, said: str, tmp_path: Path
+) -> None:
+    """The tensors on the way are read in a run; what becomes of merged rows is the model's."""
+    torch.manual_seed(0)
+    axes = ("batch", "tokens", WIDTH)
+    source = Source(
+        name="block",
+        module=Block(split, merge).eval(),
+        inputs=(Input(name="x", axes=axes),),
+        outputs={"y": axes},
+    )
+    engine = GraphEngine(find_sites(by_export(source, tmp_path / "block.onnx")))
+    with engine.process:
+        told = engine.mixing_tokens({"x": np.random.default_rng(0).random((2, 5, WIDTH), "f")})
+    assert [(index, words[: len(said)]) for index, words in told] == [(0, said)] * bool(said)
 
 
 class Folded(Projected):

@@ -34,6 +34,7 @@ STUDY = notebook(
     "this is no Python",
     "def into(kind):\n    return lambda one: setattr(kind, one.__name__, one)",
     "@into(Plain)\ndef added(self): ...",
+    "class Broken:\n    size = (1",
 )
 
 
@@ -81,6 +82,7 @@ def test_what_a_definition_lacks(folder: Path) -> None:
         ("worse", "ZeroDivisionError: division by zero (study.ipynb, cell 9, line 3)"),
         ("Based", "No module named 'no_such_package' (study.ipynb, cell 2, line 3)"),
         ("Plane", "study.ipynb has no attribute 'Plane'; did you mean 'Plain'?"),
+        ("Broken", "Broken cannot be defined: study.ipynb, cell 13, line 2 is not run, being no"),
     ],
 )
 def test_a_name_that_is_not_there(folder: Path, name: str, sentence: str) -> None:
@@ -363,3 +365,11 @@ def test_values_that_only_the_main_file_sets(file: str, folder: Path) -> None:
     with pytest.raises(NameError):
         part_of(folder, "writes", file).module.writes()
     assert not (folder / "ran").exists()
+
+
+def test_a_file_that_lacks_beside_another_is_no_package_to_install(folder: Path) -> None:
+    """The folder is there, as is a package of another version: what it lacks is named."""
+    write(folder, {"parts/mine.py": "from .lacking import x\n\n\ndef two(): return 2"})
+    (said,) = part_of(folder, "two", "parts/mine.py").notes
+    assert "parts is there without lacking: put that file beside it, or another version" in said
+    assert "pip install" not in said

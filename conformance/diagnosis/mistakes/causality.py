@@ -19,7 +19,8 @@ from ...declare.declaration import SEQUENCES, mixed_in
 from ...problems.arrangements import there
 from ...problems.inputs import Inputs
 from ._steps import has_causal, places_ahead, require
-from .named_mistake import DeclaredCall, InputsChange, NamedMistake, named
+from .named_mistake import DeclaredCall, InputsChange, NamedMistake, fixing, named
+from .readings import BY_OFFSETS, FIRST_KEYS, KEYS, KEYS_READ, reading_ways
 
 Edit = golden.Edit
 _BLOCKS: Final = (2, 4, 8, 16, 32)
@@ -118,58 +119,23 @@ class _Sequences:
         queries, keys = (_joined(tokens, groups) for tokens in (self.queries, self.keys))
         return replace(self, queries=queries, keys=keys).right
 
-    def read_between(
-        self, starts: Tensor, ends: Tensor, *, moved: bool = True
+    def recounted(
+        self, change: Callable[[_Packed], Tensor], roles: str, *, cut: bool
     ) -> tuple[Tensor, Tensor]:
-        """Read the keys of each sequence from ``starts`` ``[B]`` to before ``ends``.
-
-        ``moved`` counts places from the wrong start, else from the right start.
-        """
-        keys, queries, total = self.keys, self.queries, len(self.keys.item)
-        starts = starts.clamp(0, total)
-        ends = torch.maximum(ends.clamp(0, total), starts)
-        first, counts = (starts, ends - starts) if moved else (keys.starts, keys.counts)
-        shift = (counts - queries.counts) * self.at_end
-        own = (keys.index >= starts[queries.item, None]) & (keys.index < ends[queries.item, None])
-        return own, keys.index - ((first + shift)[queries.item] + queries.place)[:, None]
-
-    def bounded(self, first: int, last: int, *, moved: bool = True) -> tuple[Tensor, Tensor]:
-        """Read keys from ``first`` after the start of each sequence to ``last`` after its end.
-
-        The first sequence begins with the first key, and each sequence keeps one key.
-        """
-        keys = self.keys
-        several = keys.counts > 1
-        starts = keys.starts + first * ((keys.starts > 0) & (several | (first < 0)))
-        return self.read_between(starts, keys.ends + last * (several | (last > 0)), moved=moved)
-
-    def tiled(self, size: int, bounds: str) -> tuple[Tensor, Tensor]:
-        starts, ends = self.keys.starts, self.keys.ends
-        starts = starts if bounds == "ends" else starts // size * size
-        return self.read_between(starts, ends if bounds == "starts" else -(-ends // size) * size)
-
-    def until(self, end: Tensor | int) -> tuple[Tensor, Tensor]:
-        none = torch.zeros_like(self.keys.starts)
-        return self.read_between(none, none + end)
-
-    def limited_to_queries(self, *, moved: bool) -> tuple[Tensor, Tensor]:
-        keys, most = self.keys, self.queries.counts.max()
-        return self.read_between(
-            keys.starts, keys.starts + keys.counts.clamp(max=most), moved=moved
-        )
-
-    def cut_by_queries(self, *, ends: bool) -> tuple[Tensor, Tensor]:
-        """Read keys from the start of the queries on; ``ends``: as many as there are queries."""
-        starts = self.queries.starts
-        return self.read_between(starts, starts + (self.queries if ends else self.keys).counts)
-
-    def recounted(self, change: Callable[[_Packed], Tensor], roles: str) -> tuple[Tensor, Tensor]:
+        """Count tokens to other sequences; ``cut``: these begin and end with the tokens."""
         queries, keys = self.queries, self.keys
         if "q" in roles:
-            queries = replace(queries, item=change(queries))
+            queries = _counted_to(queries, change(queries), cut=cut)
         if "k" in roles:
-            keys = replace(keys, item=change(keys))
+            keys = _counted_to(keys, change(keys), cut=cut)
         return replace(self, queries=queries, keys=keys).right
+
+
+def _counted_to(tokens: _Packed, item: Tensor, *, cut: bool) -> _Packed:
+    if cut:
+        require(bool((item >= 0).all()))
+        return _cut_at(torch.bincount(item, minlength=len(tokens.counts)), len(item))
+    return replace(tokens, item=item)
 
 
 def _cut_at(counts: Tensor, total: int) -> _Packed:
@@ -341,13 +307,17 @@ def _sequences(
     return named(name, "varlen.golden", needs="sequences")(sentence, fix, *ways)
 
 
+_read_sequences: Final = fixing(BY_OFFSETS, primary="varlen.golden", needs="sequences")
 OF_SEQUENCES: Final[tuple[NamedMistake, ...]] = (
     *_sequences(
         "sequences-not-separated",
         "tokens of all sequences attend each other, as if there were one",
         "hide the keys of other sequences: cu_seqlens says where each begins",
         attrgetter("together"),
-        lambda all_: all_.until(len(all_.keys.item)),
+    ),
+    *_read_sequences("sequences-not-separated")(
+        "tokens of all sequences attend each other, as if there were one",
+        *reading_ways(KEYS, "those of all items"),
     ),
     *(
         mistake
@@ -386,59 +356,71 @@ OF_SEQUENCES: Final[tuple[NamedMistake, ...]] = (
             name,
             sentence,
             _CUT,
-            *(methodcaller("recounted", change=change, roles=roles) for roles in ("k", "q", "qk")),
+            *(
+                methodcaller("recounted", change=change, roles=roles, cut=cut)
+                for roles in ("k", "q", "qk")
+                for cut in (False, True)
+            ),
         )
     ),
     *(
         mistake
-        for name, sentence, first, last in (
+        for name, sentence, parts, words in (
             (
                 "sequences-lose-their-first-key",
                 "every sequence but the first leaves out its first key, where it has another",
-                1,
-                0,
+                FIRST_KEYS,
+                "one later, but of the first item and of a single key",
             ),
             (
                 "sequences-lose-their-last-key",
                 "every sequence leaves out its last key, where it has another",
-                0,
-                -1,
+                KEYS_READ,
+                "one fewer, but at least one",
             ),
             (
                 "sequences-see-the-key-before",
                 "every sequence but the first sees the last key of the one before it",
-                -1,
-                0,
+                FIRST_KEYS,
+                "one earlier, but of the first item",
             ),
             (
                 "sequences-see-the-key-after",
                 "every sequence but the last sees the first key of the next one",
-                0,
-                1,
+                KEYS_READ,
+                "one more",
+            ),
+            (
+                "sequences-lose-keys-past-the-most-queries",
+                "of each sequence as many keys are seen as the one with most queries has queries",
+                KEYS_READ,
+                "at most the largest number of queries",
             ),
         )
-        for mistake in _sequences(
-            name,
-            sentence,
-            _CUT,
-            *(methodcaller("bounded", first, last, moved=moved) for moved in (False, True)),
-        )
+        for mistake in _read_sequences(name)(sentence, *reading_ways(parts, words))
     ),
     *(
         mistake
         for size in _BLOCKS
-        for mistake in _sequences(
-            "sequences-in-whole-tiles",
+        for mistake in _read_sequences("sequences-in-whole-tiles")(
             f"the keys of each sequence are whole tiles of {size}, those of its neighbours in them",
-            "hide the keys of a tile that are of other sequences",
-            *(methodcaller("tiled", size, roles) for roles in ("starts", "ends", "starts, ends")),
+            *reading_ways(FIRST_KEYS[1:], f"rounded down to a multiple of {size}"),
+            *reading_ways(KEYS, f"followed by the others of their last tile of {size}"),
+            *reading_ways(KEYS, f"whole tiles of {size}"),
         )
     ),
-    *_sequences(
-        "sequences-lose-keys-past-the-most-queries",
-        "of each sequence as many keys are seen as the one with most queries has queries",
-        "go over its keys up to max_seqlen_k, not max_seqlen_q",
-        *(methodcaller("limited_to_queries", moved=moved) for moved in (False, True)),
+    *_read_sequences("sequences-read-the-first")(
+        "all sequences attend the keys of the first one",
+        *reading_ways(KEYS, "those of the first batch item"),
+    ),
+    *_read_sequences("sequences-read-the-first")(
+        "where each sequence has one query, all of them attend the keys of the first sequence",
+        *reading_ways(KEYS, "those of the first batch item", "items, where each has one query,"),
+    ),
+    *_read_sequences("sequences-cut-by-the-queries")(
+        "the keys of a sequence are taken from where its queries begin",
+        *reading_ways(("the place of the keys",), "where its queries begin"),
+        *reading_ways(KEYS, "those where its queries lie"),
     ),
     *_sequences(
         "sequences-of-equal-length",
@@ -447,27 +429,6 @@ OF_SEQUENCES: Final[tuple[NamedMistake, ...]] = (
         lambda all_: (
             replace(all_, queries=_cut_alike(all_.queries), keys=_cut_alike(all_.keys)).right
         ),
-    ),
-    *_sequences(
-        "sequences-read-the-first",
-        "all sequences attend the keys of the first one",
-        _CUT,
-        lambda all_: all_.until(all_.keys.counts[:1]),
-    ),
-    *_sequences(
-        "sequences-read-the-first",
-        "where each sequence has one query, all of them attend the keys of the first sequence",
-        _CUT,
-        lambda all_: (
-            all_.until(all_.keys.counts[:1]) if all_.queries.counts.max() == 1 else all_.right
-        ),
-    ),
-    *_sequences(
-        "sequences-cut-by-the-queries",
-        "the keys of a sequence are taken from where its queries begin",
-        "take them from cu_seqlens_k[i] to cu_seqlens_k[i + 1], and queries by cu_seqlens_q",
-        methodcaller("cut_by_queries", ends=False),
-        methodcaller("cut_by_queries", ends=True),
     ),
     *_sequences(
         "sequences-counted-by-the-queries",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import onnx
 
@@ -138,27 +138,35 @@ class Core:
         return {"query": self.num_heads, "key": shared, "value": shared}
 
 
-def softmax_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[Core]:
-    """Return the core around each softmax between the tokens and the output.
+# Errors of foreign structures, such as axes that an equation has not.
+UNUSUAL: Final = (ValueError, KeyError, IndexError, TypeError, RecursionError)
 
-    Raises UnreadableError for a softmax that is not between two products.
+
+def each_core(
+    wiring: Wiring,
+    tokens: frozenset[str],
+    reader: Callable[[Node], Callable[[Node], Core] | None],
+    **how: Any,
+) -> Iterator[tuple[Node, Core | Exception]]:
+    """Yield each attention node, and softmax that tokens reach, with its core, or why it has none.
+
+    In the order of execution. reader: returns what reads an attention node as a core, None for
+    other nodes; how: see :func:`core_around`.
     """
-    above = wiring.above(output)
-    result: dict[str, Core] = {}
-    for node in wiring.graph.node:
-        scores = scores_of(wiring, node)
-        if not scores or node.output[0] not in above or not wiring.reaching(scores, tokens):
+    products: set[str] = set()
+    for node in wiring.ordered:
+        read = reader(node)
+        if read is None and not wiring.reaching(scores_of(wiring, node), tokens):
             continue
         try:
-            core = core_around(wiring, tokens, node)
-        except UnreadableError:
-            # An exponential may be part of anything.
-            if node.op_type == "Exp":
-                continue
-            raise
+            core = read(node) if read else core_around(wiring, tokens, node, **how)
+        except (UnreadableError, *UNUSUAL) as error:
+            yield node, error
+            continue
         # A softmax of a softmax has the same products around it.
-        result.setdefault(core.product, core)
-    return list(result.values())
+        if not core.product or core.product not in products:
+            yield node, core
+        products.add(core.product)
 
 
 def scores_of(wiring: Wiring, node: Node) -> str:
@@ -320,29 +328,13 @@ _FUSED_INPUTS: Final = 3
 _BIAS: Final = 3
 
 
-def node_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[Core]:
-    """Return the core of each attention node between the tokens and the output."""
-    above = wiring.above(output)
-    result = []
-    for node in wiring.graph.node:
-        if not is_attention_node(node) or node.output[0] not in above:
-            continue
-        if any(wiring.reaching(name, tokens) for name in node.input if name):
-            result.append(core_of_node(node))
-    return result
+def node_reader(node: Node) -> Callable[[Node], Core] | None:
+    """What reads an attention of the standard, or of onnxruntime, as a core; else None."""
+    return _READERS.get(signature(node))
 
 
-def is_attention_node(node: Node) -> bool:
-    """Whether a node is an attention by itself: of the standard, or one of onnxruntime's."""
-    return _signature(node) in _READERS
-
-
-def core_of_node(node: Node) -> Core:
-    """The core that an attention node is; raises UnreadableError where its inputs are none."""
-    return _READERS[_signature(node)](node)
-
-
-def _signature(node: Node) -> tuple[str, str]:
+def signature(node: Node) -> tuple[str, str]:
+    """The domain of a node, "" for the standard's, and its operator."""
     return "" if node.domain == "ai.onnx" else node.domain, node.op_type
 
 
@@ -396,7 +388,14 @@ _READERS: Final[dict[tuple[str, str], Callable[[Node], Core]]] = {
 
 def find_cores(wiring: Wiring, tokens: frozenset[str], output: str) -> list[Core]:
     """The cores of a graph's attention, in the order of their heads; raises UnreadableError."""
-    cores = [*node_cores(wiring, tokens, output), *softmax_cores(wiring, tokens, output)]
+    above, cores = wiring.above(output), list[Core]()
+    for node, core in each_core(wiring, tokens, node_reader):
+        if node.output[0] not in above:
+            continue
+        if isinstance(core, Core):
+            cores.append(core)
+        elif node.op_type != "Exp":  # an exponential may be part of anything
+            raise core
     if not cores:
         msg = "no softmax between two products and no attention node lies between tokens and answer"
         raise UnreadableError(msg)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,7 @@ def export_check(
     Raises UsageError for a target that is no module or cannot be called, HarnessError when no
     worker can run.
     """
+    began = time.monotonic()
     ready, prepared, rows = _exported(wanted, timeout, progress)
     paths = tuple(row["path"] for row in rows if not row["verdict"])
     run = dataclasses.replace(
@@ -71,6 +73,7 @@ def export_check(
     else:
         report = build_report(ready, run, [])
     report["module"] = {"target": wanted.target, **prepared}
+    report["seconds"] = round(time.monotonic() - began, 4)  # the exports included
     report["exports"] = [_row(row, report["candidates"]) for row in rows]
     return report
 
