@@ -53,7 +53,7 @@ class SwinCore:
     def windows(self, cells: Tensor, window: Pair) -> Tensor:
         """The windows of cells: ``[B, H, windows, cells of each, D]``."""
         tall, wide = window
-        tiles = cells.unflatten(3, (-1, wide)).unflatten(2, (-1, tall)).transpose(3, 4)
+        tiles: Tensor = cells.unflatten(3, (-1, wide)).unflatten(2, (-1, tall)).transpose(3, 4)
         return tiles.flatten(4, 5).flatten(2, 3)
 
     def seen(self, grid: Pair, window: Pair, shift: Pair) -> Tensor:

@@ -50,7 +50,7 @@ class GridReadByColumns(SwinCore):
     """The numbers of rows and of columns are exchanged, those of the window, too."""
 
     def __call__(self, *heads: Tensor, **options: Any) -> Tensor:
-        pairs = {
+        pairs: dict[str, Pair] = {
             name: options[name][::-1] for name in ("grid", "window", "shift") if name in options
         }
         return super().__call__(*heads, **{**options, **pairs})

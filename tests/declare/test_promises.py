@@ -24,8 +24,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"masks": ["zzz"]},
         (
-            "an entry of masks is 'zzz', which is unknown; known: bias, blocks, chunks, drop, grid, "
-            "indices, keep, keep_int, lengths, neighborhood, prefix, query_lengths, segments, "
+            "an entry of masks is 'zzz', which is unknown; known: bias, blocks, chunks, drop, "
+            "grid, indices, keep, keep_int, lengths, neighborhood, prefix, query_lengths, segments, "
             "shifted_grid, tree (keep: True attends, drop: True hides, bias: added to the scores)"
         ),
     ),
