@@ -60,6 +60,8 @@ _DROPPED: Final = 0.1
 _BIASES: Final = frozenset("bias biases".split())
 _COUNTS: Final = frozenset("n num number".split())
 _LAYER_NAMES: Final = frozenset("layers blocks depth".split())
+# Whose depth is a width: that of a model counts layers.
+_DEEP: Final = _SHARED | {"input", "output"}
 _HEAD_SIZE_NAMES: Final = frozenset("d_k d_v d_q dim_k dim_v qk_size v_size d_key d_value".split())
 _VALUES: Final = (
     (frozenset({"device"}), "cpu"),
@@ -97,7 +99,7 @@ _NO_SETTINGS: Final = ("builtins", "torch")
 _MOST_SETTINGS: Final = 100
 # Processor seconds to fill the further parameters of one way of calling an instance.
 _SECONDS: Final = 0.5
-# Processor seconds for further constructions of a class after the first success.
+# Processor seconds for further constructions of a class after the first.
 _SECONDS_FOR_ALL: Final = 3.0
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _UNKNOWN: Final = object()
@@ -219,7 +221,7 @@ def _instance_of(
     failure = configured
     ends = time.process_time() + _SECONDS_FOR_ALL
     for values in itertools.islice(itertools.product(*choices.values()), _MOST_TRIED):
-        if first is not None and time.process_time() > ends:
+        if time.process_time() > ends and (first or failure):
             break
         arguments = dict(zip(names, values, strict=True))
         try:
@@ -626,7 +628,8 @@ class Sizes:
         """Whether a parameter name means the number of layers."""
         words = set(words_of(name))
         counted = bool(words & _LAYER_NAMES) or ("layer" in words and bool(words & _COUNTS))
-        return counted and not words & _SIZES
+        is_width = "depth" in words and bool(words & _DEEP)
+        return counted and not is_width and not words & _SIZES
 
     def value(self, name: str) -> Any:
         """The value that a parameter name suggests, or ``_UNKNOWN``."""
@@ -644,6 +647,7 @@ class Sizes:
             (self.counts_layers(name), 1),
             *((bool(words & some) and not sized, number) for some, number in _VALUES),
             (bool(words & _BIASES), True),
+            ("depth" in words, self.width),
             (bool(words & _WIDTHS) and not words & {"max", "use"}, self.width),
         )
         return next((value for says, value in said if says), _UNKNOWN)

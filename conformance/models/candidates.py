@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -117,6 +117,7 @@ def model_candidates(
     doubts = [
         *misplaced_rules(described),
         *unlike_siblings(described, ways_of(sites)),
+        *_wide_scales(described),
         *_unread(sites),
     ]
     warnings += doubts
@@ -128,6 +129,19 @@ def model_candidates(
     unjudged = "; ".join(filter(None, (unjudged, *doubts)))
     made[0] = (index, dataclasses.replace(first, warnings=tuple(warnings), unjudged=unjudged))
     return made
+
+
+def _wide_scales(described: Sequence[SiteEntry]) -> Iterator[str]:
+    """Yield a sentence for an attention whose scale is that of the width of all its heads."""
+    for entry in described:
+        scale, size, heads = entry["scale"], entry["head_size"], entry["heads"]
+        if scale and size and heads:
+            whole = scale * entry.get("scaled_above", 1.0)
+            if is_standard(whole, heads * size) and not is_standard(whole, size):
+                yield (
+                    f"attention #{entry['index']} divides its scores by the root of the width of "
+                    "all heads, not by the root of the head size"
+                )
 
 
 def _unread(sites: Sites) -> list[str]:

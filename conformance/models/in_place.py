@@ -15,7 +15,8 @@ from ..adapters.graph_forward import spelled
 from ..graphs.process import DEFAULT, GraphProcess, Setting
 from ..graphs.protocol import Array
 from ..graphs.weights.wiring import Wiring
-from .operands import MaskInput
+from .model_graph import ModelGraph
+from .operands import Edge, MaskInput
 from .site import Site, Step, unpaired
 from .sites import Sites
 from .token_rows import MovedHeads, mixed_heads
@@ -139,7 +140,10 @@ class GraphEngine:
         wiring, named = self._graph.wiring, self._graph.named
         ways: dict[int, dict[str, list[str]]] = {}
         for site in self.sites:
-            own = {part: _way_up(wiring, edge.name) for part, edge in site.edges.items()}
+            own = {
+                part: _way_up(wiring, _before_positions(self._graph, edge))
+                for part, edge in site.edges.items()
+            }
             own["answer"] = _way_down(wiring, site.output)
             if not site.opaque and named.issuperset(itertools.chain(*own.values())):
                 ways[site.index] = own
@@ -173,6 +177,30 @@ class GraphEngine:
 _MOVES: Final = frozenset(
     "Flatten Gather Identity Reshape Slice Split Squeeze Transpose Unsqueeze".split()
 )
+
+
+# Nodes that norms and positions are made of, which keep the axes of heads.
+_CHANGES: Final = frozenset(
+    "Add Cast Concat Div LayerNormalization Mul Neg Pow RMSNormalization Reciprocal ReduceMean "
+    "RotaryEmbedding SimplifiedLayerNormalization Slice Split Sqrt Sub".split()
+)
+
+
+def _before_positions(graph: ModelGraph, edge: Edge) -> str:
+    """The heads that a tensor of heads is made of by norms and positions, else this tensor."""
+    waiting, visited, found = [edge.name], {edge.name}, list[str]()
+    sizes = [edge.size(graph, letter) for letter in "HD"]
+    while waiting and None not in sizes:
+        name = waiting.pop()
+        node = graph.wiring.producer.get(name)
+        if node is not None and node.op_type in ("Reshape", "Transpose"):
+            same = replace(edge, name=name)
+            found += [name] if [same.size(graph, letter) for letter in "HD"] == sizes else []
+        elif node is not None and node.op_type in _CHANGES:
+            fresh = {own for own in node.input if own} - visited
+            visited |= fresh
+            waiting += sorted(fresh)
+    return found[0] if len(found) == 1 else edge.name
 
 
 def _way_up(wiring: Wiring, name: str) -> list[str]:

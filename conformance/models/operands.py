@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, replace
 from typing import Final
@@ -142,8 +141,8 @@ def _refolded(graph: ModelGraph, node: Node, here: Edge) -> Edge | None:
     """Return the edge above a ``Reshape`` that joins or splits items, heads and features."""
     above = node.input[0]
     rank, letters = graph.rank(above), here.letters
-    kept = zip(graph.shape(above)[::-1], graph.shape(here.name)[::-1], strict=False)
-    kept = itertools.islice(kept, len("LD"))  # a fold of items and heads keeps these
+    # A fold of items and heads keeps the last two axes.
+    kept = list(zip(graph.shape(above)[::-1], graph.shape(here.name)[::-1], strict=False))[:2]
     keeps = not any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in kept)
     if rank == len("BHLD") and letters.startswith("F") and keeps:
         return replace(here, name=above, letters="BH" + letters[1:])

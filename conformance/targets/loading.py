@@ -248,8 +248,8 @@ def import_path(path: Path) -> ModuleType:
     the file's own folder. Raises UsageError when the file is missing or its own code fails.
     """
     path = path.resolve()
-    root, parts = package_of(path)
     put_on_path(Path.cwd())
+    root, parts = package_of(path)
     put_on_path(root)
     if path.is_file() and len(parts) == 1 and path.name != "__init__.py":
         return _import_lone_file(path)
@@ -262,8 +262,7 @@ def import_path(path: Path) -> ModuleType:
 def package_of(path: Path) -> tuple[Path, list[str]]:
     """The folder from which a file or a package is imported, and the parts of its dotted name.
 
-    A file without an ``__init__.py`` beside it lies in as many packages as its relative imports
-    climb.
+    A file without an ``__init__.py`` beside it lies in as many packages as its imports climb.
     """
     root, parts = path.parent, [path.stem if path.is_file() else path.name]
     while (root / "__init__.py").is_file():
@@ -279,14 +278,30 @@ def package_of(path: Path) -> tuple[Path, list[str]]:
     return root, parts
 
 
+# Folders above a file that may hold what it imports.
+_HIGHEST: Final = 5
+
+
 def _climbed(path: Path) -> int:
-    """The largest number of folders that a file's relative imports climb, its own included."""
+    """The largest number of folders that a file's imports climb, its own included.
+
+    Relative imports climb by their dots, others to the folder with a name that is nowhere else.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return 0
-    dots = re.findall(r"^[ \t]*from[ \t]+(\.+)", text, re.MULTILINE)
-    return min(max(map(len, dots), default=0), len(path.parents) - 1)
+    climbed = list(map(len, re.findall(r"^[ \t]*from[ \t]+(\.+)", text, re.MULTILINE)))
+    names = set(re.findall(r"^[ \t]*(?:from|import)[ \t]+(\w+)", text, re.MULTILINE))
+    for name in names - sys.modules.keys():
+        if importlib.util.find_spec(name) is None:
+            above = enumerate(path.parents[:_HIGHEST])
+            climbed += [height for height, folder in above if _holds(folder, name)][:1]
+    return min(max(climbed, default=0), len(path.parents) - 1)
+
+
+def _holds(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.py").is_file() or any((folder / name).glob("*.py"))
 
 
 def _same_file(module: ModuleType, path: Path) -> ModuleType:

@@ -295,8 +295,8 @@ def _of_file(path: Path, name: str, why: str, what: str = "what failed") -> Part
     wanted = _needed(_pieces_of(path), {name})
     if not wanted:
         return None
-    root, parts = package_of(path)
     put_on_path(Path.cwd())
+    root, parts = package_of(path)
     put_on_path(root)
     run = _Running(_new_module(path, name))
     run.module.__package__ = ".".join(parts[:-1])

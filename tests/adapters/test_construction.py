@@ -236,6 +236,8 @@ def test_a_width_that_is_large_by_default_is_made_small() -> None:
         ("n_local_heads", 3),
         ("dim_per_head", 8),
         ("head_width", 8),
+        ("total_key_depth", 24),
+        ("decoder_depth", 1),
         ("max_position_embeddings", LONGEST),
         ("resid_pdrop", 0.1),
         ("qkv_bias", True),

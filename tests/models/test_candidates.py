@@ -18,6 +18,7 @@ from whole_models import PLAIN, of_ids, token_graph
 import conformance
 from candidates.exports import EXPORTS, by_tracing
 from candidates.models import BROKEN, MODELS
+from candidates.models.transformer import Encoder, Mistake, Shape
 from conformance.__main__ import run
 from conformance.base.profile import NO_GRAPH_OPTIONS, GraphOptions
 from conformance.base.record import read_record
@@ -173,6 +174,15 @@ def test_stored_numbers_that_no_answer_needs_leave_a_verdict_open(
     onnx.save(model, path)
     (_, whole), *_ = model_candidates(path, find_sites(path), None)
     assert "no answer is computed from the stored sinks" in whole.unjudged
+
+
+def test_scales_of_the_width_of_all_heads_leave_a_verdict_open(tmp_path: Path) -> None:
+    """In every layer: no sibling has another."""
+    wide = Mistake(scale=Shape().width ** -0.5)
+    source = dataclasses.replace(MODELS["encoder"], module=Encoder(Shape(), [wide, wide]).eval())
+    path = by_tracing(source, tmp_path / "encoder.onnx")
+    (_, whole), *_ = model_candidates(path, find_sites(path), None)
+    assert "attention #1 divides its scores by the root of the width of all heads" in whole.unjudged
 
 
 @pytest.mark.parametrize("name", ["attention_mask", "mask"])

@@ -89,12 +89,18 @@ def test_where_tokens_are_mixed(split: Split, merge: Split, said: str) -> None:
         (reshaped, merged, "the heads of the query are split so that tokens are mixed (at "),
         (by_token, merged_as_is, "its heads are merged so that tokens are mixed (at "),
         (by_token, lambda heads: merged(heads).flatten(1).unflatten(-1, (-1, WIDTH)), ""),
+        (lambda tokens: placed(by_token(tokens)), merged, ""),
+        (
+            lambda tokens: placed(reshaped(tokens)),
+            merged,
+            "the heads of the query are split so that tokens are mixed (at ",
+        ),
     ],
 )
 def test_a_graph_is_told_where_tokens_are_mixed(
     split: Split, merge: Split, said: str, tmp_path: Path
 ) -> None:
-    """The tensors on the way are read in a run; what becomes of merged rows is the model's."""
+    """Also before positions turn heads; what becomes of merged rows is the model's affair."""
     torch.manual_seed(0)
     axes = ("batch", "tokens", WIDTH)
     source = Source(

@@ -367,6 +367,17 @@ def test_values_that_only_the_main_file_sets(file: str, folder: Path) -> None:
     assert not (folder / "ran").exists()
 
 
+def test_a_folder_above_a_file_may_hold_what_it_imports(folder: Path) -> None:
+    """A package below ``src`` names itself from its top, and the working folder is another."""
+    files = {
+        "clone/src/flow/__init__.py": "",
+        "clone/src/flow/sizes.py": "width = 24",
+        "clone/src/flow/parts/layers.py": "from flow.sizes import width",
+    }
+    write(folder, files)
+    assert part_of(folder, None, "clone/src/flow/parts/layers.py").module.width == 24
+
+
 def test_a_file_that_lacks_beside_another_is_no_package_to_install(folder: Path) -> None:
     """The folder is there, as is a package of another version: what it lacks is named."""
     write(folder, {"parts/mine.py": "from .lacking import x\n\n\ndef two(): return 2"})
