@@ -14,6 +14,7 @@ import torch
 _TRITON = importlib.util.find_spec("triton") is not None and (
     torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") == "1"
 )
+_JAX = importlib.util.find_spec("jax") is not None
 __conformance__ = [
     "eager",
     "online_softmax",
@@ -45,6 +46,7 @@ __conformance__ = [
     "given_positions",
     "module_caches",
     "onnx_attention",
+    *(["jax_attention"] if _JAX else []),
     *(["torch_cuda"] if torch.cuda.is_available() else []),
     *(["triton_attention"] if _TRITON else []),
 ]

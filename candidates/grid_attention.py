@@ -53,7 +53,7 @@ class SwinCore:
     def windows(self, cells: Tensor, window: Pair) -> Tensor:
         """The windows of cells: ``[B, H, windows, cells of each, D]``."""
         tall, wide = window
-        tiles = cells.unflatten(3, (-1, wide)).unflatten(2, (-1, tall)).transpose(3, 4)
+        tiles: Tensor = cells.unflatten(3, (-1, wide)).unflatten(2, (-1, tall)).transpose(3, 4)
         return tiles.flatten(4, 5).flatten(2, 3)
 
     def seen(self, grid: Pair, window: Pair, shift: Pair) -> Tensor:
@@ -66,7 +66,8 @@ class SwinCore:
                 [-1 if at == axis + 2 else 1 for at in range(5)]
             )
         own = self.windows(region, window)[0, 0, ..., 0]
-        return own[:, :, None] == own[:, None, :]
+        seen: Tensor = own[:, :, None] == own[:, None, :]
+        return seen
 
 
 class NeighborhoodCore:
@@ -96,13 +97,16 @@ class NeighborhoodCore:
         scale: float | None = None,
     ) -> Tensor:
         """Attend ``[B, H, rows*columns, D]``; without a window every cell sees all."""
+        if not query.shape[2] == key.shape[2] == value.shape[2]:
+            msg = f"the shapes {query.shape}, {key.shape}, {value.shape} are not of one grid"
+            raise ValueError(msg)
         grid = (1, query.shape[2]) if grid is None else grid
         near = self.near(grid, grid if window is None else window)
         group = query.shape[1] // key.shape[1]
         keys, values = (part.repeat_interleave(group, dim=1)[:, :, near] for part in (key, value))
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        logits = (query[..., None, :] * keys).sum(dim=-1) * scale
-        return (logits.softmax(dim=-1)[..., None] * values).sum(dim=-2)
+        logits = query[..., None, :] @ keys.mT * scale
+        return (logits.softmax(dim=-1) @ values)[..., 0, :]
 
 
 class FixedGridCore(SwinCore):

@@ -36,7 +36,7 @@ MAY_IMPORT = {
         "xdist",
     },
     # Triton only where it is installed: the candidate is offered nowhere else.
-    "candidates": {"conformance", "numpy", "torch", "triton", "onnx", "onnxruntime"},
+    "candidates": {"conformance", "numpy", "torch", "triton", "jax", "onnx", "onnxruntime"},
 }
 
 

@@ -40,13 +40,9 @@ class ShiftedForRowsAlone(SwinCore):
 class ShiftsExchanged(SwinCore):
     """Rows are shifted as columns should be, as far as their windows go, and the reverse."""
 
-    def __call__(
-        self, *heads: Tensor, shift: Pair = (0, 0), window: Pair = (1, 1), **options: Any
-    ) -> Tensor:
-        moved = (shift[1] % window[0], shift[0] % window[1])
-        if "grid" not in options:
-            return super().__call__(*heads, **options)
-        return super().__call__(*heads, shift=moved, window=window, **options)
+    def __call__(self, *heads: Tensor, shift: Pair = (0, 0), **options: Any) -> Tensor:
+        tall, wide = options.get("window", (1, 1))
+        return super().__call__(*heads, shift=(shift[1] % tall, shift[0] % wide), **options)
 
 
 @core(_PRIMARY, **OF_WINDOWS)
@@ -54,11 +50,10 @@ class GridReadByColumns(SwinCore):
     """The numbers of rows and of columns are exchanged, those of the window, too."""
 
     def __call__(self, *heads: Tensor, **options: Any) -> Tensor:
-        turned = {
-            name: value[::-1] if isinstance(value, tuple) else value
-            for name, value in options.items()
+        pairs: dict[str, Pair] = {
+            name: options[name][::-1] for name in ("grid", "window", "shift") if name in options
         }
-        return super().__call__(*heads, **turned)
+        return super().__call__(*heads, **{**options, **pairs})
 
 
 @core(_PRIMARY, **OF_NEIGHBORS)

@@ -45,10 +45,42 @@ class OfArrays:
     kind: str
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        """Convert, call, and convert what comes back."""
-        arrays = [to_array(value, self.kind) for value in positional]
-        named = {name: to_array(value, self.kind) for name, value in keywords.items()}
-        return to_tensors(self.function(*arrays, **named), self.kind)
+        """Convert, call, and convert what comes back; by ``jax.vjp`` if gradients are recorded."""
+        given = [*positional, *keywords.values()]
+        places = [place for place, each in enumerate(given) if _records(each)]
+        arrays = [to_array(value, self.kind) for value in given]
+
+        def call(*leaves: Any) -> Any:
+            every = list(arrays)
+            for place, leaf in zip(places, leaves, strict=True):
+                every[place] = leaf
+            count = len(positional)
+            named = dict(zip(keywords, every[count:], strict=True))
+            return self.function(*every[:count], **named)
+
+        if self.kind == "jax" and places:
+            return _Pulled.apply(call, *(given[place] for place in places))  # type: ignore[no-untyped-call]  # of torch
+        return to_tensors(call(*(arrays[place] for place in places)), self.kind)
+
+
+def _records(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()
+
+
+class _Pulled(torch.autograd.Function):
+    """A function of JAX's arrays, whose backward pass is that of ``jax.vjp``."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[..., Any], *leaves: Tensor) -> Any:
+        arrays = (to_array(leaf, "jax") for leaf in leaves)
+        ctx.returned, ctx.pull = importlib.import_module("jax").vjp(call, *arrays)
+        return to_tensors(ctx.returned, "jax")
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        given = tuple(to_array(gradient, "jax") for gradient in gradients)
+        pulled = ctx.pull(given if isinstance(ctx.returned, tuple) else given[0])
+        return (None, *to_tensors(pulled, "jax"))
 
 
 def of_tensors(function: Callable[..., Any], kind: str) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from .._golden import golden
 from ..base.printable_text import capped, name_of, printable, raised_text, traceback_text
 from ..base.results import Violation
 from ..declare.candidate import Candidate
-from ..declare.declaration import POSITION_KEYWORDS, SEQUENCES
+from ..declare.declaration import NEW_KEYS, POSITION_KEYWORDS, SEQUENCES
 from ..errors import UsageError
 from ..graphs.protocol import GraphLost, GraphRefused
 from ..problems.arrangements import (
@@ -219,14 +219,14 @@ def _quantised_arguments(inputs: Inputs, quantised: Quantised, *, copy: bool) ->
         coded = inputs.replace(quantised=None, **codes)
     tensors, keywords = _arguments_of(coded, coded, copy=copy)
     scales = scale_keywords(inputs)
-    kept = {name: _as_codes(value, quantised) for name, value in keywords.items()}
-    return tuple(_as_codes(tensor, quantised) for tensor in tensors), kept | scales
+    written = {name: _as_codes(keywords[name], quantised) for name in NEW_KEYS if name in keywords}
+    return tuple(_as_codes(tensor, quantised) for tensor in tensors), keywords | written | scales
 
 
-def _as_codes(value: Any, quantised: Quantised) -> Any:
-    """Bytes as codes of the format; other values unchanged."""
-    is_bytes = isinstance(value, Tensor) and value.dtype == torch.uint8
-    return value.view(FORMATS[quantised.format].dtype) if is_bytes else value
+def _as_codes(tensor: Tensor, quantised: Quantised) -> Tensor:
+    """Bytes as codes of the format; the query unchanged."""
+    is_bytes = tensor.dtype == torch.uint8
+    return tensor.view(FORMATS[quantised.format].dtype) if is_bytes else tensor
 
 
 def _arranged(inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:

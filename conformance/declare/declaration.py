@@ -125,6 +125,8 @@ FEATURES: Final = frozenset(
 OF_TENSORS: Final = frozenset(
     {"autocast", "double_backward", "grad_bias", "grad_weights", "gradients", "graph_capture"}
 )
+# Those that functions of JAX's arrays may promise by name: jax.vjp pulls gradients back.
+OF_JAX: Final = frozenset({"gradients", "grad_bias"})
 FEATURE_KEYWORDS: Final[dict[str, tuple[str, ...]]] = {
     "scale": ("scale",),
     "softcap": ("softcap",),

@@ -51,6 +51,7 @@ from .declaration import (
     MASK_FORMS,
     MEMORY,
     MIXED,
+    OF_JAX,
     OF_TENSORS,
     OFFSETS,
     PADDED_ROWS,
@@ -572,14 +573,15 @@ def _read_arrays(
     offered: frozenset[str],
     named: frozenset[str],
 ) -> frozenset[str]:
-    impossible = sorted(named & (OF_TENSORS | ({"out"} if arrays == "jax" else set())))
+    own = named & OF_JAX if arrays == "jax" else frozenset()
+    impossible = sorted(named & (OF_TENSORS | ({"out"} if arrays == "jax" else set())) - own)
     if impossible:
         msg = f"the feature {impossible[0]!r} needs tensors, but arrays is {arrays!r}: drop one"
         raise DeclarationError(msg)
     if devices != ("cpu",):
         msg = f"devices is {list(devices)} with arrays={arrays!r}, which are handed over on the CPU"
         raise DeclarationError(msg)
-    return offered - OF_TENSORS
+    return offered - OF_TENSORS | own
 
 
 def _read_position(position: str | None, point: golden.Semantics) -> str | None:

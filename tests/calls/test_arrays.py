@@ -108,6 +108,73 @@ def test_jax_is_asked_for_its_own_arrays(monkeypatch: pytest.MonkeyPatch) -> Non
     assert torch.equal(answer, torch.tensor([0.0, 2.0, 4.0]))
 
 
+@pytest.fixture
+def pulled_by_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A JAX whose every gradient is twice that of the answer."""
+    jax, jax_numpy = ModuleType("jax"), ModuleType("jax.numpy")
+    vars(jax)["Array"], vars(jax_numpy)["asarray"] = FakeArray, FakeArray
+
+    def vjp(call: Any, *leaves: Any) -> Any:
+        return call(*leaves), lambda given: tuple(
+            FakeArray(2.0 * np.asarray(given[-1] if isinstance(given, tuple) else given))
+            for _ in leaves
+        )
+
+    vars(jax)["vjp"] = vjp
+    monkeypatch.setitem(sys.modules, "jax", jax)
+    monkeypatch.setitem(sys.modules, "jax.numpy", jax_numpy)
+
+
+@pytest.mark.usefixtures("pulled_by_two")
+@pytest.mark.parametrize("by_name", [False, True])
+def test_gradients_of_jax_are_those_of_its_vjp(*, by_name: bool) -> None:
+    """Each tensor that requires a gradient gets its own, wherever the call gives it."""
+    first, second, third = (torch.ones(2, requires_grad=number != 1) for number in range(3))
+    given = {"last": third} if by_name else {}
+    answered = OfArrays(lambda *arrays, **_named: (arrays[0], arrays[1]), "jax")(
+        first, second, *([] if by_name else [third]), **given
+    )
+    assert [each.requires_grad for each in answered] == [True, True]
+    answered[1].sum().backward()
+    assert first.grad is not None
+    assert third.grad is not None
+    assert first.grad.tolist() == third.grad.tolist() == [2.0, 2.0]
+    assert second.grad is None
+    with torch.no_grad():
+        assert not OfArrays(lambda array: array, "jax")(first).requires_grad
+
+
+def pulled(kept: Any, upstream: Any, scale: float = 1.0, *, centred: bool = True) -> Any:
+    """The gradients of query, key and value, from what the forward pass kept."""
+    query, key, value, weights = kept
+    of_weights = upstream @ value.mT
+    along = (weights * of_weights).sum(axis=-1, keepdims=True) if centred else 0.0
+    of_scores = weights * (of_weights - along) * scale
+    return of_scores @ key, of_scores.mT @ query, weights.mT @ upstream, None
+
+
+WRONG_GRADIENTS = {
+    "unscaled": lambda _scale, kept, upstream: pulled(kept, upstream),
+    "uncentred": lambda scale, kept, upstream: pulled(kept, upstream, scale, centred=False),
+    "channels reversed": lambda scale, kept, upstream: (
+        *(each[..., ::-1] for each in pulled(kept, upstream, scale)[:2]),
+        *pulled(kept, upstream, scale)[2:],
+    ),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_GRADIENTS)
+def test_a_backward_pass_of_jax_is_judged_as_one_of_torch(wrong: str) -> None:
+    """A custom_vjp without a scale or a sum, or with its channels reversed, fails."""
+    pytest.importorskip("jax", reason="JAX is not installed: what it differentiates is not asked")
+    from candidates.jax_attention import by_rule  # noqa: PLC0415 (it imports JAX)
+
+    report = conformance.check(
+        by_rule(WRONG_GRADIENTS[wrong]), only="gradients.golden", explain=False
+    )
+    assert report.verdict == "fails", report.reason
+
+
 @pytest.mark.parametrize(
     ("promises", "message"),
     [

@@ -24,9 +24,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {"masks": ["zzz"]},
         (
-            "an entry of masks is 'zzz', which is unknown; known: bias, blocks, chunks, drop, grid, "
-            "indices, keep, keep_int, lengths, neighborhood, prefix, query_lengths, segments, "
-            "shifted_grid, tree (keep: True attends, drop: True hides, bias: added to the scores)"
+            "an entry of masks is 'zzz', which is unknown; known: bias, blocks, chunks, drop, "
+            "grid, indices, keep, keep_int, lengths, neighborhood, prefix, query_lengths, "
+            "segments, shifted_grid, tree (keep: True attends, drop: True hides, bias: added to "
+            "the scores)"
         ),
     ),
     ({"masks": "keep"}, "masks is the text 'keep': give a list, such as ['keep']"),

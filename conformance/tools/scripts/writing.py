@@ -267,6 +267,8 @@ def why_not(clause: Record, target: str = ":") -> str:
             clause["id"].startswith("out.") and kind == "mutated"
         ),
         "a graph is called on the CPU alone": graph_on,
+        "gradients of JAX's arrays are no calls of torch": access.get("arrays") == "jax"
+        and any("pulled" in call for call in data["calls"]),
         "it needs tensors of more than 64 elements": not all(map(there, _every_tensor(data))),
         "what it judges is not one answer, element by element": (
             compared and not _judges_answers(data)
