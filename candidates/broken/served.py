@@ -84,6 +84,14 @@ class SumsInReverse(PackedLogSumExps):
         return torch.cat(sums[::-1])
 
 
+@core("lse.empty-row", **SEQUENCES)
+class SumsOfNoKeysAreZero(PackedLogSumExps):
+    """The log-sum-exps of a sequence without keys stay zero, as they were allocated."""
+
+    def returned(self, sums: list[Tensor]) -> Tensor:
+        return torch.cat([one.masked_fill(one.isneginf().all(), 0.0) for one in sums])
+
+
 @core("learned.slopes", **SEQUENCES)
 class SlopesOfTheFirstSequence(PackedLogSumExps):
     """All sequences have the slopes of the first."""

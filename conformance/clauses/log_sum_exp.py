@@ -15,9 +15,10 @@ from torch import Tensor
 
 from ..base.geometry import Geometry
 from ..declare.candidate import Candidate
-from ..declare.declaration import GIVEN_POSITIONS
+from ..declare.declaration import GIVEN_POSITIONS, SEQUENCES
 from ..oracle.comparison import compare, moves
 from ..problems.inputs import Inputs
+from ..problems.mask_patterns import NO_KEYS
 from ..problems.problem import Problem
 from ..problems.space import Space, admits_lengths, can_cross
 from .empty_rows import EMPTY, before_all_keys, has_no_empty_rows
@@ -91,6 +92,13 @@ _promises_empty = requires(
 )
 
 
+def _without_keys(problem: Problem) -> Problem:
+    """The problem, of whose sequences some have no keys: no table empties a row there."""
+    if problem.mask is None or problem.mask.form != SEQUENCES:
+        return problem
+    return problem.replace(mask=problem.mask.replace(pattern=NO_KEYS))
+
+
 @clause(
     "lse.empty-row",
     sentence=(
@@ -105,7 +113,8 @@ _promises_empty = requires(
 )
 def empty_row_log_sum_exp(subject: Subject, problem: Problem) -> Finding:
     """A partial answer without keys gets no weight where answers are merged."""
-    inputs = before_all_keys(subject, _asking(subject, subject.inputs(problem)))
+    inputs = subject.inputs(_without_keys(problem))
+    inputs = before_all_keys(subject, _asking(subject, inputs))
     got = _answers(subject, inputs)[1].double()
     golden = subject.golden(inputs)
     expected, bound = subject.oracle.log_sum_exp(inputs)
