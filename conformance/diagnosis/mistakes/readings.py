@@ -27,6 +27,8 @@ from .named_mistake import DeclaredCall, NamedMistake
 BY_TABLE: Final = "page j of item i is block_table[i, j]"
 BY_LENGTH: Final = "item i has cache_lengths[i] keys, and those that the call writes"
 BEHIND: Final = "query i of item b stands at cache_lengths[b] - Lq + i"
+_BY_ROWS: Final = "item i has the first keys of its own row, as many as cache_lengths[i] says"
+_ENDS_OF_SEQUENCES: Final = "the last query of a sequence stands at its last key"
 BY_OFFSETS: Final = "sequence i reaches from cu_seqlens[i] to cu_seqlens[i + 1]"
 OF_PAGES: Final = ("the pages", "the pages of the values", "the pages of the keys")
 # Whether the keys are read by the number, and whether queries stand behind so many.
@@ -146,13 +148,14 @@ class Reading:
             return _has_rows
         return has_caches if self.words in items.OF_CACHES else _has_lengths
 
-    @property
-    def fix(self) -> str:
-        """What says how the part is to be read."""
+    def fix(self, needs: str) -> str:
+        """How calls with "caches", or of "sequences", read the part."""
         if self.part in OF_PAGES:
             return BY_TABLE
-        if self.part in _STARTS or self.part in KEYS or self.words in items.OF_SEQUENCES:
-            return BY_OFFSETS
+        if needs == "sequences":
+            return _ENDS_OF_SEQUENCES if self.part in ENDS else BY_OFFSETS
+        if self.part in _STARTS or self.part in KEYS:
+            return _BY_ROWS
         return BEHIND if self.part in ENDS else BY_LENGTH
 
 
@@ -196,7 +199,7 @@ def misread_items(needs: str) -> tuple[NamedMistake, ...]:
             name=one.sentence.removeprefix("the "),
             primary="paged.golden" if needs == "caches" else "varlen.golden",
             sentence=one.sentence,
-            fix=one.fix,
+            fix=one.fix(needs),
             inputs=one.inputs_for,
             where=one.where,
             needs=needs,
