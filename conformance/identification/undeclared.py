@@ -35,7 +35,7 @@ from ..adapters.module import (
 from ..adapters.projection_search import ModuleRequest
 from ..adapters.unprojected import unprojected
 from ..base.mistake import CHOSEN_UNDECLARED
-from ..base.parameter_names import undeclared_options
+from ..base.parameter_names import role_of, undeclared_options
 from ..base.printable_text import few
 from ..base.record import Reading
 from ..calls import torch_state
@@ -499,8 +499,10 @@ def _read(
 def _of_case(
     entry: Undeclared, implementation: Implementation, case: Investigation
 ) -> Candidate | _NoDeclaration:
-    if not _depends_on_keys(case):
+    if not _acts(case, query=-1.0, key=2.0):
         return _NoDeclaration("its answers depend on neither queries nor keys")
+    if idle := _idle_inputs(case, implementation.value):
+        return _NoDeclaration(f"no answer changes with {' and '.join(idle)}")
     if case.point.scale != "none":  # some models are trained without any
         case.held = frozenset({"scale"})
     size = _size_of_scale(case)
@@ -550,13 +552,30 @@ def _is_meant(point: golden.Semantics) -> bool:
     return not any(mistake.changes != {"scale": "none"} for mistake in mistaken_conventions(point))
 
 
-def _depends_on_keys(case: Investigation) -> bool:
+def _acts(case: Investigation, **factors: float) -> bool:
+    """Whether an answer changes with factors on tokens; of layers their weights tell."""
     inputs = case.caller.draw()
     if inputs.is_layer:
         return True
-    own = case.caller.answer(inputs)
-    other = case.caller.answer(inputs.with_tokens(query=-inputs.query, key=2 * inputs.key))
+    scaled = {role: factor * getattr(inputs, role) for role, factor in factors.items()}
+    own, other = case.caller.answer(inputs), case.caller.answer(inputs.with_tokens(**scaled))
     return own is None or other is None or not torch.equal(own.output, other.output)
+
+
+def _idle_inputs(case: Investigation, value: Any) -> list[str]:
+    """The inputs taken for tokens that change no answer, and whose names say no role, either.
+
+    A kernel that ignores its keys is wrong; other inputs may be switches, or tables, in disguise.
+    """
+    names = case.caller.convention.names
+    if case.caller.convention.inputs != "separate":
+        return []
+    try:
+        own = inspect.signature(value.forward if isinstance(value, nn.Module) else value)
+    except (TypeError, ValueError):  # written in C
+        return []
+    taken = zip(names or own.parameters, ("query", "key", "value"), strict=False)
+    return [name for name, role in taken if not role_of(name)[0] and not _acts(case, **{role: 2.0})]
 
 
 def _silent(_step: str, _what: str) -> None:

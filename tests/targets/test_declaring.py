@@ -160,6 +160,24 @@ def test_a_bundle_of_weights(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert run([*command.split(), "--only", "numerics.golden", *FEW]) == 0
 
 
+SWITCHES = """
+def attend(state, *, training, table):
+    return (state @ state.mT / state.shape[-1] ** 0.5).softmax(-1) @ state
+
+
+def kernel(query, key, value):
+    return (query @ query.mT / query.shape[-1] ** 0.5).softmax(-1) @ query
+"""
+
+
+def test_switches_are_no_keys(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Inputs that act on nothing are not taken for keys and values, unless they have such names."""
+    write(folder, {"idle.py": SWITCHES})
+    assert "no answer changes with training and table" in said("idle.py:attend", capsys)
+    assert run(["check", "idle.py:kernel", "--only", "numerics.golden", *FEW]) == 1
+    assert "query-used-for-key-and-value" in capsys.readouterr().out
+
+
 def test_a_function_of_a_package(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What returns its values attends to nothing; a package has a file for the lines."""
     write(folder, {"pack/__init__.py": "def attend(q, k, v):\n    return v\n"})
