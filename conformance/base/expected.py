@@ -265,7 +265,7 @@ def read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        msg = f"there is no file {path} with expected failures"
+        msg = f"there is no file {path} with expected failures: --write-expected {path} writes it"
         raise UsageError(msg) from None
     except (OSError, UnicodeDecodeError) as error:
         msg = f"{path} cannot be read as TOML: {getattr(error, 'strerror', None) or error}"

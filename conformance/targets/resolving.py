@@ -138,6 +138,8 @@ def _refusal(target: str) -> str:
     if user_path(target).is_dir():
         return f"no file of the folder {target} declares a candidate: {how}{below}"
     nothing = "" if below else " and defines nothing that looks like an attention"
+    if is_notebook(target):
+        how = f"put the lines that attend into a function (other statements are not run); {how}"
     return f"{target} declares no candidate{nothing}: {how}, or list it in __conformance__{below}"
 
 
