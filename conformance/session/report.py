@@ -354,13 +354,13 @@ def smallest(clauses: Iterable[ClauseEntry]) -> ClauseEntry:
     return min(clauses, key=lambda clause: (_level(clause) != "MUST", _size(clause)))
 
 
-def _size(clause: ClauseEntry) -> tuple[bool, int, int]:
-    """Return a sort key: lack of a numeric problem, number of calls, elements of tensors."""
+def _size(clause: ClauseEntry) -> tuple[bool, int, bool, int]:
+    """Return a sort key: no numeric problem, number of calls, no answers to compare, elements."""
     data = clause.get("counterexample") or _NONE
     problem = data.get("problem") or _NONE
     finite = (clause.get("violation") or _NONE).get("got") not in NOT_FINITE
     elements = elements_shown(problem.get("geometry") or _NONE, finite=finite)
-    return not (problem and elements), len(data.get("calls") or ()), elements
+    return not (problem and elements), len(data.get("calls") or ()), "bound" not in data, elements
 
 
 # Laws that hold whatever a candidate computes; the second set needs read axes and masks.
