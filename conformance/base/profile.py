@@ -88,7 +88,7 @@ class Profile:
 _FULL: Final = Profile(name="full", examples=150, longest=130, reductions=1500, strength=3)
 PROFILES: Final[dict[str, Profile]] = {
     "smoke": Profile(name="smoke", examples=2, longest=40, reductions=100, most=2, strength=1),
-    "quick": Profile(name="quick", examples=20, longest=40, reductions=400),
+    "quick": Profile(name="quick", examples=40, longest=40, reductions=400),
     "full": _FULL,
     "thorough": Profile(
         name="thorough", examples=600, longest=513, reductions=6000, strength=3, turns=3

@@ -346,7 +346,7 @@ def _can_decode(candidate: Candidate) -> str:
         patterns=("random", "dense", "padding", "full"),
         square="always",
         least=(("key_length", 4),),
-        share=0.5,
+        share=0.4,
     ),
     counterfactual="the cached tokens lost, or the diagonal at the first key",
     applies=(_can_decode, places_matter, sees_by_place),

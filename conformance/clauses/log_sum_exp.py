@@ -50,9 +50,7 @@ def _answers(subject: Subject, inputs: Inputs) -> tuple[Tensor, Tensor]:
         "included, in the declared base and axes and in float32 at least."
     ),
     source=SOURCE,
-    space=Space(
-        mask="maybe", causal="maybe", finite_bias="maybe", extras="maybe", edges="every size"
-    ),
+    space=Space(mask="maybe", causal="maybe", finite_bias="maybe", extras="maybe"),
     needs_golden=True,
     counterfactual="the logarithm of the number of keys",
     applies=(offers_lse,),

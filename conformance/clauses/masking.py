@@ -45,9 +45,7 @@ LIVELY_MASK = Space(mask="always", values=LIVELY, least=(("key_length", 2),))
     "mask.golden",
     sentence="With a mask, the softmax runs over the kept keys alone.",
     source="Vaswani et al. 2017, section 3.2.3; ONNX Attention-23, input attn_mask",
-    space=Space(
-        mask="always", extras="maybe", patterns=SCATTERED, forms=ANY_FORM, edges="every size"
-    ),
+    space=Space(mask="always", extras="maybe", patterns=SCATTERED, forms=ANY_FORM),
     needs_golden=True,
     counterfactual="no mask at all",
     subtle=True,
@@ -270,7 +268,7 @@ def _two_forms(candidate: Candidate) -> str:
     "mask.forms-agree",
     sentence="The same mask in two declared forms gives the same answer.",
     source="pytorch#107084: cast to bool; x-transformers#160, TransformerEngine#614: polarity",
-    space=LIVELY_MASK.replace(edges="every size"),
+    space=LIVELY_MASK,
     counterfactual="no mask at all",
     applies=(_two_forms,),
 )

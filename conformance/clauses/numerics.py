@@ -44,7 +44,7 @@ LOGIT_TARGETS = (1e3, 1e5, 1e8, 1e15, 1e30)
     "numerics.golden",
     sentence="Without a mask, the output is the softmax-weighted sum of the values.",
     source=PAPER,
-    space=Space(extras="maybe", edges="every size"),
+    space=Space(extras="maybe"),
     needs_golden=True,
     counterfactual="the mean of the values",
 )
@@ -66,7 +66,6 @@ def golden_answer(subject: Subject, problem: Problem) -> Finding:
         extras="scale",
         values=(*LIVELY, "decisive"),
         least=(("key_length", 2), ("num_heads", 1)),
-        edges="every size",
     ),
     needs_golden=True,
     counterfactual="a scale ten percent larger, in half precision twice as large",
@@ -258,7 +257,7 @@ WHERE: Final = ("query", "key", "value")
         "attends, is answered with NaN, under masks too."
     ),
     source="pytorch#141128: a NaN query answered with zeros; IEEE 754-2019, section 6.2",
-    space=Space(mask="maybe", causal="maybe", values=("normal",), share=0.5),
+    space=Space(mask="maybe", causal="maybe", values=("normal",), share=0.25),
     applies=(can_hold_nan,),
     explained=False,
 )

@@ -216,9 +216,7 @@ offers_weights = declares("weights", "it does not return weights")
         "one over the keys."
     ),
     source="Vaswani et al. 2017, equation 1; pytorch#42929, fairseq#3365",
-    space=Space(
-        mask="maybe", causal="maybe", finite_bias="maybe", extras="maybe", edges="every size"
-    ),
+    space=Space(mask="maybe", causal="maybe", finite_bias="maybe", extras="maybe"),
     needs_golden=True,
     counterfactual="equal weights for every key",
     applies=(offers_weights,),

@@ -78,7 +78,7 @@ def _may_lack_keys(candidate: Candidate) -> str:
         "next begins."
     ),
     source=SOURCE,
-    space=_space().replace(edges="every size"),
+    space=_space(),
     needs_golden=True,
     counterfactual="every sequence as long as the longest",
     applies=(_takes_sequences,),

@@ -153,7 +153,7 @@ class Pool:
             wanted = self._wanted(space, dtype)
             # Of combinations a part would leave pairs of options out.
             most = None if space.edges == "combinations" else self._profile.edges
-            if space.edges == "sizes" and (space.share < 1.0 or self._profile.most is None):
+            if space.share < 1.0 and space.edges == "sizes":
                 # A part of each: edges alone are equal in every run.
                 most = wanted // 2 if most is None else min(most, wanted // 2)
             if self._profile.most is not None:

@@ -14,7 +14,7 @@ from .problem import Problem
 from .recipes import HALF_PRECISION, ORDINARY
 
 Often = Literal["never", "maybe", "always", "offered"]
-Edges = Literal["sizes", "every size", "combinations", "lengths", "tiles"]
+Edges = Literal["sizes", "combinations", "lengths", "tiles"]
 Purpose = Literal["answer", "gradients", "operator"]
 # The recipe whose projections do not round.
 EXACT = "plain-projections"
@@ -76,8 +76,8 @@ class Space(Replaceable):
     share
         The drawn part of a profile's examples: less where they are large.
     edges
-        The hand-picked problems: "sizes", as many as are drawn, or "every size"; "combinations" of
-        all declared options, long "lengths", or edges of large "tiles" where gradients are judged.
+        The hand-picked problems: of all "sizes", "combinations" of all declared options of a
+        candidate, long "lengths", or the edges of large "tiles" where gradients are judged.
     purpose
         The use of combinations: the "answer", "gradients", or the behaviour of an "operator" under
         each option.

@@ -78,10 +78,10 @@ def test_statuses_are_those_of_the_report() -> None:
 
 
 def test_profiles_try_harder_and_harder() -> None:
-    """Quick tries at least twenty examples a clause; each next profile more, longer and smaller."""
+    """Quick tries at least forty examples a clause; each next profile more, longer and smaller."""
     quick, default, thorough = (PROFILES[name] for name in ("quick", "full", "thorough"))
     assert PROFILES["default"] is default
-    assert quick.examples >= 20
+    assert quick.examples >= 40
     assert quick.examples < default.examples < thorough.examples
     assert quick.longest < default.longest < thorough.longest
     assert thorough.longest >= 513

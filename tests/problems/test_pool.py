@@ -27,7 +27,7 @@ def test_as_many_problems_as_the_profile_asks(examples: int) -> None:
 
 def test_edges_come_first() -> None:
     """The edges open every space, and something is drawn after them."""
-    space = Space(mask="maybe", edges="every size")
+    space = Space(mask="maybe")
     edges = edge_problems(CANDIDATES["core"], space, dtype="float64")
     problems = Pool(CANDIDATES["core"], SMALL, 0).problems(space, "float64")
     assert problems[: len(edges)] == edges
@@ -123,7 +123,7 @@ def test_share_limits_the_examples(share: float, wanted: int) -> None:
 
 
 def test_share_leaves_both_edges_and_drawn_problems() -> None:
-    """Half of the sizes are edges, the same in every run; the other half differs with the seed."""
+    """Half of a share are edges, the same in every run; the other half differs with the seed."""
 
     def found(seed: int) -> list[Problem]:
         profile = dataclasses.replace(SMALL, examples=40)
@@ -137,10 +137,10 @@ def test_share_leaves_both_edges_and_drawn_problems() -> None:
 def test_further_dtypes_get_half_of_the_examples() -> None:
     """The dtype that is asked for first is tried in full, another with its edges and fewer more."""
     profile = dataclasses.replace(SMALL, examples=100)
-    pool, space = Pool(CANDIDATES["core"], profile, 0), Space(edges="every size")
-    assert len(pool.problems(space, "float64")) == 100
-    others = pool.problems(space, "float32")
-    edges = edge_problems(CANDIDATES["core"], space, dtype="float32")
+    pool = Pool(CANDIDATES["core"], profile, 0)
+    assert len(pool.problems(Space(), "float64")) == 100
+    others = pool.problems(Space(), "float32")
+    edges = edge_problems(CANDIDATES["core"], Space(), dtype="float32")
     assert len(others) == max(50, len(edges) + 13)
     assert others[: len(edges)] == edges
 
