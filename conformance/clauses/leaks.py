@@ -30,9 +30,7 @@ HALF_JUNK_VALUES = (1e1, 1e2, 1e3)
 UNMEASURED_JUNK = 10.0
 _LARGE_QUERY: Final = 1e3
 NON_FINITE = (math.nan, math.inf, -math.inf)
-LIVELY_MASK = Space(
-    mask="always", values=LIVELY, least=(("key_length", 2),), forms=ANY_FORM, edges="every size"
-)
+LIVELY_MASK = Space(mask="always", values=LIVELY, least=(("key_length", 2),), forms=ANY_FORM)
 
 
 @clause(

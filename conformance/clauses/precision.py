@@ -360,7 +360,7 @@ def _past_largest(subject: Subject, inputs: Inputs, *, scaled: bool) -> Inputs:
         "and nothing else."
     ),
     source="torch.set_flush_denormal (pytorch#19652); docs/tolerance.md: the smallest useful size",
-    space=Space(values=("plain-projections",), least=(("key_length", 2),), share=0.5),
+    space=Space(values=("plain-projections",), least=(("key_length", 2),), share=0.25),
     needs_golden=True,
     counterfactual="tiny numbers taken for zero",
     subtle=True,
