@@ -91,7 +91,7 @@ def last_queries(subject: Subject, inputs: Inputs) -> Inputs:
         "masks for all."
     ),
     source=CONTRACT,
-    space=EVERY_OPTION.replace(least=(("key_length", 2),)),
+    space=EVERY_OPTION.replace(least=(("key_length", 2),), share=0.5),
     needs_golden=True,
     counterfactual="the cached keys lost",
     applies=(can_cache,),
