@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
-import time
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, Final
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..base.mistake import UNKNOWN
+from ..base.patience import fair_clock
 from ..calls.calling import Answer, Arguments, CandidateFailure, Forward, arguments, guarded
 from ..calls.devices import taken
 from ..calls.recording import Recording
@@ -40,7 +40,7 @@ CHANGED_INPUTS: Final = "state.inputs-unchanged"
 # Layouts whose strides are not those of rows, with nothing beside the elements.
 TRANSPOSED: Final = ("channels-first", "tokens-first")
 # Seconds that executing a candidate's module again may take in all: its code may do anything.
-LONGEST_ANEW: Final = 5.0
+LONGEST_ANEW: Final = 10.0
 _SPENT: Final[WeakKeyDictionary[Subject, float]] = WeakKeyDictionary()
 _FIX: Final = "keep nothing of a call for the next one, or keep it by all that it depends on"
 # The entry of answers that are right for contiguous inputs alone.
@@ -448,11 +448,11 @@ def _always_right_anew(subject: Subject, inputs: Inputs) -> bool:
 
 
 def _copy(subject: Subject) -> Subject | None:
-    spent, begun = _SPENT.get(subject, 0.0), time.monotonic()
+    spent, begun = _SPENT.get(subject, 0.0), fair_clock()
     if spent > LONGEST_ANEW:
         return None
     candidate = loaded_anew(subject.candidate)
-    _SPENT[subject] = spent + time.monotonic() - begun
+    _SPENT[subject] = spent + fair_clock() - begun
     if candidate is None:
         return None
     return subject.like(candidate)
