@@ -566,6 +566,7 @@ def _idle_inputs(case: Investigation, value: Any) -> list[str]:
     """The inputs taken for tokens that change no answer, and whose names say no role, either.
 
     A kernel that ignores its keys is wrong; other inputs may be switches, or tables, in disguise.
+    Normalised heads hide a positive factor.
     """
     names = case.caller.convention.names
     if case.caller.convention.inputs != "separate":
@@ -575,7 +576,9 @@ def _idle_inputs(case: Investigation, value: Any) -> list[str]:
     except (TypeError, ValueError):  # written in C
         return []
     taken = zip(names or own.parameters, ("query", "key", "value"), strict=False)
-    return [name for name, role in taken if not role_of(name)[0] and not _acts(case, **{role: 2.0})]
+    return [
+        name for name, role in taken if not role_of(name)[0] and not _acts(case, **{role: -2.0})
+    ]
 
 
 def _silent(_step: str, _what: str) -> None:
